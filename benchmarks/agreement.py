@@ -95,7 +95,7 @@ CLOSED = "closed loop"
 WITHHELD = "withheld: the client was too busy"
 
 
-class Said(NamedTuple):
+class Paragraph(NamedTuple):
     """What a place says of a name. `low`, `high`: its interval, if it is not exact. `mark`: why it differs."""
 
     name: str
@@ -109,8 +109,8 @@ class Said(NamedTuple):
 class Pair(NamedTuple):
     """A place held against the reference of its name."""
 
-    reference: Said
-    said: Said
+    reference: Paragraph
+    said: Paragraph
     word: str
 
 
@@ -174,11 +174,11 @@ def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def in_text(name: str, place: str, pattern: str, text: str) -> Said:
+def in_text(name: str, place: str, pattern: str, text: str) -> Paragraph:
     """The figure that a page or text prints, with the reach of its last digit as its interval. NaN: not found there."""
     found = re.search(pattern, text, re.MULTILINE)
     if found is None:
-        return Said(name, place, math.nan)
+        return Paragraph(name, place, math.nan)
     printed = found[1].rstrip(".,")
     value = number(printed)
     decimals = len(printed.partition(".")[2])
@@ -188,7 +188,7 @@ def in_text(name: str, place: str, pattern: str, text: str) -> Said:
         not decimals and digits > 3 and printed.endswith("0")
     ):  # thousands are rounded to some digits
         last = 10.0 ** (len(printed) - len(printed.rstrip("0,")))
-    return Said(name, place, value, value - 0.5001 * last, value + 0.5001 * last)
+    return Paragraph(name, place, value, value - 0.5001 * last, value + 0.5001 * last)
 
 
 def plain(page: str) -> str:
@@ -197,9 +197,9 @@ def plain(page: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", html.unescape(re.sub(r"<[^>]+>", "\n", bare)))
 
 
-def held(pairs_of: Iterable[Said]) -> Iterator[Pair]:
+def held(pairs_of: Iterable[Paragraph]) -> Iterator[Pair]:
     """Each place against the first that says a name."""
-    references: dict[str, Said] = {}
+    references: dict[str, Paragraph] = {}
     for found in pairs_of:
         said = found
         if found.value is None:  # so no place says one
@@ -209,7 +209,7 @@ def held(pairs_of: Iterable[Said]) -> Iterator[Pair]:
             yield Pair(reference, said, word(reference, said))
 
 
-def word(reference: Said, said: Said) -> str:
+def word(reference: Paragraph, said: Paragraph) -> str:
     if math.isnan(reference.value) and math.isnan(said.value):
         return "equal"
     if math.isclose(reference.value, said.value, rel_tol=1e-9):
@@ -228,14 +228,14 @@ def word(reference: Said, said: Said) -> str:
 # -- one result, every place -------------------------------------------------------------------------------------------
 
 
-def of_run(case: Case, name: str) -> Iterator[Said]:
+def of_run(case: Case, name: str) -> Iterator[Paragraph]:
     """What each place says of a run."""
     text = told(case, "report", name, "--html", f"{name}.html")
     summary = json.loads(told(case, "report", name, "--json"))
     for figure in ("tokens/s", "goodput", "completed"):
-        yield Said(figure, f"{name}: JSON", FIGURES[figure](summary))
+        yield Paragraph(figure, f"{name}: JSON", FIGURES[figure](summary))
     for metric in ("ttft", "tpot"):
-        yield Said(f"{metric} p99", f"{name}: JSON", summary[f"{metric}_ms"]["p99"])
+        yield Paragraph(f"{metric} p99", f"{name}: JSON", summary[f"{metric}_ms"]["p99"])
     yield in_text("tokens/s", f"{name}: text", rf"{NUMBER}/s output", text)
     yield in_text(
         "goodput",
@@ -266,17 +266,17 @@ def of_run(case: Case, name: str) -> Iterator[Said]:
                 f"{metric} p95 of {one['name']}",
                 rf"{one['name']}:? {metric.upper()} p95",
             )
-            yield Said(figure, f"{name}: JSON", one[f"{metric}_ms"]["p95"])
+            yield Paragraph(figure, f"{name}: JSON", one[f"{metric}_ms"]["p95"])
             yield in_text(figure, f"{name}: text", rf"^{said} at most \S+ m?s +{NUMBER} ms", text)
             yield in_text(figure, f"{name}: JUnit", rf'{said} .*\n.*?[>"]{NUMBER} ms', junit)
     (offer,) = json.loads(told(case, "cost", name, "--prices", "prices.yaml", "--json"))["offers"]
     rates = offer["rates_per_s"]
-    yield Said("tokens/s", f"{name}: cost", float(rates["million_output_tokens"]) * 1e6)
-    yield Said("goodput", f"{name}: cost", float(rates["good_request"]))
-    yield Said("completed", f"{name}: cost", float(rates["request"]))
+    yield Paragraph("tokens/s", f"{name}: cost", float(rates["million_output_tokens"]) * 1e6)
+    yield Paragraph("goodput", f"{name}: cost", float(rates["good_request"]))
+    yield Paragraph("completed", f"{name}: cost", float(rates["request"]))
 
 
-def of_search(case: Case, name: str, shown: dict[str, dict[str, str]]) -> Iterator[Said]:
+def of_search(case: Case, name: str, shown: dict[str, dict[str, str]]) -> Iterator[Paragraph]:
     """What each place says of a search. `shown`: the rows of `ui`."""
     unit = r"(?: requests| conversations| tasks| starts)?/s"
     text = told(case, "report", name, "--html", f"{name}.html")
@@ -285,14 +285,14 @@ def of_search(case: Case, name: str, shown: dict[str, dict[str, str]]) -> Iterat
     summary = json.loads((case.folder / name / evidence / "summary.json").read_bytes())
     found = json.loads((case.folder / name / "search.json").read_bytes())["told"]
     (trial,) = [one["figures"] for one in found if one["folder"] == evidence]
-    yield Said("capacity", "search: capacity.json", rate)
-    yield Said("tokens/s", "search: capacity.json", capacity["output_tokens_per_s"])
-    yield Said("goodput", "search: its run", summary["goodput"]["steady_rps"])
+    yield Paragraph("capacity", "search: capacity.json", rate)
+    yield Paragraph("tokens/s", "search: capacity.json", capacity["output_tokens_per_s"])
+    yield Paragraph("goodput", "search: its run", summary["goodput"]["steady_rps"])
     for metric in ("ttft", "tpot"):
-        yield Said(f"{metric} p99", "search: its run", summary[f"{metric}_ms"]["p99"])
-        yield Said(f"{metric} p99", "search: search.json", trial[f"{metric}_p99_ms"])
-    yield Said("tokens/s", "search: search.json", trial["output_tokens_per_s"])
-    yield Said("goodput", "search: search.json", trial["goodput_rps"])
+        yield Paragraph(f"{metric} p99", "search: its run", summary[f"{metric}_ms"]["p99"])
+        yield Paragraph(f"{metric} p99", "search: search.json", trial[f"{metric}_p99_ms"])
+    yield Paragraph("tokens/s", "search: search.json", trial["output_tokens_per_s"])
+    yield Paragraph("goodput", "search: search.json", trial["goodput_rps"])
     yield in_text("capacity", "search: text", rf"^Capacity +{NUMBER}{unit}", text)
     page = plain((case.folder / f"{name}.html").read_text("utf-8"))
     yield in_text("capacity", "search: page", rf"^Capacity\n{NUMBER}\n", page)
@@ -308,9 +308,9 @@ def of_search(case: Case, name: str, shown: dict[str, dict[str, str]]) -> Iterat
         "capacity", "search: compare", rf"at its capacity, {NUMBER} ", "\n".join(side["notes"])
     )
     before = {one["metric"]: one["before"] for one in side["differences"]}
-    yield Said("ttft p99", "search: compare", before["ttft_ms.p99"])
-    yield Said("tpot p99", "search: compare", before["tpot_ms.p99"])
-    yield Said("tokens/s", "search: compare", before["tokens.steady_output_per_s"])
+    yield Paragraph("ttft p99", "search: compare", before["ttft_ms.p99"])
+    yield Paragraph("tpot p99", "search: compare", before["tpot_ms.p99"])
+    yield Paragraph("tokens/s", "search: compare", before["tokens.steady_output_per_s"])
     yield from of_money(case, name, rate, requests_each(summary) if case.workload == MIX else 1.0)
 
 
@@ -320,34 +320,36 @@ def requests_each(summary: dict[str, Any]) -> float:
     return float(each / sum(one["starts"] for one in summary["classes"]))
 
 
-def of_money(case: Case, name: str, rate: float, each_start: float) -> Iterator[Said]:
+def of_money(case: Case, name: str, rate: float, each_start: float) -> Iterator[Paragraph]:
     """What is made of a capacity. `each_start`: requests of what the rate counts, where `cost` prices requests."""
     (offer,) = json.loads(told(case, "cost", name, "--prices", "prices.yaml", "--json"))["offers"]
     unit = "task" if case.workload in CHAINED else "request"
-    yield Said("capacity", "search: cost", float(offer["rates_per_s"][unit]) / each_start)
-    yield Said(
+    yield Paragraph("capacity", "search: cost", float(offer["rates_per_s"][unit]) / each_start)
+    yield Paragraph(
         "tokens/s", "search: cost", float(offer["rates_per_s"]["million_output_tokens"]) * 1e6
     )
     text = told(case, "cost", name, "--prices", "prices.yaml")
     yield in_text("capacity", "search: cost, text", rf"capacity by search: {NUMBER} ", text)
     size = ("size", case.workload, name, "--users", str(USERS), "--prices", "prices.yaml")
     ((of_size, *_),) = (json.loads(told(case, *size, "--json", "-o", f"{name}-size"))["sizes"],)
-    yield Said("capacity", "search: size", of_size["per_machine"]["mid"])
+    yield Paragraph("capacity", "search: size", of_size["per_machine"]["mid"])
     text = told(case, *size, "-o", f"{name}-size-text")
     machines, month = of_size["machines"], 56.0 * 730 * of_size["machines"]
-    yield Said("machines", "size: from the capacity", math.ceil(of_size["demand_per_s"] / rate) + 1)
-    yield Said("machines", "size: JSON", machines)
+    yield Paragraph(
+        "machines", "size: from the capacity", math.ceil(of_size["demand_per_s"] / rate) + 1
+    )
+    yield Paragraph("machines", "size: JSON", machines)
     yield in_text("machines", "size: headline", rf"need\s+{NUMBER}\s+machines", text)
-    yield Said("USD a month", "size: of its machines", month)
-    yield Said("USD a month", "size: JSON", float(of_size["per_month"]["mid"]))
+    yield Paragraph("USD a month", "size: of its machines", month)
+    yield Paragraph("USD a month", "size: JSON", float(of_size["per_month"]["mid"]))
     yield in_text(
         "USD a month", "size: headline", rf"USD\s+{NUMBER}(?:\s+\[[^\]]*\])?\s+a\s+month", text
     )
     per_thousand = float(offer["costs"][unit]["total"]) * 1000 * each_start
     each = float(of_size["per_thousand"]["mid"]) * of_size["used"]
-    yield Said("USD per 1,000 at capacity", "size: JSON, times the share used", each)
+    yield Paragraph("USD per 1,000 at capacity", "size: JSON, times the share used", each)
     last = 1000 * 0.51e-12 * each_start  # money has twelve decimal places
-    yield Said(
+    yield Paragraph(
         "USD per 1,000 at capacity",
         "cost: JSON",
         per_thousand,
@@ -383,7 +385,7 @@ def ui_rows(case: Case) -> dict[str, dict[str, str]]:
     return {row["result"]: row for row in rows}
 
 
-def of_prometheus(case: Case, rate: float) -> Iterator[Said]:
+def of_prometheus(case: Case, rate: float) -> Iterator[Paragraph]:
     """What a run in real time says of itself, and what was scraped last before it ended."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -416,17 +418,17 @@ def of_prometheus(case: Case, rate: float) -> Iterator[Said]:
         ("requests ok", ok, 'requests_total{status="ok"}'),
         ("tokens", tokens, "output_tokens_total"),
     ):
-        yield Said(name, "scraped: JSON", value)
+        yield Paragraph(name, "scraped: JSON", value)
         seen = in_text(
             name, "scraped: Prometheus", rf"^loadgen_{re.escape(row)} {NUMBER}", page
         ).value
-        yield Said(name, "scraped: Prometheus", seen, seen, seen + late * value / max(ok, 1))
+        yield Paragraph(name, "scraped: Prometheus", seen, seen, seen + late * value / max(ok, 1))
     for metric in ("ttft", "tpot"):
         p99 = summary[f"{metric}_ms"]["p99"]
         mark = WITHHELD if p99 is None else ""
-        yield Said(f"{metric} p99, its bucket", "scraped: JSON", p99, mark=mark)
+        yield Paragraph(f"{metric} p99, its bucket", "scraped: JSON", p99, mark=mark)
         low, high = bucket(page, f"loadgen_{metric}_seconds", 0.99)
-        yield Said(
+        yield Paragraph(
             f"{metric} p99, its bucket",
             "scraped: Prometheus",
             high * 1e3,
@@ -453,12 +455,12 @@ def bucket(page: str, name: str, p: float) -> tuple[float, float]:
 # -- cut short ---------------------------------------------------------------------------------------------------------
 
 
-def cut_short(case: Case, spent_s: float) -> Iterator[Said]:
+def cut_short(case: Case, spent_s: float) -> Iterator[Paragraph]:
     """The same search stopped in three ways: what it claims then, and its capacity when it was resumed."""
     done = json.loads((case.folder / "search" / "capacity.json").read_bytes())
-    yield Said("capacity when resumed", "search left alone", done["rate_per_s"])
-    yield Said("tokens/s when resumed", "search left alone", done["output_tokens_per_s"])
-    yield Said("claims while stopped", "none", 0)
+    yield Paragraph("capacity when resumed", "search left alone", done["rate_per_s"])
+    yield Paragraph("tokens/s when resumed", "search left alone", done["output_tokens_per_s"])
+    yield Paragraph("claims while stopped", "none", 0)
     for how in ("time", "SIGKILL") if case.smallest else ("time", "SIGTERM", "SIGKILL"):
         name = f"by-{how}"
         stop(case, name, how, spent_s)
@@ -467,18 +469,18 @@ def cut_short(case: Case, spent_s: float) -> Iterator[Said]:
             claimed = bool(
                 json.loads(stored.read_bytes())["confirmed"]
             )  # null where no trial had ended
-            yield Said("claims while stopped", f"{how}: capacity.json", claimed)
+            yield Paragraph("claims while stopped", f"{how}: capacity.json", claimed)
         for command in (
             ["cost", name],
             ["size", case.workload, name, "--users", str(USERS), "-o", f"{name}-s"],
         ):
             running = started(case, *command, "--prices", "prices.yaml")
             running.communicate()
-            yield Said("claims while stopped", f"{how}: {command[0]}", running.returncode != 3)
+            yield Paragraph("claims while stopped", f"{how}: {command[0]}", running.returncode != 3)
         told(case, "search", "--resume", name, "--max-time", "300h", "--progress", "off")
         again = json.loads(stored.read_bytes())
-        yield Said("capacity when resumed", how, again["rate_per_s"])
-        yield Said("tokens/s when resumed", how, again["output_tokens_per_s"])
+        yield Paragraph("capacity when resumed", how, again["rate_per_s"])
+        yield Paragraph("tokens/s when resumed", how, again["output_tokens_per_s"])
 
 
 def stop(case: Case, name: str, how: str, spent_s: float) -> None:
@@ -497,13 +499,13 @@ def stop(case: Case, name: str, how: str, spent_s: float) -> None:
 # -- other ways to the same load ---------------------------------------------------------------------------------------
 
 
-def same_load(case: Case, rate: float) -> Iterator[Said]:
+def same_load(case: Case, rate: float) -> Iterator[Paragraph]:
     """Runs at one load by other commands, held against the interval of one run more of it."""
     runs = [summary_of(case, f"r{i + 1}") for i in range(case.repeats)]
     for name, of in FIGURES.items():
         values = [of(one) for one in runs]
         if None in values:
-            yield Said(name, f"{len(runs)} runs at that load", math.nan, mark=WITHHELD)
+            yield Paragraph(name, f"{len(runs)} runs at that load", math.nan, mark=WITHHELD)
             continue
         mean = statistics.fmean(values)
         half = (
@@ -511,7 +513,7 @@ def same_load(case: Case, rate: float) -> Iterator[Said]:
             * statistics.stdev(values)
             * math.sqrt(1 + 1 / len(runs))
         )
-        yield Said(name, f"{len(runs)} runs at that load", mean, mean - half, mean + half)
+        yield Paragraph(name, f"{len(runs)} runs at that load", mean, mean - half, mean + half)
     search = json.loads((case.folder / "search" / "capacity.json").read_bytes())["evidence"]
     yield from figures(summary_of(case, f"search/{search}"), "the search's own run", EMPTY)
     lanes = round(rate * statistics.fmean(stay_s(one) for one in runs))  # Little's law
@@ -533,9 +535,9 @@ def stay_s(summary: dict[str, Any]) -> float:
     return found / 1e3
 
 
-def figures(summary: dict[str, Any], place: str, mark: str = "") -> Iterator[Said]:
+def figures(summary: dict[str, Any], place: str, mark: str = "") -> Iterator[Paragraph]:
     for name, of in FIGURES.items():
-        yield Said(name, place, of(summary), mark=mark)
+        yield Paragraph(name, place, of(summary), mark=mark)
 
 
 def headline(steady: float | None, whole: float) -> float:
@@ -565,13 +567,13 @@ def summary_of(case: Case, name: str) -> dict[str, Any]:
     return found
 
 
-def other_capacities(case: Case) -> Iterator[Said]:
+def other_capacities(case: Case) -> Iterator[Paragraph]:
     """The capacity by a sweep about it, and what a contract at it says."""
     found = json.loads((case.folder / "search" / "capacity.json").read_bytes())
     mark = "" if found["sustained"] else "not sustained"
     rate = found["rate_per_s"]
     answer = json.loads((case.folder / "search" / "search.json").read_bytes())["answer"]["interval"]
-    yield Said(
+    yield Paragraph(
         "capacity", "search", rate, rate, max(found["high_per_s"] or rate, answer["high"]), mark
     )
     steps = (STEPS if case.simulated else REAL_STEPS)[:: 3 if case.smallest else 1]
@@ -602,11 +604,11 @@ def other_capacities(case: Case) -> Iterator[Said]:
         above = next(
             (one for one in rates if one > 1.001 * low), low
         )  # levels are told to four digits
-        yield Said(
+        yield Paragraph(
             "capacity", "sweep, to its next level", low, low, above, bound or shorter(case, found)
         )
     else:
-        yield Said("capacity", "sweep", math.nan, mark=shorter(case, found))
+        yield Paragraph("capacity", "sweep", math.nan, mark=shorter(case, found))
 
 
 def shorter(case: Case, found: dict[str, Any]) -> str:
@@ -617,7 +619,7 @@ def shorter(case: Case, found: dict[str, Any]) -> str:
     return f"{missed} of {case.repeats} runs of twice the length missed it too; not sustained: {found['sustained_why']}"
 
 
-def contract(case: Case, rate: float) -> Iterator[Said]:
+def contract(case: Case, rate: float) -> Iterator[Paragraph]:
     """A contract of the same limits, 5 % below the capacity and 30 % above it: kept or undecided, and missed."""
     terms = ", ".join(
         f"{{{metric}: {{limit: {limit}, at: p99}}}}"
@@ -654,9 +656,9 @@ def contract(case: Case, rate: float) -> Iterator[Said]:
             "off",
         )
         verdict = json.loads((case.folder / name / "verdict.json").read_bytes())["verdict"]
-        yield Said(f"a contract {name} the capacity", "fails: expected", name == "above")
+        yield Paragraph(f"a contract {name} the capacity", "fails: expected", name == "above")
         mark = "" if sustained else "the capacity is not known to be sustained, and says so"
-        yield Said(
+        yield Paragraph(
             f"a contract {name} the capacity",
             f"fails: validate, {verdict}",
             verdict == "FAIL",

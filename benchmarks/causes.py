@@ -27,7 +27,7 @@ from loadgen.core import seeds
 from loadgen.core.analysis.causes import explain
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.sections import Explanation
-from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.schedule import arrivals
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
@@ -228,7 +228,7 @@ def judged(cause: str, seed: int, account: bool = True) -> Explanation:
     if not account:
         for name in ("queue", "prefill", "decode"):
             rows[f"server_{name}_ns"] = -1
-    return explain([Columns(rows)], Header(stages=(StagePlan(),)), samples)
+    return explain([Columns(rows)], RunManifest(stages=(StagePlan(),)), samples)
 
 
 def main() -> None:

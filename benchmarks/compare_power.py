@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.compare import comparison
-from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
+from loadgen.core.results.manifest import Fingerprints, RunManifest, StagePlan, TargetFacts
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import load, read_flags
@@ -64,7 +64,7 @@ def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
 
 
 def side(name: str, found: NDArray[np.void]) -> Side:
-    header = Header(
+    header = RunManifest(
         run=name,
         state="finished",
         targets=(TargetFacts(simulated=True),),

@@ -20,8 +20,8 @@ import msgspec
 from loadgen_sdk.dialects.body import maker
 from loadgen_sdk.dialects.events import ERROR_TEXT_CHARS
 from loadgen_sdk.dialects.package_errors import kind_of
-from loadgen_sdk.dialects.quirks import Quirk
-from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.dialects.quirks import ServerProfile
+from loadgen_sdk.dialects.reader import EventTimeline
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
@@ -48,7 +48,7 @@ class OpenAIClient:
         target: Target,
         *,
         model: str,
-        quirk: Quirk,
+        quirk: ServerProfile,
         stream: bool = True,
         api_key: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
@@ -139,7 +139,7 @@ class OpenAIClient:
         body: bytes,
         due: int,
         on_done: OnDone,
-        flow: Flow,
+        flow: EventTimeline,
         *,
         name: str = "",
         more: bytes = b"",

@@ -23,8 +23,8 @@ from loadgen.core.execution import run, run_header
 from loadgen.core.execution.driver import START_DELAY_NS, Driver, work
 from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.execution.probing import find
-from loadgen.core.followers.compactor_process import Compactor
 from loadgen.core.results import manifest, store
+from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.workload import load, read_flags
 
 TICKS = os.sysconf("SC_CLK_TCK")

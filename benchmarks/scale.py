@@ -511,7 +511,7 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     (folder / "requests").mkdir(parents=True)
     (folder / "flows").mkdir()
     early, gap_ns = count // 10, 300_000
-    made = manifest.Header(
+    made = manifest.RunManifest(
         run="merge",
         state="finished",
         workers=16,

@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 import rig
 
+from loadgen.cli.app import run_command_line
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
 from loadgen.core.results import store
@@ -40,7 +41,6 @@ from loadgen.core.workload import load
 from loadgen.core.workload.flags import read_flags
 from loadgen.repeated.capacity import Capacity, load_capacity
 from loadgen.search.watch import Goal
-from loadgen.shell.app import run_command_line
 
 ALLOWED = 1.05  # times the true capacity: no confirmed load may be higher
 TOO_LOW = 1.25  # times the confirmed load: an answer below that is called much too low

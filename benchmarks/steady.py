@@ -16,7 +16,7 @@ import msgspec
 import rig
 from msgspec.structs import replace
 
-from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule import arrivals
 from loadgen.mlperf import result as mlperf
@@ -46,7 +46,9 @@ def run(
         ),
     )
     rows = made.rows[:]
-    header = Header(state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),))
+    header = RunManifest(
+        state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),)
+    )
     grows = summarize(header, rows).sustainable
     trace = mlperf.trace({name: rows[name].copy() for name in mlperf_run.COLUMNS})
     judged = mlperf.reduce(trace, test, target_qps=rate, simulated=True)

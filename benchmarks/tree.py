@@ -78,7 +78,7 @@ def _below(pid: int) -> list[int]:
 
 
 NAMES = {
-    b"loadgen.core.followers.compactor_process": "recorder",
+    b"loadgen.core.sidecars.compactor_process": "recorder",
     b"loadgen.core.execution.backends.worker": "worker",
 }
 

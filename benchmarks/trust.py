@@ -67,7 +67,7 @@ from loadgen.contracts.schema import HORIZON_NS, Contract, parse
 from loadgen.contracts.steady_samples import NEARLY, latencies
 from loadgen.core.metrics import sustainable
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
+from loadgen.core.results.manifest import Fingerprints, RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats import intervals, trend
@@ -405,7 +405,7 @@ def side(
     runs = []
     for seed in seeds:
         made = rows(kind, seed, length_s, slower=slower, number=number)
-        header = Header(
+        header = RunManifest(
             run=f"{name}{seed}",
             state="finished",
             targets=(TargetFacts(simulated=True),),

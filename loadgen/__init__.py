@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Fault", "Faults", "Result", "arun", "load", "load_runs", "run"]
+__all__ = ["LoadgenError", "CombinedError", "Result", "arun", "load", "load_runs", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 import os
 
-from loadgen.shell import signals
+from loadgen.cli import signals
 
 
 def main() -> None:
@@ -12,7 +12,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # plug-ins of pydantic could change how a workload file is read
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from loadgen.shell import app
+    from loadgen.cli import app
 
     app.main()
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, get_
 from msgspec.structs import replace
 
 from loadgen import result_kinds
-from loadgen.core.errors import Fault, Faults, UserError, closest, collecting
+from loadgen.cli.run_options import OPTIONS, RunOptions
+from loadgen.cli.settings import build_settings
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, closest, collecting
 from loadgen.result_kinds import OpenedResult
-from loadgen.shell.run_options import OPTIONS, RunOptions
-from loadgen.shell.settings import build_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -308,13 +308,13 @@ def run(workload: WorkloadInput = None, **options: Unpack[RunOptions]) -> Result
         )
     _check_names(options)
     _check_workload(workload, options)
-    errors: list[Fault] = []
+    errors: list[LoadgenError] = []
     with collecting(errors):
         settings = replace(build_settings(options), command=("loadgen.run",))
     with collecting(errors):
         checked_workload = _load_workload(workload, options)
     if errors:
-        raise Faults(errors)
+        raise CombinedError(errors)
     summary, run_dir = execute(checked_workload, settings)
     return Result(summary, run_dir)
 

@@ -32,7 +32,7 @@ class CommandRow(Struct, frozen=True):
 
 
 def _load_doctor() -> Callable[..., int]:
-    from loadgen.preflight.command import doctor
+    from loadgen.doctor.command import doctor
 
     return doctor
 
@@ -44,13 +44,13 @@ def _load_run() -> Callable[..., int]:
 
 
 def _load_report() -> Callable[..., int]:
-    from loadgen.shell.report import report
+    from loadgen.cli.report import report
 
     return report
 
 
 def _load_ui() -> Callable[..., int]:
-    from loadgen.viewer.command import ui
+    from loadgen.ui.command import ui
 
     return ui
 
@@ -92,13 +92,13 @@ def _load_mlperf() -> typer.Typer:
 
 
 def _load_bundle() -> Callable[..., int]:
-    from loadgen.evidence.bundle_command import bundle
+    from loadgen.bundle.bundle_command import bundle
 
     return bundle
 
 
 def _load_verify() -> Callable[..., int]:
-    from loadgen.evidence.verify_command import verify
+    from loadgen.bundle.verify_command import verify
 
     return verify
 

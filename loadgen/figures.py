@@ -36,7 +36,7 @@ PerRequest = Callable[["Columns"], NDArray[np.int64]]
 """A function that computes one value for each request of the columns."""
 
 
-class FigureRow(Struct, frozen=True, kw_only=True):
+class MetricDefinition(Struct, frozen=True, kw_only=True):
     """One figure.
 
     Times are in ns. Values of another unit than ms are in millionths of it, as ns are of a ms.
@@ -95,10 +95,10 @@ class FigureRow(Struct, frozen=True, kw_only=True):
         return f"{self.block}.{self.field}" if self.block else self.field
 
 
-class FigureTable(OpenTable[FigureRow]):
+class FigureTable(OpenTable[MetricDefinition]):
     """The table of figures. Every run needs all rows, so a cache says whether there are plug-ins at all."""
 
-    def here(self) -> tuple[FigureRow, ...]:
+    def here(self) -> tuple[MetricDefinition, ...]:
         """Return all rows. Those of plug-ins count as used."""
         if not self._enabled or self._has_no_plugins:
             return self.own
@@ -111,11 +111,11 @@ class FigureTable(OpenTable[FigureRow]):
     def _has_no_plugins(self) -> bool:
         return not self.cached_fields("name")
 
-    def called(self, name: str) -> FigureRow | None:
+    def called(self, name: str) -> MetricDefinition | None:
         """Return the row with this name, or None."""
         return next((row for row in self.here() if row.name == name), None)
 
-    def at(self, place: Place) -> tuple[FigureRow, ...]:
+    def at(self, place: Place) -> tuple[MetricDefinition, ...]:
         """Return the rows that are shown at a place.
 
         Of the figures of plug-ins, only times per request can be limited by an SLO or a contract.
@@ -147,13 +147,13 @@ def _check_values(values: object, columns: Columns) -> None:
     raise TypeError(f"it gave {description}, not an int64 for each of {len(columns)} requests")
 
 
-def _load_rows() -> tuple[FigureRow, ...]:
+def _load_rows() -> tuple[MetricDefinition, ...]:
     from loadgen.core.metrics.figure_rows import ROWS
 
     return ROWS
 
 
-FIGURES = FigureTable("loadgen.figures", FigureRow, _load_rows)
+FIGURES = FigureTable("loadgen.figures", MetricDefinition, _load_rows)
 
 
 def words(name: str) -> str:

@@ -21,7 +21,7 @@ from loadgen_sdk.plugins import (
     without_plugins,
 )
 
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 
 __all__ = [
     "SWITCH",
@@ -42,7 +42,7 @@ RowT = TypeVar("RowT", bound=Row)
 class OpenTable(plugins.OpenTable[RowT]):
     """A table whose plug-ins may raise the errors of the generator."""
 
-    own_errors = (Fault, Faults)
+    own_errors = (LoadgenError, CombinedError)
 
     def plugin_error(self, plugin: Plugin[Any], message: str) -> Exception:
         """Return the exception for a plug-in that failed."""

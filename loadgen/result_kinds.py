@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from loadgen.core.errors import OK, Fault, Faults, UserError, nothing_there
+from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, nothing_there
 from loadgen.plugins import Check, OpenTable, check_type
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import NamedSummary
     from loadgen.core.run_folder import OpenedRun
-    from loadgen.present.additions import Addition
-    from loadgen.present.section import Report
+    from loadgen.render.additions import ExtraSections
+    from loadgen.render.section import Report
     from loadgen.repeated.capacity import Capacity
     from loadgen.runs.compared import Side
 
@@ -171,7 +171,7 @@ class ResultKind(msgspec.Struct, frozen=True, kw_only=True):
     markers: tuple[str, ...] = ()
     begun_with: tuple[str, ...] = ()
     has_runs: bool = False
-    additions: Callable[[Path, OpenedRun], Addition | None] | None = None
+    additions: Callable[[Path, OpenedRun], ExtraSections | None] | None = None
     kept: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     collects: bool = False
@@ -258,7 +258,7 @@ def _load_other_tool() -> ResultFunctions[Any]:
 
 
 def _load_results() -> ResultFunctions[Any]:
-    from loadgen.viewer.results_list import FUNCTIONS
+    from loadgen.ui.results_list import FUNCTIONS
 
     return FUNCTIONS
 
@@ -269,13 +269,13 @@ def _load_runs() -> ResultFunctions[Any]:
     return FUNCTIONS
 
 
-def _mlperf_additions(folder: Path, run: OpenedRun) -> Addition | None:
+def _mlperf_additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
     from loadgen.mlperf.added import additions
 
     return additions(folder, run)
 
 
-def _other_tool_additions(folder: Path, run: OpenedRun) -> Addition | None:
+def _other_tool_additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
     from loadgen.interop.kind import additions
 
     return additions(folder, run)
@@ -431,7 +431,7 @@ def reporting_damage(*paths: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (Fault, Faults, OSError, MemoryError):
+    except (LoadgenError, CombinedError, OSError, MemoryError):
         raise
     except Exception as error:
         if all(map(_is_unchanged, paths)):
@@ -531,7 +531,7 @@ def left_by_commands() -> Iterator[str]:
             yield from (f"*/{marker}" for marker in kind.markers)
 
 
-def additions_to(folder: Path, run: OpenedRun) -> tuple[Addition, ...]:
+def additions_to(folder: Path, run: OpenedRun) -> tuple[ExtraSections, ...]:
     """Return what other kinds of results add to the report of the run, or of the search, in a directory."""
     functions = [
         KINDS.guard(kind, kind.additions) for kind in KINDS.rows() if kind.additions is not None
@@ -576,8 +576,8 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
 
         `width` is the number of columns of the terminal. A kind without a report ignores it.
         """
-        from loadgen.present import text
-        from loadgen.present.table import WIDTH
+        from loadgen.render import text
+        from loadgen.render.table import WIDTH
 
         report = self._report()
         if report is not None:
@@ -592,7 +592,7 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
     @property
     def markdown(self) -> str:
         """The report as Markdown, ending in a newline. Of a kind that has none, its text between fences."""
-        from loadgen.present import markdown
+        from loadgen.render import markdown
 
         report = self._report()
         if report is None:
@@ -603,7 +603,7 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
     @property
     def page(self) -> str | None:
         """The report as one HTML page, or None if the kind has no page."""
-        from loadgen.present import html
+        from loadgen.render import html
 
         report = self._report()
         if report is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from loadgen.shell.app import main, root_command
+from loadgen.cli.app import main, root_command
 
 
 def exits(*typed: object) -> int:

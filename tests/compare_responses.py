@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.dialects.reader import EventTimeline
 from loadgen_sdk.dialects.reference import DecoderState, ReadingState
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.response_state import ExchangeState, ResponseState
@@ -32,7 +32,7 @@ def fields_of(value: Any) -> Any:
 
     Callbacks are left out. Any other value is returned as it is.
     """
-    if isinstance(value, Flow):
+    if isinstance(value, EventTimeline):
         return value.gaps[:], value.instants[:], value.together[:], value.errors[:]
     names = FIELDS.get(type(value).__name__)
     if names is None:
@@ -48,7 +48,15 @@ def read_response(reads: list[bytes], arrived: Arrived, **options: Any) -> list[
     """
     calls: list[Any] = []
     exchange = Exchange(
-        None, b"", b"", 0, calls.append, Flow(), stream=True, on_first=calls.append, **options
+        None,
+        b"",
+        b"",
+        0,
+        calls.append,
+        EventTimeline(),
+        stream=True,
+        on_first=calls.append,
+        **options,
     )
     exchange.sent = 7
     stamp = 10

@@ -27,17 +27,17 @@ INSTRUMENTED = [  # all else only slows it down
     "loadgen.core.workload",
     "loadgen.contracts",
     "loadgen.pricing.price_file",
-    "loadgen.shell.targets",
+    "loadgen.cli.targets",
     "loadgen.core.workload.dataset",
     "loadgen.interop",
     "loadgen.results",
     "loadgen.core.run_folder",
     "loadgen.core.server_metrics.series",
     "loadgen.sim.server.request_parser",
-    "loadgen.evidence.archive",
+    "loadgen.bundle.archive",
     "loadgen.answers.questions",
     "loadgen.sim.presets.preset",
-    "loadgen.present",
+    "loadgen.render",
 ]
 KEPT = 120  # inputs per target
 LONGEST = 2_000  # bytes of an input that is kept

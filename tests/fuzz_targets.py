@@ -18,8 +18,8 @@ from pathlib import Path
 import pyarrow as pa
 from fuzz_documents import BETWEEN
 from loadgen_sdk.dialects.events import error_text
-from loadgen_sdk.dialects.quirks import QUIRKS, Api
-from loadgen_sdk.dialects.reader import Flow, Reading
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES, Api
+from loadgen_sdk.dialects.reader import EventTimeline, Reading
 from loadgen_sdk.dialects.sse import Decoder, EventTooLarge
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.server_facts import server_facts
@@ -31,28 +31,28 @@ from pyarrow import parquet
 import loadgen
 from loadgen import result_kinds
 from loadgen.answers.questions import read_questions
+from loadgen.bundle.archive import unpack
+from loadgen.cli.targets import load_targets
 from loadgen.contracts.load import load_contract
-from loadgen.core.errors import Fault, Faults
+from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import manifest, store
 from loadgen.core.server_metrics import energy, request_accounts, series
 from loadgen.core.workload import load
 from loadgen.core.workload.dataset import read_rows
 from loadgen.core.workload.traces import read_trace
-from loadgen.evidence.archive import unpack
 from loadgen.interop import application_calls, reader
 from loadgen.mlperf import loadgen_log
 from loadgen.pricing import price_file
 from loadgen.repeated.capacity import load_capacity
 from loadgen.runs.kind import compared
-from loadgen.shell.targets import load_targets
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.server.dialect import Refusal
 from loadgen.sim.server.request_parser import RequestRules, parse_request
 
 ROOT = Path(__file__).parent.parent
 CORPUS = Path(__file__).parent / "data" / "fuzz"
-TOLD = (Fault, Faults, TargetUnusable)
+TOLD = (LoadgenError, CombinedError, TargetUnusable)
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
@@ -62,7 +62,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 def sse(data: bytes) -> None:
-    decoder, reading = Decoder(), Reading(Flow())
+    decoder, reading = Decoder(), Reading(EventTimeline())
     with contextlib.suppress(EventTooLarge):
         for at, piece in enumerate(_pieces(data)):
             reading.take(decoder.feed(piece), at)
@@ -72,7 +72,7 @@ def sse(data: bytes) -> None:
 
 
 def whole_answer(data: bytes) -> None:
-    reading = Reading(Flow())
+    reading = Reading(EventTimeline())
     reading.take([data], 0)
     reading.judge(True, False, False)
     error_text(data)
@@ -214,7 +214,7 @@ def page(data: bytes) -> None:
 
 def facts(data: bytes) -> None:
     for server in ("trtllm", "vllm", "sglang", "llamacpp"):
-        server_facts(QUIRKS[server], "1.0", data.decode("utf-8", "replace"))
+        server_facts(SERVER_PROFILES[server], "1.0", data.decode("utf-8", "replace"))
 
 
 def request(data: bytes) -> None:

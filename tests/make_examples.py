@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from loadgen.core.metrics.summary import dump_summary
 from loadgen.core.results.manifest import (
     Fingerprints,
-    Header,
     Host,
-    Second,
+    RunManifest,
     StagePlan,
     TargetFacts,
+    WorkerSample,
 )
 from loadgen.core.results.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 from loadgen.core.run_summary import summarize
@@ -27,7 +27,12 @@ from loadgen.core.stats.quantiles import Histogram
 DATA = Path(__file__).parent / "data"
 MS, S = 1_000_000, 1_000_000_000
 Inputs = tuple[
-    Header, NDArray[np.void], list[Histogram], list[NDArray[np.int64]], list[Second], list[str]
+    RunManifest,
+    NDArray[np.void],
+    list[Histogram],
+    list[NDArray[np.int64]],
+    list[WorkerSample],
+    list[str],
 ]
 """What `summarize` takes."""
 HOST = Host(
@@ -99,9 +104,9 @@ def seen(rows: NDArray[np.void], stages: int) -> tuple[list[Histogram], list[NDA
     return gaps, timeline
 
 
-def samples(until_s: int, workers: int, share: float) -> list[Second]:
+def samples(until_s: int, workers: int, share: float) -> list[WorkerSample]:
     return [
-        Second(
+        WorkerSample(
             t_s=t + 1.0,
             worker=w,
             cpu_share=share,
@@ -136,7 +141,7 @@ def rented_gpus() -> Inputs:
     )
     boundary = int(rows["due_ns"][warm])
     gaps, timeline = seen(rows, 2)
-    header = Header(
+    header = RunManifest(
         run="20261121-101500-rag-7f3a",
         name="rag on one ND GB300 v6",
         started="2026-11-21T10:15:00.000000+00:00",
@@ -261,7 +266,7 @@ def token_priced() -> Inputs:
             rows["done_ns"][hit] = rows["sent_ns"][hit] + 30 * MS
             rows["bytes_received"][hit] = 420
     gaps, timeline = seen(rows, 1)
-    header = Header(
+    header = RunManifest(
         run="20261121-113000-qa-02c1",
         name="qa on an API",
         started="2026-11-21T11:30:00.000000+00:00",

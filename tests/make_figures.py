@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadgen.figures import FIGURES, FigureRow
+from loadgen.figures import FIGURES, MetricDefinition
 
 PAGE = Path(__file__).parent.parent / "docs" / "summary.md"
 BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/core/metrics/figure_rows.py -->"
 END = "<!-- end of the figures -->"
 
 
-def line(row: FigureRow) -> str:
+def line(row: MetricDefinition) -> str:
     sample = "" if row.sample == "ok" else f"; of {row.sample}"
     guards = f" [{', '.join(f'`{code}`' for code in row.guards)}]" if row.guards else ""
     unit = "" if row.unit == "ms" else f" ({row.unit})"

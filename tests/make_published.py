@@ -12,8 +12,8 @@ from pathlib import Path
 
 from loadgen.core import format
 from loadgen.cost import published
-from loadgen.present import markdown
-from loadgen.present.section import Bullets, Part, Report, Said, Section, Table, section
+from loadgen.render import markdown
+from loadgen.render.section import Bullets, Paragraph, Part, Report, Section, Table, section
 
 PAGE = Path(__file__).parent.parent / "docs" / "published.md"
 SAID = (
@@ -31,7 +31,7 @@ IGNORED = (
 
 def page() -> str:
     """The whole page."""
-    sections = [section("", Said(SAID)), *_each_note_once(make() for make in SECTIONS)]
+    sections = [section("", Paragraph(SAID)), *_each_note_once(make() for make in SECTIONS)]
     told = markdown.render(Report(title="Published figures", made_by="loadgen", sections=sections))
     return re.sub("(?m)^##(#+ )", r"\1", told)
 
@@ -65,7 +65,9 @@ def _section(
     """The rows of a published table."""
     return section(
         source.title + unit,
-        Said(f"source: {source.source}; date: {source.date}; quality: {source.quality}", "soft"),
+        Paragraph(
+            f"source: {source.source}; date: {source.date}; quality: {source.quality}", "soft"
+        ),
         Table(head, rows, left=left),
         Bullets(after),
         Bullets(published.notes_of(source), "warn"),

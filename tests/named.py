@@ -19,8 +19,8 @@ from command_line import all_commands
 from places import ROOT
 
 import loadgen
+from loadgen.cli.app import run_command_line
 from loadgen.core import errors
-from loadgen.shell.app import run_command_line
 
 NOT_OURS = {*sys.stdlib_module_names, "msgspec"}
 
@@ -31,9 +31,9 @@ def told(where: Path, *call: str) -> tuple[dict[str, Any], str]:
     with contextlib.chdir(where), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             ending: dict[str, Any] = {"exit": run_command_line(call)}
-        except errors.Faults as faults:
+        except errors.CombinedError as faults:
             ending = {"exit": faults.exit_code, "faults": [fault.code for fault in faults.faults]}
-        except errors.Fault as fault:
+        except errors.LoadgenError as fault:
             ending = {"exit": fault.exit_code, "faults": [fault.code]}
     return ending, out.buffer.getvalue().decode()
 
@@ -98,8 +98,10 @@ def keys_of_file(kind: str) -> dict[str, list[str]]:
 def key_paths(form: Any, schema: Any, inside: tuple[str, ...], path: str = "") -> Iterator[str]:
     named = form.get("$ref")
     if named and named not in inside:
-        meant = reduce(lambda found, step: found[step], named.removeprefix("#/").split("/"), schema)
-        yield from key_paths(meant, schema, (*inside, named), path)
+        did_you_mean = reduce(
+            lambda found, step: found[step], named.removeprefix("#/").split("/"), schema
+        )
+        yield from key_paths(did_you_mean, schema, (*inside, named), path)
     for word in ("anyOf", "oneOf", "allOf"):
         for one in form.get(word, ()):
             yield from key_paths(one, schema, inside, path)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from loadgen.contracts.planning import JUDGED_HERE
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.core.limits import ValidityLimits
-from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo
@@ -88,7 +88,7 @@ def run(
     folder: str = "load/r1",
 ) -> RecordedRun:
     """Return the rows as a run of one measured stage, with the limits of `loadgen validate`."""
-    header = Header(
+    header = RunManifest(
         run=folder,
         state="finished",
         stages=(StagePlan(name="load", arrival="poisson 10/s", slots=len(found), rate=10.0),),

@@ -15,7 +15,7 @@ from loadgen.core.errors import Code
 def refused(
     kind: Any, code: str, key: str | None = None, where: str = ""
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """Expects a fault of that kind inside, or `Faults`, one of which has this code, this key and this place."""
+    """Expects a fault of that kind inside, or `CombinedError`, one of which has this code, this key and this place."""
     assert code in get_args(Code), f"{code} is no code"
     with pytest.raises(kind) as caught:
         yield caught

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import RunManifest
 from loadgen.core.server_metrics.series import MetricSample
-from loadgen.present import html
-from loadgen.present.additions import Addition
+from loadgen.render import html
+from loadgen.render.additions import ExtraSections
 from loadgen.runs import text
 from loadgen.runs.page_data import Figures
 
 
 def render(
     summary: Summary,
-    header: Header | None = None,
+    header: RunManifest | None = None,
     figures: Figures | None = None,
     said: Sequence[MetricSample] = (),
-    additions: Sequence[Addition] = (),
+    additions: Sequence[ExtraSections] = (),
 ) -> str:
     data = figures
     return html.render(

@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from queueing import TOKENS, rows
 
-from loadgen.core.execution.events import Hearer, LoadStarted, RunEvent, RunningLoad
+from loadgen.core.execution.events import EventHandler, LoadStarted, RunEvent, RunningLoad
 from loadgen.core.results import manifest
 from loadgen.core.results.manifest import (
     Fingerprints,
-    Header,
     Host,
     ReasonCode,
-    Second,
+    RunManifest,
     StagePlan,
     TargetFacts,
+    WorkerSample,
 )
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.results.spool import Spool
@@ -35,7 +35,7 @@ NO_PAGES: dict[str, Any] = {"server_metrics": ("off",), "energy": ("off",)}
 """Settings of a run whose servers' own pages are not looked at: no scraper starts."""
 
 
-def when_started(do: Callable[[RunningLoad], object]) -> tuple[Hearer, ...]:
+def when_started(do: Callable[[RunningLoad], object]) -> tuple[EventHandler, ...]:
     """For `run.execute`: one that calls `do` when the load begins."""
 
     def hear(event: RunEvent) -> None:
@@ -77,7 +77,7 @@ def frozen_at_birth(module: str, count: int) -> Iterator[list[int]]:
         watching.join()
 
 
-def header(name: str, n: int, **changed: object) -> Header:
+def header(name: str, n: int, **changed: object) -> RunManifest:
     """Of one measured stage with an SLO that queueing's rows meet."""
     told: dict[str, object] = {
         "run": name,
@@ -102,7 +102,7 @@ def header(name: str, n: int, **changed: object) -> Header:
         "host": Host(name="load-1", python="3.12.4", cpus=16),
         **changed,
     }
-    return Header(**told)  # type: ignore[arg-type]
+    return RunManifest(**told)  # type: ignore[arg-type]
 
 
 def gaps_of(found: NDArray[np.void]) -> tuple[Histogram, NDArray[np.int64]]:
@@ -139,7 +139,7 @@ def write(
     spool.flows(0, gaps, timeline)
     for t in range(int(found["done_ns"].max() // S)):
         spool.second(
-            Second(t_s=t + 1.0, cpu_share=0.2, cpu_s=0.2 * (t + 1), peak_rss_bytes=80_000_000)
+            WorkerSample(t_s=t + 1.0, cpu_share=0.2, cpu_s=0.2 * (t + 1), peak_rss_bytes=80_000_000)
         )
     spool.close()
     return folder

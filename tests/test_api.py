@@ -16,7 +16,7 @@ from refusals import refused
 
 import loadgen
 from loadgen import pytest_plugin
-from loadgen.core.errors import Fault, Faults
+from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.workload import load as load_workload
 
 FEW = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
@@ -115,7 +115,7 @@ def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
     async def go() -> Any:
-        with refused(Fault, "event_loop") as found:
+        with refused(LoadgenError, "event_loop") as found:
             loadgen.run(FEW, concurrency=1, num_requests=1)
         assert "await loadgen.arun(...)" in str(found.value)
         return await asyncio.to_thread(
@@ -128,17 +128,17 @@ def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("use", "error", "code"),
     [
-        (lambda: loadgen.run("nowhere.yaml"), Faults, "missing_file"),
-        (loadgen.run, Faults, "missing_option"),
-        (lambda: loadgen.run(7), Fault, "wrong_type"),
-        (lambda: loadgen.run("qa", duration="soon", seed=-1), Faults, "invalid_value"),
-        (lambda: loadgen.run("qa", server="x", keep="y", workers=0), Faults, "unknown_name"),
-        (lambda: loadgen.run("qa", cacert="/nowhere.pem"), Faults, "missing_file"),
-        (lambda: loadgen.run({"name": "x"}), Faults, "missing_key"),
-        (lambda: loadgen.run("qa", trace="/nowhere.jsonl"), Faults, "missing_file"),
-        (lambda: loadgen.run(load_workload("qa"), duration="3s"), Fault, "conflict"),
-        (lambda: loadgen.run("qa", url="http://127.0.0.1:9"), Fault, "connect"),
-        (lambda: loadgen.load("/nowhere"), Fault, "missing_file"),
+        (lambda: loadgen.run("nowhere.yaml"), CombinedError, "missing_file"),
+        (loadgen.run, CombinedError, "missing_option"),
+        (lambda: loadgen.run(7), LoadgenError, "wrong_type"),
+        (lambda: loadgen.run("qa", duration="soon", seed=-1), CombinedError, "invalid_value"),
+        (lambda: loadgen.run("qa", server="x", keep="y", workers=0), CombinedError, "unknown_name"),
+        (lambda: loadgen.run("qa", cacert="/nowhere.pem"), CombinedError, "missing_file"),
+        (lambda: loadgen.run({"name": "x"}), CombinedError, "missing_key"),
+        (lambda: loadgen.run("qa", trace="/nowhere.jsonl"), CombinedError, "missing_file"),
+        (lambda: loadgen.run(load_workload("qa"), duration="3s"), LoadgenError, "conflict"),
+        (lambda: loadgen.run("qa", url="http://127.0.0.1:9"), LoadgenError, "connect"),
+        (lambda: loadgen.load("/nowhere"), LoadgenError, "missing_file"),
     ],
 )
 def test_what_is_wrong_is_said_as_on_the_command_line(
@@ -196,7 +196,7 @@ def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester
 @pytest.mark.processes
 def test_arun_where_a_loop_is_running(tmp_path: Path) -> None:
     async def go() -> loadgen.Result:
-        with pytest.raises(Fault, match=r"--> loadgen.run") as found:
+        with pytest.raises(LoadgenError, match=r"--> loadgen.run") as found:
             loadgen.run(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
         assert "await loadgen.arun(...)" in found.value.hint
         return await loadgen.arun(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)

@@ -57,7 +57,7 @@ LOOKING = {
 MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split"}
 
 FOREIGN = {
-    "loadgen/shell/usage_errors.py": "click says in its message alone which word or value was wrong",
+    "loadgen/cli/usage_errors.py": "click says in its message alone which word or value was wrong",
     "loadgen/core/workload/dataset.py": "msgspec says the byte of a JSON error in its message only",
     "loadgen/interop/data_sets.py": "msgspec says the byte of a JSON error in its message; pyarrow: as below",
     "loadgen/core/results/parquet.py": "pyarrow: the first sentence of its message is shown",

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from command_line import find_command
 
-from loadgen.shell import app as cli
-from loadgen.shell.invocation import expand_repeated_values
+from loadgen.cli import app as cli
+from loadgen.cli.invocation import expand_repeated_values
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 CHART = DEPLOY / "chart"

@@ -18,10 +18,10 @@ import yaml
 from test_docs import PAGES, ROOT
 
 from loadgen.answers.questions import read_questions
+from loadgen.cli.targets import load_targets
 from loadgen.contracts.load import load_contract
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import given
-from loadgen.shell.targets import load_targets
 from loadgen.sim.presets.preset import load_preset
 
 FENCE = re.compile(r"(?m)^```(\w*)\n([\s\S]*?)^```$")

@@ -10,8 +10,8 @@ import pytest
 import typer
 from command_line import find_command
 
-from loadgen.shell.invocation import expand_repeated_values
-from loadgen.shell.usage_errors import ClickException
+from loadgen.cli.invocation import expand_repeated_values
+from loadgen.cli.usage_errors import ClickException
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

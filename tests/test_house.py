@@ -186,7 +186,7 @@ def test_heavy_modules_have_one_importer(heavy: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "module", ["shell.app", "core.followers.scraper", "core.followers.compactor_process"]
+    "module", ["cli.app", "core.sidecars.scraper", "core.sidecars.compactor_process"]
 )
 def test_help_and_the_processes_beside_a_run_import_nothing_heavy(module: str) -> None:
     code = f"import sys, loadgen.{module}; print(' '.join(sys.modules))"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from servers import shared
 
-from loadgen.shell import app as cli
+from loadgen.cli import app as cli
 
 pytestmark = [pytest.mark.commands, pytest.mark.processes]
 

@@ -18,7 +18,7 @@ from loadgen.answers import folder as answers
 from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import AnswerKey
 from loadgen.contracts.sections import used_share
-from loadgen.present import glossary
+from loadgen.render import glossary
 
 pytestmark = pytest.mark.commands
 

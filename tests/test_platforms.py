@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.shell.app import main
+from loadgen.cli.app import main
 from loadgen.sim.server.embedded import start
 from loadgen.sim.server.options import Options
 
@@ -22,7 +22,7 @@ for module, names in (
 ):
     for name in filter(module.__dict__.get, names):
         delattr(module, name)
-from loadgen.shell.app import main
+from loadgen.cli.app import main
 main(sys.argv[1:])
 """
 

@@ -30,22 +30,22 @@ from loadgen import plugins, result_kinds
 from loadgen.answers import folder as answers
 from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import AnswerKey
+from loadgen.bundle import verify
 from loadgen.compare.inputs import read_sides
 from loadgen.core import run_folder
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.format import quantity
 from loadgen.core.metrics.summary import dump_summary
 from loadgen.core.results import checksums
-from loadgen.evidence import verify
 from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult, AccuracyTarget
 from loadgen.plugins import OpenTable
-from loadgen.present import html as as_page
-from loadgen.present import markdown as as_markdown
-from loadgen.present.section import Section
+from loadgen.render import html as as_page
+from loadgen.render import markdown as as_markdown
+from loadgen.render.section import Section
 from loadgen.result_kinds import KINDS, OpenedResult, kind_of, opened
-from loadgen.viewer.command import Server
-from loadgen.viewer.page import render_text
-from loadgen.viewer.results_list import _plain, results_in
+from loadgen.ui.command import Server
+from loadgen.ui.page import render_text
+from loadgen.ui.results_list import _plain, results_in
 
 pytestmark = pytest.mark.commands
 
@@ -270,9 +270,9 @@ OWNERS = {  # a file that names a marker -> why
     "sim/virtual_backend.py": "writes the summary of a run",
     "sim/virtual_folder.py": "writes the other files of a run",
     "runs/dashboard.py": "reads the header of the run that goes on",
-    "shell/output.py": "asks whether a run below a folder has ended",
-    "viewer/results_list.py": "asks when the header of a run was last written",
-    "evidence/verify.py": "places whose definition has changed, by file; the header of each run",
+    "cli/output.py": "asks whether a run below a folder has ended",
+    "ui/results_list.py": "asks when the header of a run was last written",
+    "bundle/verify.py": "places whose definition has changed, by file; the header of each run",
     "interop/trackers.py": "the files that a tracker is given",
     "mlperf/added.py": "whether a run has anything to add, before more is imported",
     "repeated/capacity.py": "its file",
@@ -280,7 +280,7 @@ OWNERS = {  # a file that names a marker -> why
     "result_kinds.py": "the table",
     "telemetry/otel.py": "reads the header of the run that it follows",
     "telemetry/prometheus.py": "reads the header of the run that it follows",
-    "shell/exit_codes.py": "which run was going on when a command broke off",
+    "cli/exit_codes.py": "which run was going on when a command broke off",
 }
 
 
@@ -464,7 +464,7 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
     )
     shutil.copytree(made / "search", tmp_path / "none")
     (tmp_path / "none" / "capacity.json").unlink()
-    with refused(Faults, "no_figure"):
+    with refused(CombinedError, "no_figure"):
         read_sides([tmp_path / "none"])
 
 
@@ -479,7 +479,7 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
     ],
 )
 def test_what_is_no_side_of_a_comparison_says_so(made: Path, name: str, code: str) -> None:
-    with refused(Faults, code):
+    with refused(CombinedError, code):
         read_sides([made / name])
 
 
@@ -595,7 +595,7 @@ def test_a_verdict_that_was_reported_is_as_it_was_handed_over(results: Path) -> 
 PACKAGE = '''
 """Soak tests of somebody else: one file with the hours that were survived."""
 import json
-from loadgen.present.section import Section
+from loadgen.render.section import Section
 from loadgen.result_kinds import ListRow, ResultFunctions, ResultKind
 from loadgen.runs.compared import Side
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from loadgen.shell import app as cli
+from loadgen.cli import app as cli
 
 jsonschema = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).parent.parent

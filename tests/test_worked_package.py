@@ -32,12 +32,12 @@ from loadgen.core.results.store import read_run
 from loadgen.core.server_metrics import series
 from loadgen.core.workload.dataset import placed
 from loadgen.core.workload.traces import read_trace
+from loadgen.doctor import plugin_checks
 from loadgen.interop import reader
-from loadgen.preflight import plugin_checks
 from loadgen.pricing.price_file import load_prices
 from loadgen.result_kinds import kind_of
-from loadgen.viewer.command import Server
-from loadgen.viewer.results_list import results_in
+from loadgen.ui.command import Server
+from loadgen.ui.results_list import results_in
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
@@ -287,12 +287,12 @@ def test_a_backend_that_fails_at_its_start_is_not_our_bug(
 
 
 def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: Any) -> None:
-    installed(site, ROWS.replace("SERVER = Quirk(", "SERVER = dict("))
+    installed(site, ROWS.replace("SERVER = ServerProfile(", "SERVER = dict("))
     assert exits("doctor", "--url", "sim:gb300-vm", "--json") == OK
     told = capsys.readouterr()
     found = [one["found"] for one in json.loads(told.out)["findings"] if one["check"] == "plug-in"]
-    assert len(found) == 7 and [words for words in found if "no Quirk" in words] == [
-        "acme of acme-loadgen 1.0: acme_loadgen:SERVER is no Quirk"
+    assert len(found) == 7 and [words for words in found if "no ServerProfile" in words] == [
+        "acme of acme-loadgen 1.0: acme_loadgen:SERVER is no ServerProfile"
     ]
     assert told.err.count("left out") == 1
 
@@ -358,8 +358,8 @@ TRIALS = {
     "server": (r'"transformers"', {"sdk/loadgen_sdk/dialects/quirks.py"}),
     "format": (r"genai_bench\b", {"loadgen/formats.py", "loadgen/interop/tools.py"}),
     "command": (
-        r"preflight\.command|def doctor\(",
-        {"loadgen/commands.py", "loadgen/preflight/command.py"},
+        r"doctor\.command|def doctor\(",
+        {"loadgen/commands.py", "loadgen/doctor/command.py"},
     ),
     "kind of result": (
         r"accuracy_kind|class AccuracyResult\b",

@@ -3,7 +3,7 @@
 import json
 from contextlib import contextmanager
 
-from loadgen_sdk.dialects.quirks import Quirk, Sign
+from loadgen_sdk.dialects.quirks import DetectionRule, ServerProfile
 from loadgen_sdk.dialects.server_account import ServerAccount
 from msgspec.structs import replace
 
@@ -11,10 +11,10 @@ import loadgen
 from loadgen.backends import BackendRow, after_scheme
 from loadgen.commands import CommandRow
 from loadgen.core.errors import UserError
-from loadgen.figures import FigureRow
+from loadgen.figures import MetricDefinition
 from loadgen.formats import ForeignResult, FormatRow
-from loadgen.present.section import Report, Said, Table, section
 from loadgen.prices import PriceRow
+from loadgen.render.section import Paragraph, Report, Table, section
 from loadgen.result_kinds import ListRow, ResultFunctions, ResultKind
 
 # -- a server: `--server acme`, and `auto` if its list of models says so ----------------------------------------------
@@ -27,10 +27,10 @@ def parse_account(form):
     )
 
 
-SERVER = Quirk(
+SERVER = ServerProfile(
     name="acme",
     title="Acme Serve",
-    signs=(Sign("models", r'"owned_by"\s*:\s*"acme"'),),
+    signs=(DetectionRule("models", r'"owned_by"\s*:\s*"acme"'),),
     forces=("ignore_eos",),
     profiler="start it with --profile",
     account={"acme.metrics": parse_account},
@@ -120,7 +120,7 @@ def soak_headline(value):
 
 def soak_report(value):
     """Return the report, which is rendered as text, Markdown and page."""
-    answer = Said(soak_headline(value), "good" if value["hours"] >= 24 else "bad")
+    answer = Paragraph(soak_headline(value), "good" if value["hours"] >= 24 else "bad")
     figures = section("Figures", Table(("", "hours"), [("held", str(value["hours"]))]))
     return Report(title="Soak", made_by="acme-loadgen", answer=[answer], sections=[figures])
 
@@ -209,7 +209,7 @@ def thinking(columns):
     return columns["first_answer_ns"] - columns["first_token_ns"]
 
 
-THINKING = FigureRow(
+THINKING = MetricDefinition(
     name="thinking",
     words="Time to think",
     meaning="first token of the answer - first token",

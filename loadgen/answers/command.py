@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.option_parsers import parse_option, read_key_file
+from loadgen.cli.options import TARGET_OPTIONS, add_options
+from loadgen.cli.output import print_answer
 from loadgen.core import units
 from loadgen.core.errors import UserError
-from loadgen.shell.invocation import Invocation
-from loadgen.shell.option_parsers import parse_option, read_key_file
-from loadgen.shell.options import TARGET_OPTIONS, add_options
-from loadgen.shell.output import print_answer
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.core.errors import Fault, Faults, UserError, enough
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, enough
 from loadgen.core.workload.dataset import BadRow, DatasetRow, parse_row, read_rows
 
 REFERENCES = ("reference", "answer", "output", "response", "target")
@@ -37,7 +37,7 @@ def read_questions(path: Path, most: int | None = None) -> list[Question]:
     """The questions of a file, at most so many. Raises Faults as `read_rows`, and for a reference that is no text."""
     rows = read_rows(path)
     questions: list[Question] = []
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     for number in range(len(rows) if most is None else min(most, len(rows))):
         try:
             questions.append(_question(rows.line(number)))
@@ -50,7 +50,7 @@ def read_questions(path: Path, most: int | None = None) -> list[Question]:
             if enough(faults, str(path)):
                 break
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     return questions
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from loadgen.answers.comparison import AnswersResult, Change, Score, ScoredGroup
 from loadgen.answers.scores import NAMES
 from loadgen.core import format
-from loadgen.present.page import Bar
-from loadgen.present.section import (
+from loadgen.render.page import Bar
+from loadgen.render.section import (
     Bars,
     Bullets,
     Kind,
+    Paragraph,
     Report,
-    Said,
     Section,
     Table,
     facts,
@@ -43,7 +43,7 @@ def report(result: AnswersResult, reasons: Sequence[str] = ()) -> Report:
         warned=[simulated("texts are random words, not those of a real server")]
         if result.simulated
         else [],
-        answer=[Said(ending, KIND[result.verdict], large=True) for ending in _end(result)],
+        answer=[Paragraph(ending, KIND[result.verdict], large=True) for ending in _end(result)],
         answer_last=True,
         sections=[
             section(
@@ -56,7 +56,7 @@ def report(result: AnswersResult, reasons: Sequence[str] = ()) -> Report:
                 Bullets(reasons),
             ),
             *(_part(part, result) for part in result.parts),
-            section("", Said(_intervals(result), "soft")),
+            section("", Paragraph(_intervals(result), "soft")),
         ],
     )
 

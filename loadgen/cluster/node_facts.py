@@ -20,7 +20,7 @@ import loadgen_sdk
 
 import loadgen
 from loadgen import plugins
-from loadgen.core.errors import Fault, UserError
+from loadgen.core.errors import LoadgenError, UserError
 from loadgen.core.execution import resource_limits, run_header
 from loadgen.core.execution.plan import Job
 from loadgen.core.workload import Replay, parts
@@ -110,7 +110,7 @@ def elsewhere(local: NodeFacts, nodes: Iterable[tuple[str, NodeFacts]]) -> list[
     return sorted({where for where, facts in nodes if facts.loopback != local.loopback})
 
 
-def unreachable(job: Job, elsewhere: Sequence[str], where: str) -> Iterator[Fault]:
+def unreachable(job: Job, elsewhere: Sequence[str], where: str) -> Iterator[LoadgenError]:
     """Yield an error if workers on other machines cannot reach the target.
 
     Args:
@@ -158,7 +158,7 @@ def files_of(job: Job) -> list[str]:
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
-def differences(local: NodeFacts, remote: NodeFacts, where: str) -> Iterator[Fault]:
+def differences(local: NodeFacts, remote: NodeFacts, where: str) -> Iterator[LoadgenError]:
     """Yield an error for each difference that would change the requests.
 
     Args:

@@ -13,7 +13,7 @@ from loadgen.cluster.placement import ClusterNode
 from loadgen.cluster.ray_client import RayAgent, RayClient
 from loadgen.core import format
 from loadgen.core.errors import TargetError, UserError
-from loadgen.core.execution.events import Tell, Waits
+from loadgen.core.execution.events import Emit, WaitingFor
 
 POLL_S = 0.5
 """Time between two looks at the nodes."""
@@ -65,7 +65,7 @@ class RayNodes:
         cpus: int = self._client.call("free_cpus").result()
         return cpus
 
-    async def place_agents(self, workers: int, tell: Tell) -> list[tuple[ClusterNode, RayAgent]]:
+    async def place_agents(self, workers: int, tell: Emit) -> list[tuple[ClusterNode, RayAgent]]:
         """Start an agent for each worker on the nodes that respond.
 
         If there are more workers than CPUs, the agents without a CPU of their own request none.
@@ -86,7 +86,7 @@ class RayNodes:
         self._has_agents = True
         return agents
 
-    async def _wait_for_cpus(self, workers: int, tell: Tell) -> list[ClusterNode]:
+    async def _wait_for_cpus(self, workers: int, tell: Emit) -> list[ClusterNode]:
         """Return the nodes that respond and have a free CPU.
 
         Fewer CPUs than workers are an error, unless nodes were lost: then the other nodes take all
@@ -106,7 +106,7 @@ class RayNodes:
             if monotonic() > deadline:
                 raise self._no_node_left()
             if not has_told:
-                tell(Waits(f"a node to join the cluster, {JOIN_S:g} s at most"))
+                tell(WaitingFor(f"a node to join the cluster, {JOIN_S:g} s at most"))
                 has_told = True
             await asyncio.sleep(POLL_S)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from loadgen.cluster import lease
 from loadgen.cluster.node_agent import AwayError, GoneError, NodeAgent
-from loadgen.core.errors import Fault, UserError, not_installed
+from loadgen.core.errors import LoadgenError, UserError, not_installed
 
 ANSWER_S = 10.0  # longest wait for the lease of another driver to say whose it is
 FREED_S = 15.0  # longest wait for Ray to end the lease of a driver that has ended
@@ -198,7 +198,7 @@ class CallServer:
 
 def _without_ray(error: Exception) -> Exception:
     """Return an error that the command can unpickle, because it does not import Ray."""
-    if isinstance(error, Fault):
+    if isinstance(error, LoadgenError):
         return error
     if "ray" in sys.modules:
         from ray.exceptions import ActorUnavailableError, RayError

@@ -14,7 +14,7 @@ from loadgen.cluster.node_facts import NodeFacts
 from loadgen.cluster.placement import ClusterNode
 from loadgen.cluster.ray_client import ClusterLostError, RayAgent
 from loadgen.cluster.ray_nodes import POLL_S
-from loadgen.core.errors import Fault, TargetError, UserError
+from loadgen.core.errors import LoadgenError, TargetError, UserError
 from loadgen.core.execution import resource_limits
 from loadgen.core.execution.backends import worker
 from loadgen.core.execution.shared_counters import SharedCounters
@@ -76,7 +76,9 @@ class RemoteWorker:
 
     # -- before the load
 
-    async def read_facts(self, files: Sequence[str], packages: Sequence[str]) -> NodeFacts | Fault:
+    async def read_facts(
+        self, files: Sequence[str], packages: Sequence[str]
+    ) -> NodeFacts | LoadgenError:
         """Return the facts about its node, or the error if the node cannot run a worker.
 
         Raises ClusterLostError if the cluster is lost.
@@ -165,7 +167,7 @@ class RemoteWorker:
         self.last_response_s = monotonic()
         try:
             return await self._follow(counters, stop_others)
-        except Fault as error:
+        except LoadgenError as error:
             if not self.ready.done():
                 self.ready.set_exception(error)
             return None

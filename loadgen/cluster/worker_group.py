@@ -24,10 +24,10 @@ from loadgen.cluster.node_agent import Copy
 from loadgen.cluster.node_facts import NodeFacts
 from loadgen.cluster.ray_nodes import POLL_S, RayNodes, responding_nodes
 from loadgen.cluster.remote_worker import RemoteWorker, WorkerLostError
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.execution import resource_limits, stop_signals
 from loadgen.core.execution.backends import merge, worker
-from loadgen.core.execution.events import LoadStarted, RunningLoad, Tell, WorkersPlaced
+from loadgen.core.execution.events import Emit, LoadStarted, RunningLoad, WorkersPlaced
 from loadgen.core.execution.plan import Job, Plan
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.execution.worker_resources import WorkerResult
@@ -59,7 +59,7 @@ class WorkerGroup:
 
     # -- before the load
 
-    async def place(self, plan: Plan, tell: Tell) -> list[str]:
+    async def place(self, plan: Plan, tell: Emit) -> list[str]:
         """Place an agent for each worker, check its node and return notes for the header.
 
         Raises Faults with the problems of all nodes, UserError for more workers than CPUs, and
@@ -70,10 +70,10 @@ class WorkerGroup:
         packages = [plugin.package for plugin in job.plugins]
         local_facts = await asyncio.to_thread(node_facts.own_facts, files, packages)
         remote_facts = await self._place_agents(job, files, packages, tell)
-        errors: list[Fault] = []
+        errors: list[LoadgenError] = []
         known: list[tuple[str, NodeFacts]] = []
         for remote_worker, facts in zip(self._workers, remote_facts, strict=True):
-            if isinstance(facts, Fault):
+            if isinstance(facts, LoadgenError):
                 errors.append(facts)
             else:
                 known.append((remote_worker.place, facts))
@@ -83,12 +83,12 @@ class WorkerGroup:
         elsewhere = node_facts.elsewhere(local_facts, known)
         errors += node_facts.unreachable(job, elsewhere, self._nodes.flag)
         if errors:
-            raise Faults(list({str(error): error for error in errors}.values()))
+            raise CombinedError(list({str(error): error for error in errors}.values()))
         return list(node_facts.notes(job, elsewhere))
 
     async def _place_agents(
-        self, job: Job, files: Sequence[str], packages: Sequence[str], tell: Tell
-    ) -> list[NodeFacts | Fault]:
+        self, job: Job, files: Sequence[str], packages: Sequence[str], tell: Emit
+    ) -> list[NodeFacts | LoadgenError]:
         """Place the agents and return the facts about the node of each.
 
         If a node died meanwhile, all agents are placed again on the others.
@@ -103,7 +103,10 @@ class WorkerGroup:
             facts = await asyncio.gather(
                 *(one.read_facts(files, packages) for one in self._workers)
             )
-            if not any(isinstance(one, Fault) for one in facts) or not await self._has_lost_node():
+            if (
+                not any(isinstance(one, LoadgenError) for one in facts)
+                or not await self._has_lost_node()
+            ):
                 return facts
             await self._end_all()
 
@@ -126,7 +129,7 @@ class WorkerGroup:
 
     # -- the load
 
-    async def run(self, plan: Plan, tell: Tell) -> WorkerResult:
+    async def run(self, plan: Plan, tell: Emit) -> WorkerResult:
         """Carry out a plan on the placed agents and return the sum of their shares.
 
         The unfinished slots of a worker that dies or is lost are recorded as `lost`. Signals are
@@ -161,7 +164,7 @@ class WorkerGroup:
             await self._end_workers()
 
     async def _start(
-        self, plan: Plan, counters: SharedCounters, tell: Tell
+        self, plan: Plan, counters: SharedCounters, tell: Emit
     ) -> list[asyncio.Task[WorkerResult | None]]:
         """Start the workers and return the tasks that follow them.
 
@@ -242,7 +245,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _exceeded_limits(plan: Plan, known: Sequence[tuple[str, NodeFacts]]) -> Iterator[Fault]:
+def _exceeded_limits(plan: Plan, known: Sequence[tuple[str, NodeFacts]]) -> Iterator[LoadgenError]:
     """Yield an error for each machine with too few open files or ports for its workers.
 
     Args:

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
+from loadgen.cli import completion
+from loadgen.cli.option_parsers import parse_share_option
+from loadgen.cli.output import print_answer, say_changed, write_file
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.result_kinds import reporting_damage
-from loadgen.shell import completion
-from loadgen.shell.option_parsers import parse_share_option
-from loadgen.shell.output import print_answer, say_changed, write_file
 
 
 def compare(
@@ -92,8 +92,8 @@ def compare(
     """
     from loadgen.compare import baseline, comparison, inputs, thresholds
     from loadgen.compare.text import cases, report
-    from loadgen.present import html as as_page
-    from loadgen.present.junit import render
+    from loadgen.render import html as as_page
+    from loadgen.render.junit import render
 
     if save is not None:
         if against is not None or len(results) != 1:

@@ -9,7 +9,7 @@ import msgspec
 
 from loadgen import result_kinds
 from loadgen.core import format
-from loadgen.core.errors import Fault, Faults, UserError, nothing_there
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, nothing_there
 from loadgen.runs.compared import Side
 
 
@@ -18,15 +18,15 @@ def read_sides(paths: Sequence[Path]) -> list[Side]:
 
     A kind of result says what of it is compared (`result_kinds`). Raises Faults with every fault found.
     """
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     sides = []
     for path, name in zip(paths, format.short_names(paths), strict=True):
         try:
             sides.append(msgspec.structs.replace(_side(path), name=name))
-        except Fault as fault:
+        except LoadgenError as fault:
             faults.append(fault)
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     return sides
 
 

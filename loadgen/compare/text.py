@@ -17,13 +17,13 @@ from loadgen.compare.comparison import (
 from loadgen.compare.thresholds import ThresholdOutcome, interval
 from loadgen.core import format
 from loadgen.core.metrics.reasons import sentence
-from loadgen.present.junit import OF_MET, Case
-from loadgen.present.page import Bar
-from loadgen.present.section import (
+from loadgen.render.junit import OF_MET, Case
+from loadgen.render.page import Bar
+from loadgen.render.section import (
     Bars,
     Bullets,
+    Paragraph,
     Report,
-    Said,
     Section,
     Table,
     Warned,
@@ -48,12 +48,12 @@ def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) ->
         title=f"{first} with {', '.join(others)}",
         made_by="loadgen compare",
         warned=warned,
-        answer=[Said(_answer(comparison, side), large=True) for side in others],
+        answer=[Paragraph(_answer(comparison, side), large=True) for side in others],
         sections=[
             section("What is compared", _sides(comparison)),
             section("", facts(Work=_work(comparison), Judged=comparison.scope)),
             *(_against(comparison, side) for side in others),
-            section("", Said(_legend(comparison), "soft")),
+            section("", Paragraph(_legend(comparison), "soft")),
             section("Back within the SLO", _ways_back(comparison)),
             section("Notes", Bullets(comparison.notes)),
             section("Conditions", Table(("", "condition", "side", "came out"), cells, "words")),
@@ -111,7 +111,7 @@ def _against(comparison: Comparison, side: str) -> Section:
         f"{side} against {comparison.sides[0]}",
         *_change_bars(differences),
         Table(head[:columns], rows, "" if reason else "remarks"),
-        Said(f"None of them is judged: {reason}{hint}." if reason else "", "warn"),
+        Paragraph(f"None of them is judged: {reason}{hint}." if reason else "", "warn"),
     )
 
 

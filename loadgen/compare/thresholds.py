@@ -23,7 +23,7 @@ from loadgen.compare.comparison import (
     needed_in_words,
 )
 from loadgen.core import format
-from loadgen.core.errors import Faults, UserError, closest
+from loadgen.core.errors import CombinedError, UserError, closest
 from loadgen.repeated.registry import SHARES, metric, paths
 
 _FORM = re.compile(
@@ -80,7 +80,7 @@ def parse_thresholds(texts: Sequence[str]) -> tuple[Condition, ...]:
         except UserError as fault:
             faults.append(fault)
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     return tuple(conditions)
 
 

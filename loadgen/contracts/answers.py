@@ -13,7 +13,7 @@ from loadgen.answers.comparison import ScoredGroup, judge
 from loadgen.answers.questions import read_questions
 from loadgen.answers.run import run
 from loadgen.contracts.evaluate import Held
-from loadgen.contracts.schema import AnswersAsked, Promise
+from loadgen.contracts.schema import AnswerCheck, Promise
 from loadgen.contracts.steady_samples import Missing
 from loadgen.contracts.verdict import ScoredAnswers
 from loadgen.core import format
@@ -27,7 +27,7 @@ LANES = 8
 
 
 def carry_out(
-    asked: AnswersAsked,
+    asked: AnswerCheck,
     dataset: Path,
     settings: Settings,
     other: Settings | None,

@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from loadgen import commands
 from loadgen.answers.command import AgainstKey, AgainstModel, other_endpoint
+from loadgen.cli import completion
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.option_parsers import parse_option
+from loadgen.cli.options import add_options
+from loadgen.cli.output import print_answer, say
+from loadgen.cli.resume import arguments_to_type_again, resume_arguments
+from loadgen.cli.run_options import LOAD_OPTIONS
 from loadgen.core import format, units
-from loadgen.core.errors import OK, Fault, Faults, UserError, collecting
-from loadgen.shell import completion
-from loadgen.shell.invocation import Invocation
-from loadgen.shell.option_parsers import parse_option
-from loadgen.shell.options import add_options
-from loadgen.shell.output import print_answer, say
-from loadgen.shell.resume import arguments_to_type_again, resume_arguments
-from loadgen.shell.run_options import LOAD_OPTIONS
+from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, collecting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -133,7 +133,7 @@ def validate(
         raise UserError("missing_option", "no contract", "loadgen validate", hint)
     if contract.is_dir():
         return _judge_anew(contract, bundle, as_json)
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     add_ns = None
     with collecting(faults):
         add_ns = _time(add, "--add")
@@ -282,7 +282,7 @@ def _with_contract_prices(
     try:
         if budget is not None:
             budget.cost(an_hour, target_facts(settings))
-    except Fault:
+    except LoadgenError:
         return invocation
     return priced
 
@@ -302,7 +302,7 @@ def _asked(
     duration: str | None,
     *,
     has_other: bool,
-    faults: list[Fault],
+    faults: list[LoadgenError],
 ) -> _Asked:
     """The contract and the flags, checked together. Raises Faults, with those that there are already."""
     from loadgen.contracts.load import load_contract
@@ -325,7 +325,7 @@ def _asked(
             against=has_other,
         )
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     if settings.values:
         _check_values(checked, settings)
     return _Asked(checked, settings, overrides, how)
@@ -397,7 +397,7 @@ def _check_values(checked: Checked, settings: Settings) -> None:
     """Raises Faults for promises about tokens, where answers have none."""
     from loadgen.contracts.schema import latencies, words
 
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     for planned in checked.levels:
         for term in (*planned.level.must, *planned.level.should):
             if term.kind in latencies() and term.kind != "e2e":
@@ -411,7 +411,7 @@ def _check_values(checked: Checked, settings: Settings) -> None:
                     )
                 )
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
 
 
 def _time(text: str | None, flag: str) -> int | None:

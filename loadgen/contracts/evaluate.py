@@ -30,7 +30,7 @@ from loadgen.contracts.steady_samples import (
 )
 from loadgen.core import format
 from loadgen.core.analysis import fairness
-from loadgen.core.errors import Fault, Faults
+from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.metrics import outcomes, windows
 from loadgen.core.metrics.columns import OK, Columns
 from loadgen.core.metrics.summary import Summary
@@ -529,9 +529,9 @@ class Evaluator:
             raise Missing(f"no {noun} was good: there is no cost per good one")
         try:
             bounds, price_currency = self.money(self.runs[0], good_rate)
-        except Fault as fault:
+        except LoadgenError as fault:
             raise Missing(f"no cost: {fault.what}") from None
-        except Faults as faults:
+        except CombinedError as faults:
             raise Missing(f"no cost: {'; '.join(fault.what for fault in faults.faults)}") from None
         if price_currency != term.currency:
             raise Missing(f"the promise is in {term.currency}, the prices are in {price_currency}")

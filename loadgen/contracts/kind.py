@@ -17,7 +17,7 @@ from loadgen.contracts.verdict import Validation, exit_code
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import decoded
-from loadgen.present.section import Report
+from loadgen.render.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs.compared import Side
 from loadgen.runs.kind import stored_summaries

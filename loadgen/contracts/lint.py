@@ -25,7 +25,7 @@ from loadgen.contracts.schema import (
     ANSWER_KINDS,
     OF_TASKS,
     SHARES_OF_ANSWERS,
-    AnswersAsked,
+    AnswerCheck,
     Contract,
     ContractLevel,
     Draft,
@@ -39,7 +39,7 @@ from loadgen.contracts.schema import (
 from loadgen.contracts.steady_samples import NEARLY
 from loadgen.core import format
 from loadgen.core.analysis.fairness import tenants_of
-from loadgen.core.errors import Code, Fault, Faults, UserError, meant
+from loadgen.core.errors import Code, CombinedError, LoadgenError, UserError, did_you_mean
 from loadgen.core.limits import FEWEST_ANSWERS
 from loadgen.core.stats import intervals
 from loadgen.core.workload import Closed, Mix, Poisson, Slo, Workload
@@ -61,8 +61,8 @@ class _FaultReport:
 
     def __init__(self, top: Map, file: str) -> None:
         self.top, self.file = top, file
-        self.here: list[Fault] = []
-        self.elsewhere: list[Fault] = []
+        self.here: list[LoadgenError] = []
+        self.elsewhere: list[LoadgenError] = []
 
     def fault(self, code: Code, loc: Where, what: str, hint: str) -> None:
         spot, path, _ = locate(self.top, loc)
@@ -82,7 +82,7 @@ def check(
     load_prices: Callable[[Path], object],
     read_questions: ReadQuestions,
     against: bool,
-) -> tuple[list[Planned], list[Fault], list[Fault]]:
+) -> tuple[list[Planned], list[LoadgenError], list[LoadgenError]]:
     """The plans of all levels that are correct enough; the faults in the contract; the faults in the files it names.
 
     `contract`: without levels. `longest_ns`: a level's load lasts so long at most. `load_prices` reads a price file, or
@@ -138,9 +138,9 @@ def _check_prices(
         return
     try:
         load_prices(folder / name)
-    except Faults as faults:
+    except CombinedError as faults:
         report.elsewhere.extend(faults.faults)
-    except Fault as fault:
+    except LoadgenError as fault:
         report.fault(fault.code, ("prices",), fault.what, fault.hint)
 
 
@@ -158,7 +158,7 @@ def _planned_level(
         if path is None:
             nearby = [str(other.relative_to(folder)) for other in sorted(folder.glob("*.yaml"))]
             hint = (
-                meant(draft.workload, [*packaged(), *nearby])
+                did_you_mean(draft.workload, [*packaged(), *nearby])
                 + "; or a path relative to the contract"
             )
             report.fault(
@@ -176,7 +176,7 @@ def _planned_level(
         return None
     try:
         workload = load_workload(path, _overrides(level), env)
-    except Faults as faults:
+    except CombinedError as faults:
         for problem in faults.faults:
             if problem.where.startswith("--"):
                 report.fault(problem.code, level_loc, problem.what, problem.hint)
@@ -319,7 +319,7 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
         loc: Where = ("levels", draft.index, kind, place)
         if term.class_name and term.class_name not in classes:
             hint = (
-                meant(term.class_name, list(classes))
+                did_you_mean(term.class_name, list(classes))
                 if classes
                 else "its requests are all of one kind"
             )
@@ -404,7 +404,7 @@ def _check_missing(
                 "unknown_name",
                 loc,
                 f'there is no other level "{term.level}"',
-                meant(term.level, known),
+                did_you_mean(term.level, known),
             )
 
 
@@ -562,7 +562,7 @@ _ROWS = {
 
 
 def _check_answers(
-    asked: AnswersAsked,
+    asked: AnswerCheck,
     confidence: float,
     report: _FaultReport,
     folder: Path,
@@ -573,10 +573,10 @@ def _check_answers(
     """Report a data set that cannot be read, and terms that its prompts cannot show, or that need another endpoint."""
     try:
         prompts = read_questions(folder / asked.dataset, asked.rows)
-    except Faults as faults:
+    except CombinedError as faults:
         report.elsewhere.extend(faults.faults)
         return
-    except Fault as fault:
+    except LoadgenError as fault:
         report.fault(
             fault.code,
             ("answers", "dataset"),
@@ -597,7 +597,9 @@ def _check_answers(
             hint = "against: http://HOST:8000 beside dataset, or --against URL"
             report.fault("missing_option", loc, f"{words(term)}: there is no other endpoint", hint)
         if term.class_name and term.class_name not in classes:
-            hint = meant(term.class_name, classes) if classes else 'no row of it has a "class"'
+            hint = (
+                did_you_mean(term.class_name, classes) if classes else 'no row of it has a "class"'
+            )
             report.fault(
                 "unknown_name", loc, f'{asked.dataset} has no class "{term.class_name}"', hint
             )
@@ -640,7 +642,7 @@ def _prompts_needed(term: Promise, confidence: float) -> int:
 # -- words ------------------------------------------------------------------------------------------------------
 
 
-def answers_words(asked: AnswersAsked) -> list[str]:
+def answers_words(asked: AnswerCheck) -> list[str]:
     """What is asked about answers, and its terms, as lines of text."""
     rows = "" if asked.rows is None else f", the first {format.counted(asked.rows, 'row')}"
     other = "" if asked.against is None else f", against {asked.against}"

@@ -25,7 +25,7 @@ from loadgen.contracts.schema import (
     read_document,
     text_of,
 )
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.workload.diagnostics import sort_faults, validate_document
 from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.yaml_marks import Map
@@ -83,7 +83,7 @@ def load_contract(
     )
     faults = sort_faults([*source.faults, *contract_faults]) + other_faults
     if faults or contract is None:
-        raise Faults(faults)
+        raise CombinedError(faults)
     plans = tuple(
         replace(plan, level=level) for plan, level in zip(planned, contract.levels, strict=True)
     )

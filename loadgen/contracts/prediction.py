@@ -23,7 +23,7 @@ from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.stored import read_run
 from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, LevelVerdict, NeededLoad
 from loadgen.core import format
-from loadgen.core.errors import Faults, TargetError, codes
+from loadgen.core.errors import CombinedError, TargetError, codes
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
 from loadgen.core.results.record import ROW
@@ -103,7 +103,7 @@ def predict(
         try:
             runs[name] = _simulated(planned, settings, perform, seed, longest, step)
             own[name] = _own_s(planned, runs[name][0].run)
-        except (Faults, TargetError) as error:
+        except (CombinedError, TargetError) as error:
             trouble[name] = LevelForecast(
                 name=name,
                 length_s=0,

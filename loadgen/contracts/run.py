@@ -20,22 +20,22 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.contracts import answers, planning, sections, stored, verdict
-from loadgen.contracts.schema import AnswersAsked, Checked, Contract, ContractLevel, Planned
+from loadgen.contracts.schema import AnswerCheck, Checked, Contract, ContractLevel, Planned
 from loadgen.contracts.sections import Measured, cases
 from loadgen.contracts.stored import CONTRACT, PLACE, PRICES, RESOLVED, ValidationFacts
 from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import format, run_folder
-from loadgen.core.errors import Fault, Faults, TargetError, UserError, codes
+from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserError, codes
 from loadgen.core.execution.folder_names import alone, run_id
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.core.results import checksums, store
 from loadgen.core.workload import placed
-from loadgen.preflight.target_checks import FAULT, WARNING, Finding
-from loadgen.present import html, junit
-from loadgen.present import text as as_text
-from loadgen.present.section import Report
+from loadgen.doctor.target_checks import FAULT, WARNING, Finding
+from loadgen.render import html, junit
+from loadgen.render import text as as_text
+from loadgen.render.section import Report
 from loadgen.repeated import repeats
 from loadgen.repeated.repeats import RepeatSummary, Repetition
 from loadgen.runs.repetition import pause, seeded
@@ -88,8 +88,8 @@ class _Trouble(NamedTuple):
 _BROKEN_OFF = _Trouble("the user broke it off")
 
 
-def _of_faults(what: str, raised: Fault | Faults) -> _Trouble:
-    faults = raised.faults if isinstance(raised, Faults) else (raised,)
+def _of_faults(what: str, raised: LoadgenError | CombinedError) -> _Trouble:
+    faults = raised.faults if isinstance(raised, CombinedError) else (raised,)
     return _Trouble(f"{what}: {'; '.join(fault.what for fault in faults)}", codes(raised))
 
 
@@ -166,7 +166,7 @@ def _carry_out(
 
 
 def _answers(
-    checked: Checked, asked: AnswersAsked, settings: Settings, other: Settings | None, folder: Path
+    checked: Checked, asked: AnswerCheck, settings: Settings, other: Settings | None, folder: Path
 ) -> tuple[bool, _Trouble | None]:
     """Ask the prompts. Returns whether the user broke it off, and why it could not be done (None when it was done)."""
     try:
@@ -174,7 +174,7 @@ def _answers(
         answers.carry_out(asked, checked.folder / asked.dataset, settings, other, out, level)
     except KeyboardInterrupt:
         return True, _BROKEN_OFF
-    except (Fault, Faults) as raised:
+    except (LoadgenError, CombinedError) as raised:
         return False, _of_faults("the prompts could not be asked", raised)
     return False, None
 
@@ -209,7 +209,7 @@ def _runs_of_level(
         try:
             workload = _of_run(planned.workload, name, repeat, seed, salt)
             summary, _ = perform(workload, replace(settings, out=folder / name / f"r{repeat}"))
-        except (TargetError, Faults) as raised:
+        except (TargetError, CombinedError) as raised:
             return summaries, False, _of_faults(f"run {repeat} could not be done", raised)
         summaries.append(summary)
         if summary.run.state == "interrupted":
@@ -259,7 +259,7 @@ def extend(
     findings = _preflight(settings, folder, say)
     if faults := [finding for finding in findings if finding.state == FAULT]:
         checksums.write(folder)
-        raise Faults(
+        raise CombinedError(
             [
                 UserError(
                     "failed_check",
@@ -312,7 +312,7 @@ def _check_extension(
     facts: ValidationFacts,
 ) -> None:
     """Raises Faults for a contract or target other than that of the folder, and UserError for a broken promise."""
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     if checked.text != (folder / CONTRACT).read_text("utf-8"):
         faults.append(
             UserError(
@@ -342,7 +342,7 @@ def _check_extension(
             )
         )
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
 
 
 def _undecided(contract: Contract, level: LevelVerdict) -> set[str]:
@@ -453,7 +453,7 @@ def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
     """Examine every endpoint and write `doctor.json`. [] for a simulation in virtual time: nothing to examine."""
     if settings.virtual:
         return []
-    from loadgen.preflight import doctor, host_checks, target_checks
+    from loadgen.doctor import doctor, host_checks, target_checks
 
     all_findings: list[Finding] = []
     reports = []

@@ -28,7 +28,7 @@ from pydantic import (
 )
 
 from loadgen.core import format
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.slo import Slo
 from loadgen.core.stats.quantiles import name as percentile
 from loadgen.core.units import Wrong
@@ -480,7 +480,7 @@ class ContractLevel(Part):
     should: tuple[WrittenPromise, ...] = ()
 
 
-class AnswersAsked(Part):
+class AnswerCheck(Part):
     """The prompts whose answers are scored, and what was promised of the scores. Asked after the load."""
 
     synonyms: ClassVar[dict[str, str]] = {"output_tokens": "max_tokens", "terms": "must"}
@@ -526,7 +526,7 @@ class Contract(Part):
     prices: str | None = None
     slo: SloField = None
     levels: Annotated[tuple[ContractLevel, ...], BeforeValidator(_levels)]
-    answers: AnswersAsked | None = None
+    answers: AnswerCheck | None = None
 
 
 class PlannedClass(NamedTuple):
@@ -597,7 +597,7 @@ def parse(
     source = FileContext(file=label, directory=Path(), faults=faults, extra_metrics=figures)
     contract = validate_document(Contract, document, source)
     if contract is None or source.faults:
-        raise Faults(sort_faults(source.faults))
+        raise CombinedError(sort_faults(source.faults))
     return contract
 
 
@@ -608,7 +608,7 @@ def plain(value: Any) -> str | None:
     )
 
 
-def read_document(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[Fault]]:
+def read_document(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, list[LoadgenError]]:
     return read_yaml(text, label, env, kind="contract", smallest=_EXAMPLE)
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote
 
-from loadgen.contracts.schema import AnswersAsked, Contract, ContractLevel, words
+from loadgen.contracts.schema import AnswerCheck, Contract, ContractLevel, words
 from loadgen.contracts.verdict import (
     FAIL,
     INCONCLUSIVE,
@@ -33,17 +33,17 @@ from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import Host, TargetFacts
 from loadgen.figures import FIGURES
-from loadgen.present.junit import Case, Outcome, simulated_case
-from loadgen.present.page import Bar
-from loadgen.present.section import (
+from loadgen.render.junit import Case, Outcome, simulated_case
+from loadgen.render.page import Bar
+from loadgen.render.section import (
     Bars,
     Bullets,
     Facts,
     Kind,
     Links,
+    Paragraph,
     Quoted,
     Report,
-    Said,
     Section,
     Signatures,
     Table,
@@ -115,7 +115,7 @@ def report(validation: Validation, measured: Measured | None = None) -> Report:
         made_by=f"loadgen {validation.version} validation",
         warned=warned,
         answer=[
-            Said(
+            Paragraph(
                 f"{validation.verdict}: {validation.sentence}.",
                 KIND[validation.verdict],
                 large=True,
@@ -144,11 +144,11 @@ def _level(level: LevelVerdict, shared_notes: Sequence[str], measured: Measured 
     rows = [_row(term, level.trouble, holds) for term in level.terms]
     return section(
         f"{level.name}: {level.verdict}",
-        Said(_load(level), "soft"),
-        Said("" if measured is None else throughput_text(level.runs, measured.runs)),
-        Said(f"NOTHING SHOWN: {level.trouble}" if level.trouble else "", "warn"),
+        Paragraph(_load(level), "soft"),
+        Paragraph("" if measured is None else throughput_text(level.runs, measured.runs)),
+        Paragraph(f"NOTHING SHOWN: {level.trouble}" if level.trouble else "", "warn"),
         Table(("verdict", "", "promise", "measured"), rows, "words"),
-        Said(
+        Paragraph(
             f"Kept {holds}{', unless a row says otherwise' if exceptions else ''}."
             if holds
             else "",
@@ -191,7 +191,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _signed(validation: Validation) -> Section:
     names = {party: validation.metadata.get(party.lower(), "") for party in ("Buyer", "Vendor")}
     sums = "Of the contract with the SHA-256 above; SHA256SUMS has that of every file."
-    return section("Signed", Signatures(names), Said(sums, "soft"), page_only=True)
+    return section("Signed", Signatures(names), Paragraph(sums, "soft"), page_only=True)
 
 
 def _annex(validation: Validation, measured: Measured) -> Iterator[Section]:
@@ -201,7 +201,7 @@ def _annex(validation: Validation, measured: Measured) -> Iterator[Section]:
     yield section("What the words mean", words, page_only=True)
     yield _timeline(measured.runs)
     spread = levels_table(list(measured.spread.items()))
-    legend = Said(f"{OF_LEVELS}." if spread.rows else "", "soft")
+    legend = Paragraph(f"{OF_LEVELS}." if spread.rows else "", "soft")
     yield section("How the runs of a level differ", spread, legend, page_only=True)
     found = Table(("", "check", "found", "means"), measured.findings, "words")
     yield section("What the doctor found before the first request", found, page_only=True)
@@ -233,7 +233,7 @@ def used_share(figure: float, limit: float, unit: str, *, at_most: bool) -> floa
 
 def _used(validation: Validation, contract: Contract) -> Section:
     """A bar per term: how much of what it allows is used, with the interval of the figure."""
-    asked: list[ContractLevel | AnswersAsked] = [*contract.levels]
+    asked: list[ContractLevel | AnswerCheck] = [*contract.levels]
     asked += [contract.answers] if contract.answers is not None else []
     at_most = {
         words(term): term.is_at_most for part in asked for term in (*part.must, *part.should)
@@ -271,7 +271,7 @@ def _used(validation: Validation, contract: Contract) -> Section:
     return section(
         "What each promise uses of its limit",
         drawn,
-        Said(legend, "soft"),
+        Paragraph(legend, "soft"),
         page_only=True,
         id="used",
     )

@@ -32,7 +32,7 @@ from loadgen.core.metrics.columns import (
 )
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term, absent
 from loadgen.core.stats import intervals
@@ -71,7 +71,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     folder: str
-    header: Header
+    header: RunManifest
     summary: Summary
     rows: NDArray[np.void]
     gaps: Histogram

@@ -20,15 +20,15 @@ from loadgen.contracts.schema import Contract
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.contracts.verdict import Validation
 from loadgen.core import run_folder
-from loadgen.core.errors import Faults, UserError, nothing_there
+from loadgen.core.errors import CombinedError, UserError, nothing_there
 from loadgen.core.execution.run_header import version
 from loadgen.core.metrics.columns import measured_gaps
 from loadgen.core.results import checksums, manifest, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.stats.intervals import Interval
+from loadgen.doctor.target_checks import Finding
 from loadgen.figures import FIGURES
-from loadgen.preflight.target_checks import Finding
 
 if TYPE_CHECKING:
     from loadgen.pricing.prices import Prices
@@ -99,7 +99,7 @@ def again(folder: Path) -> Validation:
     refuse_links(folder)
     changed = verify(folder)
     if changed:
-        raise Faults(
+        raise CombinedError(
             [
                 UserError(
                     "missing_file" if what == "gone" else "changed_file",

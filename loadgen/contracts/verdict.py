@@ -19,7 +19,7 @@ from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
 from loadgen.contracts.planning import JUDGED_HERE
 from loadgen.contracts.schema import (
     OF_TASKS,
-    AnswersAsked,
+    AnswerCheck,
     Contract,
     ContractLevel,
     Promise,
@@ -396,7 +396,7 @@ def _not_as_asked(run: RecordedRun, term: Promise) -> str:
     return ""
 
 
-def of_answers(contract: Contract, asked: AnswersAsked, scored: ScoredAnswers) -> LevelVerdict:
+def of_answers(contract: Contract, asked: AnswerCheck, scored: ScoredAnswers) -> LevelVerdict:
     """The verdict on what the contract promises of the answers, in the form of one more level."""
     terms = _judge_terms(scored.held, contract.confidence, asked, "answers", scored.trouble)
     return LevelVerdict(
@@ -476,7 +476,7 @@ def _cache_trouble(level: ContractLevel, run: RecordedRun) -> str:
 def _judge_terms(
     held: Callable[[Promise], Held],
     confidence: float,
-    asked: ContractLevel | AnswersAsked,
+    asked: ContractLevel | AnswerCheck,
     level: str,
     blocked: str,
 ) -> tuple[Judgement, ...]:
@@ -486,7 +486,7 @@ def _judge_terms(
 
 
 def _promises(
-    asked: ContractLevel | AnswersAsked,
+    asked: ContractLevel | AnswerCheck,
 ) -> list[tuple[Literal["must", "should"], Promise]]:
     """All terms of a level, in order, with the word that each stands under."""
     return [("must", term) for term in asked.must] + [("should", term) for term in asked.should]

@@ -99,7 +99,7 @@ class Place(NamedTuple):
         return f"{self.file}:{self.line}:{self.column}" + (f" ({self.path})" if self.path else "")
 
 
-class Fault(Exception):
+class LoadgenError(Exception):
     """One error: `what` is wrong, `where` (file:line:column, a flag, a URL), and a `hint` what to do.
 
     For programs: `code` says what is wrong, `key` of what (a flag, a path of keys, a package; by default the flag or
@@ -151,20 +151,20 @@ def _key_in(where: str) -> str:
     )
 
 
-class UserError(Fault):
+class UserError(LoadgenError):
     """Wrong usage, a wrong workload file, a wrong flag: exit 2."""
 
 
-class TargetError(Fault):
+class TargetError(LoadgenError):
     """The endpoint cannot be reached, refuses requests, or is not of the requested kind: exit 3."""
 
     exit_code = UNSOUND
 
 
-class Faults(Exception):
+class CombinedError(Exception):
     """Several faults of one check, shown together, so that the user can correct all before the next run."""
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, faults: Sequence[LoadgenError]) -> None:
         super().__init__(f"{len(faults)} faults")
         self.faults = tuple(faults)
 
@@ -190,20 +190,20 @@ def nothing_there(path: object, hint: str, what: str = "no such folder") -> User
     return UserError(code, what, str(path), hint)
 
 
-def codes(raised: Fault | Faults) -> tuple[Code, ...]:
+def codes(raised: LoadgenError | CombinedError) -> tuple[Code, ...]:
     """The codes of all that was raised, each once."""
-    faults = raised.faults if isinstance(raised, Faults) else (raised,)
+    faults = raised.faults if isinstance(raised, CombinedError) else (raised,)
     return tuple(dict.fromkeys(fault.code for fault in faults))
 
 
 @contextmanager
-def collecting(faults: list[Fault]) -> Iterator[None]:
+def collecting(faults: list[LoadgenError]) -> Iterator[None]:
     """Add what is raised inside to `faults`, so that the checks after it are made too."""
     try:
         yield
-    except Faults as several:
+    except CombinedError as several:
         faults += several.faults
-    except Fault as fault:
+    except LoadgenError as fault:
         faults.append(fault)
 
 
@@ -224,7 +224,7 @@ def not_installed(what: str, package: str, where: str, extra: str) -> UserError:
 FAULTS_SHOWN = 20  # of one file
 
 
-def enough(faults: list[Fault], file: str) -> bool:
+def enough(faults: list[LoadgenError], file: str) -> bool:
     """Whether to check no more of a file: FAULTS_SHOWN faults are there, and now a last one that says so."""
     if len(faults) < FAULTS_SHOWN:
         return False
@@ -232,7 +232,7 @@ def enough(faults: list[Fault], file: str) -> bool:
     return True
 
 
-def meant(word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None) -> str:
+def did_you_mean(word: str, known: Sequence[str], synonyms: Mapping[str, str] | None = None) -> str:
     """The hint for a word that is not in `known`: the closest known word, if one is similar, and the list of all."""
     similar = closest(word, known, synonyms)
     suggestion = f'did you mean "{similar}"? ' if similar else ""

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header, Second
+    from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
     from loadgen.core.stats.quantiles import Histogram
 
 
 def summarize(
-    header: Header,
+    header: RunManifest,
     rows: NDArray[np.void],
     gaps: Sequence[Histogram] = (),
     timeline: Sequence[NDArray[np.int64]] = (),
-    seconds: Sequence[Second] = (),
+    seconds: Sequence[WorkerSample] = (),
     texts: Sequence[str] = (),
     event_errors: Sequence[Histogram] = (),
     server_samples: Sequence[MetricSample] = (),
@@ -80,7 +80,7 @@ def summarize(
 
 def _with_sections_of_records(
     run: MeasuredRun,
-    header: Header,
+    header: RunManifest,
     server_samples: Sequence[MetricSample],
     explained: bool,
 ) -> Summary:

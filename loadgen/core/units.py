@@ -104,9 +104,11 @@ def duration_ns(text: str, bare: str | None = None) -> int:
             f"write {match['number']}s or {match['number']}ms",
         )
     if unit not in UNIT_NS:
-        meant = _suggest_unit(unit)
+        did_you_mean = _suggest_unit(unit)
         hint = (
-            f'did you mean "{match["number"]}{meant}"? {DURATION_HINT}' if meant else DURATION_HINT
+            f'did you mean "{match["number"]}{did_you_mean}"? {DURATION_HINT}'
+            if did_you_mean
+            else DURATION_HINT
         )
         raise Wrong("invalid_value", f'is not a duration: there is no unit "{unit}"', hint)
     ns = _within_a_year(round(number * UNIT_NS[unit]))

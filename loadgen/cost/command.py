@@ -14,11 +14,11 @@ from typing import Annotated
 
 import typer
 
-from loadgen.core.errors import OK, Fault, Faults, UserError
+from loadgen.cli import completion
+from loadgen.cli.options import AcceptSamplePricesOption, AllowInvalidOption
+from loadgen.cli.output import print_report, say_changed, write_file
+from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError
 from loadgen.core.run_folder import refuse_shard
-from loadgen.shell import completion
-from loadgen.shell.options import AcceptSamplePricesOption, AllowInvalidOption
-from loadgen.shell.output import print_report, say_changed, write_file
 
 
 def cost(
@@ -96,11 +96,11 @@ def cost(
     from loadgen.cost import comparison, cost_data, inputs
     from loadgen.cost.recorded_runs import with_records
     from loadgen.cost.sections import report
-    from loadgen.present import html as as_page
     from loadgen.pricing import price_file
     from loadgen.pricing.prices import find
     from loadgen.pricing.step_cost import with_steps
     from loadgen.pricing.unit_cost import offer
+    from loadgen.render import html as as_page
 
     if as_json + as_markdown + as_csv > 1:
         raise UserError(
@@ -122,7 +122,7 @@ def cost(
     evidence = tuple(map(with_records, evidence))
     _check_names(chosen, [result.name for result in evidence], "--price")
     _check_names(gpu_counts, [result.name for result in evidence], "--gpus")
-    priced, faults = [], list[Fault]()
+    priced, faults = [], list[LoadgenError]()
     for result in evidence:
         try:
             gpu_count = inputs.gpus_of(result, gpu_counts.get(result.name))
@@ -136,10 +136,10 @@ def cost(
                 place = book.at[at.name]
                 made = offer(result, at, name, place, gpus=gpu_count, utilization=share)
                 priced.append(with_steps(made, book))
-        except Fault as fault:
+        except LoadgenError as fault:
             faults.append(fault)
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     compared = comparison.compare_offers(priced, book)
     if html is not None:
         write_file(html, as_page.render(report(compared)), "--html")

@@ -15,8 +15,8 @@ from loadgen import result_kinds
 from loadgen.core import format
 from loadgen.core.errors import (
     UNSOUND,
-    Fault,
-    Faults,
+    CombinedError,
+    LoadgenError,
     UserError,
     collecting,
     nothing_there,
@@ -33,7 +33,7 @@ from loadgen.repeated.repeats import is_valid
 from loadgen.runs.headline import promises
 
 
-class UnsoundEvidence(Fault):
+class UnsoundEvidence(LoadgenError):
     """A measurement that is not valid was given as evidence: exit code 3."""
 
     exit_code = UNSOUND
@@ -41,7 +41,7 @@ class UnsoundEvidence(Fault):
 
 def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tuple[Evidence, ...]:
     """The evidence of each folder, named after it. Raises Faults with everything that is wrong with them."""
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     evidence: list[Evidence] = []
     seen: set[Path] = set()
     for folder, name in zip(folders, format.short_names(folders), strict=True):
@@ -56,7 +56,7 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
         with collecting(faults):
             evidence.append(_read_folder(folder, name, allow_invalid))
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     return tuple(evidence)
 
 
@@ -246,7 +246,7 @@ def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
         )
     data = _bytes(file)
     summary = load_summary(data, str(file))
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     if not summary.verdict.valid and not allow_invalid:
         reasons = "; ".join(summary.verdict.reasons)
         hint = "measure again; or --allow-invalid, and its rows will say so"
@@ -265,12 +265,12 @@ def _summary(folder: Path, allow_invalid: bool, why: str = "") -> Summary:
     else:
         faults.extend(_uncounted(summary, data, file))
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     return summary
 
 
-def _uncounted(summary: Summary, data: bytes, file: Path) -> list[Fault]:
-    faults: list[Fault] = []
+def _uncounted(summary: Summary, data: bytes, file: Path) -> list[LoadgenError]:
+    faults: list[LoadgenError] = []
     sources = summary.tokens.sources
     if why := summary.unsound.get("tokens"):
         hint = "mend what the server says in its usage; nothing is estimated here"

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from loadgen.cli.output import say
 from loadgen.core import child_process
-from loadgen.shell.output import say
 
 if TYPE_CHECKING:
     from loadgen.core.execution.context import KnownTarget
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 SIMULATED = "sim:"
 
 
-class AskedSearch(NamedTuple):
+class SearchRequest(NamedTuple):
     """A search: its folder, and the words of its command line."""
 
     folder: Path
     words: list[str]
 
 
-def asked(source: str, profile: str, slo: Sequence[str]) -> AskedSearch:
+def asked(source: str, profile: str, slo: Sequence[str]) -> SearchRequest:
     """The search of a machine. Its folder is that of every search of the same workload, SLO and machine by the same
     version of loadgen: one that has ended is read, one that was stopped goes on.
     """
@@ -35,7 +35,7 @@ def asked(source: str, profile: str, slo: Sequence[str]) -> AskedSearch:
 
     folder = folder_of(source, profile, slo, version())
     words = ["search", profile, "--url", source, "--out", str(folder), "--seed", "1"]
-    return AskedSearch(folder, words + [word for term in slo for word in ("--slo", term)])
+    return SearchRequest(folder, words + [word for term in slo for word in ("--slo", term)])
 
 
 def folder_of(
@@ -77,7 +77,7 @@ def machine(source: str) -> KnownTarget:
     return found
 
 
-def at_once(searches: Mapping[str, AskedSearch], call: Callable[[list[str]], int]) -> None:
+def at_once(searches: Mapping[str, SearchRequest], call: Callable[[list[str]], int]) -> None:
     """Carry out several searches, by their sources, as many at once as there are cores, each in a copy of this process.
 
     What they found, or met, is in their folders: `call` with the same words takes it from there. Nothing is done where
@@ -114,7 +114,7 @@ def at_once(searches: Mapping[str, AskedSearch], call: Callable[[list[str]], int
                 copy.wait()
 
 
-def _copy(one: AskedSearch, call: Callable[[list[str]], int]) -> None:
+def _copy(one: SearchRequest, call: Callable[[list[str]], int]) -> None:
     """In a copy: the search. Its lines go to the parent, and its report to nobody: the parent prints it."""
     with (
         open(1, "w", encoding="utf-8", buffering=1, closefd=False) as lines,

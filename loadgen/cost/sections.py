@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from loadgen.cost import text as words
 from loadgen.cost.comparison import BreakEven, OfferComparison
 from loadgen.cost.text import PART_NAMES, PER, money
-from loadgen.present import page
-from loadgen.present.page import Axis, Bar, Chart, Mark, Series
-from loadgen.present.section import Bars, Bullets, Charts, Report, Said, Section, section
 from loadgen.pricing.prices import Owned
 from loadgen.pricing.reasons import texts
 from loadgen.pricing.unit_cost import PARTS, Offer
+from loadgen.render import page
+from loadgen.render.page import Axis, Bar, Chart, Mark, Series
+from loadgen.render.section import Bars, Bullets, Charts, Paragraph, Report, Section, section
 
 COLORS = dict(zip(PARTS, (*page.COLORS, "warn"), strict=True))
 
@@ -28,7 +28,7 @@ def report(comparison: OfferComparison) -> Report:
         tab=f"What a request costs ({currency})",
         made_by="loadgen cost",
         warned=list(words.warned(comparison)),
-        answer=[Said(sentence, large=True) for sentence in words.answer(comparison)],
+        answer=[Paragraph(sentence, large=True) for sentence in words.answer(comparison)],
         sections=list(_sections(comparison)),
     )
 
@@ -44,7 +44,7 @@ def _offers(comparison: OfferComparison) -> Iterator[Section]:
         yield section(
             offer.name,
             words.priced(offer),
-            Said(words.measured(offer), "soft"),
+            Paragraph(words.measured(offer), "soft"),
             against,
             small=True,
         )
@@ -57,7 +57,7 @@ def _sections(comparison: OfferComparison) -> Iterator[Section]:
     )
     owned = [offer.name for offer in comparison.offers if isinstance(offer.price, Owned)]
     others = [offer.name for offer in comparison.offers if not isinstance(offer.price, Owned)]
-    caveat = Said(words.own_beside_rent(owned, others), "warn")
+    caveat = Paragraph(words.own_beside_rent(owned, others), "warn")
     yield section("What it is made of", _cost_bars(comparison), words.parts(comparison), caveat)
     yield section(
         "Cost by unit", words.costs(comparison), Bullets(list(words.explained(comparison)))
@@ -70,10 +70,10 @@ def _sections(comparison: OfferComparison) -> Iterator[Section]:
         if of_classes.rows
         else ""
     )
-    yield section("Classes", of_classes, Said(shared, "soft"))
+    yield section("Classes", of_classes, Paragraph(shared, "soft"))
     yield section("Steps of a task", words.steps(comparison))
     yield section("Energy", words.power(comparison), words.measured_energy(comparison))
-    yield section("By year", words.by_year(comparison), Said(words.BY_YEAR, "soft"))
+    yield section("By year", words.by_year(comparison), Paragraph(words.BY_YEAR, "soft"))
     yield section(ratio, Bullets(pairs))
     swings = words.swings(comparison)
     how = (
@@ -83,7 +83,7 @@ def _sections(comparison: OfferComparison) -> Iterator[Section]:
         "What moves it most",
         *(_swing_bars(offer, comparison) for offer in comparison.offers),
         swings,
-        Said(how if swings.rows else "", "soft"),
+        Paragraph(how if swings.rows else "", "soft"),
     )
     committed = [
         f"{one.committed} against {one.given_back}: {one.word}" for one in comparison.commitments

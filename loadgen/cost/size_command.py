@@ -19,21 +19,29 @@ import typer
 from msgspec.structs import replace
 
 from loadgen import result_kinds
-from loadgen.core import format, units
-from loadgen.core.errors import OK, SLO_MISSED, Fault, Faults, UserError, collecting, meant
-from loadgen.core.run_folder import refuse_shard
-from loadgen.cost import searching
-from loadgen.shell import completion
-from loadgen.shell.invocation import Invocation
-from loadgen.shell.option_parsers import parse_option
-from loadgen.shell.options import (
+from loadgen.cli import completion
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.option_parsers import parse_option
+from loadgen.cli.options import (
     PACKAGED_WORKLOADS,
     AcceptSamplePricesOption,
     AllowInvalidOption,
     add_options,
     default_output_folder,
 )
-from loadgen.shell.output import print_answer, say, say_changed
+from loadgen.cli.output import print_answer, say, say_changed
+from loadgen.core import format, units
+from loadgen.core.errors import (
+    OK,
+    SLO_MISSED,
+    CombinedError,
+    LoadgenError,
+    UserError,
+    collecting,
+    did_you_mean,
+)
+from loadgen.core.run_folder import refuse_shard
+from loadgen.cost import searching
 
 if TYPE_CHECKING:
     from loadgen.core.results.manifest import TargetFacts
@@ -207,8 +215,8 @@ def size(
         book = price_file.load_prices(prices, accept_sample=accept_sample_prices, currency=currency)
     chosen = _chosen(price or [], sources)
     sized_of: dict[str, tuple[sizing.Size, Evidence | None]] = {}
-    faults: list[Fault] = []
-    searches: dict[str, searching.AskedSearch] = {}
+    faults: list[LoadgenError] = []
+    searches: dict[str, searching.SearchRequest] = {}
     for source in filter(
         _is_searched, sources
     ):  # what can be wrong is told before minutes of search
@@ -248,10 +256,10 @@ def size(
                 measured, need, gpus_per_machine=per_machine, price=at, evidence=evidence
             )
             sized_of[source] = found, evidence
-        except Fault as fault:
+        except LoadgenError as fault:
             faults.append(fault)
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     sized = [sized_of[source] for source in sources]
     remarks = (
         [f"SAMPLE PRICES, nobody's offer. {book.notes}"] if book is not None and book.sample else []
@@ -304,7 +312,7 @@ def _store(result: Sizing, folder: Path) -> None:
     from loadgen.core.results import checksums, files
     from loadgen.cost.size_result import FILE
     from loadgen.cost.size_text import report
-    from loadgen.present import html
+    from loadgen.render import html
 
     there = result_kinds.kind_of(folder)
     if there is not None and there.name != "size":
@@ -413,7 +421,7 @@ def _chosen(texts: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
         if not equals and len(sources) == 1:
             source, name = sources[0], text
         if source not in sources or not name:
-            hint = meant(source, sources) or "a source as it was given"
+            hint = did_you_mean(source, sources) or "a source as it was given"
             raise UserError("invalid_value", f'"{text}" is not SOURCE=NAME', "--price", hint)
         if source in chosen:
             what = f"{source} has two prices: {chosen[source]} and {name}"
@@ -447,13 +455,13 @@ def _source(
 
 
 def _name_of(profile: str) -> str:
-    """The `name:` of a workload file; a word that is no file is a name itself. Raises `Faults`."""
+    """The `name:` of a workload file; a word that is no file is a name itself. Raises `CombinedError`."""
     from loadgen.core.workload.loading import text_of
     from loadgen.core.workload.yaml_marks import read_yaml
 
     top, faults = read_yaml(text_of(profile), profile, {}) if Path(profile).is_file() else ({}, [])
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     return str(top.get("name", profile))
 
 
@@ -504,7 +512,7 @@ def _refuse_other_slo(slo: Sequence[str], evidence: Evidence, source: str) -> No
 
     flags = read_flags(slo=tuple(slo))
     if flags.faults:
-        raise Faults(flags.faults)
+        raise CombinedError(flags.faults)
     if not slo:
         return
     goodput = evidence.summary.goodput
@@ -557,7 +565,7 @@ def _published(name: str, profile: str) -> MeasuredRate:
             "unknown_name",
             f'no published lengths of "{profile}"',
             f"{PUBLISHED}{name}",
-            meant(profile, known),
+            did_you_mean(profile, known),
         )
     wanted = name.lower()
     found = [row for row in rows if wanted in row.label.lower()]

@@ -13,12 +13,14 @@ from loadgen.core import format
 from loadgen.cost.size_result import SizedSource, Sizing
 from loadgen.cost.sizing import HOURS_PER_MONTH, Need
 from loadgen.cost.text import own_beside_rent
-from loadgen.present.page import Bar, Number
-from loadgen.present.section import (
+from loadgen.pricing.reasons import texts
+from loadgen.pricing.spread import Spread, spanned
+from loadgen.render.page import Bar, Number
+from loadgen.render.section import (
     Bars,
     Bullets,
+    Paragraph,
     Report,
-    Said,
     Section,
     Table,
     Tiles,
@@ -27,8 +29,6 @@ from loadgen.present.section import (
     section,
     simulated,
 )
-from loadgen.pricing.reasons import texts
-from loadgen.pricing.spread import Spread, spanned
 
 NEAR_FULL = 0.95  # of its capacity: what is promised there holds by little, and little takes a long load to show
 UNLIKE = "measured under different SLOs, as said below: not like with like"
@@ -85,17 +85,19 @@ def report(found: Sizing) -> Report:
         tab=f"{found.workload}: machines for {load}",
         made_by=f"loadgen {found.version} report of a size",
         warned=warned,
-        answer=[Said(f"{answer(size, found.need, found.currency)}.", large=True) for size in sizes],
+        answer=[
+            Paragraph(f"{answer(size, found.need, found.currency)}.", large=True) for size in sizes
+        ],
         sections=[
-            section("", tiles, Said(f"Beware: {UNLIKE}." if unlike else "", "warn")),
+            section("", tiles, Paragraph(f"Beware: {UNLIKE}." if unlike else "", "warn")),
             section(
                 "The sources side by side" if len(sizes) > 1 else "Figures",
                 bars if bars.rows else "",
                 paid if paid.rows else "",
                 _columns(found),
-                Said(own_beside_rent(owned, rented), "warn"),
+                Paragraph(own_beside_rent(owned, rented), "warn"),
             ),
-            section("What it rests on", Said(_HOURS if priced else "", "soft")),
+            section("What it rests on", Paragraph(_HOURS if priced else "", "soft")),
             *(_rests_on(size, found.need) for size in sizes),
             section("Remarks", Bullets(found.remarks)),
         ],

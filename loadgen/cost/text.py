@@ -16,9 +16,9 @@ from loadgen.core.format import NONE
 from loadgen.cost.by_year import YEARS
 from loadgen.cost.by_year import by_year as years_of
 from loadgen.cost.comparison import OfferComparison, has_lower_bound, slo_words
-from loadgen.present.section import Table, Warned
 from loadgen.pricing.prices import Owned, dated
 from loadgen.pricing.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
+from loadgen.render.section import Table, Warned
 from loadgen.runs.headline import missed_by
 from loadgen.runs.rates import MEASUREMENT_WINDOW, STEADY_STATE_WINDOW
 

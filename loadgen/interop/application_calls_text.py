@@ -7,7 +7,7 @@ from itertools import groupby
 
 from loadgen.core.format import count, quantity
 from loadgen.interop.application_calls import Calls
-from loadgen.present.section import Report, Said, Table, section
+from loadgen.render.section import Paragraph, Report, Table, section
 from loadgen.runs.headline import quantile_ms
 
 HEAD = ("calls", "ok", "TTFT p50", "p99", "TPOT p50", "E2E p50", "p99", "tokens in", "out", "cost")
@@ -25,7 +25,7 @@ def report(groups: Sequence[Calls]) -> Report:
     return Report(
         title="Calls of an application",
         made_by="loadgen report of calls",
-        sections=[*tables, section("", Said(legend, "soft"))],
+        sections=[*tables, section("", Paragraph(legend, "soft"))],
     )
 
 

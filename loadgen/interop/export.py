@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from loadgen.core.metrics.columns import FAILED, LOST
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.windows import per_second
-from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.results.record import FINISH_REASONS
 from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.stats.quantiles import Histogram, index
@@ -33,7 +33,7 @@ class RunRows(Protocol):
     """What is written of a run (`core.results.store.Stored`)."""
 
     @property
-    def header(self) -> Header: ...
+    def header(self) -> RunManifest: ...
     @property
     def rows(self) -> NDArray[np.void]: ...
     @property

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from loadgen.cli.option_parsers import parse_option
+from loadgen.cli.output import print_json, write_file
 from loadgen.core import units
 from loadgen.core.errors import OK
-from loadgen.shell.option_parsers import parse_option
-from loadgen.shell.output import print_json, write_file
 
 
 def fit(  # noqa: PLR0913 - one parameter for each option of the command

@@ -9,7 +9,7 @@ from loadgen.core.run_folder import OpenedRun
 from loadgen.formats import ForeignResult
 from loadgen.interop import other_definitions, reader
 from loadgen.interop import text as words
-from loadgen.present.additions import Addition
+from loadgen.render.additions import ExtraSections
 from loadgen.result_kinds import ResultFunctions
 from loadgen.runs.compared import Side, SideFacts
 
@@ -35,13 +35,13 @@ def headline(result: ForeignResult) -> str:
     return f"A result of {result.tool}, under its definitions{load}: {result.file}."
 
 
-def additions(folder: Path, run: OpenedRun) -> Addition | None:
+def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
     """What other tools would have reported of a run of ours; None without its records."""
     if run.stored is None:
         return None
     header, rows, gaps, *_ = run.stored
 
-    return Addition(
+    return ExtraSections(
         appendix=lambda: words.of_our_run(
             other_definitions.reported(run.summary, header, rows, gaps)
         )

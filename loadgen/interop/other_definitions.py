@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import OK, Columns, in_parts, is_measured, measured_gaps, or_all
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import RunManifest
 from loadgen.core.stats.quantiles import Histogram, milliseconds
 from loadgen.formats import definitions_of
 
@@ -162,13 +162,15 @@ class ToolFigures(NamedTuple):
     figures: tuple[Pair, ...]
 
 
-def chosen(header: Header, rows: NDArray[np.void]) -> tuple[Columns, NDArray[np.bool_]]:
+def chosen(header: RunManifest, rows: NDArray[np.void]) -> tuple[Columns, NDArray[np.bool_]]:
     """The measured rows, and which of them are ok and have output: the requests that other tools count."""
     columns = Columns(rows, is_measured(header, rows))
     return columns, columns.where(OK) & (columns["first_token_ns"] >= 0)
 
 
-def theirs(header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]) -> dict[str, Theirs]:
+def theirs(
+    header: RunManifest, rows: NDArray[np.void], gaps: Sequence[Histogram]
+) -> dict[str, Theirs]:
     """The samples of each tool, by its name in `formats.FORMATS`; {} when no request is ok."""
     columns, ok = chosen(header, rows)
     if not ok.any():
@@ -243,7 +245,7 @@ def _divided(span: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.fl
 
 
 def reported(
-    summary: Summary, header: Header, rows: NDArray[np.void], gaps: Sequence[Histogram]
+    summary: Summary, header: RunManifest, rows: NDArray[np.void], gaps: Sequence[Histogram]
 ) -> list[ToolFigures]:
     """The figures of loadgen, then of each tool; [] when no request is ok."""
     by_tool = theirs(header, rows, gaps)

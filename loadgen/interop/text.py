@@ -9,7 +9,16 @@ from collections.abc import Iterator, Sequence
 from loadgen.core import format
 from loadgen.formats import ForeignResult
 from loadgen.interop.other_definitions import ToolFigures
-from loadgen.present.section import Bullets, Report, Said, Section, Table, Warned, facts, section
+from loadgen.render.section import (
+    Bullets,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    Warned,
+    facts,
+    section,
+)
 
 STATS = ("mean", "p50", "p90", "p95", "p99", "max")
 RATES = {
@@ -99,7 +108,7 @@ def of_our_run(others: Sequence[ToolFigures]) -> tuple[Section, ...]:
     return (
         section(
             "How other tools would have reported this very run",
-            Said(ANOTHER if rows else ""),
+            Paragraph(ANOTHER if rows else ""),
             Table(head, rows),
             folded=True,
             page_only=True,

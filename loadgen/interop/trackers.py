@@ -10,10 +10,10 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from loadgen.cli.output import foreign_pages
 from loadgen.core.errors import not_installed
 from loadgen.core.metrics.summary import Summary
 from loadgen.repeated import registry
-from loadgen.shell.output import foreign_pages
 
 PROJECT = "loadgen"  # experiment of MLflow, project of W&B
 FILES = ("summary.json", "run.json", "report.html")

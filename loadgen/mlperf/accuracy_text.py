@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from loadgen.core import format
 from loadgen.mlperf.accuracy import TIERS, AccuracyMean, AccuracyResult, AccuracyTarget
-from loadgen.present.section import Bullets, Report, Said, Table, Warned, facts, section, simulated
+from loadgen.render.section import (
+    Bullets,
+    Paragraph,
+    Report,
+    Table,
+    Warned,
+    facts,
+    section,
+    simulated,
+)
 
 NAMES = {
     "rouge1": "ROUGE-1",
@@ -33,7 +42,7 @@ def report(result: AccuracyResult, reasons: Sequence[str] = ()) -> Report:
         made_by="loadgen mlperf accuracy",
         warned=[*([simulated()] if result.simulated else []), Warned(word, meaning)],
         answer=[
-            Said(f"{tier * 100:g} % of the reference: {_verdict(result, tier)}", large=True)
+            Paragraph(f"{tier * 100:g} % of the reference: {_verdict(result, tier)}", large=True)
             for tier in TIERS
         ],
         answer_last=True,

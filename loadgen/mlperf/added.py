@@ -7,13 +7,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadgen.present.additions import Addition
+from loadgen.render.additions import ExtraSections
 
 if TYPE_CHECKING:
     from loadgen.core.run_folder import OpenedRun
 
 
-def additions(folder: Path, run: OpenedRun) -> Addition | None:
+def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
     if (folder / "mlperf.json").is_file():
         from loadgen.mlperf import run as mlperf
         from loadgen.mlperf import text
@@ -24,5 +24,5 @@ def additions(folder: Path, run: OpenedRun) -> Addition | None:
         from loadgen.search import experiment
 
         if experiment.is_mlperf(experiment.plan_of(folder)):
-            return Addition(warned=(text.warned(),))  # a search for a peak that has none yet
+            return ExtraSections(warned=(text.warned(),))  # a search for a peak that has none yet
     return None

@@ -12,17 +12,24 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadgen.answers.command import tell
+from loadgen.cli import completion
+from loadgen.cli.help import Command, Group
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.option_parsers import parse_option
+from loadgen.cli.options import TARGET_OPTIONS, add_options, default_output_folder
+from loadgen.cli.output import print_answer, print_report, say
+from loadgen.cli.resume import resume_arguments
+from loadgen.cli.run_options import LOAD_OPTIONS
 from loadgen.core import units
-from loadgen.core.errors import INTERRUPTED, UNSOUND, Fault, Faults, UserError, collecting
+from loadgen.core.errors import (
+    INTERRUPTED,
+    UNSOUND,
+    CombinedError,
+    LoadgenError,
+    UserError,
+    collecting,
+)
 from loadgen.search.command import RunSpread, Sustain, longer, perform, spread_of_runs
-from loadgen.shell import completion
-from loadgen.shell.help import Command, Group
-from loadgen.shell.invocation import Invocation
-from loadgen.shell.option_parsers import parse_option
-from loadgen.shell.options import TARGET_OPTIONS, add_options, default_output_folder
-from loadgen.shell.output import print_answer, print_report, say
-from loadgen.shell.resume import resume_arguments
-from loadgen.shell.run_options import LOAD_OPTIONS
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -387,7 +394,7 @@ def _checked(
     """The test, the settings and the options of the load. Raises Faults with all faults together."""
     from loadgen.mlperf import rules
 
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     with collecting(faults):
         if common.benchmark is None:
             known = ", ".join(rules.rules().benchmarks)
@@ -442,13 +449,13 @@ def _checked(
             if invocation[name] is not None
         ]
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     return test, settings, overrides
 
 
 def _official_loadgen_faults(
     invocation: Invocation, settings: Settings, *, find_peak: bool
-) -> list[Fault]:
+) -> list[LoadgenError]:
     """The faults of flags that the official LoadGen cannot follow: one process, one endpoint, a fixed rate."""
     endpoints, workers = len(settings.endpoints), invocation["workers"]
     checks = (

@@ -15,7 +15,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core import format, seeds
-from loadgen.core.errors import Fault, Faults, UserError, enough
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, enough
 from loadgen.core.workload.dataset import placed
 from loadgen.mlperf.rules import Benchmark, Test
 
@@ -221,7 +221,7 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
             f"{benchmark} has {spec.samples:,} samples",
         )
     prompts: list[list[int] | str] = []
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     for row, value in enumerate(table[column][: spec.samples]):
         where = f"{path}: row {row}, column {column}"
         prompt = _prompt(value)
@@ -255,7 +255,7 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
         if enough(faults, str(path)):
             break
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     right = next((table[name] for name in REFERENCES if name in table), [None] * len(prompts))[
         : len(prompts)
     ]

@@ -14,7 +14,7 @@ from loadgen.core.errors import UserError
 from loadgen.mlperf import run as mlperf
 from loadgen.mlperf import text as words
 from loadgen.mlperf.result import MlperfResult
-from loadgen.present.section import Report
+from loadgen.render.section import Report
 from loadgen.result_kinds import RECORDS, CapacityFacts, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs import kind as of_run
 from loadgen.runs.compared import Side

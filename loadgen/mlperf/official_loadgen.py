@@ -148,7 +148,7 @@ class Carrier:
             self._send(query, number, len(self.done) - len(self._waiting) - 1)
 
     def _send(self, query: int, number: int, slot: int) -> None:
-        from loadgen_sdk.dialects.reader import Flow
+        from loadgen_sdk.dialects.reader import EventTimeline
 
         lg = self._lg
         body = self._bodies.pop(number, None) or self.client.prepare(self._requests[number])
@@ -173,7 +173,7 @@ class Carrier:
             body,
             monotonic_ns(),
             report_completion,
-            Flow(),
+            EventTimeline(),
             name=f"mlperf-{slot}",
             sink=report_first_token,
         )

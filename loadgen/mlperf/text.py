@@ -14,13 +14,13 @@ from loadgen.core.slo import promise
 from loadgen.mlperf.loadgen_spread import PERCENTILES
 from loadgen.mlperf.log_files import checker_text
 from loadgen.mlperf.result import DISCLOSURE, MlperfResult
-from loadgen.present.additions import Addition
-from loadgen.present.page import Bar, Number
-from loadgen.present.section import (
+from loadgen.render.additions import ExtraSections
+from loadgen.render.page import Bar, Number
+from loadgen.render.section import (
     Bars,
     Bullets,
+    Paragraph,
     Report,
-    Said,
     Section,
     Table,
     Warned,
@@ -39,7 +39,7 @@ def report(
         tab=f"mlperf-{result.benchmark}-{result.scenario}",
         made_by="loadgen report of an MLPerf-style result",
         warned=[*([simulated()] if result.simulated else []), warned(result.disclosure)],
-        answer=[Said(sentence(result), "good" if result.valid else "bad", large=True)],
+        answer=[Paragraph(sentence(result), "good" if result.valid else "bad", large=True)],
         sections=[
             *parts,
             *sections(result, gpus),
@@ -83,11 +83,11 @@ def sections(result: MlperfResult, gpus: int | None) -> tuple[Section, ...]:
             limits(result)
             if result.checks
             else "Offline has no limit on latency, and so no early stopping.",
-            Said(f"{checker_text(result)}.", "soft"),
+            Paragraph(f"{checker_text(result)}.", "soft"),
         ),
         section(
             "Result",
-            Said(_standing(result), "good" if result.valid else "bad", large=True),
+            Paragraph(_standing(result), "good" if result.valid else "bad", large=True),
             Bullets(reasons),
         ),
         section("Notes", Bullets(result.notes), id="mlperf-notes"),
@@ -221,13 +221,13 @@ def warned(disclosure: str = DISCLOSURE) -> Warned:
     return Warned(word, meaning)
 
 
-def addition(result: MlperfResult, gpus: int | None) -> Addition:
+def addition(result: MlperfResult, gpus: int | None) -> ExtraSections:
     """What the result adds to the run, or to the search, whose folder it is in."""
     tokens, _ = rates(result, gpus)
     said = ", ".join(
         filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu))
     )
-    return Addition(
+    return ExtraSections(
         warned=(warned(result.disclosure),),
         sentence=sentence(result),
         good=result.valid,

@@ -16,7 +16,7 @@ from typing import Any
 from loadgen_sdk.price_file import RANGES, TELL_APART, PerToken, absurd, latest, to_come, twice
 from msgspec.structs import replace
 
-from loadgen.core.errors import Code, Fault, Faults, Place, UserError
+from loadgen.core.errors import Code, CombinedError, LoadgenError, Place, UserError
 from loadgen.core.workload.diagnostics import locate, sort_faults, validate_document
 from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.loading import read_text
@@ -101,7 +101,7 @@ def parse(
     source = FileContext(file=label, directory=Path(), faults=faults)
     written = validate_document(WrittenPrices, document, source)
     if written is None:
-        raise Faults(sort_faults([_with_hint(one) for one in source.faults]))
+        raise CombinedError(sort_faults([_with_hint(one) for one in source.faults]))
     faults = source.faults
     if written.sample and not accept_sample:
         hint = "write down what you pay; or --accept-sample-prices, and every figure will say that it rests on a sample"
@@ -115,7 +115,7 @@ def parse(
         )
     faults += _consistency_faults(written, document, label, today or date.today())
     if faults:
-        raise Faults(sort_faults(faults))
+        raise CombinedError(sort_faults(faults))
     target_currency = currency or written.currency
     if not re.fullmatch(r"[A-Z]{3}", target_currency):
         raise UserError(
@@ -134,7 +134,7 @@ def parse(
     entries, exchange_words, faults = _exchanged(written, valid, document, label, target_currency)
     faults += list(_implausible(entries, document, label, target_currency))
     if faults:
-        raise Faults(sort_faults(faults))
+        raise CombinedError(sort_faults(faults))
     names = _names([entry for _, entry in entries])
     named_entries = [
         _with(entry, name=name) for (_, entry), name in zip(entries, names, strict=True)
@@ -159,7 +159,7 @@ def parse(
     )
 
 
-def _with_hint(problem: Fault) -> Fault:
+def _with_hint(problem: LoadgenError) -> LoadgenError:
     if problem.hint:
         return problem
     return UserError(
@@ -184,9 +184,9 @@ def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], P
 
 def _consistency_faults(
     written: WrittenPrices, document: Map, label: str, today: date
-) -> list[Fault]:
+) -> list[LoadgenError]:
     """Faults that pydantic cannot see: future dates, keys that exclude each other, one offer priced twice."""
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
 
     def report(code: Code, problem: str, loc: Loc, hint: str) -> None:
         faults.append(UserError(code, problem, _place(document, label, loc), hint))
@@ -296,9 +296,9 @@ _MONEY = (*RANGES, "per_hour", "per_gpu_hour", "capital", "storage_per_month", "
 
 def _exchanged(
     written: WrittenPrices, located: Sequence[Located], document: Map, label: str, currency: str
-) -> tuple[list[Located], tuple[str, ...], list[Fault]]:
+) -> tuple[list[Located], tuple[str, ...], list[LoadgenError]]:
     """Every price in `currency`, the rates used in words, and a fault for each price without a rate."""
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     rates: dict[tuple[str, str], ExchangeRate] = {}
     for i, rate in enumerate(written.exchange):
         if rates.setdefault((rate.from_, rate.to), rate) is not rate:
@@ -350,7 +350,7 @@ def _multiplied(price: Price, rate: Decimal) -> Price:
 
 def _implausible(
     entries: Sequence[Located], document: Map, label: str, currency: str
-) -> Iterator[Fault]:
+) -> Iterator[LoadgenError]:
     for loc, price in entries:
         for steps, amount, low, high, unit, noun in _amounts_to_check(price):
             if (wrong := absurd(amount, low, high, unit, noun, currency)) is not None:

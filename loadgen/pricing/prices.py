@@ -26,7 +26,7 @@ from pydantic import (
     create_model,
 )
 
-from loadgen.core.errors import UserError, meant
+from loadgen.core.errors import UserError, did_you_mean
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.units import Wrong
 from loadgen.core.workload.file_models import Part
@@ -263,7 +263,7 @@ def find(
                 "unknown_name",
                 f'no price is called "{chosen}"',
                 prices.file,
-                meant(chosen, list(prices.at)),
+                did_you_mean(chosen, list(prices.at)),
             )
     elif target.shape:
         matching = [price for price in prices.entries if _matches_shape(price, target)]

@@ -18,7 +18,7 @@ from loadgen.core.metrics.columns import FAILED, OK, Columns
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header
+    from loadgen.core.results.manifest import RunManifest
     from loadgen.pricing.evidence import Evidence
 
 
@@ -26,7 +26,7 @@ class RunRecords(NamedTuple):
     """The records of a run and the header that describes them."""
 
     rows: NDArray[np.void]
-    header: Header
+    header: RunManifest
 
 
 class TokenAmounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from loadgen.core import format
-from loadgen.core.errors import UNSOUND, Fault, UserError
+from loadgen.core.errors import UNSOUND, LoadgenError, UserError
 from loadgen.core.results.manifest import decoded
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ State = Literal["sustained", "confirmed", "held", "stopped", "none"]
 """
 
 
-class WithoutCapacity(Fault):
+class WithoutCapacity(LoadgenError):
     """A search that was stopped, or found nothing, where one of its runs has to stand for it: exit code 3."""
 
     exit_code = UNSOUND

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from loadgen.cli.output import write_file
 from loadgen.core.errors import UserError
-from loadgen.shell.output import write_file
 
 if TYPE_CHECKING:
-    from loadgen.present.junit import Case
+    from loadgen.render.junit import Case
     from loadgen.runs.outcome import Named
 
 
@@ -30,7 +30,7 @@ class KeptByBuild(Struct, frozen=True):
         Raises UserError for a file that cannot be written.
         """
         if self.junit is not None:
-            from loadgen.present.junit import render
+            from loadgen.render.junit import render
             from loadgen.runs import outcome
 
             write_file(self.junit, render(command, [outcome.broken_off(command)]), "--junit")
@@ -43,7 +43,7 @@ class KeptByBuild(Struct, frozen=True):
         """
         if self.junit is None and self.page is None:
             return
-        from loadgen.present.junit import render
+        from loadgen.render.junit import render
         from loadgen.runs import outcome
 
         added = [*more, *([] if whole else [outcome.broken_off(command)])]

@@ -12,7 +12,7 @@ from loadgen.core import format
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.server_metrics import series as served
-from loadgen.present.page import COLORS, Axis, Band, Chart, Mark, Series
+from loadgen.render.page import COLORS, Axis, Band, Chart, Mark, Series
 from loadgen.runs.headline import met_color
 from loadgen.runs.page_data import MOST_BINS, Bins, Cloud, Figures
 

@@ -14,19 +14,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from msgspec.structs import replace
 
-from loadgen.core.errors import (
-    INTERRUPTED,
-    Fault,
-    Faults,
-    UserError,
-    collecting,
-    most_severe,
-)
-from loadgen.core.metrics.summary import NamedSummary
-from loadgen.runs.builds import KeptByBuild, kept_by_build
-from loadgen.runs.repeats import finish
-from loadgen.shell.invocation import Invocation
-from loadgen.shell.options import (
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.options import (
     DryRunOption,
     GithubOption,
     JunitOption,
@@ -34,8 +23,19 @@ from loadgen.shell.options import (
     WorkloadArgument,
     add_options,
 )
-from loadgen.shell.output import print_answer, print_report, say, telling_what_is_kept
-from loadgen.shell.resume import merge_arguments
+from loadgen.cli.output import print_answer, print_report, say, telling_what_is_kept
+from loadgen.cli.resume import merge_arguments
+from loadgen.core.errors import (
+    INTERRUPTED,
+    CombinedError,
+    LoadgenError,
+    UserError,
+    collecting,
+    most_severe,
+)
+from loadgen.core.metrics.summary import NamedSummary
+from loadgen.runs.builds import KeptByBuild, kept_by_build
+from loadgen.runs.repeats import finish
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -165,7 +165,7 @@ def _check(
     from loadgen.core.execution.folder_names import check_empty
     from loadgen.runs.sharding import check_divisible, with_shard
 
-    errors: list[Fault] = []
+    errors: list[LoadgenError] = []
     repetition = None
     with collecting(errors):
         repetition = invocation.repetition()
@@ -181,7 +181,7 @@ def _check(
             report_options.junit, github=report_options.github, strict=report_options.strict
         )
     if errors:
-        raise Faults(errors)
+        raise CombinedError(errors)
     check_divisible(settings, workloads.values(), is_repeated=repetition is not None)
     return RunPlan(workloads, settings, repetition, build)
 

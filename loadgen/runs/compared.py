@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import Columns, is_measured
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.manifest import Header, TargetFacts
+from loadgen.core.results.manifest import RunManifest, TargetFacts
 from loadgen.runs.headline import promises
 
 
@@ -19,7 +19,7 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     summary: Summary
-    header: Header | None = None
+    header: RunManifest | None = None
     rows: NDArray[np.void] | None = None
 
     @property

@@ -27,7 +27,7 @@ from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, UNFINISHED, Columns
 from loadgen.core.results import manifest
-from loadgen.core.results.manifest import Header, Second, StagePlan
+from loadgen.core.results.manifest import RunManifest, StagePlan, WorkerSample
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, joined, picked
 from loadgen.core.results.spool import Tail
 from loadgen.core.server_metrics import series
@@ -74,7 +74,7 @@ class LiveStatus:
     advances it.
     """
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: RunManifest) -> None:
         self.header = header
         self.now_s = 0.0
         self.ok = 0
@@ -84,7 +84,7 @@ class LiveStatus:
         self._good = 0
         self._histograms = {"ttft": Histogram(), "tpot": Histogram()}
         self._recent = np.zeros(0, ROW)
-        self._last_second_by_worker: dict[int, Second] = {}
+        self._last_second_by_worker: dict[int, WorkerSample] = {}
         self._server_samples: dict[tuple[str, str, str], MetricSample] = {}
 
     def add_records(self, rows: NDArray[np.void]) -> None:
@@ -102,7 +102,7 @@ class LiveStatus:
             self._good += int(outcomes.meets(columns, self.header.slo).sum())
         self._recent = joined((self._recent, rows))
 
-    def add_worker_samples(self, seconds: Iterable[Second]) -> None:
+    def add_worker_samples(self, seconds: Iterable[WorkerSample]) -> None:
         """Add what the workers measured of themselves; the last sample of each worker counts."""
         self._last_second_by_worker.update((second.worker, second) for second in seconds)
 

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from loadgen import result_kinds
+from loadgen.cli import completion
+from loadgen.cli.output import print_json, write_file
+from loadgen.cli.schema import KINDS
 from loadgen.core import format
 from loadgen.core.errors import OK, UserError
 from loadgen.formats import FORMATS
 from loadgen.plugins import check_type
-from loadgen.shell import completion
-from loadgen.shell.output import print_json, write_file
-from loadgen.shell.schema import KINDS
 
 _TEXT_NUMBERS = 131_072  # numbers that become text together
 _NEXT = ",\n    "
@@ -176,7 +176,7 @@ def json_parts(document: Mapping[str, Any], at_once: int = _TEXT_NUMBERS) -> Ite
 
 
 def _write_schema(kind: str, beside: object, out: Path | None) -> int:
-    from loadgen.shell import schema
+    from loadgen.cli import schema
 
     if beside is not None:
         raise UserError(

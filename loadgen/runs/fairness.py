@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadgen.core import format
 from loadgen.core.metrics.sections import Fairness
-from loadgen.present.section import Said, Section, Table, section
+from loadgen.render.section import Paragraph, Section, Table, section
 
 
 def tenants(found: Fairness | None) -> Section:
@@ -31,4 +31,6 @@ def tenants(found: Fairness | None) -> Section:
     )
     worst = f" Least got {found.worst}." if found.worst else ""
     head = ("tenant", "classes", "requests", "answered", "within the SLO", "tokens/s")
-    return section("Fairness", Table(head, rows), Said(said + worst if told else ""), id="fairness")
+    return section(
+        "Fairness", Table(head, rows), Paragraph(said + worst if told else ""), id="fairness"
+    )

@@ -18,8 +18,8 @@ from loadgen.core.metrics.validity import OF_THE_CLIENT, WAITED_SHARE, Verdict
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.stats.quantiles import SUPPORT, Distribution
-from loadgen.figures import FIGURES, FigureRow
-from loadgen.present.page import Number
+from loadgen.figures import FIGURES, MetricDefinition
+from loadgen.render.page import Number
 from loadgen.runs.rates import headline, headline_requests_per_s
 
 
@@ -572,7 +572,7 @@ def client_use(summary: Summary) -> list[str]:
     ]
 
 
-def latencies(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
+def latencies(summary: Summary) -> list[tuple[MetricDefinition, Distribution]]:
     """The latencies of a run with their rows, in the order of a table; also those of packages that are not here."""
     by_name = {row.name: found for row, found in distributions(summary)}
     chosen = [
@@ -584,7 +584,7 @@ def latencies(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
     ]
     known = {row.field for row in FIGURES.here()}
     strange = (
-        FigureRow(name=field, words=field, meaning="of a package that is not here")
+        MetricDefinition(name=field, words=field, meaning="of a package that is not here")
         for field in summary.figures
         if field not in known
     )
@@ -603,7 +603,7 @@ def connect(summary: Summary) -> str:
     return f"{format.milliseconds(summary.rtt_ms)} ms without load{dns}"
 
 
-def own_times(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
+def own_times(summary: Summary) -> list[tuple[MetricDefinition, Distribution]]:
     """The times and errors of the load generator itself, with their rows; newer ones where they have samples."""
     return [
         (row, found)
@@ -612,7 +612,7 @@ def own_times(summary: Summary) -> list[tuple[FigureRow, Distribution]]:
     ]
 
 
-def distributions(summary: Summary) -> Iterator[tuple[FigureRow, Distribution]]:
+def distributions(summary: Summary) -> Iterator[tuple[MetricDefinition, Distribution]]:
     """Every figure of a summary that is not null, with its row."""
     for row in FIGURES.here():
         found = summary.figures.get(row.field) if row.block else getattr(summary, row.field)
@@ -620,7 +620,7 @@ def distributions(summary: Summary) -> Iterator[tuple[FigureRow, Distribution]]:
             yield row, found
 
 
-def table_words(row: FigureRow) -> str:
+def table_words(row: MetricDefinition) -> str:
     """What a figure is called in a table whose head says ms."""
     return row.words if row.unit == "ms" else f"{row.words}, {row.unit}"
 

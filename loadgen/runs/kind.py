@@ -11,9 +11,9 @@ from loadgen.core import run_folder
 from loadgen.core.errors import most_severe
 from loadgen.core.metrics.summary import NamedSummary, Summary, dump_summary, exit_code
 from loadgen.core.results import store
-from loadgen.core.results.manifest import Header
-from loadgen.present.additions import Addition
-from loadgen.present.section import Report
+from loadgen.core.results.manifest import RunManifest
+from loadgen.render.additions import ExtraSections
+from loadgen.render.section import Report
 from loadgen.repeated import capacity
 from loadgen.result_kinds import (
     RECORDS,
@@ -36,7 +36,7 @@ class StoredRun(NamedTuple):
     folder: Path
     summary: Summary
     stored: store.Stored | None
-    additions: tuple[Addition, ...]
+    additions: tuple[ExtraSections, ...]
 
 
 def load(folder: Path) -> StoredRun:
@@ -141,6 +141,6 @@ FUNCTIONS = ResultFunctions(
     list_row=list_row,
     compare_side=compare_side,
     regenerate=regenerate,
-    schema=Header,
+    schema=RunManifest,
     capacity=capacity_facts,
 )

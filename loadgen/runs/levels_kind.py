@@ -9,7 +9,7 @@ from typing import NamedTuple, Never
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError, most_severe
 from loadgen.core.metrics.summary import NamedSummary, dump_summary, exit_code
-from loadgen.present.section import Report
+from loadgen.render.section import Report
 from loadgen.repeated import capacity
 from loadgen.repeated.repeats import is_valid, summarize_repeats
 from loadgen.result_kinds import ListRow, RateInterval, RegeneratedFile, ResultFunctions

@@ -9,13 +9,13 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.metrics.reasons import STATES
-from loadgen.present.page import COLORS, Axis, Chart, Mark, Series
-from loadgen.present.section import (
+from loadgen.render.page import COLORS, Axis, Chart, Mark, Series
+from loadgen.render.section import (
     Charts,
     Facts,
+    Paragraph,
     Quoted,
     Report,
-    Said,
     Section,
     Table,
     Warned,
@@ -274,10 +274,10 @@ def report(curve: SweepCurve) -> Report:
         tab=f"{curve.workload}: {all_levels}",
         made_by=f"loadgen {curve.version} report of a sweep",
         warned=warned,
-        answer=[Said(sentence, large=True) for sentence in sentences(curve)],
+        answer=[Paragraph(sentence, large=True) for sentence in sentences(curve)],
         sections=[
             section("", measured(curve)),
-            section("Levels", table(curve), Said(UNITS, "soft"), Said(WORDS, "soft")),
+            section("Levels", table(curve), Paragraph(UNITS, "soft"), Paragraph(WORDS, "soft")),
             *_chart_sections(curve),
             *([section("Resume with", Quoted(curve.resume))] if curve.resume else []),
         ],

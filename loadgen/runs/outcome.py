@@ -8,8 +8,8 @@ from typing import NamedTuple
 from loadgen.core import format
 from loadgen.core.metrics.parts import ClassSummary
 from loadgen.core.metrics.summary import Summary, fails_by_errors
-from loadgen.present.junit import OF_MET, Case, Outcome
-from loadgen.present.markdown import of_sections
+from loadgen.render.junit import OF_MET, Case, Outcome
+from loadgen.render.markdown import of_sections
 from loadgen.runs import headline as run_headline
 from loadgen.runs import sections, text
 from loadgen.runs.headline import is_judged, judged_parts, judged_word, promises_of, term_cells

@@ -11,12 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import RunManifest
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.series import MetricSample, Served
-from loadgen.present.page import Chart
-from loadgen.present.section import Charts, PageOnly, Quoted, Said, Section, Table, facts, section
+from loadgen.render.page import Chart
+from loadgen.render.section import (
+    Charts,
+    PageOnly,
+    Paragraph,
+    Quoted,
+    Section,
+    Table,
+    facts,
+    section,
+)
 from loadgen.runs import charts, headline, stimulus
 from loadgen.runs.definitions import DEFINITIONS
 from loadgen.runs.page_data import Figures
@@ -86,7 +95,11 @@ def server(
     )
     pages = Table(("metrics page", "reads", "failed"), rows)
     yield section(
-        "The metrics pages that were read", pages, Said(words, "soft"), folded=True, page_only=True
+        "The metrics pages that were read",
+        pages,
+        Paragraph(words, "soft"),
+        folded=True,
+        page_only=True,
     )
 
 
@@ -95,7 +108,7 @@ def energy(used: EnergyUse) -> Section:
         (source.url, format.count(source.reads), format.count(source.failed))
         for source in used.pages
     ]
-    words = Said(
+    words = Paragraph(
         "While the load was steady. The error is what passed between two readings and was not seen.",
         "soft",
     )
@@ -165,7 +178,7 @@ def errors(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly]:
         yield from _drawn(figures, charts.errors, "Errors over time", "errors-time")
 
 
-def end(summary: Summary, header: Header | None) -> Iterator[Section]:
+def end(summary: Summary, header: RunManifest | None) -> Iterator[Section]:
     """What the words mean, and how to do it again."""
     run, fingerprints = summary.run, summary.fingerprints
     host, limits = run.host, summary.verdict.limits
@@ -220,4 +233,4 @@ def end(summary: Summary, header: Header | None) -> Iterator[Section]:
         "Equal recipes may be compared; equal prompts and timetable are the same load to the byte. Without a seed each "
         "run draws its own, which is the better experiment."
     )
-    yield section("", Said(note, "soft"), page_only=True)
+    yield section("", Paragraph(note, "soft"), page_only=True)

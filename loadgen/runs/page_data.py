@@ -27,7 +27,7 @@ from loadgen.core.metrics.columns import (
     token_spans,
 )
 from loadgen.core.metrics.windows import event_sums
-from loadgen.core.results.manifest import Header, Second
+from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.record import BIN_NS, KINDS
 from loadgen.core.results.spool import HEAT_EDGES_NS
 from loadgen.core.stats.amounts import Amounts
@@ -137,11 +137,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(
-    header: Header,
+    header: RunManifest,
     rows: NDArray[np.void],
     gaps: Sequence[Histogram] = (),
     timeline: Sequence[NDArray[np.int64]] = (),
-    seconds: Sequence[Second] = (),
+    seconds: Sequence[WorkerSample] = (),
     heat: NDArray[np.void] | None = None,
 ) -> Figures:
     """The data for every chart of one run.
@@ -295,7 +295,9 @@ def _length_s(rows: NDArray[np.void], timeline: Sequence[NDArray[np.int64]]) -> 
     return max(float(max(ends)) / 1e9, 0.1)
 
 
-def _stage_spans(header: Header, rows: NDArray[np.void], length_s: float) -> Iterator[StageSpan]:
+def _stage_spans(
+    header: RunManifest, rows: NDArray[np.void], length_s: float
+) -> Iterator[StageSpan]:
     for i, stage in enumerate(header.stages):
         due = rows["due_ns"][(rows["stage"] == i) & (rows["due_ns"] >= 0)]
         start = (
@@ -379,7 +381,7 @@ def _errors(columns: Columns, length_s: float) -> Bins:
     )
 
 
-def _good(columns: Columns, header: Header, length_s: float) -> Bins | None:
+def _good(columns: Columns, header: RunManifest, length_s: float) -> Bins | None:
     slo = header.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None) or length_s <= 0:
         return None
@@ -416,7 +418,7 @@ def _cached(columns: Columns, length_s: float) -> Bins | None:
     )
 
 
-def _client(columns: Columns, seconds: Sequence[Second], length_s: float) -> Bins:
+def _client(columns: Columns, seconds: Sequence[WorkerSample], length_s: float) -> Bins:
     grid = Grid.over(length_s, least_s=1.0)
     busiest: list[float | None] = [None] * grid.number
     for second in seconds:

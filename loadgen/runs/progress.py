@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any, NamedTuple, TextIO
 
+from loadgen.cli.streams import drawing
 from loadgen.core import format
 from loadgen.core.execution.events import Counters, LoadStarted, RunEnded, RunEvent, RunPlanned
-from loadgen.present.table import WIDTH
-from loadgen.shell.streams import drawing
+from loadgen.render.table import WIDTH
 
 EVERY_S = 0.5
 LINE_EVERY_S = 10.0  # where the line cannot be rewritten

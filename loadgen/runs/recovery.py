@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.core import format
 from loadgen.core.metrics.sections import Event, Recovery
-from loadgen.present.section import Charts, PageOnly, Section, Table, section
+from loadgen.render.section import Charts, PageOnly, Section, Table, section
 from loadgen.runs import charts
 from loadgen.runs.page_data import Figures
 

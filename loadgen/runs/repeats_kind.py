@@ -12,7 +12,7 @@ from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.results.manifest import decoded
-from loadgen.present.section import Report
+from loadgen.render.section import Report
 from loadgen.repeated import repeats
 from loadgen.repeated.repeats import RepeatSummary, summarize_repeats
 from loadgen.result_kinds import (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadgen.core import format
-from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
-from loadgen.present.section import (
+from loadgen.render.page import Axis, Band, Chart, Mark, Number, Series
+from loadgen.render.section import (
     Charts,
     Kind,
     Links,
+    Paragraph,
     Report,
-    Said,
     Section,
     Table,
     Tiles,
@@ -34,7 +34,7 @@ def report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
     return _report(
         f"{format.counted(len(repeats.runs), 'run')} of one load",
         [
-            Said(words.sentence(repeats), "good" if repeats.valid else "bad", large=True),
+            Paragraph(words.sentence(repeats), "good" if repeats.valid else "bad", large=True),
             *_slo(repeats, runs),
         ],
         runs,
@@ -43,7 +43,7 @@ def report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
         section(
             "Figures",
             words.figures_table(repeats),
-            Said(words.legend(repeats), "soft"),
+            Paragraph(words.legend(repeats), "soft"),
             Charts(list(_charts(repeats))),
         ),
     )
@@ -53,11 +53,11 @@ def report_of_levels(levels: Sequence[tuple[str, RepeatSummary]], runs: SweepCur
     """Of a sweep that was repeated. `runs`: each run of each of its levels."""
     return _report(
         f"{format.counted(len(levels), 'level')}, repeated",
-        [Said(words.sentence_of_levels(levels), large=True)],
+        [Paragraph(words.sentence_of_levels(levels), large=True)],
         runs,
         dict(levels),
         section("", levels_text.measured(runs)),
-        section("Levels", words.levels_table(levels), Said(f"{words.OF_LEVELS}.", "soft")),
+        section("Levels", words.levels_table(levels), Paragraph(f"{words.OF_LEVELS}.", "soft")),
         *(
             section(
                 f"{level}: {format.counted(len(repeats.runs), 'run')}",
@@ -69,7 +69,7 @@ def report_of_levels(levels: Sequence[tuple[str, RepeatSummary]], runs: SweepCur
     )
 
 
-def _slo(repeats: RepeatSummary, runs: SweepCurve) -> Iterator[Said]:
+def _slo(repeats: RepeatSummary, runs: SweepCurve) -> Iterator[Paragraph]:
     """In how many of the runs the SLO was met, and which missed it; nothing where nothing is promised."""
     if not runs.slo:
         return
@@ -79,14 +79,14 @@ def _slo(repeats: RepeatSummary, runs: SweepCurve) -> Iterator[Said]:
     met = sum(level.slo_met is True for level in sound)
     kind: Kind = "bad" if missed else "good" if met == len(runs.levels) else "warn"
     ends = f"; missed by {', '.join(missed)}" if missed else ""
-    yield Said(
+    yield Paragraph(
         f"SLO met by {met} of {format.counted(len(runs.levels), 'run')}{ends}: {runs.slo}.", kind
     )
 
 
 def _report(
     what: str,
-    answer: Sequence[Said],
+    answer: Sequence[Paragraph],
     runs: SweepCurve,
     made: Mapping[str, RepeatSummary],
     *sections: Section,
@@ -187,6 +187,6 @@ def _runs(runs: SweepCurve, seeds: Mapping[str, int | None]) -> Section:
     return section(
         "Runs",
         Table((*head, "within SLO"), rows),
-        Said("Latencies in ms; ~: too few samples.", "soft"),
+        Paragraph("Latencies in ms; ~: too few samples.", "soft"),
         pages,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
-from loadgen.present.section import Table
+from loadgen.render.section import Table
 from loadgen.repeated.registry import SHARES
 from loadgen.repeated.repeats import TIGHT, RepeatedFigure, RepeatSummary
 

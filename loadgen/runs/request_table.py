@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header
+    from loadgen.core.results.manifest import RunManifest
 
 Unit = Literal["ns", "us", "ms", "s"]
 NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def request_table(
-    header: Header,
+    header: RunManifest,
     rows: NDArray[np.void],
     texts: list[str],
     unit: Unit,

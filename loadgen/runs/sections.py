@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadgen.core import format
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
-from loadgen.present.section import Bullets, Kind, Said, Section, Table, section
+from loadgen.render.section import Bullets, Kind, Paragraph, Section, Table, section
 from loadgen.runs.headline import is_judged, judged_word, term_cells
 from loadgen.runs.rates import headline
 
@@ -35,7 +35,7 @@ def slo(summary: Summary) -> Section:
     return section(
         "Service level objective",
         Table(("promise", "came out", "over the limit", ""), rows),
-        Said(said, _KINDS[goodput.met if is_judged(summary, goodput.met) else None]),
+        Paragraph(said, _KINDS[goodput.met if is_judged(summary, goodput.met) else None]),
         Bullets(tuple(undecided)),
         small=True,
     )

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadgen.cli.output import columns_of, say
 from loadgen.core import format, seeds, slo
-from loadgen.core.errors import Fault, Faults
+from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution import lane_start
 from loadgen.core.execution.events import (
     LoadStarted,
@@ -21,20 +22,20 @@ from loadgen.core.execution.events import (
     RunEvent,
     RunningLoad,
     RunPlanned,
-    Waits,
+    WaitingFor,
     WorkersPlaced,
 )
 from loadgen.core.execution.run_header import bounds_of, judged_slo, slo_lines
 from loadgen.core.schedule.forecast import Forecast, forecast, total
 from loadgen.core.stats.quantiles import support
-from loadgen.present import text as as_text
+from loadgen.render import text as as_text
 from loadgen.runs import text
 from loadgen.runs.level_figures import figures
 from loadgen.runs.progress import SHORTEST_S, Left, ProgressLine, Steps, step_words
-from loadgen.shell.output import columns_of, say
 
 if TYPE_CHECKING:
-    from loadgen.core.execution.events import Hearer
+    from loadgen.cli.invocation import Invocation
+    from loadgen.core.execution.events import EventHandler
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.manifest import Cluster, TargetFacts
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from loadgen.core.slo import Slo
     from loadgen.core.workload import Workload
     from loadgen.pricing.budget import Budget
-    from loadgen.shell.invocation import Invocation
 
 PlannedRun = tuple["Workload", "Settings"]
 """A run that is to come."""
@@ -100,7 +100,7 @@ def print_plans(planned: Iterable[PlannedRun], budget: Budget | None) -> int:
     """
     from loadgen.core.execution.run_header import describe
 
-    refused: dict[str, Fault] = {}
+    refused: dict[str, LoadgenError] = {}
     loads = []
     for workload, settings in planned:
         described = describe(workload, settings)
@@ -116,7 +116,7 @@ def print_plans(planned: Iterable[PlannedRun], budget: Budget | None) -> int:
         if described.refused is not None:
             refused.setdefault(str(described.refused), described.refused)
     if refused:
-        raise Faults(list(refused.values()))
+        raise CombinedError(list(refused.values()))
     if budget is not None and (cost := _cost_of_all(budget, loads)) is not None:
         if len(loads) > 1:
             print(f"cost of all {len(loads)} runs: about {_money(budget, cost, settings)}")
@@ -170,7 +170,7 @@ class Show:
         quiet: bool = False,
         has_line_per_step: bool = False,
         budget: Budget | None = None,
-        followers: Sequence[Hearer] = (),
+        followers: Sequence[EventHandler] = (),
     ) -> None:
         self._form, self._quiet = progress, quiet
         self._has_line_per_step = (
@@ -260,7 +260,7 @@ class Show:
 
     def hear(self, event: RunEvent) -> None:
         match event:
-            case Waits(what):
+            case WaitingFor(what):
                 say(f"waiting for {what}")
             case RunPlanned():
                 self._announce(event)
@@ -392,7 +392,7 @@ class Show:
         )
 
 
-def _of_progress(form: str) -> Iterator[Hearer]:
+def _of_progress(form: str) -> Iterator[EventHandler]:
     """Yield what shows the progress of each run: the live view on a terminal, or lines."""
     if form == "auto" and sys.stderr.isatty():
         from loadgen.runs.dashboard import Dashboard

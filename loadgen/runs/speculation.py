@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from loadgen.core import format
 from loadgen.core.metrics.sections import Speculation
 from loadgen.core.metrics.summary import Summary
-from loadgen.present.page import Axis, Chart, Series
-from loadgen.present.section import Charts, Said, Section, Table, section
+from loadgen.render.page import Axis, Chart, Series
+from loadgen.render.section import Charts, Paragraph, Section, Table, section
 
 
 def sections(summary: Summary) -> Iterator[Section]:
@@ -43,7 +43,7 @@ def sections(summary: Summary) -> Iterator[Section]:
         Table(("of a request", "mean", "p50", "p90", "p99", "samples"), quantiles),
         Table(("position in the draft", "accepted, of all drafts"), places),
         Charts(tuple(_by_position(found))),
-        Said(
+        Paragraph(
             "A step verifies one draft, and makes one token of its own beside those accepted.",
             "soft",
         ),

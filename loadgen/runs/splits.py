@@ -8,8 +8,8 @@ from loadgen.core import format
 from loadgen.core.analysis.causes import SLOW, looked_at, stand_out
 from loadgen.core.metrics.sections import SlowRequest, Splits
 from loadgen.core.metrics.summary import Summary
-from loadgen.present.page import Bar
-from loadgen.present.section import Bars, Charts, PageOnly, Said, Section, Table, section
+from loadgen.render.page import Bar
+from loadgen.render.section import Bars, Charts, PageOnly, Paragraph, Section, Table, section
 from loadgen.runs import charts
 from loadgen.runs.page_data import Figures
 
@@ -106,7 +106,11 @@ def sections(
     legend = f"Means over the requests near the quantile, which add up. {WORDS}."
     account = f"{splits.why[:1].upper()}{splits.why[1:]}." if splits.why else ""
     yield section(
-        "", *_tables(splits), Said(legend, "soft"), Said(account, "soft"), page_only=not told
+        "",
+        *_tables(splits),
+        Paragraph(legend, "soft"),
+        Paragraph(account, "soft"),
+        page_only=not told,
     )
     yield from _slowest(summary, told, figures)
 
@@ -145,7 +149,7 @@ def _slowest(
         "its prefill, the network and what else came before the first token (grey), then the output. The name is the "
         "X-Request-Id that was sent, or session and turn: summary.json has both."
     )
-    drawn = (Bars(rows=bars, unit=" ms", low=0.0), Said(legend, "soft"))
+    drawn = (Bars(rows=bars, unit=" ms", low=0.0), Paragraph(legend, "soft"))
     by_ttft, by_e2e = (
         _slow_table([request for request in slowest if request.by == by], title, by)
         for by, title in (("ttft", "slowest by TTFT"), ("e2e", "slowest by E2E"))

@@ -16,19 +16,19 @@ from loadgen.core.metrics.machines import MachineSummary
 from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
 from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.core.metrics.sustainable import Sustainable
-from loadgen.core.results.manifest import Header, TargetFacts
+from loadgen.core.results.manifest import RunManifest, TargetFacts
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.quantiles import Distribution, support
-from loadgen.figures import FigureRow
-from loadgen.present import text as as_text
-from loadgen.present.additions import Addition
-from loadgen.present.page import Number
-from loadgen.present.section import (
+from loadgen.figures import MetricDefinition
+from loadgen.render import text as as_text
+from loadgen.render.additions import ExtraSections
+from loadgen.render.page import Number
+from loadgen.render.section import (
     Bullets,
     Facts,
     PageOnly,
+    Paragraph,
     Report,
-    Said,
     Section,
     Table,
     Tiles,
@@ -67,10 +67,10 @@ def render(summary: Summary, *, color: bool = False) -> str:
 
 def report(
     summary: Summary,
-    header: Header | None = None,
+    header: RunManifest | None = None,
     figures: Callable[[], Figures] | None = None,
     said: Sequence[MetricSample] = (),
-    additions: Sequence[Addition] = (),
+    additions: Sequence[ExtraSections] = (),
 ) -> Report:
     """The whole report. Without `header` and `figures` (when only a summary was kept) a page has no charts.
 
@@ -80,7 +80,9 @@ def report(
     numbers: Sequence[Number] = run_headline.five(summary)
     added = [one for addition in additions for one in addition.answer()]
     verdict = _verdict(summary)  # what others say of the run comes behind it, and is the last word
-    before = () if verdict is None else (Said(f"{verdict.word}: {verdict.words}", verdict.kind),)
+    before = (
+        () if verdict is None else (Paragraph(f"{verdict.word}: {verdict.words}", verdict.kind),)
+    )
     for addition in additions:
         numbers = numbers if addition.numbers is None else addition.numbers(numbers)
     return Report(
@@ -156,7 +158,7 @@ def levels(summaries: Sequence[Summary]) -> Section:
             rows,
             "remarks",
         ),
-        Said(
+        Paragraph(
             "Latencies are in ms. Requests/s and output tokens/s are those of the "
             f"{names_of_windows}{closing}.",
             "soft",
@@ -185,30 +187,30 @@ def _target(target: TargetFacts) -> str:
     return (target.name or target.url or "unknown target") + server
 
 
-def _answer(summary: Summary) -> Iterator[Said]:
+def _answer(summary: Summary) -> Iterator[Paragraph]:
     verdict, requests = summary.verdict, summary.requests
     busy = is_host_busy(verdict)
     doubtful = busy or summary.goodput.undecided or bool(verdict.caveats)
     missed = summary.goodput.met is False or fails_by_errors(summary)
     bad = missed or not (verdict.valid or busy)
-    yield Said(
+    yield Paragraph(
         run_headline.sentence(summary), "bad" if bad else "warn" if doubtful else "good", large=True
     )
     if verdict.valid:
         return
     if busy:
-        yield Said(
+        yield Paragraph(
             f"INVALID: this host was too busy to measure with: {'; '.join(verdict.reasons)}", "warn"
         )
-        yield Said(
+        yield Paragraph(
             f"measured: {format.count(requests.ok)} of {format.counted(requests.scheduled, 'request')} were answered, "
             f"with {format.counted(summary.tokens.output, 'output token')}; counts and errors stand"
         )
-        yield Said(
+        yield Paragraph(
             "not measured: latencies, and what rests on them; they say as much of this host as of the server"
         )
     else:
-        yield Said(f"INVALID: {'; '.join(verdict.reasons)}", "bad")
+        yield Paragraph(f"INVALID: {'; '.join(verdict.reasons)}", "bad")
 
 
 def _verdict(summary: Summary) -> Warned | None:
@@ -379,7 +381,7 @@ def _latency(
 ) -> Iterator[Section | PageOnly]:
     rows = run_headline.latencies(summary)
     needs = run_headline.needed([distribution for _, distribution in rows], QUANTILES)
-    about = (Said(sentence, "soft") for sentence in run_headline.about_latency(summary))
+    about = (Paragraph(sentence, "soft") for sentence in run_headline.about_latency(summary))
     yield section(
         "Latency",
         _distributions(rows, summary),
@@ -394,7 +396,9 @@ def _latency(
     yield from page.curves(summary, figures)
 
 
-def _distributions(rows: Iterable[tuple[FigureRow, Distribution]], summary: Summary) -> Table:
+def _distributions(
+    rows: Iterable[tuple[MetricDefinition, Distribution]], summary: Summary
+) -> Table:
     """Return the table of latencies; statistics that are withheld are shown by their range."""
     head = ("ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "samples")
     cells = [
@@ -407,12 +411,12 @@ def _distributions(rows: Iterable[tuple[FigureRow, Distribution]], summary: Summ
     return Table(head, cells)
 
 
-def _ranges(summary: Summary, row: FigureRow) -> Mapping[str, tuple[float, float]]:
+def _ranges(summary: Summary, row: MetricDefinition) -> Mapping[str, tuple[float, float]]:
     withheld = summary.withheld.get(row.name)
     return {} if withheld is None else withheld.ranges
 
 
-def _asked(summary: Summary, rows: Iterable[tuple[FigureRow, Distribution]]) -> Table:
+def _asked(summary: Summary, rows: Iterable[tuple[MetricDefinition, Distribution]]) -> Table:
     """The percentiles that the user asked for; no table where there are none."""
     found = [
         (row, each.count, summary.percentiles[row.field])
@@ -437,8 +441,8 @@ def _asked(summary: Summary, rows: Iterable[tuple[FigureRow, Distribution]]) -> 
     return Table(head, cells if names else [])
 
 
-def _needed(needs: str) -> Said:
-    return Said(f"~ rests on too few samples; needed: {needs}" if needs else "", "soft")
+def _needed(needs: str) -> Paragraph:
+    return Paragraph(f"~ rests on too few samples; needed: {needs}" if needs else "", "soft")
 
 
 def _client(
@@ -564,7 +568,7 @@ def parts(summary: Summary) -> Iterator[Section]:
     """
     steps = Table(("step", *run_headline.STEP_HEAD), run_headline.step_rows(summary))
     words = f"{run_headline.STEPS_WORDS.capitalize()}. Latencies in ms." if summary.steps else ""
-    yield section("Steps of a task", steps, Said(words, "soft"), id="steps")
+    yield section("Steps of a task", steps, Paragraph(words, "soft"), id="steps")
     if len(summary.stages) > 1:
         several = sum(stage.measured for stage in summary.stages) > 1
         names = (
@@ -615,7 +619,7 @@ def _classes(summary: Summary) -> Section:
             ((f"{part.model} ({', '.join(part.classes)})", part) for part in summary.models),
         ),
         Table(columns, asked, "words"),
-        Said(f"Shares are of the {of_what}.", "soft"),
+        Paragraph(f"Shares are of the {of_what}.", "soft"),
         id="classes",
     )
 
@@ -647,7 +651,7 @@ def _targets(summary: Summary) -> Section:
     ]
     columns = ("over the targets", "min", "max", "mean", "median", "sum")
     over = Table(columns, over_targets(summary.targets))
-    window = Said(
+    window = Paragraph(
         "The rates of all targets cover the same window of the run, so that they add up.", "soft"
     )
     return section(

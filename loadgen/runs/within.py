@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
-from loadgen.present.section import Said, Section, Table, section
+from loadgen.render.section import Paragraph, Section, Table, section
 from loadgen.repeated.registry import SHARES, metric
 
 COVERS = (
@@ -36,7 +36,7 @@ def sections(summary: Summary) -> Iterator[Section]:
     if rows:
         table = Table(("figure", "value", "from", "to"), rows)
         yield section(
-            "How sure these figures are", table, Said(COVERS, "soft"), folded=True, id="within"
+            "How sure these figures are", table, Paragraph(COVERS, "soft"), folded=True, id="within"
         )
 
 

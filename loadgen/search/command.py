@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loadgen.core import format, units
-from loadgen.core.errors import OK, Fault, Faults, TargetError, UserError, collecting
-from loadgen.shell import completion
-from loadgen.shell.invocation import Invocation
-from loadgen.shell.option_parsers import parse_option, parse_share_option
-from loadgen.shell.options import (
+from loadgen.cli import completion
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.option_parsers import parse_option, parse_share_option
+from loadgen.cli.options import (
     DryRunOption,
     WorkloadArgument,
     add_options,
     default_output_folder,
 )
-from loadgen.shell.output import print_report, say
-from loadgen.shell.resume import resume_arguments
+from loadgen.cli.output import print_report, say
+from loadgen.cli.resume import resume_arguments
+from loadgen.core import format, units
+from loadgen.core.errors import OK, CombinedError, LoadgenError, TargetError, UserError, collecting
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -177,7 +177,7 @@ def search(
         return invocation.run_command_line(
             resume_arguments(command[1:], invocation.arguments, "--resume", resume)
         )
-    faults, trial_ns, longest_s = list[Fault](), 0, None
+    faults, trial_ns, longest_s = list[LoadgenError](), 0, None
     closed = over == "concurrency"
     first_load = start or low or 1.0
     terms = _terms(invocation["slo"] or (), percentile)
@@ -212,7 +212,7 @@ def search(
         with collecting(faults):
             experiment.search_of(resume)
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     assert goal is not None
     trial_workload = trials.probing(checked, trial_ns)
     if resume is None and not dry_run:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from loadgen.cli.resume import arguments_to_type_again
 from loadgen.core import format, run_folder, seeds
 from loadgen.core.errors import UserError, nothing_there
 from loadgen.core.results import checksums, store
@@ -47,12 +48,11 @@ from loadgen.search.load_search import (
     state_of,
 )
 from loadgen.search.sweep import Kind
-from loadgen.shell.resume import arguments_to_type_again
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
-    from loadgen.present.section import Report
+    from loadgen.render.section import Report
 
 CsvCell = float | int | str | None
 
@@ -333,7 +333,7 @@ def finish(
 
 def report_files(said: Report, table: str) -> dict[str, bytes]:
     """Return the report of a sweep as files: Markdown, called `table`, and the page."""
-    from loadgen.present import html, markdown
+    from loadgen.render import html, markdown
 
     return {table: markdown.render(said).encode(), PAGE: html.render(said).encode()}
 

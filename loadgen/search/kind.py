@@ -11,8 +11,8 @@ import msgspec
 from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.run_folder import OpenedRun
-from loadgen.present.additions import Addition
-from loadgen.present.section import Quoted, Report, Said, Warned, section
+from loadgen.render.additions import ExtraSections
+from loadgen.render.section import Paragraph, Quoted, Report, Warned, section
 from loadgen.repeated import capacity
 from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions, additions_to
 from loadgen.runs import levels_kind
@@ -32,7 +32,7 @@ class StoredTrials(NamedTuple):
     folder: Path
     runs: tuple[NamedSummary, ...]
     search: StoredSearch | None
-    additions: tuple[Addition, ...]
+    additions: tuple[ExtraSections, ...]
 
     @property
     def unit(self) -> str:
@@ -73,7 +73,7 @@ def report(found: StoredTrials) -> Report:
     go_on = _go_on(found.folder, found.search)
     if found.search is None:
         so_far = levels_kind.report(found.as_runs)
-        none = Said(_not_ended_text(found.folder), "warn", large=True)
+        none = Paragraph(_not_ended_text(found.folder), "warn", large=True)
         added = [one for addition in found.additions for one in addition.sections]
         sections = [*so_far.sections, *added, section("Go on with", Quoted(go_on))]
         warned = [*so_far.warned, *(one for addition in found.additions for one in addition.warned)]

@@ -13,9 +13,9 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import NamedSummary, Summary
-from loadgen.present.additions import Addition
-from loadgen.present.page import Axis, Band, Chart, Mark, Number, Series
-from loadgen.present.section import Charts, Kind, Report, Said, Tiles, section, simulated
+from loadgen.render.additions import ExtraSections
+from loadgen.render.page import Axis, Band, Chart, Mark, Number, Series
+from loadgen.render.section import Charts, Kind, Paragraph, Report, Tiles, section, simulated
 from loadgen.runs import levels_text
 from loadgen.runs.headline import judged
 from loadgen.runs.levels import curve
@@ -31,7 +31,7 @@ def report(
     *,
     unit: str,
     evidence: str = "",
-    additions: Sequence[Addition] = (),
+    additions: Sequence[ExtraSections] = (),
 ) -> Report:
     """The whole answer. `named`: the runs of the trials by their folders; `evidence`: the one of the capacity.
 
@@ -56,7 +56,7 @@ def report(
                 else []
             ),
             words.trial_table(by_load),
-            Said(words.units(unit) if trials else "", "soft"),
+            Paragraph(words.units(unit) if trials else "", "soft"),
             id="trials",
         ),
         words.found(answer, trials, unit, simulated=search.simulated),
@@ -64,7 +64,7 @@ def report(
     if levels is not None:
         charts = Charts(list(levels_text.charts(levels)))
         sections.append(section("Throughput and latency of the trials", charts, folded=True))
-    said = [Said(words.headline(answer, trials, search.goal, unit), kind, large=True)]
+    said = [Paragraph(words.headline(answer, trials, search.goal, unit), kind, large=True)]
     return Report(
         title=" · ".join(filter(None, (*what, "highest load within the SLO"))),
         tab=": ".join((*what[:1], "search")),

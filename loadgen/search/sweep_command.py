@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from msgspec.structs import replace
 
-from loadgen.core import format
-from loadgen.core.errors import (
-    INTERRUPTED,
-    Fault,
-    Faults,
-    UserError,
-    collecting,
-    most_severe,
-)
-from loadgen.shell.invocation import Invocation
-from loadgen.shell.options import (
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.options import (
     DryRunOption,
     StrictOption,
     WorkloadArgument,
     add_options,
     default_output_folder,
 )
-from loadgen.shell.output import print_answer, say, telling_what_is_kept
+from loadgen.cli.output import print_answer, say, telling_what_is_kept
+from loadgen.core import format
+from loadgen.core.errors import (
+    INTERRUPTED,
+    CombinedError,
+    LoadgenError,
+    UserError,
+    collecting,
+    most_severe,
+)
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import NamedSummary
@@ -80,13 +80,13 @@ def sweep(
     from loadgen.search.sweep_plan import SweepRun, plan_sweep
     from loadgen.search.sweep_run import in_directory, runs_to_come
 
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     with collecting(faults):
         repetition = invocation.repetition()
     with collecting(faults):
         planned = plan_sweep(invocation, workload, target)
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     output = _Output(as_json, as_markdown, strict)
     show = shown(invocation)
     if dry_run:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from loadgen.core import run_folder
 from loadgen.core.metrics.summary import NamedSummary
-from loadgen.present.section import Report
+from loadgen.render.section import Report
 from loadgen.result_kinds import (
     RECORDS,
     CapacityFacts,

@@ -10,16 +10,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadgen.core import format
-from loadgen.core.errors import Fault, Faults, UserError, closest, collecting
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, closest, collecting
 from loadgen.core.workload.flags import of_the_load
 from loadgen.runs.load_points import LoadPoint, PointGroup
 from loadgen.search.sweep import Kind, parse_loads, point_groups, points_of
 
 if TYPE_CHECKING:
+    from loadgen.cli.invocation import Invocation
     from loadgen.core.execution.plan import Settings
     from loadgen.core.workload import Workload
     from loadgen.runs.show import PlannedRun, Show
-    from loadgen.shell.invocation import Invocation
 
 LOAD_OPTIONS = ("concurrency", "request_rate")
 LENGTH_OPTIONS = ("input_tokens", "output_tokens")
@@ -84,7 +84,7 @@ def plan_sweep(invocation: Invocation, workload: str | None, target: str | None)
         "," in str(invocation[option] or "") for option in LENGTH_OPTIONS
     )
     varied = LENGTH_OPTIONS if has_groups else ()
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     settings: dict[str, Settings] = {}
     loads: tuple[float, ...] = ()
     points: list[LoadPoint] = []
@@ -97,7 +97,7 @@ def plan_sweep(invocation: Invocation, workload: str | None, target: str | None)
         groups = point_groups(isl, osl, [*settings] if target is not None else [])
         points = points_of(groups, loads, kind)
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     options = of_the_load(invocation.options)
     return Sweep(
         name=workload or str(invocation["trace"] or invocation["dataset"]),
@@ -130,7 +130,7 @@ def _planned_points(
 ) -> tuple[PlannedPoint, ...]:
     """Return the load points with their workloads. Raises Faults for those of the first group."""
     planned: list[PlannedPoint] = []
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     group: PointGroup | None = None
     for point in points:
         if faults and point.group != group:
@@ -140,7 +140,7 @@ def _planned_points(
             at_point = workload_at(invocation, workload, kind, point)
             planned.append(PlannedPoint(point, at_point, settings[point.target]))
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     return tuple(planned)
 
 

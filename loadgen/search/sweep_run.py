@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from loadgen.cli.output import say
 from loadgen.core import run_folder
 from loadgen.core.errors import INTERRUPTED, TargetError
 from loadgen.core.execution import run
@@ -22,7 +23,6 @@ from loadgen.runs.load_points import counted_points
 from loadgen.search import experiment, stored_sweep, trials
 from loadgen.search.load_search import NextTrial, TrialResult
 from loadgen.search.watch import Goal
-from loadgen.shell.output import say
 
 if TYPE_CHECKING:
     from loadgen.core.execution.run import Execute

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.stats.intervals import length_for
-from loadgen.present.section import Facts, Section, Table, section
+from loadgen.render.section import Facts, Section, Table, section
 from loadgen.repeated import capacity as capacity_file
 from loadgen.search.forecast import describe_forecast, forecast_search
 from loadgen.search.load_search import (

@@ -25,7 +25,7 @@ from loadgen.core import format, run_folder, seeds
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.events import (
-    Hearer,
+    EventHandler,
     LoadStarted,
     Look,
     RunEvent,
@@ -89,7 +89,7 @@ class Trials:
     seeded: bool = True
     watched: bool = True
     name: Callable[[NextTrial], str] = called
-    hearers: tuple[Hearer, ...] = ()
+    hearers: tuple[EventHandler, ...] = ()
     look_s: float = LOOK_S
     execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
     go_on: str = ""  # the command that goes on with the search where it is stopped

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadgen.shell import completion
-from loadgen.shell.options import StrictOption
-from loadgen.shell.output import print_report, say
+from loadgen.cli import completion
+from loadgen.cli.options import StrictOption
+from loadgen.cli.output import print_report, say
 
 if TYPE_CHECKING:
     from loadgen.shards.parts import PlacedPart

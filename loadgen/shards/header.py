@@ -11,7 +11,7 @@ from loadgen.core.execution.run_header import noted
 from loadgen.core.metrics import reasons
 from loadgen.core.requests.prompts import Digest
 from loadgen.core.results import manifest
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import RunManifest
 from loadgen.shards.parts import PlacedPart, RunPart
 from loadgen.shards.records import LostSlots
 
@@ -20,7 +20,9 @@ MAX_DELAY_MS = 100.0
 DIGEST_BITS = 128
 
 
-def merged_header(placed: Sequence[PlacedPart], lost: Sequence[LostSlots], run_id: str) -> Header:
+def merged_header(
+    placed: Sequence[PlacedPart], lost: Sequence[LostSlots], run_id: str
+) -> RunManifest:
     """Return the header of the run that these parts make."""
     parts = [one.part for one in placed if one.part is not None]
     headers = [part.header for part in parts]
@@ -48,7 +50,7 @@ def merged_header(placed: Sequence[PlacedPart], lost: Sequence[LostSlots], run_i
     return header
 
 
-def _merged_state(headers: Sequence[Header]) -> str:
+def _merged_state(headers: Sequence[RunManifest]) -> str:
     """Return `finished`, unless a part that was not killed ended in another way."""
     ended = [header.state for header in headers if header.state not in ("running", "finished")]
     return ended[0] if ended else "finished"

@@ -14,12 +14,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.core import run_folder
-from loadgen.core.followers.hearers import write_header
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.results import checksums, parquet, shard_schedule, store
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.results.spool import HEAT
 from loadgen.core.server_metrics import series
+from loadgen.core.sidecars.hearers import write_header
 from loadgen.shards.header import merged_header
 from loadgen.shards.parts import PlacedPart, RunPart, place_parts
 from loadgen.shards.records import find_lost_slots, record_tables

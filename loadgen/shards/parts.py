@@ -8,10 +8,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from loadgen.core.errors import Fault, Faults, UserError, nothing_there
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, nothing_there
 from loadgen.core.results import manifest
 from loadgen.core.results.files import refuse_links
-from loadgen.core.results.manifest import Header, ShardPart, StagePlan
+from loadgen.core.results.manifest import RunManifest, ShardPart, StagePlan
 
 HINT = "a part is the folder of one loadgen run --shard"
 
@@ -21,7 +21,7 @@ class RunPart:
     """One part of a run: its folder, its header, and which part it is."""
 
     folder: Path
-    header: Header
+    header: RunManifest
     shard: ShardPart
 
 
@@ -83,18 +83,18 @@ def read_parts(folders: Sequence[Path]) -> list[RunPart]:
     Raises Faults for folders without a part, for a part that is given twice, and for parts of
     different runs.
     """
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     parts: list[RunPart] = []
     for folder in folders:
         try:
             parts.append(read_part(folder))
-        except Fault as fault:
+        except LoadgenError as fault:
             faults.append(fault)
     if not faults:
         parts.sort(key=lambda part: part.shard.index)
         faults = [*_differences(parts), *_duplicates(parts)]
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     return parts
 
 
@@ -137,7 +137,7 @@ def _without_ramp(stage: StagePlan) -> StagePlan:
     return replace(stage, ramp_s=None, ramp_from="")
 
 
-def _differences(parts: Sequence[RunPart]) -> Iterator[Fault]:
+def _differences(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
     first, *others = parts
     for other in others:
         differing = [name for name, value in COMPARED.items() if value(first) != value(other)]
@@ -150,7 +150,7 @@ def _differences(parts: Sequence[RunPart]) -> Iterator[Fault]:
             )
 
 
-def _duplicates(parts: Sequence[RunPart]) -> Iterator[Fault]:
+def _duplicates(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
     folders: dict[int, Path] = {}
     for part in parts:
         if part.shard.index in folders:

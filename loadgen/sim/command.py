@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from loadgen.cli import completion, signals
+from loadgen.cli.options import add_options
 from loadgen.core.errors import UserError, of_reading
-from loadgen.shell import completion, signals
-from loadgen.shell.options import add_options
 
 
 def _list_faults() -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from loadgen.backends import after_scheme
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run_header
 from loadgen.core.execution.context import Context, KnownTarget
-from loadgen.core.execution.events import Look, RunPlanned, Simulated, SimulationStarted, Tell
+from loadgen.core.execution.events import Emit, Look, RunPlanned, Simulated, SimulationStarted
 from loadgen.core.execution.lane_start import AnswerTime
 from loadgen.core.execution.plan import Settings, prepare
 from loadgen.core.metrics import reasons
@@ -38,7 +38,7 @@ from loadgen.core.metrics.stop_rules import CHECK_INTERVAL_NS, StopRuleMonitor
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import prompts, resonance
 from loadgen.core.results import checksums, store
-from loadgen.core.results.manifest import Header, Second
+from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Workload
@@ -141,7 +141,7 @@ def run(
     workload: Workload,
     settings: Settings,
     folder: Path,
-    tell: Tell,
+    tell: Emit,
 ) -> Summary:
     """Carry out one simulated run in `folder`. Raises Fault or Faults if the run is not possible.
 
@@ -294,7 +294,7 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
     return ProbeResult(
         target=Target.parse("http://simulated", api=settings.api),
         server="trtllm",
-        quirk=QUIRKS["trtllm"],
+        quirk=SERVER_PROFILES["trtllm"],
         model=settings.model or preset.model.name,
         models=(preset.model.name,),
         version="",
@@ -313,7 +313,7 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
     )
 
 
-def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
+def _with_target(header: RunManifest, preset: Preset, settings: Settings) -> RunManifest:
     """Return the header with the simulated target and the notes about it."""
     target = msgspec.structs.replace(header.targets[0], url="", gpus=settings.gpus or preset.gpus)
     coded = reasons.coded("virtual_time", {"preset": preset.words})
@@ -328,8 +328,8 @@ def _with_target(header: Header, preset: Preset, settings: Settings) -> Header:
 
 
 def _final_header(
-    header: Header, preset: Preset, simulation: Simulation, requests: prompts.Prompts
-) -> Header:
+    header: RunManifest, preset: Preset, simulation: Simulation, requests: prompts.Prompts
+) -> RunManifest:
     replicas = simulation.replicas
     steps = sum(map(len, simulation.ends))
     mean_batch = sum(replica.decoded for replica in replicas) / steps if steps else 0.0
@@ -352,13 +352,13 @@ def _final_header(
     )
 
 
-def _own_second(results: VirtualRows, simulation: Simulation, cpu_s: float) -> Second:
+def _own_second(results: VirtualRows, simulation: Simulation, cpu_s: float) -> WorkerSample:
     """Return what the simulation itself used.
 
     `span_s` is 0, so that it is not taken for the load of a client.
     """
     last = max((int(ends[-1]) for ends in simulation.ends if len(ends)), default=0)
-    return Second(
+    return WorkerSample(
         t_s=last / 1e9,
         span_s=0.0,
         cpu_s=round(cpu_s, 4),

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from loadgen.core.results import gaps, manifest, parquet, store
-from loadgen.core.results.manifest import Header, Second
+from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.spool import STAMPS
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
@@ -44,9 +44,9 @@ def no_errors(results: VirtualRows) -> list[Histogram]:
 
 def write(
     folder: Path,
-    header: Header,
+    header: RunManifest,
     results: VirtualRows,
-    seconds: Sequence[Second],
+    seconds: Sequence[WorkerSample],
     texts: Sequence[str],
     counted: Sequence[MetricSample],
 ) -> None:

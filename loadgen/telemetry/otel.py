@@ -25,7 +25,7 @@ from loadgen.core.errors import UserError, not_installed
 from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.core.requests.trace_context import TraceContext
 from loadgen.core.results import manifest, store
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES
 from loadgen.core.results.spool import Tail
 from loadgen.telemetry.prometheus import rate_of
@@ -123,7 +123,7 @@ class TelemetrySender(ReaderProcess):
 class Run:
     """What a header says of all requests of a run, and how a row becomes a span."""
 
-    def __init__(self, header: Header, start_ns: int) -> None:
+    def __init__(self, header: RunManifest, start_ns: int) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 

@@ -18,7 +18,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics.columns import FAILED, LOST, OK, Columns
 from loadgen.core.results import manifest
-from loadgen.core.results.manifest import Header, Second
+from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.results.spool import Tail
 from loadgen.core.stats.quantiles import Histogram
@@ -37,13 +37,13 @@ class RunCollector:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._one_at_a_time = threading.Lock()  # each scrape has a thread
-        self._header: Header | None = None
+        self._header: RunManifest | None = None
         self._tail = Tail(folder)
         self._figures = {row: Histogram() for row in FIGURES.at("prometheus")}
         self._statuses = np.zeros(len(STATUSES), np.int64)
         self._kinds = np.zeros(len(KINDS), np.int64)
         self._tokens = 0
-        self._seconds: dict[int, Second] = {}
+        self._seconds: dict[int, WorkerSample] = {}
 
     def close(self) -> None:
         """Close the files of the run."""
@@ -153,7 +153,7 @@ class RunCollector:
         )
 
 
-def rate_of(header: Header) -> str:
+def rate_of(header: RunManifest) -> str:
     """What a rate of a stage counts: requests, or starts, of which conversations and tasks send more than one."""
     return "starts" if header.turns > 1 else "requests"
 

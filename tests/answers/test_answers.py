@@ -17,17 +17,17 @@ from loadgen.answers import scores
 from loadgen.answers.ask import Asked, refuse_other_tokenizer, unequal_tokens
 from loadgen.answers.comparison import judge, score
 from loadgen.answers.questions import Question, read_questions
+from loadgen.bundle import verify as bundle
+from loadgen.cli.app import run_command_line
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.run import run
 from loadgen.contracts.stored import again
-from loadgen.core.errors import Faults, TargetError, UserError
+from loadgen.core.errors import CombinedError, TargetError, UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.results import checksums
 from loadgen.core.workload import Workload
 from loadgen.core.workload.dataset import DatasetRow
-from loadgen.evidence import verify as bundle
-from loadgen.shell.app import run_command_line
 from loadgen.sim.server.options import Options
 
 FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
@@ -149,7 +149,7 @@ def test_rows_say_what_is_right(tmp_path: Path) -> None:
     "row", ['{"prompt": "p", "reference": {}}', "{", '{"prompt": "p", "answer": ["a"]}', '{"x": 1}']
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: str) -> None:
-    with pytest.raises((UserError, Faults), match=r"d\.jsonl"):
+    with pytest.raises((UserError, CombinedError), match=r"d\.jsonl"):
         read_questions(_write(tmp_path / "d.jsonl", [{"prompt": "p"}, row]))
 
 
@@ -262,7 +262,7 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
 @pytest.mark.parametrize("url", ["foo", "http://127.0.0.1:9", "http://h:99999"])
 def test_an_endpoint_that_is_not_there_is_said(tmp_path: Path, url: str) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p", "reference": "r"}]))
-    with pytest.raises((TargetError, Faults)):
+    with pytest.raises((TargetError, CombinedError)):
         run_command_line(["answers", str(data), "--url", url])
 
 
@@ -309,7 +309,7 @@ def test_a_term_about_answers_that_cannot_be_shown_is_refused(
     tmp_path: Path, term: str, code: str
 ) -> None:
     _write(tmp_path / "d.jsonl", ROWS)
-    with refused(Faults, code, where="c.yaml:7:"):
+    with refused(CombinedError, code, where="c.yaml:7:"):
         load_contract(_contract(tmp_path, term), env={}, against=code != "missing_option")
 
 
@@ -319,7 +319,7 @@ def test_a_data_set_that_is_none_is_refused_with_the_contract(
 ) -> None:
     if data is not None:
         _write(tmp_path / "d.jsonl", [data])
-    with pytest.raises(Faults) as raised:
+    with pytest.raises(CombinedError) as raised:
         load_contract(_contract(tmp_path, "exact: 50%"), env={})
     assert "d.jsonl" in str(raised.value) or "c.yaml:5:12" in str(raised.value)
 
@@ -417,5 +417,5 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p"}]))
-    with pytest.raises((UserError, Faults)):
+    with pytest.raises((UserError, CombinedError)):
         run_command_line(["answers", data, *arguments])

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scene import LENIENT, NOTHING, UNHARMED, Row, Scene, unhurried
 
-from loadgen.evidence import verify
+from loadgen.bundle import verify
 
 SEND = f"--url {{url}} -c 10 -n 40 --warmup 0 --server-metrics off --energy off --out out {LENIENT}"
 DATASET = f"run --dataset a.parquet {SEND}"

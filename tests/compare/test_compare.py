@@ -25,16 +25,16 @@ from loadgen.compare import text as compared
 from loadgen.compare.block_errors import Known
 from loadgen.compare.comparison import ComparedRun, Difference, Side
 from loadgen.core.analysis import within_run_variance
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results.manifest import Fingerprints, StagePlan, TargetFacts
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
-from loadgen.present import html as as_page
-from loadgen.present import junit, table
-from loadgen.present import markdown as as_markdown
-from loadgen.present import text as as_text
+from loadgen.render import html as as_page
+from loadgen.render import junit, table
+from loadgen.render import markdown as as_markdown
+from loadgen.render import text as as_text
 from loadgen.repeated import registry
 from loadgen.runs.compared import SideFacts
 
@@ -601,7 +601,7 @@ def test_a_condition_that_noise_may_have_broken_says_so(word: str, noise: bool) 
     ],
 )
 def test_conditions_that_are_none(text: str, code: str) -> None:
-    with refused(Faults, code) as faults:
+    with refused(CombinedError, code) as faults:
         thresholds.parse_thresholds([text, "nonsense"])
     assert "nonsense" in str(faults.value)
 

@@ -14,7 +14,7 @@ from command_line import exits
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.schema import Planned
 from loadgen.core import format
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 
 SIM = ("--url", "sim:gb300-vm", "--seed", "1", "--progress", "off")
 PRICES = ("--prices", places.ROOT / "docs/prices.example.yaml", "--shape", "ND128isr_GB300_v6")
@@ -76,7 +76,7 @@ def test_a_closed_loop_without_a_number_lasts_by_time(tmp_path: Path) -> None:
 
 
 def test_a_level_with_a_number_of_requests_is_not_changed(tmp_path: Path) -> None:
-    with pytest.raises(Faults):
+    with pytest.raises(CombinedError):
         load_contract(_contract(tmp_path, "workload: qa, rate: 2/s, requests: 9, must: [ttft: 1s]"))
 
 

@@ -27,6 +27,7 @@ from queueing import fail, rows, run
 from refusals import refused
 from runs import write as write_run
 
+from loadgen.cli.app import main
 from loadgen.contracts import planning, prediction, quantile_interval, sections, steady_samples
 from loadgen.contracts import run as validation
 from loadgen.contracts import verdict as judge
@@ -37,7 +38,7 @@ from loadgen.contracts.schema import parse, words
 from loadgen.contracts.stored import PLACE, again, command_of, read_run, verify
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation, holds_words
 from loadgen.core import format
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.execution import run as runs
 from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics import windows
@@ -47,9 +48,8 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.workload.loading import packaged
-from loadgen.present import html as as_page
-from loadgen.present import text as as_text
-from loadgen.shell.app import main
+from loadgen.render import html as as_page
+from loadgen.render import text as as_text
 
 ALL_WRONG = """\
 name: bad
@@ -104,7 +104,7 @@ WHERE = """
 def test_everything_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(ALL_WRONG)
-    with pytest.raises(Faults) as raised:
+    with pytest.raises(CombinedError) as raised:
         load_contract(file)
     told = [
         f"{fault.where.removeprefix(f'{file}:').partition(' ')[0]} {fault.code} {fault.key}"
@@ -209,7 +209,7 @@ OF_TASKS = (
 )
 def test_single_faults(tmp_path: Path, text: str, code: str) -> None:
     (tmp_path / "c.yaml").write_text(text)
-    with refused(Faults, code) as raised:
+    with refused(CombinedError, code) as raised:
         load_contract(tmp_path / "c.yaml", env={})
     assert not any(fault.hint.startswith(";") for fault in raised.value.faults)
 
@@ -245,7 +245,7 @@ def test_the_shipped_contracts_hold_together() -> None:
 def test_any_text_is_a_contract_or_faults(text: str | list[str]) -> None:
     try:
         parse(text if isinstance(text, str) else "\n".join(text), "c.yaml", {})
-    except Faults as faults:
+    except CombinedError as faults:
         assert all(fault.where.startswith("c.yaml") for fault in faults.faults)
 
 
@@ -856,7 +856,7 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     assert msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Validation) == found
     (folder / "verdict.json").write_text("{}")
     (folder / "contract.yaml").unlink()
-    with pytest.raises(Faults) as raised:
+    with pytest.raises(CombinedError) as raised:
         again(folder)
     assert {fault.code for fault in raised.value.faults} == {"changed_file", "missing_file"}
 
@@ -916,7 +916,7 @@ def test_a_folder_whose_manifest_was_made_anew_still_shows_no_traceback(tmp_path
         if not name:
             assert again(folder).levels[0].runs == ("steady/r1",)
             continue
-        with pytest.raises((UserError, Faults)) as raised:
+        with pytest.raises((UserError, CombinedError)) as raised:
             again(folder)
         assert Path(name).name in str(raised.value)
 

@@ -22,10 +22,10 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "did_you_mean"),
     [("30sec", "30s"), ("5 mins", "5m"), ("1hr", "1h"), ("3Days", "3d"), ("250MS", "250ms")],
 )
-def test_a_unit_by_another_name_is_answered_with_the_unit(text: str, meant: str) -> None:
+def test_a_unit_by_another_name_is_answered_with_the_unit(text: str, did_you_mean: str) -> None:
     with pytest.raises(units.Wrong) as caught:
         units.duration_ns(text)
-    assert f'"{meant}"' in caught.value.hint
+    assert f'"{did_you_mean}"' in caught.value.hint

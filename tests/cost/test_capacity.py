@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.metrics.summary import dump_summary, load_summary
 from loadgen.cost.capacity_planning import measured, scaled
 from loadgen.cost.inputs import read_evidence
@@ -131,6 +131,6 @@ def test_an_offline_run_says_nothing_about_users():
 def test_a_capacity_names_its_evidence(tmp_path: Path):
     (tmp_path / "summary.json").write_bytes(dump_summary(RAG))
     (tmp_path / "capacity.json").write_bytes(json.dumps(GOOD | {"evidence": "confirm"}).encode())
-    with refused(Faults, "no_result") as caught:
+    with refused(CombinedError, "no_result") as caught:
         read_evidence([tmp_path], allow_invalid=False)
     assert "capacity.json" in caught.value.faults[0].hint

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from refusals import refused
 
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.manifest import ReasonCode
@@ -39,11 +39,11 @@ from loadgen.cost.command import _share as share_of
 from loadgen.cost.command import cost as command
 from loadgen.cost.comparison import OfferComparison, compare_offers, differences
 from loadgen.cost.sections import report as sections_of
-from loadgen.present import text as as_text
 from loadgen.pricing import price_file, prices, reasons
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.evidence import notes as evidence_notes
 from loadgen.pricing.unit_cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
+from loadgen.render import text as as_text
 from loadgen.repeated.capacity import Capacity
 from loadgen.repeated.capacity import dump as dump_capacity
 
@@ -391,7 +391,7 @@ def test_gpus_that_contradict_the_run_are_refused(results: Path):
     rack = changed(GPUS, target={"gpus": 72})
     (results / "azure" / "summary.json").write_bytes(dump_summary(rack))
     how: dict[str, Any] = {"prices": results / "prices.yaml", "utilization": "1"}
-    with refused(Faults, "conflict", "--gpus") as caught:
+    with refused(CombinedError, "conflict", "--gpus") as caught:
         command([results / "azure"], gpus=["azure=4"], **how)
     assert caught.value.exit_code == 2
     assert command([results / "azure"], gpus=["azure=72"], **how) == 0
@@ -839,7 +839,7 @@ def test_the_command_prints_the_same_figures_in_every_form(
 def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
     results: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with refused(Faults, "unsound", "verdict.valid") as caught:
+    with refused(CombinedError, "unsound", "verdict.valid") as caught:
         command([results / "broken"], prices=results / "prices.yaml", utilization="1")
     assert caught.value.exit_code == 3
     at = caught.value.faults[0].where
@@ -866,7 +866,7 @@ def test_a_sweep_in_which_no_level_kept_the_slo_has_no_capacity_to_price(tmp_pat
         (tmp_path / f"r{rate}").mkdir()
         (tmp_path / f"r{rate}" / "summary.json").write_bytes(dump_summary(missed))
         (tmp_path / f"r{rate}" / "run.json").write_text("{}")
-    with refused(Faults, "unsound") as caught:
+    with refused(CombinedError, "unsound") as caught:
         inputs.read_evidence([tmp_path])
     assert caught.value.exit_code == 3 and "none of these loads kept its SLO" in str(caught.value)
 
@@ -874,7 +874,7 @@ def test_a_sweep_in_which_no_level_kept_the_slo_has_no_capacity_to_price(tmp_pat
 def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path):
     bare = changed(GPUS, tokens={"output": None})
     (results / "azure" / "summary.json").write_bytes(dump_summary(bare))
-    with refused(Faults, "no_figure", "tokens.output") as caught:
+    with refused(CombinedError, "no_figure", "tokens.output") as caught:
         inputs.read_evidence([results / "azure"])
     assert "summary.json:" in caught.value.faults[0].where
 
@@ -888,7 +888,7 @@ def test_counts_of_a_server_that_contradict_each_other_are_no_basis_of_a_cost(
     doubtful = changed(GPUS, verdict={"warning_codes": (warning,), "warnings": ("x",)})
     (results / "azure" / "summary.json").write_bytes(dump_summary(doubtful))
     if is_refused:
-        with refused(Faults, "unsound", "verdict.warnings"):
+        with refused(CombinedError, "unsound", "verdict.warnings"):
             inputs.read_evidence([results / "azure"])
     else:
         inputs.read_evidence([results / "azure"])
@@ -924,7 +924,7 @@ def test_an_endpoint_of_embeddings_has_no_output_tokens_and_a_price_all_the_same
 )
 def test_wrong_flags_are_named(results: Path, how: dict[str, Any], code: str):
     flags: dict[str, Any] = {"prices": results / "prices.yaml", "utilization": "1", **how}
-    with refused((UserError, Faults), code):
+    with refused((UserError, CombinedError), code):
         command([results / "azure"], **flags)
 
 
@@ -938,12 +938,12 @@ def test_wrong_flags_are_named(results: Path, how: dict[str, Any], code: str):
     ],
 )
 def test_folders_that_are_no_results_are_named(results: Path, folders: list[str], code: str):
-    with refused(Faults, code):
+    with refused(CombinedError, code):
         inputs.read_evidence([results / folder for folder in folders], allow_invalid=True)
 
 
 def test_all_that_is_wrong_is_said_at_once(results: Path):
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         inputs.read_evidence([results / "nowhere", results / "broken", results / "azure"])
     assert len(caught.value.faults) == 2
 
@@ -963,7 +963,7 @@ def test_of_a_single_result_the_name_of_a_price_will_do(
 def test_a_killed_run_says_how_its_summary_is_made(tmp_path: Path):
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "run.json").touch()
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         inputs.read_evidence([tmp_path / "killed"])
     assert (
         f"loadgen report {shlex.quote(str(tmp_path / 'killed'))} --json >"

@@ -22,9 +22,10 @@ from msgspec.structs import replace
 from refusals import refused
 
 import loadgen
+from loadgen.cli.app import run_command_line
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.schema import parse
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.execution import run_header
 from loadgen.core.metrics.blocks import Sessions, TaskGoodput
 from loadgen.core.metrics.goodput import Goodput
@@ -37,16 +38,15 @@ from loadgen.cost.size_command import _searched
 from loadgen.cost.size_result import sizing
 from loadgen.cost.size_text import report
 from loadgen.cost.sizing import Need, published_rate, size
-from loadgen.present import text as as_text
 from loadgen.pricing.evidence import Evidence, notes
 from loadgen.pricing.prices import Energy, Rented
 from loadgen.pricing.reasons import texts
 from loadgen.pricing.spread import Spread
 from loadgen.pricing.unit_cost import REQUEST, basis, cost, offer
+from loadgen.render import text as as_text
 from loadgen.repeated.capacity import FILE, Capacity, dump
 from loadgen.search.experiment import with_state
 from loadgen.search.load_search import SearchAnswer
-from loadgen.shell.app import run_command_line
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
@@ -421,7 +421,7 @@ def test_what_another_version_found_is_searched_anew(folder: Path) -> None:
 AT_ONCE = """
 import sys
 from loadgen.cost import searching
-from loadgen.shell.app import run_command_line
+from loadgen.cli.app import run_command_line
 from pathlib import Path
 
 def call(words):
@@ -429,7 +429,7 @@ def call(words):
 
 last = ["--seed", "1", "-d", "200s", "--no-sustain", "--precision", "20%"]
 asked = {
-    url: searching.AskedSearch(Path(name), ["search", "mine.yaml", "--url", url, "--out", name, *last, *slo])
+    url: searching.SearchRequest(Path(name), ["search", "mine.yaml", "--url", url, "--out", name, *last, *slo])
     for name, url, slo in (
         ("a", "sim:gb300-vm", ["--slo", "ttft:1s"]), ("b", "sim:h100x8", ["--slo", "ttft:1s"]), ("c", "sim:none", []),
     )
@@ -545,7 +545,7 @@ def test_a_folder_takes_its_own_slo_and_no_other(
     assert RAG.goodput.share_limit is not None
     own += ["--slo", f"attainment:{RAG.goodput.share_limit * 100:g}%"]
     assert _called("rag", "vm", "--users", "5000", *own) == 0
-    with refused(Faults, "no_effect") as caught:
+    with refused(CombinedError, "no_effect") as caught:
         _called("rag", "vm", "--users", "5000", "--slo", "ttft:1ms")
     assert RAG.goodput.slo[0].promise in str(caught.value)
 
@@ -593,9 +593,9 @@ def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
 def test_what_is_wrong_is_told_before_a_search(folder: Path) -> None:
     """A search of minutes ran first, and then the other source had no published rate, or the price no entry."""
     arguments = ("rag", "sim:gb300-vm", "--slo", "ttft:2s", "--users", "5")
-    with refused(Faults, "unknown_name"):
+    with refused(CombinedError, "unknown_name"):
         _called(*arguments, "published:nobody", "--answer", "9s")
-    with refused(Faults, "unknown_name"):
+    with refused(CombinedError, "unknown_name"):
         _called(*arguments, "--accept-sample-prices", "--price", "nobody")
     assert not list(Path("results").glob("size-*"))
 
@@ -611,7 +611,7 @@ def test_a_price_that_is_not_clear_is_told_before_a_search(folder: Path) -> None
         "5",
         "--accept-sample-prices",
     )
-    with refused(Faults, "ambiguous") as told:
+    with refused(CombinedError, "ambiguous") as told:
         _called(*arguments)
     assert "--price 'sim:gb300-vm=NAME'" in str(told.value)
     assert not list(Path("results").glob("size-*"))
@@ -709,7 +709,7 @@ def test_the_answer_stays_in_a_folder_with_its_page(
     ],
 )
 def test_what_cannot_be_sized_is_said(folder: Path, arguments: tuple[str, ...]) -> None:
-    with pytest.raises((UserError, Faults)):
+    with pytest.raises((UserError, CombinedError)):
         _called(*arguments)
 
 

@@ -17,7 +17,7 @@ from servers import start
 
 from loadgen import formats
 from loadgen.commands import COMMANDS
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.formats import FORMATS, ToolFile
 from loadgen.pricing.price_file import load_prices
 from loadgen.sim.server.options import Options
@@ -126,7 +126,7 @@ def prices(bench: Bench, **changed: Any) -> bool:
     text["rented"][0] |= changed
     try:
         load_prices(bench.file("prices.json", json.dumps(text, default=str)))
-    except Faults:
+    except CombinedError:
         return False
     return True
 

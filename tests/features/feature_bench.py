@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from servers import shared
 
 import loadgen
-from loadgen.shell import app
+from loadgen.cli import app
 
 ROOT = Path(__file__).parent.parent.parent
 PLAIN = "requests: {input_tokens: 50, output_tokens: 5}"

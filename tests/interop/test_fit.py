@@ -14,7 +14,8 @@ from loadgen_sdk import Measurement, record_shape
 from refusals import refused
 
 import loadgen
-from loadgen.core.errors import Fault
+from loadgen.cli import app as cli
+from loadgen.core.errors import LoadgenError
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build
 from loadgen.core.schedule import arrivals
@@ -22,7 +23,6 @@ from loadgen.core.workload import load
 from loadgen.core.workload.loading import of_mapping
 from loadgen.core.workload.traces import read_trace
 from loadgen.interop import fit, fit_text, laws
-from loadgen.shell import app as cli
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ended(str(path), "--trace-slice", "..1s") == 2
         and "nothing can be fitted to 10 requests" in capsys.readouterr().err
     )
-    with refused(Fault, "too_few"):
+    with refused(LoadgenError, "too_few"):
         path.write_text("".join(json.dumps({**row, "timestamp": 0}) + "\n" for row in rows))
         fit.fit(read_trace(path))
 

@@ -34,8 +34,8 @@ from loadgen.interop import aiperf_records, benchmark_report, export, other_defi
 from loadgen.interop import text as other_tools
 from loadgen.interop.other_definitions import Pooled, WeightedValues, percentiles_of
 from loadgen.mlperf import loadgen_log
-from loadgen.present import html as as_page
-from loadgen.present import text as as_text
+from loadgen.render import html as as_page
+from loadgen.render import text as as_text
 from loadgen.runs import records_csv, request_gaps
 from loadgen.runs.export import json_parts
 

@@ -26,7 +26,7 @@ from trace_rows import (
 )
 
 import loadgen
-from loadgen.core.errors import Fault, Faults
+from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.schedule import arrivals
@@ -237,12 +237,12 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
     for name in ("due_ns", "session", "group", "took_ns", "input_tokens"):
         assert getattr(table, name).tolist() == getattr(trace, name).tolist(), name
     bad = written(tmp_path / "bad.csv", head, "5,s-1,-2,ChatGPT,472,18,490,Conversation log")
-    with pytest.raises(Faults) as found:
+    with pytest.raises(CombinedError) as found:
         traces.read_trace(bad)
     assert [fault.what for fault in found.value.faults] == ["elapsed time is -2"]
     for took in (-2.0, float("nan"), 1e10):
         unlike = columns | {"Elapsed time": [2.5, took, None, 4.0]}
-        with pytest.raises(Faults) as found:
+        with pytest.raises(CombinedError) as found:
             traces.read_trace(parquet(tmp_path / "bad.parquet", **unlike))
         assert [(fault.what, fault.where.rpartition(" ")[2]) for fault in found.value.faults] == [
             ("Elapsed time is no length of time", "2")
@@ -273,12 +273,12 @@ def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
         0,
     )
     assert sessions.graph(1).waits == ((), (0,), (1,))
-    with pytest.raises(Faults, match="4 of 5 rows have no timestamp"):
+    with pytest.raises(CombinedError, match="4 of 5 rows have no timestamp"):
         of_trace(file)
     stages = arrivals.build(of_trace(file, read_flags(trace_replay="sessions")), 1).stages
     assert [stage.offsets.tolist() for stage in stages] == [[0, 2 * S]]
     nothing = written(tmp_path / "bad.jsonl", row("a"), {"input_length": 3, "output_length": 4})
-    with refused(Faults, "invalid_value", "timestamp"):
+    with refused(CombinedError, "invalid_value", "timestamp"):
         traces.read_trace(nothing)
 
 
@@ -345,7 +345,7 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
         "output_length": [1, 1, 10**9, 1, 2, 3],
     }
     times = [1.5, 2.0, 3.0, 4.0, 0.5, 6.5]
-    with pytest.raises(Faults) as found:
+    with pytest.raises(CombinedError) as found:
         traces.read_trace(parquet(tmp_path / "bad", timestamp=times, **bad))
     assert [
         (fault.where.partition(", row ")[2], fault.code, fault.key) for fault in found.value.faults
@@ -358,14 +358,14 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
     kept = traces.read_trace(tmp_path / "bad", skip_bad=True)
     assert (kept.due_ns.tolist(), kept.bad_rows) == ([0, 5 * S], 4)
     assert "row 2: input_length is missing" in kept.first_bad
-    with refused(Fault, "wrong_format"):
+    with refused(LoadgenError, "wrong_format"):
         traces.read_trace(parquet(tmp_path / "o", a=[1], b=[2]))
-    with refused(Fault, "wrong_type", "timestamp"):
+    with refused(LoadgenError, "wrong_type", "timestamp"):
         traces.read_trace(
             parquet(tmp_path / "t", timestamp=["a"], input_length=[1], output_length=[1])
         )
     (tmp_path / "cut").write_bytes((tmp_path / "s").read_bytes()[:-20])
-    with refused(Fault, "damaged_file"):
+    with refused(LoadgenError, "damaged_file"):
         traces.read_trace(tmp_path / "cut")
 
 
@@ -375,7 +375,7 @@ def test_a_date_beyond_64_bits_is_a_fault_with_its_line(tmp_path: Path) -> None:
         "TIMESTAMP,ContextTokens,GeneratedTokens",
         "1103-11-16 18:15:46.805900,374,44",
     )
-    with pytest.raises(Faults) as found:
+    with pytest.raises(CombinedError) as found:
         traces.read_trace(path)
     assert f"{path}:2" in str(found.value)
 
@@ -412,7 +412,7 @@ def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None
             traces._add_rows(index, plain(found.rows) if one_by_one else found, lines)
             try:
                 trace = index.trace("x")
-            except Fault as fault:
+            except LoadgenError as fault:
                 made.append([str(fault.what)])
             else:
                 columns = (
@@ -502,7 +502,7 @@ def test_what_is_wrong_is_said_with_its_line(
     rows: list[Any], code: str, key: str, line: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "t", *rows)
-    with refused((Fault, Faults), code, key, f"{path}{line}"):
+    with refused((LoadgenError, CombinedError), code, key, f"{path}{line}"):
         traces.read_trace(path)
 
 
@@ -516,5 +516,5 @@ def test_garbage_is_a_fault_never_a_crash(data: bytes) -> None:
         file.flush()
         try:
             traces.read_trace(file.name)
-        except (Fault, Faults):
+        except (LoadgenError, CombinedError):
             pass

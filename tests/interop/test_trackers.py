@@ -11,9 +11,9 @@ from pathlib import Path
 import places
 import pytest
 
+from loadgen.cli.app import main
 from loadgen.core.metrics.summary import load_summary
 from loadgen.interop import trackers
-from loadgen.shell.app import main
 
 EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
 

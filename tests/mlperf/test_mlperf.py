@@ -20,7 +20,7 @@ from loadgen.mlperf import log_files, rules, run, text
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf.loadgen_log import parse_log, read_log
 from loadgen.mlperf.result import QueryTrace, Reply
-from loadgen.present import text as as_text
+from loadgen.render import text as as_text
 
 MS = 1_000_000
 S = 1000 * MS

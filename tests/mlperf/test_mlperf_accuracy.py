@@ -13,11 +13,11 @@ from refusals import refused
 from servers import start
 from tiny_tokenizer import train
 
-from loadgen.core.errors import Faults, UserError
+from loadgen.cli.app import run_command_line
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.mlperf import accuracy, rules
 from loadgen.mlperf.accuracy import AccuracyMean
 from loadgen.mlperf.result import Test06
-from loadgen.shell.app import run_command_line
 from loadgen.sim.server.options import Options
 
 REFERENCE = {"rouge1": 44.4312, "rouge2": 22.0352, "rougeL": 28.6162, "tokens_per_sample": 294.45}
@@ -165,7 +165,7 @@ def test_accuracy_mode_from_the_data_set_to_the_log(
 def test_what_cannot_be_scored_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # its results/
     data = str(_write(tmp_path / "set.jsonl", [{"input": "question"}]))
-    with refused((UserError, Faults), "missing_key", "--dataset"):
+    with refused((UserError, CombinedError), "missing_key", "--dataset"):
         _call("-b", "llama2-70b", "--dataset", data, "--url", "http://127.0.0.1:9")
     with refused(UserError, "unsupported", "--benchmark"):
         _call("-b", "deepseek-r1", "--dataset", data)

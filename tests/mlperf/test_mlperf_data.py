@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 from refusals import refused
 
-from loadgen.core.errors import FAULTS_SHOWN, Faults, UserError
+from loadgen.core.errors import FAULTS_SHOWN, CombinedError, UserError
 from loadgen.mlperf import dataset, rules
 
 DATA = places.DATA
@@ -95,7 +95,7 @@ class Hostile:
 def test_bad_files_are_named(tmp_path: Path, name: str, data: bytes, code: str) -> None:
     path = tmp_path / name
     path.write_bytes(data)
-    with refused((UserError, Faults), code) as caught:
+    with refused((UserError, CombinedError), code) as caught:
         read(path)
     assert name in str(caught.value)
 
@@ -103,6 +103,6 @@ def test_bad_files_are_named(tmp_path: Path, name: str, data: bytes, code: str) 
 def test_long_rows_are_told_all_at_once(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     path.write_text("\n".join(json.dumps({"tok_input": [1] * 2000}) for _ in range(50)))
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         read(path)
     assert len(caught.value.faults) == FAULTS_SHOWN + 1

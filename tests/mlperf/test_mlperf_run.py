@@ -14,12 +14,12 @@ from command_line import exits
 from msgspec import structs
 from servers import start
 
+from loadgen.bundle import verify as bundle
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Closed
-from loadgen.evidence import verify as bundle
 from loadgen.mlperf import log_files, official_loadgen, rules
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import run as mlperf_run

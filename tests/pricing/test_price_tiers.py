@@ -12,7 +12,7 @@ from command_line import exits
 from loadgen_sdk.errors import WrongUse
 from loadgen_sdk.price_file import read_prices
 
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.results import store
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.schedule.forecast import Forecast
@@ -87,7 +87,7 @@ def test_a_length_without_prices_and_prices_without_a_length_are_refused(
     tmp_path: Path, keys: str
 ) -> None:
     file = write_prices(tmp_path, FLAT, keys)
-    with pytest.raises(Faults):
+    with pytest.raises(CombinedError):
         load_prices(file)
     with pytest.raises(WrongUse):
         read_prices(file)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from loadgen_sdk.price_file import PerToken
 from refusals import refused
 
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.pricing import price_file, prices
 from loadgen.pricing.prices import Owned, Rented
@@ -60,10 +60,10 @@ def parse(text: str, **how: object) -> prices.Prices:
     return price_file.parse(text, "prices.yaml", today=TODAY, env={}, **how)  # type: ignore[arg-type]
 
 
-def faults_of(text: str) -> list[Fault]:
-    with pytest.raises((Faults, UserError)) as caught:
+def faults_of(text: str) -> list[LoadgenError]:
+    with pytest.raises((CombinedError, UserError)) as caught:
         parse(text)
-    return list(caught.value.faults) if isinstance(caught.value, Faults) else [caught.value]
+    return list(caught.value.faults) if isinstance(caught.value, CombinedError) else [caught.value]
 
 
 def test_the_example_of_the_docs_can_be_read_and_says_what_it_says():
@@ -191,13 +191,13 @@ def test_what_is_no_price_file_says_so_and_not_that_it_is_no_workload(text: str)
 def test_any_text_is_prices_or_a_named_fault(text: str):
     try:
         parse(text)
-    except (Faults, UserError):
+    except (CombinedError, UserError):
         pass
 
 
 def test_no_rate_is_inverted_or_invented():
     rate = "exchange: [{from: USD, to: EUR, rate: 0.9, as_of: 2026, source: bank}]\n"
-    with refused(Faults, "no_exchange_rate", "rented[0].currency") as caught:
+    with refused(CombinedError, "no_exchange_rate", "rented[0].currency") as caught:
         parse(RENTED.replace("source: quote", "source: quote\n    currency: EUR") + rate)
     assert len(caught.value.faults) == 1
     (price,) = parse(RENTED + rate, currency="EUR").entries
@@ -207,7 +207,7 @@ def test_no_rate_is_inverted_or_invented():
 def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
     with refused(UserError, "missing_option", "--prices"):
         price_file.load_prices(None)
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         price_file.load_prices(price_file.SAMPLE, today=TODAY)
     assert "--accept-sample-prices" in caught.value.faults[0].hint
     book = price_file.load_prices(None, accept_sample=True, today=TODAY)

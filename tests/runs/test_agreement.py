@@ -11,14 +11,14 @@ import pytest
 from said import of_page
 
 import loadgen
+from loadgen.cli.app import main
 from loadgen.core import format
-from loadgen.present import html as as_html
+from loadgen.render import html as as_html
 from loadgen.repeated.capacity import covered
 from loadgen.runs import kind, outcome
 from loadgen.runs.text import render as text
-from loadgen.shell.app import main
-from loadgen.viewer import page as results_page
-from loadgen.viewer.results_list import results_in
+from loadgen.ui import page as results_page
+from loadgen.ui.results_list import results_in
 
 
 def one_line(page: str) -> str:

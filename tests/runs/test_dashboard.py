@@ -17,7 +17,7 @@ from queueing import fail, rows
 from rich.console import Console
 
 from loadgen.core.results import store
-from loadgen.core.results.manifest import Second, StagePlan
+from loadgen.core.results.manifest import StagePlan, WorkerSample
 from loadgen.core.results.record import KINDS
 from loadgen.core.results.spool import Tail
 from loadgen.core.run_summary import summarize
@@ -89,7 +89,7 @@ def test_stage_time_left_and_worker_samples() -> None:
     )
     status = LiveStatus(runs.header("r", 300, stages=stages))
     status.add_worker_samples(
-        Second(t_s=t, worker=worker, in_flight=3, cpu_share=0.1 * worker)
+        WorkerSample(t_s=t, worker=worker, in_flight=3, cpu_share=0.1 * worker)
         for t in range(1, 21)
         for worker in (0, 1)
     )

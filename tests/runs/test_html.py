@@ -15,17 +15,24 @@ from command_line import exits
 from queueing import fail, rows
 
 from loadgen import result_kinds
-from loadgen.core.followers.compactor_process import Compactor
 from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
-from loadgen.core.results.manifest import Fingerprints, Header, Host, Second, StagePlan, TargetFacts
+from loadgen.core.results.manifest import (
+    Fingerprints,
+    Host,
+    RunManifest,
+    StagePlan,
+    TargetFacts,
+    WorkerSample,
+)
 from loadgen.core.run_folder import OpenedRun, with_server
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import FILE, UP, MetricSample
+from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.stats.quantiles import Distribution, Histogram, support
-from loadgen.present import page
+from loadgen.render import page
 from loadgen.runs import (
     headline as run_headline,
 )
@@ -99,7 +106,7 @@ def test_what_was_lost_with_a_killed_client_is_no_miss_of_the_server(
     found = rows(1, 300)
     if failing:
         fail(found, 0.5)
-    sent = [] if failing else [Second(t_s=2, sent=400)]  # 100 of them have no record
+    sent = [] if failing else [WorkerSample(t_s=2, sent=400)]  # 100 of them have no record
     summary = summarize(runs.header("r", len(found), state="running"), found, seconds=sent)
     assert summary.run.state == "cut_off" and summary.verdict.valid is failing
     assert (summary.requests.lost, summary.requests.failed > 0) == (0 if failing else 100, failing)
@@ -289,7 +296,7 @@ def test_what_comes_from_outside_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_a_run_of_nothing_still_has_a_page(tmp_path: Path) -> None:
     text = run_page.render(
-        summary_of_rows(rows(1, 0)), None, run_data.figures(Header(), rows(1, 0))
+        summary_of_rows(rows(1, 0)), None, run_data.figures(RunManifest(), rows(1, 0))
     )
     assert "INVALID" in text
     assert "there is nothing to draw" in text and "no length is known" in text

@@ -9,7 +9,7 @@ from command_line import exits
 
 from loadgen.core.run_folder import kept_summary
 from loadgen.runs import outcome
-from loadgen.viewer import results_list
+from loadgen.ui import results_list
 
 pytestmark = pytest.mark.commands
 

@@ -13,23 +13,23 @@ import runs
 from command_line import exits
 from queueing import rows
 
+from loadgen.bundle import verify as bundle
+from loadgen.cli import repetition as flags
 from loadgen.contracts import run as validation
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.stored import again
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.execution import run as execution
 from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import checksums
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats import intervals
-from loadgen.evidence import verify as bundle
-from loadgen.present import text as as_text
+from loadgen.render import text as as_text
 from loadgen.repeated.repeats import RepeatSummary, Repetition, summarize_repeats
 from loadgen.runs import repeats_sections
 from loadgen.runs.levels import curve
 from loadgen.runs.repetition import repeat
-from loadgen.shell import repetition as flags
 
 pytestmark = pytest.mark.commands
 
@@ -202,7 +202,7 @@ def test_repeats_of_a_sweep_are_taken_up_again(
     ],
 )
 def test_repeats_that_say_nothing(given: str, words: str) -> None:
-    with pytest.raises(Faults) as faults:
+    with pytest.raises(CombinedError) as faults:
         flags.parse_repetition(given)
     assert words in str(faults.value)
 

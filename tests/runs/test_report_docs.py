@@ -12,9 +12,9 @@ import places
 import pytest
 import runs
 
-from loadgen.core.followers.compactor_process import Compactor
 from loadgen.core.results import store
 from loadgen.core.server_metrics.series import FILE
+from loadgen.core.sidecars.compactor_process import Compactor
 
 PAGE = places.ROOT / "docs" / "report.md"
 EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL)

@@ -15,8 +15,8 @@ from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.metrics.validity import verdict
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.quantiles import Distribution
-from loadgen.present import text as as_text
-from loadgen.present.table import WIDTH
+from loadgen.render import text as as_text
+from loadgen.render.table import WIDTH
 from loadgen.runs import text
 from loadgen.runs.headline import is_host_busy
 

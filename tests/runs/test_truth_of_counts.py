@@ -14,7 +14,7 @@ import loadgen
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary, exit_code
 from loadgen.core.server_metrics.series import Served
-from loadgen.present import html as as_html
+from loadgen.render import html as as_html
 from loadgen.runs import kind, outcome
 from loadgen.runs.headline import server_says
 from loadgen.runs.text import render as text

@@ -24,8 +24,8 @@ import pytest
 import trustme
 import uvloop
 from loadgen_sdk.app.client import Client, Event
-from loadgen_sdk.dialects.quirks import QUIRKS
-from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES
+from loadgen_sdk.dialects.reader import EventTimeline
 from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
@@ -68,7 +68,7 @@ def client_of(
         "model": "sim",
         "keep_text": True,
         "headers": headers,
-        "quirk": QUIRKS[server],
+        "quirk": SERVER_PROFILES[server],
     } | options
     return Client(Target.parse(url, api=api), **options)
 
@@ -92,7 +92,7 @@ async def until(true: Callable[[], bool]) -> None:
 def send(client: Client, body: bytes | None = None) -> tuple[Exchange, asyncio.Future[Completion]]:
     done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
     sent = client._pool.prepare(request()) if body is None else body
-    return client._pool.send(None, sent, monotonic_ns(), done.set_result, Flow()), done
+    return client._pool.send(None, sent, monotonic_ns(), done.set_result, EventTimeline()), done
 
 
 # -- faults ------------------------------------------------------------------------------------------------------
@@ -965,7 +965,10 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
     async def scenario() -> None:
         wire = Wire(asyncio.get_running_loop())
         client = Pool(
-            Target.parse("http://127.0.0.1:9"), model="m", quirk=QUIRKS["trtllm"], wire=wire
+            Target.parse("http://127.0.0.1:9"),
+            model="m",
+            quirk=SERVER_PROFILES["trtllm"],
+            wire=wire,
         )
         told: list[tuple[str, str]] = []
         client.failed = lambda line, kind, text: told.append((kind, text))  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from compare_responses import HEAD, as_reads, check_response, chunked, read_resp
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from loadgen_sdk.dialects import reader, reference
-from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.dialects.reader import EventTimeline
 from loadgen_sdk.dialects.reference import DecoderState, ReadingState
 from loadgen_sdk.dialects.server_account import HEADER
 from loadgen_sdk.transport import receiver
@@ -270,7 +270,7 @@ def initial_values(instance: Any, state_class: type) -> dict[str, Any]:
 
 
 def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference() -> None:
-    flow = Flow()
+    flow = EventTimeline()
     options: dict[str, Any] = {"stream": True, "asked_output": 3, "keep_text": True, "sink": print}
     ours = Exchange(None, b"h", b"b", 5, print, flow, **options)
     theirs = ReferenceExchange(None, b"h", b"b", 5, print, flow, **options)
@@ -314,7 +314,7 @@ def test_no_memory_is_kept() -> None:
     gc.collect()
     assert sys.getallocatedblocks() - before < 100
     ring = Kept()
-    made = Exchange(None, b"", b"", 0, ring, Flow(), stream=True)
+    made = Exchange(None, b"", b"", 0, ring, EventTimeline(), stream=True)
     ring.held = made  # type: ignore[attr-defined]
     del ring, made
     assert gc.collect() > 0, "a ring through an exchange is found"
@@ -450,7 +450,9 @@ def made() -> Iterator[Any]:
 
 def an_exchange(asked: int = 4) -> Any:
     heard: list[Any] = []
-    return Exchange(None, b"", b"", 0, heard.append, Flow(), stream=True, asked_output=asked)
+    return Exchange(
+        None, b"", b"", 0, heard.append, EventTimeline(), stream=True, asked_output=asked
+    )
 
 
 def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made: Any) -> None:

@@ -11,7 +11,7 @@ import places
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.dialects.reader import EventTimeline
 from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.plain import plain_chunks
@@ -39,9 +39,11 @@ def plainly(read: Read, template: tuple[bytes, bytes] | None) -> int | Bundle | 
     return stamp if events == 1 else (stamp, events, stamp - empty_at if chunks > 1 else -1)
 
 
-def told(reads: list[Read], groups: list[int], *, templates: bool) -> tuple[Completion, Flow, bool]:
+def told(
+    reads: list[Read], groups: list[int], *, templates: bool
+) -> tuple[Completion, EventTimeline, bool]:
     """What a request says of these reads, handed over in groups of these sizes; and whether it was over by itself."""
-    flow = Flow()
+    flow = EventTimeline()
     heard: list[Completion] = []
     kept: list[Read | Run]
     run: list[tuple[Read, int | Bundle]]
@@ -77,7 +79,7 @@ def told(reads: list[Read], groups: list[int], *, templates: bool) -> tuple[Comp
     return heard[0], flow, over
 
 
-def one_by_one_events(flow: Flow) -> tuple[list[int], list[int], list[int]]:
+def one_by_one_events(flow: EventTimeline) -> tuple[list[int], list[int], list[int]]:
     """Gaps, instants and errors of a flow, each event on its own, in order of size."""
     errors = [error for error, many in flow.errors for _ in range(many)]
     further = sum(many for _, many in flow.together)
@@ -230,7 +232,7 @@ def test_long_plain_streams_in_any_split(
 
 def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
     data = chunks([event(f" word{i}") for i in range(100)])
-    made = Exchange(None, b"", b"", 0, lambda _: None, Flow(), stream=True)
+    made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), stream=True)
     made.arrived([(HEAD + chunks([event("first")]), 10, 10, 5, True)])
     made.arrived([(data, 10, 10, 5, True)])
     assert (made.reading.learned, made.reading.output_events) == (1, 101)
@@ -244,7 +246,14 @@ def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
 def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None:
     def calm(*parts: bytes, asked_output: int = 0) -> list[int]:
         made = Exchange(
-            None, b"", b"", 0, lambda _: None, Flow(), stream=True, asked_output=asked_output
+            None,
+            b"",
+            b"",
+            0,
+            lambda _: None,
+            EventTimeline(),
+            stream=True,
+            asked_output=asked_output,
         )
         found = []
         for part in parts:
@@ -262,7 +271,7 @@ def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None
 
 def test_a_stream_without_plain_events_soon_costs_no_search() -> None:
     payloads = [event(f" w{i}", created=i) for i in range(400)]
-    made = Exchange(None, b"", b"", 0, lambda _: None, Flow(), stream=True)
+    made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), stream=True)
     made.arrived([(HEAD + chunks(payloads), 10, 10, 5, True)])
     assert made.reading.output_events == 400
     assert made.reading.learned <= 4

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.dialects.body import body, maker, merge
-from loadgen_sdk.dialects.quirks import APIS, METRICS, QUIRKS, SERVERS, SOURCES, Api, names
+from loadgen_sdk.dialects.quirks import APIS, METRICS, SERVER_PROFILES, SERVERS, SOURCES, Api, names
 from loadgen_sdk.dialects.server_account import NO_ACCOUNT
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
@@ -26,7 +26,7 @@ def sent(
 ) -> dict[str, Any]:
     options = {key: more.pop(key) for key in ("extra_body", "continuous_usage") if key in more}
     request = Request(**{"id": "r", "messages": MESSAGES, "max_tokens": 8} | more)
-    return json.loads(body(request, QUIRKS[name], api, model, stream, **options))
+    return json.loads(body(request, SERVER_PROFILES[name], api, model, stream, **options))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_body_of_every_server(name: str, rest: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize("name", QUIRKS)
+@pytest.mark.parametrize("name", SERVER_PROFILES)
 def test_no_length_asked_for_means_none_forced(name: str) -> None:
     assert sent(name, max_tokens=None).keys() == {"model", "messages", "stream", "stream_options"}
     assert not sent(name, exact_output=False).keys() & {"ignore_eos", "min_tokens"}
@@ -84,10 +84,10 @@ def test_name_of_the_limit(name: str, api: Api, model: str, field: str) -> None:
     assert fields == {field}
 
 
-@pytest.mark.parametrize("name", QUIRKS)
+@pytest.mark.parametrize("name", SERVER_PROFILES)
 def test_continuous_usage_only_where_it_exists(name: str) -> None:
     asked = sent(name, continuous_usage=True)["stream_options"]
-    assert asked.get("continuous_usage_stats", False) is QUIRKS[name].continuous_usage
+    assert asked.get("continuous_usage_stats", False) is SERVER_PROFILES[name].continuous_usage
 
 
 def test_extra_merges_last_and_deeply() -> None:
@@ -153,7 +153,7 @@ def test_what_bodies_have_in_common_is_made_once_and_each_is_as_it_is_made_alone
         ("tei", "embeddings"),
     ):
         for extra in (None, {"temperature": 0}, *kept):
-            given: Any = QUIRKS.get(name, QUIRKS["vllm"]), api, "m", True
+            given: Any = SERVER_PROFILES.get(name, SERVER_PROFILES["vllm"]), api, "m", True
             make = maker(*given, extra_body=extra, continuous_usage=True)
             for request in (*plain, *others, *plain):
                 assert make(request) == body(
@@ -176,13 +176,13 @@ def test_prompt_and_messages_cross_over() -> None:
     assert sent("vllm", "completions", messages=talk)["prompt"] == "Be brief.\none two"
 
 
-@pytest.mark.parametrize("name", QUIRKS)
+@pytest.mark.parametrize("name", SERVER_PROFILES)
 @pytest.mark.parametrize("api", APIS)
 def test_token_ids_go_only_where_they_are_taken(name: str, api: Api) -> None:
-    if api in ("completions", "embeddings") and QUIRKS[name].prompt_ids:
+    if api in ("completions", "embeddings") and SERVER_PROFILES[name].prompt_ids:
         field = "prompt" if api == "completions" else "input"
         assert sent(name, api, messages=None, prompt=[1, 2, 3])[field] == [1, 2, 3]
-    elif api == "chat" and QUIRKS[name].chat_ids:
+    elif api == "chat" and SERVER_PROFILES[name].chat_ids:
         assert sent(name, api, messages=None, prompt=[1, 2, 3])["prompt_token_ids"] == [1, 2, 3]
     else:
         with refused(TargetUnusable, "unsupported"):
@@ -190,7 +190,7 @@ def test_token_ids_go_only_where_they_are_taken(name: str, api: Api) -> None:
 
 
 def test_rows_say_only_what_the_body_sends() -> None:
-    for name, quirk in QUIRKS.items():
+    for name, quirk in SERVER_PROFILES.items():
         assert quirk.name == name
         for api, prompt in (("chat", "messages"), ("completions", "prompt")):
             assert [*sent(name, api)] == [
@@ -203,7 +203,7 @@ def test_rows_say_only_what_the_body_sends() -> None:
             ]
         assert [*sent(name, "responses")] == ["model", "input", "stream", "max_output_tokens"]
         assert [*sent(name, "embeddings")] == ["model", "input", "encoding_format"]
-    assert ("auto", *QUIRKS) == names()
+    assert ("auto", *SERVER_PROFILES) == names()
 
 
 def test_the_page_of_servers_is_made_from_their_rows() -> None:

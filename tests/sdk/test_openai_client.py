@@ -9,8 +9,8 @@ from time import monotonic_ns
 from typing import Any
 
 import pytest
-from loadgen_sdk.dialects.quirks import QUIRKS
-from loadgen_sdk.dialects.reader import Flow, Reading
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES
+from loadgen_sdk.dialects.reader import EventTimeline, Reading
 from loadgen_sdk.dialects.sse import Decoder
 from loadgen_sdk.errors import KINDS, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
@@ -98,7 +98,7 @@ def meet(
             lambda *ends: serving.append(asyncio.create_task(serve(*ends))), "127.0.0.1", 0
         )
         target = Target.parse(url.format(listening.sockets[0].getsockname()[1]), server=server)
-        client = OpenAIClient(target, model="m", quirk=QUIRKS[server], **options)
+        client = OpenAIClient(target, model="m", quirk=SERVER_PROFILES[server], **options)
         try:
             await client.open()
             await drive(client)
@@ -112,15 +112,17 @@ def meet(
     return heard
 
 
-def send(client: OpenAIClient, flow: Flow | None = None) -> tuple[Any, asyncio.Future[Completion]]:
+def send(
+    client: OpenAIClient, flow: EventTimeline | None = None
+) -> tuple[Any, asyncio.Future[Completion]]:
     done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
     task = client.send(
-        REQUEST, client.prepare(REQUEST), monotonic_ns(), done.set_result, flow or Flow()
+        REQUEST, client.prepare(REQUEST), monotonic_ns(), done.set_result, flow or EventTimeline()
     )
     return task, done
 
 
-def completion(said: bytes | None, flow: Flow | None = None, **options: Any) -> Completion:
+def completion(said: bytes | None, flow: EventTimeline | None = None, **options: Any) -> Completion:
     got: list[Completion] = []
 
     async def drive(client: OpenAIClient) -> None:
@@ -200,7 +202,7 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_it_reads_what_our_own_reader_reads(name: str) -> None:
     body = events(*STREAMS[name])
-    ours, theirs = Reading(Flow(), keep_text=True), Flow()
+    ours, theirs = Reading(EventTimeline(), keep_text=True), EventTimeline()
     decoder = Decoder()
     ours.take([*decoder.feed(body), *decoder.end()], 1)
     got = completion(answer(body), theirs)
@@ -420,7 +422,7 @@ def test_what_is_sent_is_what_our_own_client_would_send(
 
 def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "openai", None)
-    client = OpenAIClient(Target.parse("http://h"), model="m", quirk=QUIRKS["vllm"])
+    client = OpenAIClient(Target.parse("http://h"), model="m", quirk=SERVER_PROFILES["vllm"])
     with refused(TargetUnusable, "not_installed"):
         asyncio.run(client.open())
 
@@ -435,14 +437,16 @@ def test_both_clients_see_the_same_answers(stream: bool) -> None:
         waiting = []
         for request in requests:
             done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-            client.send(request, client.prepare(request), monotonic_ns(), done.set_result, Flow())
+            client.send(
+                request, client.prepare(request), monotonic_ns(), done.set_result, EventTimeline()
+            )
             waiting.append(done)
         return await asyncio.gather(*waiting)
 
     async def both(url: str) -> None:
         options: Any = {
             "model": "sim",
-            "quirk": QUIRKS["trtllm"],
+            "quirk": SERVER_PROFILES["trtllm"],
             "stream": stream,
             "keep_text": True,
         }

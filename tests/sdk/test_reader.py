@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.dialects.events import error_text
-from loadgen_sdk.dialects.reader import NOT_STREAMED, NOT_UTF8, Flow, Reading
+from loadgen_sdk.dialects.reader import NOT_STREAMED, NOT_UTF8, EventTimeline, Reading
 from loadgen_sdk.dialects.sse import Named
 from loadgen_sdk.dialects.usage import believable
 from loadgen_sdk.request import NEVER, Completion, Usage
@@ -23,7 +23,9 @@ TRANSCRIPTS = places.DATA / "transcripts"
 
 def exchange(*, keep_text: bool = True) -> tuple[Exchange, list[Completion]]:
     heard: list[Completion] = []
-    made = Exchange(None, b"", b"", 0, heard.append, Flow(), stream=True, keep_text=keep_text)
+    made = Exchange(
+        None, b"", b"", 0, heard.append, EventTimeline(), stream=True, keep_text=keep_text
+    )
     made.sent = 1
     return made, heard
 
@@ -904,7 +906,7 @@ PAYLOADS = st.one_of(
     )
 )
 def test_no_payload_raises(payloads: list[bytes | Named]) -> None:
-    reading = Reading(Flow(), keep_text=True)
+    reading = Reading(EventTimeline(), keep_text=True)
     reading.take(payloads, 10)
     reading.judge(True, False, True)
     usage = reading.usage()
@@ -933,9 +935,9 @@ def one_chunk(*events: Any) -> bytes:
     return chunk(b"".join(b"data: " + json.dumps(value).encode() + b"\n\n" for value in events))
 
 
-def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[Flow, Any]:
+def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[EventTimeline, Any]:
     """Events of one answer from (bytes, stamp, empty_at) of each read: the flow, and the Completion."""
-    flow = Flow()
+    flow = EventTimeline()
     heard: list[Any] = []
     made = Exchange(None, b"", b"", 0, heard.append, flow, stream=True)
     made.sent = 1

@@ -30,7 +30,7 @@ from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.price_file import PerToken
 from refusals import refused
 
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.pricing.price_file import load_prices
 from loadgen.pricing.unit_cost import costs_by_token
 
@@ -373,7 +373,7 @@ def test_what_a_price_may_not_say_is_refused_by_sdk_and_cost_in_the_same_words(
 ) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text((WHOLE + ENTRY).replace(old, new))
-    with pytest.raises((UserError, Faults)) as theirs:
+    with pytest.raises((UserError, CombinedError)) as theirs:
         load_prices(file)
     (fault,) = getattr(theirs.value, "faults", [theirs.value])
     with refused(WrongUse, fault.code) as ours:

@@ -23,6 +23,8 @@ from msgspec.structs import replace
 from runs import NO_PAGES
 from servers import start
 
+from loadgen.cli.app import main
+from loadgen.cli.resume import merge_arguments
 from loadgen.core import run_folder, seeds
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
@@ -36,7 +38,7 @@ from loadgen.core.stats.early_stopping import allowed
 from loadgen.core.stats.intervals import normal_cdf
 from loadgen.core.workload import Closed, FixedTokens, Poisson, Stage, Synthetic, Workload, load
 from loadgen.mlperf import added as mlperf_added
-from loadgen.present import text as as_text
+from loadgen.render import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs.show import Show
 from loadgen.search import command, experiment, load_search, sections, text, trials
@@ -53,8 +55,6 @@ from loadgen.search.load_search import (
     TrialResult,
 )
 from loadgen.search.watch import Goal, Watch
-from loadgen.shell.app import main
-from loadgen.shell.resume import merge_arguments
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands

@@ -24,12 +24,12 @@ from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import NamedSummary, dump_summary, load_summary
 from loadgen.core.results import store
-from loadgen.core.results.manifest import Fingerprints, Header, StagePlan, TargetFacts
+from loadgen.core.results.manifest import Fingerprints, RunManifest, StagePlan, TargetFacts
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats import intervals
-from loadgen.present import html as as_page
-from loadgen.present import markdown as as_markdown
-from loadgen.present import text as as_text
+from loadgen.render import html as as_page
+from loadgen.render import markdown as as_markdown
+from loadgen.render import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs import levels
 from loadgen.runs import levels_text as shown
@@ -167,7 +167,7 @@ def test_a_sweep_in_which_every_load_point_has_many_errors_exits_1(failing: int,
         found = rows(number, 300)
         if number < failing:
             fail(found, 0.3)
-        summary = summarize(Header(state="finished"), found)
+        summary = summarize(RunManifest(state="finished"), found)
         named.append(NamedSummary(f"c{number + 1}", summary))
     curve = levels.curve(named)
     assert levels.exit_code(curve) == code

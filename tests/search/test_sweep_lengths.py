@@ -18,7 +18,7 @@ import pytest
 from command_line import exits
 
 from loadgen.core.errors import UserError
-from loadgen.present import text as as_text
+from loadgen.render import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs import levels, levels_text
 from loadgen.runs.levels import GroupCurve, SweepCurve, SweepLevel

@@ -25,7 +25,7 @@ from runs import NO_PAGES, says
 from servers import QUICK, shared
 
 from loadgen.core import run_folder
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.execution.driver import drive_settings
 from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Settings, build_plan
@@ -33,7 +33,7 @@ from loadgen.core.execution.run import execute
 from loadgen.core.execution.shard import Shard, parse_shard
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import checksums, manifest, store
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.record import STATUS
 from loadgen.core.schedule import timetable
 from loadgen.core.workload import Workload, load, read_flags
@@ -82,7 +82,7 @@ def rows_by_slot(folder: Path) -> NDArray[np.void]:
     return rows[np.argsort(rows["slot"])]
 
 
-def header_of(folder: Path) -> Header:
+def header_of(folder: Path) -> RunManifest:
     return manifest.decode((folder / "run.json").read_bytes())
 
 
@@ -191,16 +191,16 @@ def test_each_user_of_a_missing_part_has_lost_a_request(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_parts_of_different_runs_are_refused(tmp_path: Path) -> None:
     parts = run_parts(tmp_path, make_workload(tmp_path, request_rate="200", num_requests="8"), 2)
-    with refused(Faults, "duplicate", where=str(parts[0])):
+    with refused(CombinedError, "duplicate", where=str(parts[0])):
         read_parts([parts[0], parts[0]])
-    with refused(Faults, "missing_file"):
+    with refused(CombinedError, "missing_file"):
         read_parts([tmp_path / "nothing"])
     (tmp_path / "empty").mkdir()
-    with refused(Faults, "no_result", where="empty"):
+    with refused(CombinedError, "no_result", where="empty"):
         read_parts([tmp_path / "empty"])
     whole = tmp_path / "whole"
     execute(make_workload(tmp_path, request_rate="200", num_requests="8"), settings_for(whole))
-    with refused(Faults, "wrong_format", where="whole"):
+    with refused(CombinedError, "wrong_format", where="whole"):
         read_parts([whole])
     header = header_of(parts[1])
     assert header.shard is not None
@@ -213,7 +213,7 @@ def test_parts_of_different_runs_are_refused(tmp_path: Path) -> None:
         "tokens of the chat template": replace(header, template_tokens=99),
     }.items():
         (parts[1] / "run.json").write_bytes(manifest.encode(changed))
-        with refused(Faults, "mismatch", where=str(parts[1])) as caught:
+        with refused(CombinedError, "mismatch", where=str(parts[1])) as caught:
             read_parts(parts)
         assert f"another {name}" in str(caught.value)
 

@@ -13,7 +13,7 @@ import pytest
 from canned import Heard, answer, events, serving
 from command_line import exits
 from loadgen_sdk.dialects.body import body
-from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
 from loadgen_sdk.transport.target import Target
@@ -21,7 +21,8 @@ from refusals import refused
 from runs import NO_PAGES
 from servers import log, shared, start
 
-from loadgen.core.errors import Fault
+from loadgen.cli.settings import build_settings
+from loadgen.core.errors import LoadgenError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import Summary
@@ -30,7 +31,6 @@ from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import of_mapping
 from loadgen.runs import text
-from loadgen.shell.settings import build_settings
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.processes
@@ -128,9 +128,9 @@ def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> No
 )
 def test_how_a_response_ends(last: dict[str, Any], ok: bool, tmp_path: Path) -> None:
     import msgspec
-    from loadgen_sdk.dialects.reader import Flow, Reading
+    from loadgen_sdk.dialects.reader import EventTimeline, Reading
 
-    reading = Reading(Flow(), keep_text=True)
+    reading = Reading(EventTimeline(), keep_text=True)
     reading.take([msgspec.json.encode(last)], 5)
     failure = reading.judge(True, False, False)
     assert (failure is None) == ok
@@ -215,10 +215,10 @@ WHOLE = MESSAGE | {
 def read(*said: dict[str, Any], streamed: bool = True) -> Any:
     """The reading of these events, one read each, or of whole answers."""
     import msgspec
-    from loadgen_sdk.dialects.reader import Flow, Reading
+    from loadgen_sdk.dialects.reader import EventTimeline, Reading
     from loadgen_sdk.dialects.sse import Named
 
-    reading = Reading(Flow(), keep_text=True)
+    reading = Reading(EventTimeline(), keep_text=True)
     for at, one in enumerate(said):
         text = msgspec.json.encode(one)
         reading.take([Named(one["type"].encode(), text) if streamed else text], at)
@@ -294,7 +294,7 @@ def test_a_chat_is_sent_as_messages() -> None:
     ]
     extra = {"tools": tools, "tool_choice": "required", "stop": "\n", "temperature": 0}
     request = Request(id="r", messages=said, max_tokens=7, extra=extra)
-    assert json.loads(body(request, QUIRKS["vllm"], "messages", "m", True)) == {
+    assert json.loads(body(request, SERVER_PROFILES["vllm"], "messages", "m", True)) == {
         "model": "m",
         "max_tokens": 7,
         "stream": True,
@@ -326,7 +326,7 @@ def test_a_chat_is_sent_as_messages() -> None:
         ],
     }
     alone = json.loads(
-        body(Request(id="r", prompt="hi"), QUIRKS["anthropic"], "messages", "m", False)
+        body(Request(id="r", prompt="hi"), SERVER_PROFILES["anthropic"], "messages", "m", False)
     )
     assert alone == {
         "model": "m",
@@ -467,7 +467,7 @@ def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
     assert [count(document) for document in load["documents"]] == [20] * 4 and count(
         load["query"]
     ) == 20
-    with pytest.raises(Fault, match="--> requests"):
+    with pytest.raises(LoadgenError, match="--> requests"):
         build(workload(SHORT), 1, 2, load_tokenizer(), 0, "rerank")
 
 
@@ -493,12 +493,12 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
             )
             urls.add(data)
     assert len(urls) == 6
-    parts = body(prompts[0], QUIRKS["openai"], "responses", "m", False)
+    parts = body(prompts[0], SERVER_PROFILES["openai"], "responses", "m", False)
     assert (
         b'"type":"input_image","image_url":"data:image/png' in parts
         and b'"type":"input_text"' in parts
     )
-    with pytest.raises(Fault, match=r"--> requests\.images"):
+    with pytest.raises(LoadgenError, match=r"--> requests\.images"):
         build(asked, 1, 2, load_tokenizer(), 0, "completions")
 
 
@@ -581,10 +581,10 @@ def test_doctor_and_search_take_embeddings(
 def test_what_an_api_does_not_take_is_refused() -> None:
     assert build_settings({"api": "embeddings", "url": ["http://a"]}).stream is False
     ids = Request(id="r", prompt=[1, 2, 3], max_tokens=2)
-    assert b'"input":[1,2,3]' in body(ids, QUIRKS["vllm"], "embeddings", "m", False)
+    assert b'"input":[1,2,3]' in body(ids, SERVER_PROFILES["vllm"], "embeddings", "m", False)
     for api in ("chat", "responses", "messages"):
         with refused(TargetUnusable, "unsupported"):
-            body(ids, QUIRKS["vllm"], api, "m", False)
+            body(ids, SERVER_PROFILES["vllm"], api, "m", False)
 
 
 @pytest.mark.parametrize("api", ["chat", "completions", "responses", "messages", "embeddings"])

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.sim.server.faults import (
     COUNTED,
     NAMES,
@@ -52,10 +52,10 @@ def test_flag_and_mapping_say_the_same() -> None:
 
 
 def test_everything_wrong_is_told_at_once() -> None:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         parse("explode:0.1,truncate:2,stall:often")
     assert len(caught.value.faults) == 3
-    with pytest.raises(Faults, match="--> --fault"):
+    with pytest.raises(CombinedError, match="--> --fault"):
         parse("truncate:0.6,stall:0.6")
 
 

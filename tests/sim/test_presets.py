@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.cost import published
 from loadgen.sim.presets import preset
 
@@ -121,7 +121,7 @@ server: {max_seq_len: 8192}
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, code: str, hint: str) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(text)
-    with refused((Faults, UserError), code) as caught:
+    with refused((CombinedError, UserError), code) as caught:
         preset.load_preset(str(own))
     assert hint in str(caught.value)
 
@@ -131,7 +131,7 @@ def test_all_mistakes_of_a_file_are_reported_with_their_positions(tmp_path: Path
     own.write_text(
         "extends: h100x8\nvms: many\nhardware: {bandwith: 3, memory_gib: -1}\nreplicas_at: {soon: 2}\n"
     )
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         preset.load_preset(str(own))
     assert [(fault.code, fault.where) for fault in caught.value.faults] == [
         ("wrong_type", f"{own}:2:6 (vms)"),
@@ -145,7 +145,7 @@ def test_a_mistake_in_an_extended_file_is_reported_in_that_file(tmp_path: Path) 
     base, own = tmp_path / "base.yaml", tmp_path / "own.yaml"
     base.write_text("extends: gb300-vm\nvms: 0\n")
     own.write_text(f"extends: {base}\nvms: 2\n")
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         preset.load_preset(str(own))
     assert [fault.where for fault in caught.value.faults] == [f"{base}:2:6 (vms)"]
 

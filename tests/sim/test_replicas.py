@@ -13,7 +13,7 @@ from command_line import exits
 from servers import start
 from test_sim_server import CHAT, chat, connect, head_of, wire
 
-from loadgen.core.errors import Faults, TargetError, UserError
+from loadgen.core.errors import CombinedError, TargetError, UserError
 from loadgen.core.results import store
 from loadgen.core.results.record import KIND
 from loadgen.sim.presets.preset import load_preset
@@ -89,7 +89,7 @@ def test_what_is_no_number_of_these_replicas_is_refused(tmp_path: Path) -> None:
         ("soon: 2", '"soon"'),
         ("20s: 0", "greater than or equal to 1"),
     ):
-        with pytest.raises(Faults) as refused:
+        with pytest.raises(CombinedError) as refused:
             load_preset(preset(tmp_path, changes))
         assert words in str(refused.value), (changes, str(refused.value))
     with pytest.raises((UserError, TargetError), match="one in all"):

@@ -15,7 +15,7 @@ from servers import start
 from test_doors import SHORT, workload
 from test_sim_server import FAST, ask
 
-from loadgen.core.errors import Fault
+from loadgen.core.errors import LoadgenError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import Summary
@@ -216,5 +216,5 @@ def test_a_run_against_each_door_of_the_embedded_server(tmp_path: Path) -> None:
 
 def test_a_conversation_has_no_values() -> None:
     asked = workload(SHORT | {"turns": {"count": 3, "tool_result_tokens": 7}})
-    with pytest.raises(Fault, match="--> --api embeddings"):
+    with pytest.raises(LoadgenError, match="--> --api embeddings"):
         build(asked, 1, 2, load_tokenizer(), 0, "embeddings")

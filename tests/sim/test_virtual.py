@@ -356,7 +356,7 @@ def test_the_command_says_simulated_in_its_first_line(tmp_path: Path) -> None:
 def test_the_first_lines_say_how_many_conversations_a_rate_of_them_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from loadgen.shell.app import main
+    from loadgen.cli.app import main
 
     command = [
         "run",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header
+    from loadgen.core.results.manifest import RunManifest
     from loadgen.core.server_metrics.series import MetricSample
 
     Ints = NDArray[np.int64]
@@ -75,13 +75,13 @@ class _Case(msgspec.Struct, frozen=True):
         str, float
     ]  # part of TTFT -> its share of what the slow took longer; {}: too few are slow
     pages: dict[str, series.MetricCurve]  # quantity of the servers' metrics pages -> its values
-    header: Header
+    header: RunManifest
     samples: Sequence[MetricSample]  # of the pages of servers and hardware
 
 
 def explain(
     measured: Sequence[Columns],
-    header: Header,
+    header: RunManifest,
     samples: Sequence[MetricSample] = (),
     unsound: Collection[str] = (),
 ) -> Explanation:
@@ -149,7 +149,7 @@ def explain(
 
 
 def _explain_few(
-    measured: Sequence[Columns], requests: int, header: Header, samples: Sequence[MetricSample]
+    measured: Sequence[Columns], requests: int, header: RunManifest, samples: Sequence[MetricSample]
 ) -> Explanation:
     """Return what is known of too few requests to compare slow ones with fast ones.
 
@@ -176,7 +176,7 @@ def _queue_of_missed_ttft(
     rows: JoinedColumns,
     ttft: Ints,
     late: Ints,
-    header: Header,
+    header: RunManifest,
     samples: Sequence[MetricSample],
 ) -> Cause | None:
     """Return the queue if the run missed a TTFT objective and a queue explains most of it."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header
+    from loadgen.core.results.manifest import RunManifest
 
 BANDS: dict[Near, tuple[float, float, int]] = {
     "p50": (0.45, 0.55, 11),
@@ -41,7 +41,7 @@ CLASSES = (0.25, 0.5, 0.75)  # of the prompt lengths, where classes of them end
 SHOWN = 5  # slowest requests that are listed, by TTFT and by E2E each
 
 
-def of_rows(measured: Sequence[Columns], header: Header) -> Splits:
+def of_rows(measured: Sequence[Columns], header: RunManifest) -> Splits:
     """The splits of the measured rows of a run."""
     for columns in measured:
         columns.forget()  # here a run of millions would hold most
@@ -116,7 +116,7 @@ def _gathered(
     return iter(found)
 
 
-def _why(has_account: bool, queue_known: bool, header: Header) -> str:
+def _why(has_account: bool, queue_known: bool, header: RunManifest) -> str:
     if has_account:
         return (
             ""
@@ -129,7 +129,7 @@ def _why(has_account: bool, queue_known: bool, header: Header) -> str:
 
 
 def _groups(
-    requests: JoinedColumns, header: Header
+    requests: JoinedColumns, header: RunManifest
 ) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
     """All requests, and where there are several: those of each target, class of requests, class of prompt length."""
     target, tokens = requests["target"], requests["input_tokens"]
@@ -210,7 +210,7 @@ def _e2e(near: Gathered, at: Near) -> E2eSplit:
 
 
 def slowest(
-    measured: Sequence[Columns], others: Sequence[Columns], header: Header
+    measured: Sequence[Columns], others: Sequence[Columns], header: RunManifest
 ) -> tuple[SlowRequest, ...]:
     """The slowest measured requests by TTFT, then those by E2E, the slowest first. `others`: the other stages' rows."""
     requests = JoinedColumns(measured, ok=True, keep=False)
@@ -252,7 +252,7 @@ def _beside(columns: Columns, sent_ns: int, target: int, slot: int) -> tuple[int
 
 
 def _slow(
-    by: str, place: int, requests: JoinedColumns, in_flight: int, waiting: int, header: Header
+    by: str, place: int, requests: JoinedColumns, in_flight: int, waiting: int, header: RunManifest
 ) -> SlowRequest:
     def of(name: str) -> int:
         return int(requests[name][place])

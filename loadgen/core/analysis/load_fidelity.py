@@ -26,8 +26,8 @@ from loadgen.core.stats.quantiles import distance
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.core.metrics.validity import Signs
-    from loadgen.core.results.manifest import Header
+    from loadgen.core.metrics.validity import VerdictInputs
+    from loadgen.core.results.manifest import RunManifest
 
 CHANCE = 0.001  # probability with which chance alone fails a check of a sound run
 _SIGMAS = 3.29  # the two-sided normal quantile of it
@@ -36,7 +36,7 @@ CLOSE = 0.01  # a rate within so much of the one asked for is that rate, whateve
 
 
 def checks(
-    header: Header, summary: Any, signs: Signs, columns: Sequence[Columns]
+    header: RunManifest, summary: Any, signs: VerdictInputs, columns: Sequence[Columns]
 ) -> tuple[StimulusCheck, ...]:
     """Return the checks that apply to this load. `columns`: the measured records of each stage."""
     if not signs.sends:
@@ -48,7 +48,9 @@ def checks(
     )
 
 
-def _arrivals(header: Header, summary: Any, columns: Sequence[Columns]) -> Iterator[StimulusCheck]:
+def _arrivals(
+    header: RunManifest, summary: Any, columns: Sequence[Columns]
+) -> Iterator[StimulusCheck]:
     measured = [stage for stage in header.stages if stage.measured]
     load, sent = summary.load, summary.requests.scheduled - summary.requests.dropped
     gaps = together([_gaps(part, header) for part in columns])
@@ -73,7 +75,7 @@ def _arrivals(header: Header, summary: Any, columns: Sequence[Columns]) -> Itera
         yield StimulusCheck(code="rate", asked=stage.rate, seen=load.achieved_rps, ok=close, n=sent)
 
 
-def _gaps(columns: Columns, header: Header) -> NDArray[np.float64]:
+def _gaps(columns: Columns, header: RunManifest) -> NDArray[np.float64]:
     """The gaps between sends of Poisson stages, in mean gaps of their rate. Later turns wait, so they do not count."""
     parts = []
     for number, stage in enumerate(header.stages):
@@ -98,7 +100,7 @@ def _exponential(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
     return law
 
 
-def _mix(header: Header, summary: Any) -> Iterator[StimulusCheck]:
+def _mix(header: RunManifest, summary: Any) -> Iterator[StimulusCheck]:
     """The class whose share is farthest from the one asked for."""
     everyone = sum(part.starts for part in summary.classes)
     if not everyone:
@@ -111,7 +113,7 @@ def _mix(header: Header, summary: Any) -> Iterator[StimulusCheck]:
     )
 
 
-def _tokens(header: Header, summary: Any, signs: Signs) -> Iterator[StimulusCheck]:
+def _tokens(header: RunManifest, summary: Any, signs: VerdictInputs) -> Iterator[StimulusCheck]:
     tokens, ok = summary.tokens, summary.requests.ok
     asked, got = float(signs.asked), float(signs.asked_got)
     if asked:

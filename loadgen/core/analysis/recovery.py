@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.core.metrics.columns import Columns
-    from loadgen.core.results.manifest import Header, StagePlan
+    from loadgen.core.results.manifest import RunManifest, StagePlan
     from loadgen.core.server_metrics.series import MetricSample
 
 GROUP = 20
@@ -45,7 +45,7 @@ class _Cut(NamedTuple):
 
 
 def of_rows(
-    measured: Sequence[Columns], header: Header, server_samples: Sequence[MetricSample] = ()
+    measured: Sequence[Columns], header: RunManifest, server_samples: Sequence[MetricSample] = ()
 ) -> tuple[Recovery, ...]:
     """One for each event, in their order; none without an SLO of the whole run that limits values of requests."""
     slo = header.slo
@@ -88,7 +88,7 @@ def _after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
 
 
 def _of_replicas(
-    measured: Sequence[Columns], header: Header, server_samples: Sequence[MetricSample]
+    measured: Sequence[Columns], header: RunManifest, server_samples: Sequence[MetricSample]
 ) -> Iterator[_Cut]:
     """The events of replicas and targets within the measured load."""
     due = [part["due_ns"] for part in measured if len(part["due_ns"])]

@@ -16,7 +16,7 @@ from loadgen.core.metrics import sustainable
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, in_parts, or_all
 from loadgen.core.metrics.sections import BetweenNodes, OddNode, VarianceTable
 from loadgen.core.metrics.windows import Span
-from loadgen.core.results.manifest import Header, interchangeable
+from loadgen.core.results.manifest import RunManifest, interchangeable
 from loadgen.core.stats import components
 from loadgen.core.stats.intervals import LEVEL
 
@@ -27,7 +27,7 @@ ODD_SHARE = 0.1  # of the nodes that may stand out; of more, the others are no m
 LEAST_CHANGE = 0.01  # of the mean of the others: a smaller difference is not worth a name
 
 
-def of_rows(measured: Sequence[Columns], steady: Span, header: Header) -> BetweenNodes:
+def of_rows(measured: Sequence[Columns], steady: Span, header: RunManifest) -> BetweenNodes:
     """Compare the nodes of the measured rows of a run."""
     if not interchangeable(header.targets):
         return BetweenNodes(why="the targets serve different steps of the tasks")
@@ -103,7 +103,9 @@ def without(found: BetweenNodes, unsound: Collection[str]) -> BetweenNodes:
     return msgspec.structs.replace(found, variances=variances, odd=odd)
 
 
-def _units(requests: JoinedColumns, header: Header) -> tuple[str, list[str], NDArray[np.int64]]:
+def _units(
+    requests: JoinedColumns, header: RunManifest
+) -> tuple[str, list[str], NDArray[np.int64]]:
     """What is compared, the names of all of them, and the number of the one of each row."""
     targets = header.targets
     nodes = [target.node or target.name or target.url or str(i) for i, target in enumerate(targets)]

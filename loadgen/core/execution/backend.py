@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from loadgen.backends import BACKENDS, load_backend
 from loadgen.core.execution.context import KnownTarget
-from loadgen.core.execution.events import Tell
+from loadgen.core.execution.events import Emit
 from loadgen.core.execution.plan import Plan, Settings
 from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.metrics.summary import Summary
@@ -27,10 +27,10 @@ class Senders(Protocol):
     def cores(self) -> int | None:
         """How many workers they have room for; None: as this machine has."""
 
-    async def place(self, plan: Plan, tell: Tell) -> list[str]:
+    async def place(self, plan: Plan, tell: Emit) -> list[str]:
         """Take their places, and check them; returns notes for the header. Raises Faults."""
 
-    async def run(self, plan: Plan, tell: Tell) -> WorkerResult:
+    async def run(self, plan: Plan, tell: Emit) -> WorkerResult:
         """Carry out the plan. Raises TargetError if one could not start."""
 
 
@@ -42,7 +42,7 @@ class RunFunction(Protocol):
         workload: Workload,
         settings: Settings,
         folder: Path,
-        tell: Tell,
+        tell: Emit,
         /,
     ) -> Summary:
         """Write the run into its directory and return its summary."""

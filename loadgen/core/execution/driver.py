@@ -16,12 +16,12 @@ from time import monotonic_ns
 from typing import Any, Protocol
 
 import msgspec
-from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.dialects.reader import EventTimeline
 from loadgen_sdk.request import Completion, Failure
 from loadgen_sdk.transport.wire import FOREVER
 
 from loadgen.core.execution import stop_signals
-from loadgen.core.execution.events import Counters, LoadStarted, RunningLoad, Tell
+from loadgen.core.execution.events import Counters, Emit, LoadStarted, RunningLoad
 from loadgen.core.execution.plan import Plan, cap
 from loadgen.core.execution.process_memory import (
     LARGEST_KEPT_BLOCK_UNDER_LOAD,
@@ -71,7 +71,7 @@ class Sender(Protocol):
         body: bytes,
         due: int,
         on_done: Callable[[Completion], None],
-        flow: Flow,
+        flow: EventTimeline,
         *,
         name: str,
         asked_output: int,
@@ -528,7 +528,7 @@ class Driver:
             self._finished.set_exception(exception)
 
 
-async def run(plan: Plan, tell: Tell) -> WorkerResult:
+async def run(plan: Plan, tell: Emit) -> WorkerResult:
     """Send a complete plan from this process."""
     shard_of_run = plan.job.settings.shard
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.core.execution.plan import Plan, Settings
-    from loadgen.core.results.manifest import Cluster, Header, ReasonCode
+    from loadgen.core.results.manifest import Cluster, ReasonCode, RunManifest
 
 RECENT = 2_000  # number of latencies kept for the progress line
 
@@ -44,13 +44,13 @@ class RunningLoad(Struct):
     stopped_by: ReasonCode | None = None
 
 
-class Waits(Struct, frozen=True):
+class WaitingFor(Struct, frozen=True):
     """Something has not answered yet: `what`, and how long it is waited for, in words."""
 
     what: str
 
 
-class TargetsFound(Struct, frozen=True):
+class TargetsProbed(Struct, frozen=True):
     """The targets were asked what they are; `settings` has their URLs. Not told in virtual time."""
 
     folder: Path
@@ -58,17 +58,17 @@ class TargetsFound(Struct, frozen=True):
     found: tuple[ProbeResult, ...]
 
 
-class HeaderMade(Struct, frozen=True):
+class ManifestCreated(Struct, frozen=True):
     """The header, before it is written. Who has something to say in it gives it back with that. Not in virtual time."""
 
-    header: Header
+    header: RunManifest
 
 
 class RunPlanned(NamedTuple):
     """The run begins: nothing was sent yet. Told outside of an event loop; who hears it may refuse with a Fault."""
 
     plan: Plan
-    header: Header
+    header: RunManifest
 
 
 class WorkersPlaced(Struct, frozen=True):
@@ -113,7 +113,7 @@ class LoadEnded(Struct, frozen=True):
     header gives it back with that; None: the run has failed.
     """
 
-    header: Header | None
+    header: RunManifest | None
 
 
 class RunEnded(Struct, frozen=True):
@@ -123,9 +123,9 @@ class RunEnded(Struct, frozen=True):
 
 
 RunEvent = (
-    Waits
-    | TargetsFound
-    | HeaderMade
+    WaitingFor
+    | TargetsProbed
+    | ManifestCreated
     | RunPlanned
     | WorkersPlaced
     | LoadStarted
@@ -134,11 +134,11 @@ RunEvent = (
     | LoadEnded
     | RunEnded
 )
-Hearer = Callable[[RunEvent], "Header | None"]
-Tell = Callable[[RunEvent], None]
+EventHandler = Callable[[RunEvent], "RunManifest | None"]
+Emit = Callable[[RunEvent], None]
 
 
-def to_all(hearers: Sequence[Hearer]) -> Tell:
+def broadcast(hearers: Sequence[EventHandler]) -> Emit:
     """Tells each of them; the end of the run to the last one first, as each may stand on what those before it do."""
 
     def tell(event: RunEvent) -> None:
@@ -148,12 +148,12 @@ def to_all(hearers: Sequence[Hearer]) -> Tell:
     return tell
 
 
-def completed(hearers: Sequence[Hearer], header: Header) -> Header:
+def completed(hearers: Sequence[EventHandler], header: RunManifest) -> RunManifest:
     """The header with what each of them has to say before the load."""
-    return reduce(lambda made, hearer: hearer(HeaderMade(made)) or made, hearers, header)
+    return reduce(lambda made, hearer: hearer(ManifestCreated(made)) or made, hearers, header)
 
 
-def concluded(hearers: Sequence[Hearer], header: Header) -> Header:
+def concluded(hearers: Sequence[EventHandler], header: RunManifest) -> RunManifest:
     """The header with what each of them has to say after the load."""
     return reduce(lambda ended, hearer: hearer(LoadEnded(ended)) or ended, hearers, header)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loadgen import result_kinds
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.results import store
 from loadgen.core.results.files import refuse_links
 
@@ -62,7 +62,7 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             with store.nothing_left(folder):
                 yield
-        except (Fault, Faults, KeyboardInterrupt):
+        except (LoadgenError, CombinedError, KeyboardInterrupt):
             if not existed:
                 with contextlib.suppress(OSError):  # it holds something
                     folder.rmdir()

@@ -25,18 +25,18 @@ from loadgen import backends, plugins
 from loadgen.backends import BackendRow
 from loadgen.core import format, seeds, slo
 from loadgen.core.child_process import FROZEN_S
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.execution import lane_start, resource_limits
 from loadgen.core.execution.context import KnownTarget, TooLong, shortest, too_long
 from loadgen.core.execution.shard import Shard
-from loadgen.core.followers.profiler import ProfileAsked
-from loadgen.core.followers.scraper import PagesAsked
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.timetable import Schedule, shard
+from loadgen.core.sidecars.profiler import ProfilerOptions
+from loadgen.core.sidecars.scraper import MetricsPageOptions
 from loadgen.core.workload import Mix, Task, Workload, parts
 from loadgen.figures import needs
 from loadgen.plugins import UsedPlugin
@@ -140,7 +140,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     server_timing: bool = False  # ask for the server's own account of each request
     reset_cache: bool = False  # empty the servers' prefix caches before the load
     traceparent: bool = False  # each request carries a W3C trace of its own
-    profile: ProfileAsked | None = (
+    profile: ProfilerOptions | None = (
         None  # a part of the load around which the servers' profiler runs
     )
     energy: tuple[str, ...] = (
@@ -197,10 +197,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.virtual else compiled.RUNS
 
     @property
-    def pages(self) -> PagesAsked:
+    def pages(self) -> MetricsPageOptions:
         """Which pages of servers and hardware to read, and with which keys."""
         keys = tuple(endpoint.api_key for endpoint in self.endpoints)
-        return PagesAsked(
+        return MetricsPageOptions(
             self.server_metrics, keys, self.headers, self.tls, self.energy, self.server_timing
         )
 
@@ -363,7 +363,7 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     """Raises Faults if the plan needs more workers, files or ports than there are. `here`: runs on this machine."""
     job, timetable = plan.job, plan.timetable
     settings, in_flight_limit = job.settings, job.workload.max_in_flight
-    faults: list[Fault] = [
+    faults: list[LoadgenError] = [
         *resource_limits.unusable(settings.sources),
         *_faults_of_tasks(job.workload, settings),
     ]
@@ -421,7 +421,7 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
             room=resource_limits.room(),
         )
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
 
 
 def _has_measured_slots(timetable: Schedule) -> bool:

@@ -14,8 +14,8 @@ from loadgen_sdk.probe.probe import SAMPLES, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
 
 from loadgen.core import seeds
-from loadgen.core.errors import Fault, Faults, TargetError, UserError
-from loadgen.core.execution.events import Tell, Waits
+from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserError
+from loadgen.core.execution.events import Emit, WaitingFor
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.requests import tokenizer as tokens
 
@@ -114,7 +114,7 @@ async def find(settings: Settings, timeout_s: float) -> ProbeResult:
 
 
 async def find_all(
-    settings: Settings, known: Known, timeout_s: float, tell: Tell
+    settings: Settings, known: Known, timeout_s: float, tell: Emit
 ) -> tuple[ProbeResult, ...]:
     """Probe every endpoint that is not `known` yet, and add it there; results in the order of the endpoints.
 
@@ -123,19 +123,21 @@ async def find_all(
     """
     endpoints = settings.endpoints
     asked = [endpoint for endpoint in endpoints if endpoint not in known]
-    waits = Waits(f"the first answer of {settings.shown}; it may take {timeout_s:g} s (--timeout)")
+    waits = WaitingFor(
+        f"the first answer of {settings.shown}; it may take {timeout_s:g} s (--timeout)"
+    )
     waiting = asyncio.get_running_loop().call_later(LONG_S, tell, waits)
     finding = (find(settings.of(endpoint), timeout_s) for endpoint in asked)
     answers = await asyncio.gather(*finding, return_exceptions=True)
     waiting.cancel()
     by_endpoint = known | dict(zip(asked, answers, strict=True))
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     first: dict[
         tuple[str, str | None, str | None], tuple[Endpoint, ProbeResult]
     ] = {}  # by what they serve
     for endpoint in endpoints:
         result = by_endpoint[endpoint]
-        if isinstance(result, Fault):
+        if isinstance(result, LoadgenError):
             faults.append(result)
         elif isinstance(result, BaseException):
             raise result
@@ -147,7 +149,7 @@ async def find_all(
     if len(faults) == 1:
         raise faults[0]
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     known.update(
         (endpoint, result)
         for endpoint, result in by_endpoint.items()

@@ -23,18 +23,6 @@ from loadgen.core.execution.probing import Known, find_all
 from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, release_blocks_above
 from loadgen.core.execution.shard import PREPARATION_S, sleep_until_before_start
 from loadgen.core.execution.worker_resources import WorkerResult, is_large
-from loadgen.core.followers import server_accounts
-from loadgen.core.followers.compactor_process import Compactor
-from loadgen.core.followers.hearers import (
-    CacheReset,
-    HeaderFile,
-    Names,
-    Pages,
-    Profiling,
-    ShardStart,
-    StopWatch,
-    write_header,
-)
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import prompts
@@ -49,6 +37,18 @@ from loadgen.core.results import (
 from loadgen.core.results.spool import segments
 from loadgen.core.schedule.timetable import unsharded
 from loadgen.core.server_metrics import request_accounts
+from loadgen.core.sidecars import server_accounts
+from loadgen.core.sidecars.compactor_process import Compactor
+from loadgen.core.sidecars.hearers import (
+    CacheReset,
+    HeaderFile,
+    Names,
+    Pages,
+    Profiling,
+    ShardStart,
+    StopWatch,
+    write_header,
+)
 from loadgen.core.workload import Workload
 
 Execute = Callable[..., tuple[Summary, Path]]
@@ -58,7 +58,7 @@ Execute = Callable[..., tuple[Summary, Path]]
 def execute(
     workload: Workload,
     settings: Settings,
-    hearers: Sequence[events.Hearer] = (),
+    hearers: Sequence[events.EventHandler] = (),
     *,
     known: Known | None = None,
     own: Path | None = None,
@@ -87,7 +87,7 @@ def execute(
     remote = None if settings.store is None else object_store.open(settings.store)
     stored = None
     header_file = HeaderFile()
-    every: Sequence[events.Hearer] = (
+    every: Sequence[events.EventHandler] = (
         header_file,
         *hearers,
         Pages(),
@@ -97,7 +97,7 @@ def execute(
         Names(),
         ShardStart(),
     )
-    tell = events.to_all(every)
+    tell = events.broadcast(every)
     try:
         now = datetime.datetime.now().astimezone()
         with (
@@ -124,7 +124,7 @@ def _over_http(
     workload: Workload,
     settings: Settings,
     folder: Path,
-    hearers: Sequence[events.Hearer],
+    hearers: Sequence[events.EventHandler],
     header_file: HeaderFile,
     known: Known,
 ) -> Summary:
@@ -133,7 +133,7 @@ def _over_http(
     simulated, known_before, tell = (
         settings.backend.simulated,
         backend.known(settings),
-        events.to_all(hearers),
+        events.broadcast(hearers),
     )
     with contextlib.ExitStack() as cleanup:
         settings = step_targets.resolved(workload, cleanup.enter_context(backend.serving(settings)))
@@ -145,7 +145,7 @@ def _over_http(
         with runner, on_failure:
             found = runner.run(find_all(settings, known, workload.timeout_ns / 1e9, tell))
             on_failure.callback(tell, events.LoadEnded(None))
-            tell(events.TargetsFound(folder, settings, found))
+            tell(events.TargetsProbed(folder, settings, found))
             plan, begins = prepare(
                 workload,
                 settings,
@@ -163,7 +163,7 @@ def _over_http(
             tell(events.RunPlanned(plan, header))
             if settings.shard is not None:
                 shard_schedule.write(folder, unsharded(plan.timetable))
-                tell(events.Waits(f"the common start at {settings.shard.start_at}"))
+                tell(events.WaitingFor(f"the common start at {settings.shard.start_at}"))
                 runner.run(sleep_until_before_start(settings.shard, lead_s=PREPARATION_S))
             slots, tuning = plan.timetable.slots, settings.tuning
             many = slots is None or slots > tuning.compacted_rows
@@ -177,7 +177,7 @@ def _over_http(
 
 def finish(
     plan: Plan,
-    header: manifest.Header,
+    header: manifest.RunManifest,
     share: WorkerResult,
     compactor: Compactor,
     load: events.RunningLoad | None = None,

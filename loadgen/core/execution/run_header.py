@@ -21,7 +21,7 @@ from loadgen_sdk.probe.probe import ProbeResult
 
 from loadgen import plugins
 from loadgen.core import format, seeds
-from loadgen.core.errors import Fault
+from loadgen.core.errors import LoadgenError
 from loadgen.core.execution import backend, resource_limits
 from loadgen.core.execution.context import too_long
 from loadgen.core.execution.lane_start import Begin, mean_lengths
@@ -59,7 +59,7 @@ from loadgen.figures import needs
 MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
 
-def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Header:
+def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.RunManifest:
     """The header of a run before it starts. `asked`, `begins`: the workload as it was given, and how lanes begin."""
     job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
@@ -82,7 +82,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Hea
         | _undisclosed(plan)
         | _repeated_rows(whole_plan.requests, whole_timetable.slots)
     )
-    return manifest.Header(
+    return manifest.RunManifest(
         run=job.run_id,
         started=now(),
         version=version(),
@@ -180,7 +180,9 @@ def _cache_bound(plan: Plan) -> float | None:
     return found
 
 
-def noted(header: manifest.Header, words: dict[str, manifest.ReasonCode]) -> manifest.Header:
+def noted(
+    header: manifest.RunManifest, words: dict[str, manifest.ReasonCode]
+) -> manifest.RunManifest:
     """The header with more notes, in words and as codes."""
     return msgspec.structs.replace(
         header, notes=(*header.notes, *words), note_codes={**header.note_codes, **words}
@@ -524,7 +526,7 @@ class Described(msgspec.Struct, frozen=True):
 
     text: str
     load: Forecast
-    refused: Fault | None
+    refused: LoadgenError | None
 
 
 def slo_lines(slo: Slo | None, slo_of_class: Mapping[str, Slo | None]) -> list[str]:

@@ -7,7 +7,7 @@ import resource
 from time import process_time_ns
 
 from loadgen.core.execution.events import Counters
-from loadgen.core.results.manifest import Second
+from loadgen.core.results.manifest import WorkerSample
 
 SECOND_NS = 1_000_000_000
 
@@ -40,7 +40,7 @@ class Waiting:
 
 
 class SelfSampling:
-    """Makes the `Second`s of one worker. Create it in the thread that sends. `written_ns`: time spent in writes."""
+    """Makes the `WorkerSample`s of one worker. Create it in the thread that sends. `written_ns`: time spent in writes."""
 
     def __init__(self, worker: int, start_ns: int) -> None:
         self._worker, self._start_ns, self._last_ns = worker, start_ns, start_ns
@@ -51,10 +51,10 @@ class SelfSampling:
         """Whether a second has passed since the last one."""
         return now >= self._last_ns + SECOND_NS
 
-    def second(self, now: int, counters: Counters) -> Second:
+    def second(self, now: int, counters: Counters) -> WorkerSample:
         """What was used since the last call."""
         cpu, waited, span = process_time_ns(), self._waiting.since(), now - self._last_ns
-        second = Second(
+        second = WorkerSample(
             t_s=round((now - self._start_ns) / SECOND_NS, 3),
             worker=self._worker,
             span_s=round(span / SECOND_NS, 3),

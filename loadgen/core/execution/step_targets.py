@@ -12,7 +12,7 @@ from typing import NamedTuple
 from loadgen_sdk.dialects.quirks import Api
 from msgspec.structs import replace
 
-from loadgen.core.errors import Fault, Faults, UserError, meant
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, did_you_mean
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.requests.mix import step_of
 from loadgen.core.requests.prompts import Prompts
@@ -100,7 +100,7 @@ def resolved(
             ]
         places[one.of_class, one.name] = add(those)
     if faults:
-        raise Faults(faults)
+        raise CombinedError(faults)
     return replace(settings, url=endpoints[0].url, targets=tuple(endpoints), step_targets=places)
 
 
@@ -125,10 +125,12 @@ def _faults(
     wanted: set[str],
     given: Mapping[str, Sequence[Endpoint]],
     main: Sequence[Endpoint],
-) -> Iterator[Fault]:
+) -> Iterator[LoadgenError]:
     for name in given.keys() - wanted:
         hint = (
-            meant(name, sorted(wanted)) if wanted else "leave out the name: --url http://host:8000"
+            did_you_mean(name, sorted(wanted))
+            if wanted
+            else "leave out the name: --url http://host:8000"
         )
         yield UserError(
             "unknown_name",

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from loadgen.core.errors import Fault
+from loadgen.core.errors import LoadgenError
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -61,7 +61,7 @@ def ending_start(end: Callable[[], object]) -> Iterator[None]:
     with calling(interrupted):
         try:
             yield
-        except Fault:
+        except LoadgenError:
             if not came:
                 raise
     if came:

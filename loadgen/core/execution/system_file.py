@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.format import SYSTEM
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.workload.diagnostics import sort_faults, validate_document
@@ -172,7 +172,7 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> SystemSaid:
     context = FileContext(file=str(path), directory=path.parent, faults=faults)
     system = validate_document(SystemUnderTest, document, context)
     if system is None or context.faults:
-        raise Faults(sort_faults(context.faults))
+        raise CombinedError(sort_faults(context.faults))
     values = system.model_dump(exclude_none=True)
     target = {name: values.pop(name) for name in OF_THE_TARGET if name in values}
     metadata = values.pop("metadata")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header
+    from loadgen.core.results.manifest import RunManifest
     from loadgen.core.slo import Slo
 
 REQUEST_AMOUNTS = ("ok", "good", "input", "output")
@@ -84,7 +84,7 @@ def sampled() -> list[str]:
     return [row.name for row in FIGURES.here() if row.values]
 
 
-class Cell:
+class MetricAccumulator:
     """Sums, extremes, samples and amounts of the records of one stage, target, class or step.
 
     It keeps its records as `columns`, and computes the samples and amounts of requests from them on
@@ -197,7 +197,7 @@ class Cell:
             earliest_ns, text = due_ns, words
         self.errors[kind] = (earlier_count + count, earliest_ns, text)
 
-    def merge(self, other: Cell) -> None:
+    def merge(self, other: MetricAccumulator) -> None:
         """Add what another one holds. The other one does not change."""
         issued_later = other.latest("sent") > self.latest("sent")
         for name, count in other.sums.items():
@@ -382,7 +382,9 @@ class Cell:
             )
 
 
-def _count_conversations(cell: Cell, ended: TaskColumns, end: NDArray[np.int64]) -> None:
+def _count_conversations(
+    cell: MetricAccumulator, ended: TaskColumns, end: NDArray[np.int64]
+) -> None:
     """Add conversations that are over, which ended at the times `end`."""
     ok, cancelled, unfinished = ended.ok > 0, ended.cancelled > 0, ended.unfinished > 0
     cell.add_to_sum("sessions", len(ok))
@@ -428,13 +430,13 @@ def _amounts(
     return ended, ended, np.broadcast_to(np.int64(1), len(ended))
 
 
-class CellPair(NamedTuple):
+class MeasuredAndWarmup(NamedTuple):
     """What is known of one target, class or step: in the measured stages, and in all others."""
 
-    measured: Cell
-    others: Cell
+    measured: MetricAccumulator
+    others: MetricAccumulator
 
-    def of_stage(self, plan: StagePlan) -> Cell:
+    def of_stage(self, plan: StagePlan) -> MetricAccumulator:
         """Return the one to which the records of a stage belong."""
         return self.measured if plan.measured else self.others
 
@@ -456,12 +458,12 @@ class Accumulator:
     `count_cut_conversations` alone.
     """
 
-    def __init__(self, header: Header, rows: NDArray[np.void], texts: Sequence[str]) -> None:
+    def __init__(self, header: RunManifest, rows: NDArray[np.void], texts: Sequence[str]) -> None:
         """Add up all records of a run. `rows["text"]` indexes `texts`."""
         self._header = header
         self._plans = header.stages or (StagePlan(),)
         several_targets = len(header.targets) if len(header.targets) > 1 else 0
-        self.stages = [Cell(header.slo) for _ in self._plans]
+        self.stages = [MetricAccumulator(header.slo) for _ in self._plans]
         self.targets = _new_pairs([header.slo] * several_targets)
         self.classes = _new_pairs([plan.slo for plan in header.classes])
         self.steps = _new_pairs([None] * len(header.steps))
@@ -489,7 +491,7 @@ class Accumulator:
 
     def _parts_of_rows(
         self, columns: Columns
-    ) -> Iterator[tuple[list[CellPair], NDArray[np.int64]]]:
+    ) -> Iterator[tuple[list[MeasuredAndWarmup], NDArray[np.int64]]]:
         """Yield the targets, the classes and the steps, and which one each record belongs to."""
         yield self.targets, columns["target"]
         if self.classes:
@@ -525,7 +527,7 @@ class Accumulator:
         cancelled = int(is_cancelled.sum())
         return CutConversations(len(is_cancelled) - cancelled, cancelled)
 
-    def measured(self, measured: bool = True) -> Cell:
+    def measured(self, measured: bool = True) -> MetricAccumulator:
         """Return what all measured stages add up to, or all others."""
         cells = [
             cell
@@ -534,30 +536,30 @@ class Accumulator:
         ]
         return self._merge(cells)
 
-    def _merge(self, cells: Sequence[Cell]) -> Cell:
+    def _merge(self, cells: Sequence[MetricAccumulator]) -> MetricAccumulator:
         if len(cells) == 1:
             return cells[0]
-        total = Cell(self._header.slo)
+        total = MetricAccumulator(self._header.slo)
         for cell in cells:
             total.merge(cell)
         return total
 
-    def of_targets(self, numbers: Sequence[int]) -> CellPair:
+    def of_targets(self, numbers: Sequence[int]) -> MeasuredAndWarmup:
         """Return what several targets add up to."""
         pairs = [self.targets[number] for number in numbers]
-        return CellPair(
+        return MeasuredAndWarmup(
             self._merge([pair.measured for pair in pairs]),
             self._merge([pair.others for pair in pairs]),
         )
 
-    def of_classes(self, numbers: Sequence[int]) -> CellPair:
+    def of_classes(self, numbers: Sequence[int]) -> MeasuredAndWarmup:
         """Return what several classes add up to, without their SLOs."""
-        total = CellPair(Cell(), Cell())
+        total = MeasuredAndWarmup(MetricAccumulator(), MetricAccumulator())
         for number in numbers:
             total.measured.merge(self.classes[number].measured)
             total.others.merge(self.classes[number].others)
         return total
 
 
-def _new_pairs(slos: Sequence[Slo | None]) -> list[CellPair]:
-    return [CellPair(Cell(slo), Cell(slo)) for slo in slos]
+def _new_pairs(slos: Sequence[Slo | None]) -> list[MeasuredAndWarmup]:
+    return [MeasuredAndWarmup(MetricAccumulator(slo), MetricAccumulator(slo)) for slo in slos]

@@ -13,7 +13,7 @@ import numpy as np
 
 from loadgen.core.limits import ITL_TOKENS_PER_EVENT, STALL_NS
 from loadgen.core.metrics import validity, windows
-from loadgen.core.metrics.accumulator import FINISH_PREFIX, Cell, CutConversations
+from loadgen.core.metrics.accumulator import FINISH_PREFIX, CutConversations, MetricAccumulator
 from loadgen.core.metrics.windows import Span, Window, per_second, span
 from loadgen.core.results.record import SOURCES, STATUSES
 from loadgen.core.stats.quantiles import Distribution, index, milliseconds
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Second
+    from loadgen.core.results.manifest import WorkerSample
 
 
 class Bytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +193,9 @@ class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def window(
-    cell: Cell, everything: Sequence[Cell], full: tuple[int, int] = (-1, LONGEST_NS)
+    cell: MetricAccumulator,
+    everything: Sequence[MetricAccumulator],
+    full: tuple[int, int] = (-1, LONGEST_NS),
 ) -> Window:
     """The intervals that the rates of a cell are divided by, as `Window` defines them. `everything`: the cells of all
     stages. `full`: the time in which the load of the cell runs alone and in full, as `full_load`.
@@ -214,20 +216,24 @@ def window(
     )
 
 
-def full_load(stages: Sequence[Cell], first: int, last: int) -> tuple[int, int]:
+def full_load(stages: Sequence[MetricAccumulator], first: int, last: int) -> tuple[int, int]:
     """The time, in ns, in which the load of the stages from `first` to `last` runs alone and in full.
 
     From when no request of an earlier stage is in flight and, in a closed loop, every lane has sent its first request;
     until, in a closed loop with a count, some lanes have nothing more to send.
     """
-    start_ns = max(cell.latest("done_ns") for cell in (Cell(), *stages[:first]))
+    start_ns = max(cell.latest("done_ns") for cell in (MetricAccumulator(), *stages[:first]))
     ends = stages[last].sample("lane_end")
     end_ns = round(ends.nth(index(ends.count, windows.LANES_ENDED))) if ends.count else LONGEST_NS
     return max(start_ns, stages[first].latest("lane_due")), end_ns
 
 
 def amount_in(
-    cells: Sequence[Cell], name: str, stretch: Span | Window, *, includes_start: bool = False
+    cells: Sequence[MetricAccumulator],
+    name: str,
+    stretch: Span | Window,
+    *,
+    includes_start: bool = False,
 ) -> float:
     """Return how much of an amount came in an interval, all cells together.
 
@@ -239,12 +245,12 @@ def amount_in(
     )
 
 
-def bytes(cell: Cell) -> Bytes:
+def bytes(cell: MetricAccumulator) -> Bytes:
     """Bytes sent and received, of requests of any status."""
     return Bytes(sent=cell.sum("bytes_sent"), received=cell.sum("bytes_received"))
 
 
-def requests(cell: Cell, unrecorded: int) -> RequestCounts:
+def requests(cell: MetricAccumulator, unrecorded: int) -> RequestCounts:
     """Counts by status and by error kind, most frequent kind first. `unrecorded`: lost slots, which have no row."""
     errors = {
         kind: ErrorKind(count=count, first_text=words)
@@ -268,8 +274,8 @@ def _plus(a: float | None, b: float | None) -> float | None:
 
 
 def tokens(
-    cell: Cell,
-    everything: Sequence[Cell],
+    cell: MetricAccumulator,
+    everything: Sequence[MetricAccumulator],
     inside: Window,
     timeline: Sequence[NDArray[np.int64]],
     gpus: int | None,
@@ -339,7 +345,7 @@ def without_output(known: Tokens) -> Tokens:
     return msgspec.structs.replace(known, **dict.fromkeys(_REST_ON_OUTPUT))
 
 
-def whole_output_per_s(everything: Sequence[Cell], inside: Window) -> float | None:
+def whole_output_per_s(everything: Sequence[MetricAccumulator], inside: Window) -> float | None:
     """Output tokens of all stages, per second of the whole run."""
     known = [total for part in everything if (total := part.sum_known("output_tokens")) is not None]
     return per_second(sum(known) if known else None, inside.whole)
@@ -350,13 +356,13 @@ def per_gpu(rate: float | None, gpus: int | None) -> float | None:
     return rate / gpus if rate is not None and gpus else None
 
 
-def _sources(cell: Cell, side: str) -> dict[str, int]:
+def _sources(cell: MetricAccumulator, side: str) -> dict[str, int]:
     tags = (*(tag or "none" for tag in SOURCES), "unasked")
     return {tag: count for tag in tags if (count := cell.sum(f"{side}_source_{tag}"))}
 
 
 def tokens_over_time(
-    measured: Cell, timeline: Sequence[NDArray[np.int64]]
+    measured: MetricAccumulator, timeline: Sequence[NDArray[np.int64]]
 ) -> Callable[[Span], float | None]:
     """A function from an interval to the output tokens of measured requests that came in it.
 
@@ -382,7 +388,7 @@ def tokens_over_time(
     return tokens_in
 
 
-def itl_absent(cell: Cell, inter_chunk: Distribution) -> str:
+def itl_absent(cell: MetricAccumulator, inter_chunk: Distribution) -> str:
     """Why the gaps between events are not gaps between tokens; "" when they are.
 
     A request may have one token more than events: the token that ends an answer often has no text. Not so a short
@@ -398,7 +404,7 @@ def itl_absent(cell: Cell, inter_chunk: Distribution) -> str:
     return ""
 
 
-def stalls(cell: Cell) -> Stalls:
+def stalls(cell: MetricAccumulator) -> Stalls:
     """Ok requests with a gap between output events of more than `limits.STALL_NS`."""
     stalled, ok = cell.sum("stalled"), cell.sum("ok")
     return Stalls(
@@ -406,7 +412,7 @@ def stalls(cell: Cell) -> Stalls:
     )
 
 
-def sessions(cell: Cell, cut: CutConversations, inside: Window) -> Sessions | None:
+def sessions(cell: MetricAccumulator, cut: CutConversations, inside: Window) -> Sessions | None:
     """Return the block `sessions` of the conversations of measured stages, or None if there are none."""
     whole, drained, good = cell.sum("sessions"), cell.sum("sessions_cut"), cell.sum("sessions_ok")
     if not whole and not any(cut):
@@ -434,7 +440,7 @@ def sessions(cell: Cell, cut: CutConversations, inside: Window) -> Sessions | No
     )
 
 
-def _task_goodput(cell: Cell, count: int, inside: Window) -> TaskGoodput | None:
+def _task_goodput(cell: MetricAccumulator, count: int, inside: Window) -> TaskGoodput | None:
     term = cell.slo.task if cell.slo is not None else None
     if term is None:
         return None
@@ -451,7 +457,9 @@ def _task_goodput(cell: Cell, count: int, inside: Window) -> TaskGoodput | None:
     )
 
 
-def client(cell: Cell, seconds: Sequence[Second], inside: Window, workers: int) -> ClientUse:
+def client(
+    cell: MetricAccumulator, seconds: Sequence[WorkerSample], inside: Window, workers: int
+) -> ClientUse:
     """The block `client`, from the samples that each worker took of itself: CPU seconds and peak memory of all workers
     together, and the largest share of one; None without samples.
     """
@@ -474,7 +482,7 @@ def client(cell: Cell, seconds: Sequence[Second], inside: Window, workers: int) 
     )
 
 
-def prompt_disagreement(cell: Cell, template_tokens: int | None) -> float | None:
+def prompt_disagreement(cell: MetricAccumulator, template_tokens: int | None) -> float | None:
     """How far the server's prompt token counts differ from ours, relative; None when no request has both counts.
 
     Ours is the content as built plus the share of the chat template.
@@ -486,7 +494,7 @@ def prompt_disagreement(cell: Cell, template_tokens: int | None) -> float | None
     return (cell.sums["prompt_tokens_of_server"] - ours) / ours
 
 
-def repeated(cell: Cell) -> int:
+def repeated(cell: MetricAccumulator) -> int:
     """Return the number of requests with a prompt that an earlier request had sent already."""
     numbers = [
         np.zeros(0, np.int64),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header
+    from loadgen.core.results.manifest import RunManifest
 
 
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
@@ -61,7 +61,7 @@ def together(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return some[0] if len(some) == 1 else np.concatenate(some)
 
 
-def is_measured(header: Header, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+def is_measured(header: RunManifest, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which rows are of a measured stage."""
     flags: NDArray[np.bool_] = np.array([stage.measured for stage in header.stages] or [True])[
         rows["stage"]
@@ -69,7 +69,7 @@ def is_measured(header: Header, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     return flags
 
 
-def measured_gaps(header: Header, gaps: Sequence[Histogram]) -> Histogram:
+def measured_gaps(header: RunManifest, gaps: Sequence[Histogram]) -> Histogram:
     """The gaps between events of the measured stages; `gaps`: one histogram per stage."""
     return pooled(
         histogram
@@ -78,12 +78,12 @@ def measured_gaps(header: Header, gaps: Sequence[Histogram]) -> Histogram:
     )
 
 
-def class_of(header: Header, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def class_of(header: RunManifest, starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The class of each task, conversation or single request, by its number: an index into `header.classes`."""
     return seeds.classes(header.seed or 0, [plan.share for plan in header.classes], starts)
 
 
-def of_class(header: Header, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+def of_class(header: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which rows are requests of a class of this run: a mask of the same length."""
     place = [plan.name for plan in header.classes].index(name)
     chosen: NDArray[np.bool_] = class_of(header, rows["request"] // header.turns) == place
@@ -91,7 +91,7 @@ def of_class(header: Header, name: str, rows: NDArray[np.void]) -> NDArray[np.bo
 
 
 def step_of(
-    header: Header, requests: NDArray[np.int64], turns: NDArray[np.int64]
+    header: RunManifest, requests: NDArray[np.int64], turns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """For each row the index of its step in `header.steps`, -1 for none. `requests`: numbers of the requests."""
     names = [plan.name for plan in header.classes] or [""]

@@ -1,10 +1,10 @@
 """The built-in rows of the table `loadgen.figures`: the metrics that a request, a gap or an event has a value of."""
 
 from loadgen.core.metrics import bounds, columns, outcomes
-from loadgen.figures import FigureRow
+from loadgen.figures import MetricDefinition
 
 ROWS = (
-    FigureRow(
+    MetricDefinition(
         name="ttft",
         words="TTFT",
         meaning="time to first token: first event with generated output - due. Role-only, empty and comment events "
@@ -18,7 +18,7 @@ ROWS = (
         shown=("slo", "contract", "latency", "requests", "prometheus"),
         guards=("output_unseen",),
     ),
-    FigureRow(
+    MetricDefinition(
         name="ttft_from_sent",
         words="TTFT from sent",
         meaning="first token - sent",
@@ -31,7 +31,7 @@ ROWS = (
         under="from sent",
         guards=("output_unseen",),
     ),
-    FigureRow(
+    MetricDefinition(
         name="first_answer",
         words="First answer",
         meaning="first output that is not reasoning - due",
@@ -44,7 +44,7 @@ ROWS = (
         under="first answer",
         unlike="ttft",
     ),
-    FigureRow(
+    MetricDefinition(
         name="tpot",
         words="TPOT",
         meaning="time per output token of one request: (last token - first token) / (n - n1); n output tokens as "
@@ -61,7 +61,7 @@ ROWS = (
         block="",
         shown=("slo", "contract", "latency", "requests", "prometheus"),
     ),
-    FigureRow(
+    MetricDefinition(
         name="tpot_mlperf",
         words="TPOT (MLPerf)",
         meaning="LoadGen's: (e2e - ttft) // (n - 1), both from due",
@@ -73,7 +73,7 @@ ROWS = (
         guards=("counts_contradict",),
         block="",
     ),
-    FigureRow(
+    MetricDefinition(
         name="e2e_per_token",
         words="E2E per token",
         meaning="normalised TPOT: E2E / n, n output tokens as the server counts them; the wait for the first token "
@@ -86,7 +86,7 @@ ROWS = (
         guards=("counts_contradict",),
         shown=("slo", "requests"),
     ),
-    FigureRow(
+    MetricDefinition(
         name="acceptance",
         words="Accepted drafts",
         meaning="of speculative decoding: accepted / drafted tokens of a request, as the server accounts for it",
@@ -95,7 +95,7 @@ ROWS = (
         better=1,
         shown=("requests",),
     ),
-    FigureRow(
+    MetricDefinition(
         name="accepted_length",
         words="Accepted length",
         meaning="of speculative decoding: output tokens / (output tokens - accepted ones) of a request: tokens of "
@@ -107,7 +107,7 @@ ROWS = (
         better=1,
         shown=("requests",),
     ),
-    FigureRow(
+    MetricDefinition(
         name="itl",
         words="ITL",
         meaning="inter-token latency: the gaps between events, when every event carries one token; else it is not "
@@ -119,7 +119,7 @@ ROWS = (
         block="",
         shown=("contract", "latency"),
     ),
-    FigureRow(
+    MetricDefinition(
         name="inter_chunk",
         words="Gap between events",
         meaning="every gap between successive output events, all requests pooled; quantiles from a histogram, "
@@ -130,7 +130,7 @@ ROWS = (
         block="",
         shown=("contract", "latency"),
     ),
-    FigureRow(
+    MetricDefinition(
         name="e2e",
         words="E2E",
         meaning="last output or finish event - due; never the end of the body",
@@ -143,7 +143,7 @@ ROWS = (
         block="",
         shown=("slo", "contract", "latency", "requests", "prometheus"),
     ),
-    FigureRow(
+    MetricDefinition(
         name="max_gap",
         words="Largest gap",
         meaning="the largest gap between output events of one request",
@@ -155,7 +155,7 @@ ROWS = (
         block="",
         shown=("contract", "latency", "requests"),
     ),
-    FigureRow(
+    MetricDefinition(
         name="connect",
         words="Connect",
         meaning="from due until a new connection was ready, at least 0; 0 of requests whose connection had served "
@@ -166,7 +166,7 @@ ROWS = (
         block="",
         shown=("client",),
     ),
-    FigureRow(
+    MetricDefinition(
         name="tcp",
         words="TCP connect",
         meaning="of the first request of each connection: how long TCP took, be it before the request was due. "
@@ -178,7 +178,7 @@ ROWS = (
         under="TCP",
         better=0,
     ),
-    FigureRow(
+    MetricDefinition(
         name="tls",
         words="TLS handshake",
         meaning="the same of the TLS handshake of its connection; none without TLS",
@@ -189,7 +189,7 @@ ROWS = (
         under="TLS",
         better=0,
     ),
-    FigureRow(
+    MetricDefinition(
         name="send_lag",
         words="Send lag",
         meaning="sent - due, the generator's own doing: all that passed before the first byte went to the kernel",
@@ -199,7 +199,7 @@ ROWS = (
         block="",
         shown=("client", "requests", "prometheus"),
     ),
-    FigureRow(
+    MetricDefinition(
         name="client_lag",
         words="Client lag",
         meaning="first token: from the kernel's stamp to its reading",
@@ -208,7 +208,7 @@ ROWS = (
         block="",
         shown=("client", "prometheus"),
     ),
-    FigureRow(
+    MetricDefinition(
         name="stamp_error",
         words="Stamp error",
         meaning="first token: how wrong its stamp can be; 0 when the read carried one packet's worth",
@@ -217,7 +217,7 @@ ROWS = (
         block="",
         shown=("client",),
     ),
-    FigureRow(
+    MetricDefinition(
         name="event_error",
         words="Stamp error of all events",
         meaning="of every output event: how long before its stamp it may have come; 0 for the newest of a read and "
@@ -228,7 +228,7 @@ ROWS = (
         shown=("client",),
         under="all events",
     ),
-    FigureRow(
+    MetricDefinition(
         name="tpot_error",
         words="Error of TPOT",
         meaning="of a request: (first + last stamp error) / (n - n1); no samples when not known",
@@ -238,7 +238,7 @@ ROWS = (
         shown=("client",),
         under="of TPOT",
     ),
-    FigureRow(
+    MetricDefinition(
         name="max_gap_error",
         words="Error of the largest gap",
         meaning="of a request: stamp error of the event at the end of its largest gap; no samples when not known",

@@ -9,7 +9,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.limits import NO_SPAN_SHARE, ValidityLimits
 from loadgen.core.metrics import guards
-from loadgen.core.metrics.accumulator import Cell
+from loadgen.core.metrics.accumulator import MetricAccumulator
 from loadgen.core.metrics.blocks import Sessions, amount_in
 from loadgen.core.metrics.outcomes import is_undecided
 from loadgen.core.metrics.windows import Window, per_second
@@ -141,7 +141,7 @@ GOOD_UNCERTAIN = 0.05
 
 
 def goodput(
-    cell: Cell,
+    cell: MetricAccumulator,
     slo: Slo | None,
     inside: Window,
     gaps: Histogram,
@@ -211,7 +211,7 @@ def goodput(
 
 
 def _term_result(
-    cell: Cell,
+    cell: MetricAccumulator,
     i: int,
     term: Term,
     gaps: Histogram,
@@ -279,7 +279,7 @@ def _term_result(
 
 
 def _range_if_uncertain(
-    cell: Cell, metric: str, place: int, value: float, limits: ValidityLimits
+    cell: MetricAccumulator, metric: str, place: int, value: float, limits: ValidityLimits
 ) -> guards.Range | None:
     """Return the range of the value at a place of a sample if it is too uncertain to be shown."""
     sample_bounds = guards.bound_metric(cell.columns, metric)
@@ -295,7 +295,7 @@ def _straddles(metric: str, found: guards.Range) -> str:
     return f"the limit lies within the range of {words(metric)}, {low} to {high} ms"
 
 
-def _without_span(cell: Cell, term: Term) -> int:
+def _without_span(cell: MetricAccumulator, term: Term) -> int:
     """How many answers have no TPOT though they have the tokens for one; 0 where these are too few to matter."""
     without = cell.sum("tpot_no_span") + cell.sum("tpot_no_output") if term.metric == "tpot" else 0
     return without if without > NO_SPAN_SHARE * cell.sum("ok") else 0

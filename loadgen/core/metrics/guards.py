@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.core.limits import ValidityLimits
-    from loadgen.core.results.manifest import Header
+    from loadgen.core.results.manifest import RunManifest
     from loadgen.core.slo import Slo
     from loadgen.core.stats.quantiles import Histogram, Values
-    from loadgen.figures import FigureRow
+    from loadgen.figures import MetricDefinition
 
 STATISTICS = ("mean", *(name for name, _ in QUANTILES), "max")
 ERROR_STEPS = 200
@@ -268,7 +268,10 @@ def guard_gaps(
 
 
 def certain_quantiles(
-    sample: Values | Histogram, sample_bounds: SampleBounds | None, row: FigureRow, header: Header
+    sample: Values | Histogram,
+    sample_bounds: SampleBounds | None,
+    row: MetricDefinition,
+    header: RunManifest,
 ) -> tuple[float, ...]:
     """Return the percentiles that the user asked for and that are certain enough."""
     if sample_bounds is None or not sample.count:
@@ -287,7 +290,7 @@ def limit_of(metric: str, limits: ValidityLimits) -> float:
     return 0.0 if row is None else _limit_of(row, limits)
 
 
-def _limit_of(row: FigureRow, limits: ValidityLimits) -> float:
+def _limit_of(row: MetricDefinition, limits: ValidityLimits) -> float:
     return float(getattr(limits, row.uncertainty_limit)) if row.uncertainty_limit else 0.0
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.accumulator import Cell
+from loadgen.core.metrics.accumulator import MetricAccumulator
 from loadgen.core.metrics.blocks import amount_in
 from loadgen.core.metrics.columns import Columns, in_parts, or_all, together
 from loadgen.core.metrics.windows import Span, Window, per_second
@@ -46,12 +46,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(
-    cell: Cell,
-    everything: Sequence[Cell],
+    cell: MetricAccumulator,
+    everything: Sequence[MetricAccumulator],
     inside: Window,
     arrival: str,
     stages: Sequence[StagePlan],
-    whole: Cell | None = None,
+    whole: MetricAccumulator | None = None,
 ) -> Load:
     """Return the block `load` of a cell. `everything`: the cells of all stages. `whole`: what the cell is a part of."""
     mean, largest = in_flight([columns for part in everything for columns in part.columns], inside)
@@ -69,7 +69,7 @@ def load(
     )
 
 
-def _completed_per_s(cell: Cell, inside: Window) -> float | None:
+def _completed_per_s(cell: MetricAccumulator, inside: Window) -> float | None:
     """Return the ok requests per second of the measurement window, or None for a single request.
 
     The window of a single request is its own latency, whose inverse says nothing about the load.
@@ -77,7 +77,9 @@ def _completed_per_s(cell: Cell, inside: Window) -> float | None:
     return per_second(cell.sum("ok"), inside) if cell.sum("rows") > 1 else None
 
 
-def instants_per_s(cell: Cell, instants: str, whole: Cell | None = None) -> float | None:
+def instants_per_s(
+    cell: MetricAccumulator, instants: str, whole: MetricAccumulator | None = None
+) -> float | None:
     """Rate of instants per second, (n - 1) / (last - first): n instants enclose n - 1 gaps. None for fewer than two.
 
     Of a part the share of the rate of the `whole` that its instants are: the parts are over one time, and add up.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.windows import Window
-    from loadgen.core.results.manifest import Header, Placed, Second
+    from loadgen.core.results.manifest import Placed, RunManifest, WorkerSample
 
 
 class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +38,11 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_cluster(
-    header: Header,
+    header: RunManifest,
     window: Window,
     scale_ms: float | None,
     measured: Sequence[Columns],
-    seconds: Sequence[Second],
+    seconds: Sequence[WorkerSample],
 ) -> tuple[MachineSummary, ...]:
     """Return a row for each machine; () if one alone sent, and none was lost.
 

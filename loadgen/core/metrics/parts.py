@@ -13,7 +13,12 @@ import numpy as np
 
 from loadgen.core import format
 from loadgen.core.metrics import blocks, drift, guards
-from loadgen.core.metrics.accumulator import Accumulator, Cell, CellPair, CutConversations
+from loadgen.core.metrics.accumulator import (
+    Accumulator,
+    CutConversations,
+    MeasuredAndWarmup,
+    MetricAccumulator,
+)
 from loadgen.core.metrics.blocks import Bytes, RequestCounts, Sessions, Tokens
 from loadgen.core.metrics.goodput import Goodput, goodput, of_classes, with_tasks
 from loadgen.core.metrics.load import Load, load
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header
+    from loadgen.core.results.manifest import RunManifest
 
 
 class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,15 +163,15 @@ class Parts(msgspec.Struct, frozen=True):
     `measured`: of the whole run. `whole`: it, where the figures are those of a part of it over the same time.
     """
 
-    header: Header
+    header: RunManifest
     undecided: Mapping[str, str]  # metrics on which no SLO term can be decided -> why
-    measured: Cell
-    whole: Cell | None = None
+    measured: MetricAccumulator
+    whole: MetricAccumulator | None = None
 
     def figures(
         self,
-        cell: Cell,
-        everything: Sequence[Cell],
+        cell: MetricAccumulator,
+        everything: Sequence[MetricAccumulator],
         inside: Window,
         arrival: str,
         timeline: Sequence[NDArray[np.int64]],
@@ -223,7 +228,9 @@ class Parts(msgspec.Struct, frozen=True):
         """What is undecided of one of several targets or classes."""
         return {**_NO_GAPS_BY_PART, **self.undecided}
 
-    def of_target(self, target: TargetFacts, everything: CellPair, inside: Window) -> TargetSummary:
+    def of_target(
+        self, target: TargetFacts, everything: MeasuredAndWarmup, inside: Window
+    ) -> TargetSummary:
         """One of several targets, or all of a region."""
         cell = everything.measured
         own_output_per_s = per_second(
@@ -233,7 +240,7 @@ class Parts(msgspec.Struct, frozen=True):
         return TargetSummary(target=target, own_output_per_s=own_output_per_s, **figures)
 
     def of_class(
-        self, plan: ClassPlan, everything: CellPair, inside: Window, cut: CutConversations
+        self, plan: ClassPlan, everything: MeasuredAndWarmup, inside: Window, cut: CutConversations
     ) -> ClassSummary:
         """One of several classes. `cut`: its conversations without an end."""
         figures = self._of_part(everything, inside, None)
@@ -243,7 +250,11 @@ class Parts(msgspec.Struct, frozen=True):
         return ClassSummary(**shared(plan, ClassSummary), starts=starts, sessions=tasks, **figures)
 
     def of_model(
-        self, model: str, everything: CellPair, inside: Window, classes: Sequence[ClassSummary]
+        self,
+        model: str,
+        everything: MeasuredAndWarmup,
+        inside: Window,
+        classes: Sequence[ClassSummary],
     ) -> ModelSummary:
         """One of several models, with the cells of its classes together."""
         good = of_classes([part.goodput for part in classes])
@@ -251,7 +262,7 @@ class Parts(msgspec.Struct, frozen=True):
         return ModelSummary(model=model, classes=tuple(part.name for part in classes), **figures)
 
     def of_step(
-        self, plan: StepPlan, everything: CellPair, inside: Window, time: StepTime
+        self, plan: StepPlan, everything: MeasuredAndWarmup, inside: Window, time: StepTime
     ) -> StepSummary:
         """One of the steps of tasks."""
         figures = self._of_part(everything, inside, None)
@@ -264,7 +275,9 @@ class Parts(msgspec.Struct, frozen=True):
             **msgspec.structs.asdict(time),
         )
 
-    def _of_part(self, everything: CellPair, inside: Window, gpus: int | None) -> dict[str, Any]:
+    def _of_part(
+        self, everything: MeasuredAndWarmup, inside: Window, gpus: int | None
+    ) -> dict[str, Any]:
         cell = everything.measured
         parts = msgspec.structs.replace(self, undecided=self._by_part, whole=self.measured)
         figures = parts.figures(cell, everything, inside, "", (), gpus, Histogram(), 0)

@@ -18,7 +18,7 @@ from loadgen.core.stats.quantiles import Distribution, Values
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header, StepPlan
+    from loadgen.core.results.manifest import RunManifest, StepPlan
 
 
 class StepTime(Struct, frozen=True):
@@ -32,7 +32,7 @@ class StepTime(Struct, frozen=True):
 UNKNOWN = StepTime(None, Distribution(), None)
 
 
-def times(measured: Sequence[Columns], header: Header) -> list[StepTime]:
+def times(measured: Sequence[Columns], header: RunManifest) -> list[StepTime]:
     """Where the time of the measured tasks that ended ok went, for each step of the header."""
     made = [UNKNOWN] * len(header.steps)
     if not header.steps:

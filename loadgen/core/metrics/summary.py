@@ -19,8 +19,8 @@ from loadgen.core.metrics import blocks, drift, guards, machines, steps, sustain
 from loadgen.core.metrics.accumulator import (
     REMARK_PREFIX,
     Accumulator,
-    Cell,
-    CellPair,
+    MeasuredAndWarmup,
+    MetricAccumulator,
     sampled,
 )
 from loadgen.core.metrics.blocks import Bytes, ClientUse, RequestCounts, Sessions, Stalls, Tokens
@@ -52,7 +52,7 @@ from loadgen.core.metrics.sections import (
     StimulusCheck,
 )
 from loadgen.core.metrics.sustainable import Sustainable
-from loadgen.core.metrics.validity import LatenessScale, Signs, Verdict
+from loadgen.core.metrics.validity import LatenessScale, Verdict, VerdictInputs
 from loadgen.core.metrics.windows import Span, Window
 from loadgen.core.results.manifest import (
     ChunkReuse,
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadgen.core.results.manifest import Header, Second
+    from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
 
 SCHEMA = 1
@@ -230,22 +230,22 @@ class MeasuredRun(NamedTuple):
     """What core computes of a run: its summary without the sections of `core.analysis` and without a verdict."""
 
     summary: Summary
-    everything: CellPair
-    signs: Signs
+    everything: MeasuredAndWarmup
+    signs: VerdictInputs
     tokens_in: Callable[[Span], float | None]
 
     @property
-    def measured(self) -> Cell:
+    def measured(self) -> MetricAccumulator:
         """The accumulated requests of the measured stages."""
         return self.everything.measured
 
 
 def measure(
-    header: Header,
+    header: RunManifest,
     accumulator: Accumulator,
     gaps: Sequence[Histogram],
     timeline: Sequence[NDArray[np.int64]],
-    seconds: Sequence[Second],
+    seconds: Sequence[WorkerSample],
     event_errors: Sequence[Histogram],
     server_samples: Sequence[MetricSample],
     *,
@@ -254,7 +254,9 @@ def measure(
     """Compute what core knows of a run. The arguments are those of `core.run_summary.summarize`."""
     plans, cells = header.stages or (StagePlan(),), accumulator.stages
     chosen = [i for i, plan in enumerate(plans) if plan.measured]
-    everything = measured, warmup = CellPair(accumulator.measured(), accumulator.measured(False))
+    everything = measured, warmup = MeasuredAndWarmup(
+        accumulator.measured(), accumulator.measured(False)
+    )
     full = blocks.full_load(cells, min(chosen, default=0), max(chosen, default=0))
     inside = blocks.window(measured, everything, full)
     unrecorded = _unrecorded(header, plans, cells, seconds)
@@ -368,7 +370,7 @@ class ShownStatistics(NamedTuple):
     unsound: dict[str, str]
     withheld: dict[str, WithheldStatistics]
 
-    def undecided(self, header: Header) -> dict[str, str]:
+    def undecided(self, header: RunManifest) -> dict[str, str]:
         """Return the metrics on which no term of an SLO can be decided, with the reason."""
         no_itl = {"itl": f"there is no ITL: {self.itl_absent}"} if self.itl_absent else {}
         uncertain_gaps = {
@@ -383,8 +385,8 @@ class ShownStatistics(NamedTuple):
 
 
 def _statistics_shown(
-    header: Header,
-    measured: Cell,
+    header: RunManifest,
+    measured: MetricAccumulator,
     samples: Mapping[str, Distribution],
     gap_bounds: guards.GapBounds | None,
     evidence: validity.TimingEvidence,
@@ -412,15 +414,22 @@ def _statistics_shown(
     return ShownStatistics(shown, itl_absent, unsound, partly)
 
 
-def judge(header: Header, run: MeasuredRun, summary: Summary, seconds: Sequence[Second]) -> Summary:
+def judge(
+    header: RunManifest, run: MeasuredRun, summary: Summary, seconds: Sequence[WorkerSample]
+) -> Summary:
     """Return the complete summary with its verdict, and as the verdict lets it be read."""
     verdict = validity.of(header, summary, run.signs, seconds)
     return by_verdict(msgspec.structs.replace(summary, verdict=verdict))
 
 
 def _signs(
-    everything: CellPair, header: Header, scale: LatenessScale, *, missed: bool, is_counted: bool
-) -> Signs:
+    everything: MeasuredAndWarmup,
+    header: RunManifest,
+    scale: LatenessScale,
+    *,
+    missed: bool,
+    is_counted: bool,
+) -> VerdictInputs:
     """Return what the verdict needs beside the summary.
 
     `missed`: whether the SLO is missed also without the requests that the client dropped. `is_counted`: whether tokens
@@ -433,7 +442,7 @@ def _signs(
         for name in cell.sums
         if name.startswith("dead_")
     }
-    return Signs(
+    return VerdictInputs(
         scale=scale,
         dead_workers=sorted(map(int, died)),
         sends=measured.sum("sent"),
@@ -454,8 +463,8 @@ def _of_figures(samples: Mapping[str, Distribution]) -> dict[str, Any]:
 
 
 def _asked_percentiles(
-    header: Header,
-    measured: Cell,
+    header: RunManifest,
+    measured: MetricAccumulator,
     gaps: Histogram,
     gap_bounds: guards.GapBounds | None,
     itl_absent: str,
@@ -476,7 +485,10 @@ def _asked_percentiles(
 
 
 def _unrecorded(
-    header: Header, plans: Sequence[StagePlan], cells: Sequence[Cell], seconds: Sequence[Second]
+    header: RunManifest,
+    plans: Sequence[StagePlan],
+    cells: Sequence[MetricAccumulator],
+    seconds: Sequence[WorkerSample],
 ) -> list[int]:
     """Per stage, the slots without a row: of what was planned, or, of a run that was cut off, of what had been sent.
 
@@ -597,7 +609,7 @@ def _drift_shown(summary: Summary) -> Drift:
     return found
 
 
-def _run_facts(header: Header) -> RunFacts:
+def _run_facts(header: RunManifest) -> RunFacts:
     """The block `run` of the summary."""
     own = {"state": "cut_off" if header.state == "running" else header.state}
     return RunFacts(id=header.run, **shared(header, RunFacts) | own)

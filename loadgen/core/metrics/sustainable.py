@@ -32,7 +32,7 @@ from loadgen.core.metrics.columns import (
     together,
 )
 from loadgen.core.metrics.windows import Window
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import RunManifest
 from loadgen.core.stats import trend
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_rows(
-    measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header
+    measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: RunManifest
 ) -> Sustainable:
     """Judge the measured rows of a run.
 
@@ -123,7 +123,7 @@ def of_rows(
 
 
 def _judge_growth(
-    measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: Header
+    measured: Sequence[Columns], others: Sequence[Columns], inside: Window, header: RunManifest
 ) -> Sustainable:
     """Test the second half of the load for growth, if it is long enough to show any."""
     start_s, end_s = inside.steady.start_s, inside.steady.end_s
@@ -278,7 +278,7 @@ class _SecondHalf:
 # -- growth ----------------------------------------------------------------------------------------
 
 
-def _not_judged(stages: Sequence[StagePlan], header: Header) -> str:
+def _not_judged(stages: Sequence[StagePlan], header: RunManifest) -> str:
     if header.state not in ("finished", "running"):
         return "the run did not come to its end"
     if len(stages) > 1:
@@ -301,7 +301,7 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 def _parts(
-    measured: Sequence[Columns], others: Sequence[Columns], span: _Span, header: Header
+    measured: Sequence[Columns], others: Sequence[Columns], span: _Span, header: RunManifest
 ) -> Iterator[_Part]:
     """Yield the block means of each target, or of each replica where the rows name one."""
     due = together([part["due_ns"] for part in measured])
@@ -365,7 +365,7 @@ def numbered(keys: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return names + least, place[keys - least]
 
 
-def part_name(key: int, header: Header) -> str:
+def part_name(key: int, header: RunManifest) -> str:
     target, replica = divmod(key, REPLICAS)
     if replica:
         return f"replica {replica - 1}"

@@ -24,11 +24,11 @@ from loadgen.figures import guarded
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from loadgen.core.metrics.accumulator import Cell
+    from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.blocks import RequestCounts
     from loadgen.core.metrics.sections import Recovery
     from loadgen.core.metrics.windows import Window
-    from loadgen.core.results.manifest import Header, Second
+    from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.hardware import SeenHardware
     from loadgen.core.stats.quantiles import Distribution
 
@@ -61,7 +61,7 @@ class LatenessScale(NamedTuple):
         return cls("E2E p50", e2e.p50)
 
 
-class Signs(msgspec.Struct, frozen=True):
+class VerdictInputs(msgspec.Struct, frozen=True):
     """What the verdict needs beside the summary."""
 
     scale: LatenessScale
@@ -101,7 +101,7 @@ class TimingEvidence(NamedTuple):
     unsure_share: float | None  # of the output events: came with later ones in one read
     is_read_at_once: bool  # the client read them soon after they had arrived
     is_local: bool  # client and server share a host
-    seconds: Sequence[Second]
+    seconds: Sequence[WorkerSample]
     window: Window
 
 
@@ -155,14 +155,14 @@ def without(verdict: Verdict, code: str) -> Verdict:
     )
 
 
-def worst(seconds: Sequence[Second], window: Window, share: str) -> Second | None:
+def worst(seconds: Sequence[WorkerSample], window: Window, share: str) -> WorkerSample | None:
     """The full second inside the measured window in which this share was largest; None without one."""
     return max(
         inside(seconds, window), key=lambda second: getattr(second, share) or 0.0, default=None
     )
 
 
-def inside(seconds: Sequence[Second], window: Window) -> list[Second]:
+def inside(seconds: Sequence[WorkerSample], window: Window) -> list[WorkerSample]:
     """The full seconds inside the measured window."""
     if window.start_s is None or window.end_s is None:
         return []
@@ -174,7 +174,9 @@ def inside(seconds: Sequence[Second], window: Window) -> list[Second]:
     ]
 
 
-def of(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) -> Verdict:
+def of(
+    header: RunManifest, summary: Any, signs: VerdictInputs, seconds: Sequence[WorkerSample]
+) -> Verdict:
     """The verdict on a run. `summary`: its `Summary` (which imports this module), complete but for the verdict."""
     caveats = list(_caveats(header, summary, signs))
     return verdict(
@@ -188,7 +190,7 @@ def of(header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]) ->
 
 
 def _reasons(
-    header: Header, summary: Any, signs: Signs, seconds: Sequence[Second]
+    header: RunManifest, summary: Any, signs: VerdictInputs, seconds: Sequence[WorkerSample]
 ) -> Iterator[ReasonCode]:
     """Why a run is INVALID.
 
@@ -237,7 +239,7 @@ def has_high_error_rate(summary: Any) -> bool:
 
 
 def _above_failure_share(
-    code: str, failed: int, header: Header, summary: Any
+    code: str, failed: int, header: RunManifest, summary: Any
 ) -> Iterator[ReasonCode]:
     """Yield the code if `failed` is a larger share of the requests than `failure_share`."""
     requests, limit = summary.requests.decided, header.limits.failure_share
@@ -273,7 +275,7 @@ def _over(error: Distribution, scale: LatenessScale, limit: float) -> dict[str, 
     }
 
 
-def _remedy(seconds: Sequence[Second], window: Window, *, is_local: bool) -> dict[str, Any]:
+def _remedy(seconds: Sequence[WorkerSample], window: Window, *, is_local: bool) -> dict[str, Any]:
     """Return the cause of a late client and what to do about it, as values of a code.
 
     On the host of the server, the other process that keeps the client waiting is the server.
@@ -298,7 +300,7 @@ def _remedy(seconds: Sequence[Second], window: Window, *, is_local: bool) -> dic
     return {"remedy": "lower_load"}
 
 
-def contradicted(cell: Cell) -> dict[str, str]:
+def contradicted(cell: MetricAccumulator) -> dict[str, str]:
     """Metrics that rest on token counts -> why, where more answers than `CONTRADICTING_SHARE` contradict their stream
     (`columns.understates`, `columns.overstates`).
     """
@@ -317,7 +319,7 @@ def contradicted(cell: Cell) -> dict[str, str]:
     )
 
 
-def without_first_token(cell: Cell) -> dict[str, str]:
+def without_first_token(cell: MetricAccumulator) -> dict[str, str]:
     """Return the metrics that need the time of the first token, with the reason to withhold them.
 
     They are withheld if too many responses do not show that time. Such a response has several
@@ -374,14 +376,14 @@ def is_read_at_once(client_lag: Distribution, event_error: Distribution) -> bool
     return lag is not None and error is not None and lag[1] <= READ_AT_ONCE * error[1]
 
 
-def is_local(header: Header) -> bool:
+def is_local(header: RunManifest) -> bool:
     """Return True if a target runs on the host of the client."""
     hosts = {urlsplit(target.url).hostname or "" for target in header.targets}
     own = {"localhost", "::1", header.host.name} - {""}
     return any(host in own or host.startswith("127.") for host in hosts)
 
 
-def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]:
+def _caveats(header: RunManifest, summary: Any, signs: VerdictInputs) -> Iterator[ReasonCode]:
     """Yield what belongs beside VALID: withheld statistics, and what makes this another load."""
     yield from _above_failure_share("failures", summary.requests.failed_by_server, header, summary)
     by_reason: dict[str, list[str]] = {}
@@ -408,19 +410,19 @@ def _caveats(header: Header, summary: Any, signs: Signs) -> Iterator[ReasonCode]
     yield from _unfilled_concurrency(header, signs.sends)
 
 
-def _unfilled_concurrency(header: Header, sends: int) -> Iterator[ReasonCode]:
+def _unfilled_concurrency(header: RunManifest, sends: int) -> Iterator[ReasonCode]:
     """Yield a code if a closed loop sent fewer requests than its concurrency."""
     lanes = _largest_concurrency(header)
     if 0 < sends < lanes:
         yield _code("lanes_unfilled", requests=sends, lanes=lanes, needed=5 * lanes)
 
 
-def _largest_concurrency(header: Header) -> int:
+def _largest_concurrency(header: RunManifest) -> int:
     """Return the concurrency of the largest measured closed loop, or 0 without one."""
     return max((stage.concurrency or 0 for stage in header.stages if stage.measured), default=0)
 
 
-def _have_prompts_another_length(header: Header, signs: Signs) -> bool:
+def _have_prompts_another_length(header: RunManifest, signs: VerdictInputs) -> bool:
     """Return True if generated prompts are not as long as requested, by the server's count.
 
     Without the size of the chat template, the difference may be the template.
@@ -469,7 +471,7 @@ def _replica_changes(recovery: Sequence[Recovery]) -> list[tuple[str, str, float
 
 
 def _warnings(
-    header: Header, summary: Any, signs: Signs, *, shortened: bool
+    header: RunManifest, summary: Any, signs: VerdictInputs, *, shortened: bool
 ) -> Iterator[ReasonCode]:
     for text in header.notes:
         code = header.note_codes.get(text) or _code("note", text=text)
@@ -516,7 +518,7 @@ def _warnings(
     yield from _not_steady(header, summary, signs.sends)
 
 
-def _unfinished(header: Header, summary: Any) -> Iterator[ReasonCode]:
+def _unfinished(header: RunManifest, summary: Any) -> Iterator[ReasonCode]:
     """That the end of the drain cut requests; and that no SLO term can be called met, where they are many."""
     unfinished, everyone = (
         summary.requests.unfinished,
@@ -536,7 +538,7 @@ def _unfinished(header: Header, summary: Any) -> Iterator[ReasonCode]:
             yield _code("unfinished", **values)
 
 
-def _not_steady(header: Header, summary: Any, sends: int) -> Iterator[ReasonCode]:
+def _not_steady(header: RunManifest, summary: Any, sends: int) -> Iterator[ReasonCode]:
     """That the load never ran alone and in full: there was no time over which its steady rates could be."""
     lanes = _largest_concurrency(header)
     if 0 < sends < lanes:  # said as a caveat
@@ -556,7 +558,7 @@ def _remarks(remarks: Mapping[str, int], ok: int) -> Iterator[ReasonCode]:
 
 
 def _of_token_counts(
-    header: Header, summary: Any, signs: Signs, *, shortened: bool
+    header: RunManifest, summary: Any, signs: VerdictInputs, *, shortened: bool
 ) -> Iterator[ReasonCode]:
     """Token counts that are missing, estimated or contradictory, or of tokens that a cache served."""
     tokens, ok, sources = summary.tokens, summary.requests.ok, summary.tokens.sources

@@ -1,4 +1,4 @@
-"""`run.json`: everything known about a run except its rows; and `Second`, what a worker measures of itself.
+"""`run.json`: everything known about a run except its rows; and `WorkerSample`, what a worker measures of itself.
 
 Pure: bytes in, values out. These types must never hold a secret: they are stored and printed unchanged.
 """
@@ -66,7 +66,7 @@ class Fingerprints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One planned part of the run, with one arrival law. Rows refer to it by its index in `Header.stages`."""
+    """One planned part of the run, with one arrival law. Rows refer to it by its index in `RunManifest.stages`."""
 
     name: str = ""
     arrival: str = ""  # as text: "poisson 10/s", "8 in flight", "ramp 1/s to 10/s"
@@ -171,7 +171,9 @@ class ShardPart(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     start_at: str  # the common start, RFC 3339
     start_delay_ms: float | None = None  # from the common start to the start of this part
-    stages: tuple[StagePlan, ...] = ()  # those of the whole run; `Header.stages` are of this part
+    stages: tuple[
+        StagePlan, ...
+    ] = ()  # those of the whole run; `RunManifest.stages` are of this part
     prompts_total: str = ""  # hexadecimal: the sum of the hashes of its prompts
     bodies_total: str = ""  # hexadecimal: the sum of the hashes of its request bodies
     prompts_count: int = 0  # number of prompts in these sums
@@ -203,7 +205,7 @@ class PluginUsed(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Written when the run starts (`state` running) and again when it ends."""
 
     schema: int = SCHEMA
@@ -310,7 +312,7 @@ def interchangeable(targets: Sequence[TargetFacts]) -> bool:
     return not any(target.serves for target in targets)
 
 
-class Second(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSample(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker measured of itself, once a second. `cpu_s` is cumulative, `peak_rss_bytes` the highest so far."""
 
     t_s: float  # end of the sample, from the start of the run
@@ -329,17 +331,17 @@ class Second(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
 
 
-def encode(header: Header) -> bytes:
+def encode(header: RunManifest) -> bytes:
     """The bytes of `run.json`, indented for readers."""
     return format.document(header)
 
 
-def decode(data: bytes, where: str = "run.json") -> Header:
+def decode(data: bytes, where: str = "run.json") -> RunManifest:
     """Decode the bytes of `encode`. Unknown fields are ignored.
 
     Raises UserError for bytes that are no header, and for a header of a newer version. `where` names the file in it.
     """
-    return decoded(data, Header, where, "the header of a run", schema=SCHEMA)
+    return decoded(data, RunManifest, where, "the header of a run", schema=SCHEMA)
 
 
 def decoded(
@@ -390,9 +392,9 @@ def _refuse_newer(data: bytes, schema: int, where: str, what: str, hint: str) ->
         )
 
 
-def decode_seconds(lines: bytes) -> list[Second]:
+def decode_seconds(lines: bytes) -> list[WorkerSample]:
     """The samples in the bytes of a `seconds.jsonl`; an incomplete last line is left out."""
-    return list(decoded_lines(lines.splitlines(), Second))
+    return list(decoded_lines(lines.splitlines(), WorkerSample))
 
 
 def decoded_lines(lines: Iterable[bytes], kind: type[_Kind]) -> Iterator[_Kind]:

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
-from loadgen_sdk.dialects.reader import Flow
+from loadgen_sdk.dialects.reader import EventTimeline
 from numpy.typing import NDArray
 
 from loadgen.core.results import manifest
@@ -50,7 +50,7 @@ class Timeline:
     __slots__ = ("_start_ns", "bins", "errors", "first", "flow", "gaps", "used")
 
     def __init__(self, start_ns: int) -> None:
-        self.flow = Flow()
+        self.flow = EventTimeline()
         self.gaps = Histogram()
         self.errors = Histogram()
         self.bins: NDArray[np.int64] = np.zeros(1024, np.int64)
@@ -114,7 +114,7 @@ class Spool:
         self.row = self._new_rows.append
         self._new_events: list[array[int]] = []
         self._new_texts: list[str] = []
-        self._new_seconds: list[manifest.Second] = []
+        self._new_seconds: list[manifest.WorkerSample] = []
         self._text_numbers: dict[str, int] = {}
         self._texts_written = self._count_texts(self._text_fd)
         self._heat_totals: dict[int, NDArray[np.int64]] = {}
@@ -151,7 +151,7 @@ class Spool:
             self._new_texts.append(text)
         return number
 
-    def second(self, second: manifest.Second) -> None:
+    def second(self, second: manifest.WorkerSample) -> None:
         self._new_seconds.append(second)
 
     def flush(self) -> None:
@@ -297,7 +297,7 @@ class Tail:
         """New rows; those of one worker are in the order in which the requests ended."""
         return joined(np.frombuffer(data, ROW) for data in self._new(_ROWS, ROW.itemsize))
 
-    def seconds(self) -> list[manifest.Second]:
+    def seconds(self) -> list[manifest.WorkerSample]:
         return [second for data in self._new(_SECONDS) for second in manifest.decode_seconds(data)]
 
     def server(self) -> list[series.MetricSample]:

@@ -56,11 +56,11 @@ LAZY_ROWS = (
 class Stored(NamedTuple):
     """Everything that a summary is computed from, read back from a run's folder."""
 
-    header: manifest.Header
+    header: manifest.RunManifest
     rows: NDArray[np.void]
     gaps: list[Histogram]
     timeline: list[NDArray[np.int64]]
-    seconds: list[manifest.Second]
+    seconds: list[manifest.WorkerSample]
     texts: list[str]
     event_errors: list[Histogram]  # per stage, stamp errors of output events
 
@@ -166,7 +166,7 @@ def _add_padded(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np
     return total
 
 
-def _read_seconds(folder: Path) -> list[manifest.Second]:
+def _read_seconds(folder: Path) -> list[manifest.WorkerSample]:
     kept = folder / "seconds.jsonl"
     files = [kept] if kept.exists() else sorted(folder.glob("spool/w*.seconds"))
     return [second for file in files for second in manifest.decode_seconds(file.read_bytes())]

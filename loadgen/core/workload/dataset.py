@@ -22,7 +22,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from loadgen.core.errors import Code, Fault, Faults, UserError, closest, enough, of_reading
+from loadgen.core.errors import (
+    Code,
+    CombinedError,
+    LoadgenError,
+    UserError,
+    closest,
+    enough,
+    of_reading,
+)
 from loadgen.core.format import shortened
 from loadgen.core.units import MOST_TOKENS, Wrong
 from loadgen.core.workload import data_files
@@ -217,7 +225,7 @@ class _Check:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.starts, self.faults = array("Q"), list[Fault]()
+        self.starts, self.faults = array("Q"), list[LoadgenError]()
         self._ignored, self._read_as, self._left_out = dict[str, None](), dict[str, None](), 0
         self._without_length = 0
 
@@ -231,7 +239,7 @@ class _Check:
             place = where + (f":{wrong.column}" if wrong.column else "")
             self.faults.append(UserError(wrong.code, str(wrong), place, wrong.hint, key=wrong.key))
             if enough(self.faults, str(self._path)):
-                raise Faults(self.faults) from None
+                raise CombinedError(self.faults) from None
         else:
             self._without_length += row.output_tokens is None and not row.answer
             self._ignored.update(dict.fromkeys(row.ignored))
@@ -241,7 +249,7 @@ class _Check:
     def rows(self, end: int, sha256: str, said: str, spool: _Spool | None = None) -> Rows:
         """The rows, where they are sound. Raises Faults or UserError."""
         if self.faults:
-            raise Faults(self.faults)
+            raise CombinedError(self.faults)
         if not self.starts:
             raise UserError(
                 "empty_file",

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from loadgen.core import units
-from loadgen.core.errors import Code, Fault, Place, UserError, meant
+from loadgen.core.errors import Code, LoadgenError, Place, UserError, did_you_mean
 from loadgen.core.slo import METRIC_ALIASES
 from loadgen.core.workload.file_models import NO_SUCH_TAG, FileContext
 from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
@@ -110,14 +110,14 @@ def validate_document(model: type[Model], document: Any, context: FileContext) -
         return None
 
 
-def sort_faults(faults: list[Fault]) -> list[Fault]:
+def sort_faults(faults: list[LoadgenError]) -> list[LoadgenError]:
     """Sort faults by line and column, and keep one fault for each mistake.
 
     A mistake can cause a second fault that says nothing new: an unset variable makes its value
     wrong, too, and a mistyped key is also reported as missing.
     """
-    mistyped_keys = {fault.values.get("meant") for fault in faults}
-    first_faults: dict[tuple[str, str], Fault] = {}
+    mistyped_keys = {fault.values.get("did_you_mean") for fault in faults}
+    first_faults: dict[tuple[str, str], LoadgenError] = {}
     for fault in faults:
         # Several keys can be missing at one position.
         missing_key = fault.key if fault.code == "missing_key" else ""
@@ -126,7 +126,7 @@ def sort_faults(faults: list[Fault]) -> list[Fault]:
     return sorted(first_faults.values(), key=_line_and_column)
 
 
-def _line_and_column(fault: Fault) -> tuple[int, int]:
+def _line_and_column(fault: LoadgenError) -> tuple[int, int]:
     return (fault.place.line, fault.place.column) if fault.place else (0, 0)
 
 
@@ -154,7 +154,7 @@ def _step_into(location: Location, step: int | str) -> Location | None:
     return None
 
 
-def to_fault(error: ErrorDetails, document: Map, file: str) -> Fault:
+def to_fault(error: ErrorDetails, document: Map, file: str) -> LoadgenError:
     """Return the fault for one error of pydantic."""
     error_type = error["type"]
     location = _locate_error(document, error["loc"])
@@ -179,19 +179,19 @@ def _locate_error(document: Map, loc: Loc) -> Location:
     return locate(document, loc)
 
 
-def _missing_key_fault(key: str, location: Location, file: str) -> Fault:
+def _missing_key_fault(key: str, location: Location, file: str) -> LoadgenError:
     place = location.place(file)
     path = child(location.path, key)
     return UserError("missing_key", f'missing "{key}"', place, _example(key), key=path)
 
 
-def _missing_value_fault(location: Location, file: str) -> Fault:
+def _missing_value_fault(location: Location, file: str) -> LoadgenError:
     key = location.path.rpartition(".")[2]
     text = f"{location.path} has no value"
     return UserError("missing_value", text, location.place(file), _example(key))
 
 
-def _union_fault(error: ErrorDetails, location: Location, file: str) -> Fault:
+def _union_fault(error: ErrorDetails, location: Location, file: str) -> LoadgenError:
     """Return the fault for a value that selects no member of a union."""
     noun = str(error["ctx"]["noun"])
     known_tags = str(error["ctx"]["known"]).split(", ")
@@ -206,7 +206,9 @@ def _union_fault(error: ErrorDetails, location: Location, file: str) -> Fault:
         return UserError("conflict", problem, location.place(file), hint)
     tag = next(iter(value))
     place = where(file, value.keys_at[tag], location.path)
-    return UserError("unknown_name", f'unknown {noun} "{tag}"', place, meant(tag, known_tags))
+    return UserError(
+        "unknown_name", f'unknown {noun} "{tag}"', place, did_you_mean(tag, known_tags)
+    )
 
 
 def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
@@ -216,7 +218,7 @@ def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
         return _Problem(wrong.code, str(wrong), wrong.hint)
     if error["type"] == "literal_error":
         known = context["expected"].replace(" or ", ", ").split(", ")
-        hint = meant(location.spot.text, [word.strip("'") for word in known])
+        hint = did_you_mean(location.spot.text, [word.strip("'") for word in known])
         return _Problem("unknown_name", "is not known here", hint)
     if error["type"] in _PROBLEMS:
         return _PROBLEMS[error["type"]]

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from loadgen.core.errors import Fault, UserError, closest, meant
+from loadgen.core.errors import LoadgenError, UserError, closest, did_you_mean
 from loadgen.core.workload.yaml_marks import Map, child, where
 
 NO_SUCH_TAG = "no_such_tag"
@@ -51,7 +51,7 @@ class FileContext:
 
     file: str
     directory: Path
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[LoadgenError] = field(default_factory=list)
     extra_metrics: tuple[str, ...] = ()
 
 
@@ -105,9 +105,9 @@ class Part(BaseModel):
             return data
         for key in unknown_keys:
             place = where(context.file, data.keys_at[key], child(data.path, key))
-            hint = meant(key, known_keys, cls.synonyms)
+            hint = did_you_mean(key, known_keys, cls.synonyms)
             similar_key = closest(key, known_keys, cls.synonyms)
-            values = {"meant": child(data.path, similar_key)} if similar_key else {}
+            values = {"did_you_mean": child(data.path, similar_key)} if similar_key else {}
             fault = UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
             context.faults.append(fault)
         return {key: value for key, value in data.items() if key in known_keys}

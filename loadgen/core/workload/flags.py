@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from loadgen.core import units
-from loadgen.core.errors import Fault, UserError, closest
+from loadgen.core.errors import LoadgenError, UserError, closest
 from loadgen.core.slo import (
     ATTAINMENT,
     DEFAULT_QUANTILE,
@@ -64,7 +64,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     trace_unit: units.TimeUnit | None = None
     stop_when: tuple[StopRule, ...] = ()
     limits: Mapping[str, float] = {}
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[LoadgenError, ...] = ()
 
 
 BY_KEY = frozenset(
@@ -106,7 +106,7 @@ def read_flags(**options: Any) -> Overrides:
     A run's other options, and what is None, say nothing here.
     """
     values: dict[str, Any] = {}
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     for name, given in of_the_load(options).items():
         for text in (
             (given,) if isinstance(given, str) or not isinstance(given, Sequence) else given

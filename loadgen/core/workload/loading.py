@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from loadgen.core.errors import Faults, UserError, meant, of_reading
+from loadgen.core.errors import CombinedError, UserError, did_you_mean, of_reading
 from loadgen.core.units import NS_PER_S
 from loadgen.core.workload.diagnostics import sort_faults, validate_document
 from loadgen.core.workload.file_models import FileContext
@@ -36,7 +36,7 @@ def load(
 ) -> Workload:
     """Return the checked workload of a YAML file or of a packaged workload (`rag`), changed by the flags.
 
-    changes: checked parts that replace those of the file before the flags apply. Raises `Faults` with all faults of the
+    changes: checked parts that replace those of the file before the flags apply. Raises `CombinedError` with all faults of the
     file and the flags, in the order of the lines of the file.
     """
     file = _workload_path(path_or_name)
@@ -46,7 +46,7 @@ def load(
 
 
 def text_of(path_or_name: str) -> str:
-    """The text of a workload file or of a packaged workload. Raises `Faults`."""
+    """The text of a workload file or of a packaged workload. Raises `CombinedError`."""
     return _read_text(_workload_path(path_or_name), path_or_name)
 
 
@@ -54,7 +54,7 @@ def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = 
     """Return the workload that replays a trace (arrivals, lengths, shared prefixes), changed by the flags.
 
     base: a workload file or name that gives the SLO and the limits; the trace replaces its requests and stages.
-    Raises `Faults`.
+    Raises `CombinedError`.
     """
     path = Path(trace)
     _check_is_file(path, "--trace", "trace", "a file of one of the formats of docs/workloads.md")
@@ -88,7 +88,7 @@ def _as_its_block(base: str, overrides: Overrides) -> Overrides:
     )
     if unknown := [key for key in said if key not in TRACE_KEYS]:
         what, hint = f"trace has no key {unknown[0]}", f"known: {', '.join(TRACE_KEYS)}"
-        raise Faults([UserError("unknown_key", what, base, hint)])
+        raise CombinedError([UserError("unknown_key", what, base, hint)])
     options = {key if key == "on_bad_row" else f"trace_{key}": value for key, value in said.items()}
     of_block = read_flags(**options)
     values = {name: getattr(of_block, name) for name in options if getattr(overrides, name) is None}
@@ -98,7 +98,7 @@ def _as_its_block(base: str, overrides: Overrides) -> Overrides:
 def of_mapping(
     workload: Mapping[str, Any], overrides: Overrides = NONE, label: str = "(mapping)"
 ) -> Workload:
-    """Like `load`, from a mapping written as in a file; paths are relative to the current folder. Raises `Faults`.
+    """Like `load`, from a mapping written as in a file; paths are relative to the current folder. Raises `CombinedError`.
 
     `label`: where faults are said to be; of what flags alone make, those flags.
     """
@@ -110,11 +110,11 @@ def of_mapping(
 
 def _check_is_file(path: Path, flag: str, what: str, hint: str) -> None:
     if path.is_dir():
-        raise Faults(
+        raise CombinedError(
             [UserError("unreadable_file", f"is a folder, not a {what}", f"{flag} {path}", hint)]
         )
     if not path.is_file():
-        raise Faults([UserError("missing_file", f"no such {what}", f"{flag} {path}", hint)])
+        raise CombinedError([UserError("missing_file", f"no such {what}", f"{flag} {path}", hint)])
 
 
 DURATION_NS = 60 * NS_PER_S  # of a load of two lengths, where nothing else says when it ends
@@ -125,7 +125,7 @@ def of_dataset(
 ) -> Workload:
     """Return the workload that sends the rows of a data set, changed by the flags.
 
-    base: a workload file or name that gives everything but the requests. Raises `Faults`.
+    base: a workload file or name that gives everything but the requests. Raises `CombinedError`.
     """
     name = place = str(dataset)
     if not name.startswith("hf:"):
@@ -150,11 +150,11 @@ def given(
 ) -> Workload:
     """The workload of a command line: a file or a name, a trace or a data set, or both; or two lengths.
 
-    Raises `Faults`.
+    Raises `CombinedError`.
     """
     if trace is not None and dataset is not None:
         what = "a trace brings its own requests"
-        raise Faults(
+        raise CombinedError(
             [UserError("conflict", what, f"--dataset {dataset}", "give --trace or --dataset")]
         )
     if trace is not None:
@@ -175,7 +175,7 @@ def given(
                 :: 1 if overrides.output_tokens is None else -1
             ]
             hint = f"add {other}, or name a workload whose other lengths stay"
-            raise Faults(
+            raise CombinedError(
                 [
                     *overrides.faults,
                     UserError("missing_option", f"no workload, and {one} alone", one, hint),
@@ -183,7 +183,7 @@ def given(
             )
         data = "--dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
         hint = f"give a file, one of {', '.join(packaged())}, {data}"
-        raise Faults(
+        raise CombinedError(
             list(overrides.faults) or [UserError("missing_option", "no workload", "WORKLOAD", hint)]
         )
     return load(path_or_name, overrides)
@@ -206,12 +206,12 @@ def _checked(
     if (
         written is None or overrides.faults
     ):  # a flag may supply what the file lacks, so check that only with valid flags
-        raise Faults(sort_faults(source.faults) + list(overrides.faults))
+        raise CombinedError(sort_faults(source.faults) + list(overrides.faults))
     values = {name: getattr(written, name) for name in Written.model_fields} | dict(changes or {})
     workload = Workload.model_construct(**values, source_text=text)
     workload = apply(workload, overrides, source.faults, label, top)
     if source.faults:
-        raise Faults(sort_faults(source.faults))
+        raise CombinedError(sort_faults(source.faults))
     return workload
 
 
@@ -253,7 +253,7 @@ def _read_text(file: Path, as_given: str) -> str:
         if as_given in packaged("contracts"):
             return f"{as_given} is a contract: loadgen validate {as_given}"
         there = (path for suffix in _SUFFIXES for path in sorted(file.parent.glob(f"*{suffix}")))
-        return f"{meant(as_given, [*packaged(), *map(str, filter(_is_workload, there))])}; or the path of a YAML file"
+        return f"{did_you_mean(as_given, [*packaged(), *map(str, filter(_is_workload, there))])}; or the path of a YAML file"
 
     try:
         if file.is_file() and (file.suffix in _PROMPT_SUFFIXES or _is_json_list(file)):
@@ -273,7 +273,7 @@ def _read_text(file: Path, as_given: str) -> str:
             )
         return text
     except UserError as error:
-        raise Faults([error]) from None
+        raise CombinedError([error]) from None
 
 
 def read_text(file: Path, shown: str, kind: str, missing: Callable[[], str], hint: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from loadgen.core import format, seeds
-from loadgen.core.errors import Fault, UserError, collecting
+from loadgen.core.errors import LoadgenError, UserError, collecting
 from loadgen.core.slo import ATTAINMENT, Slo, merge_slos
 from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.distributions import FixedTokens
@@ -48,7 +48,7 @@ _BOUND_HINT = (
 
 
 def apply(
-    workload: Workload, flags: Overrides, faults: list[Fault], file: str, top: Map
+    workload: Workload, flags: Overrides, faults: list[LoadgenError], file: str, top: Map
 ) -> Workload:
     """Return the workload as changed by the flags. Conflicts are appended to `faults`. Rules: docs/workloads.md."""
     changes: dict[str, Any] = {
@@ -98,7 +98,9 @@ def placed(workload: Workload, place: str) -> Workload:
 
 
 def _requests(
-    requests: Synthetic | FromFile | FromTrace | Task | Mix, flags: Overrides, faults: list[Fault]
+    requests: Synthetic | FromFile | FromTrace | Task | Mix,
+    flags: Overrides,
+    faults: list[LoadgenError],
 ) -> Synthetic | FromFile | FromTrace | Task | Mix:
     changes: dict[str, Any] = {}
     if isinstance(requests, FromTrace):
@@ -150,7 +152,7 @@ def _of_trace(flags: Overrides) -> dict[str, Any]:
 
 def _faults_without_a_trace(
     requests: Any, stages: Sequence[Stage], flags: Overrides
-) -> list[Fault]:
+) -> list[LoadgenError]:
     arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
     replays = arrivals or isinstance(requests, FromTrace)
     given = {"speed": flags.trace_speed, "loop": flags.trace_loop} | (
@@ -172,7 +174,7 @@ def _faults_without_a_trace(
     ]
 
 
-def _slo_in_force(workload: Workload, flags: Overrides, faults: list[Fault]) -> Slo | None:
+def _slo_in_force(workload: Workload, flags: Overrides, faults: list[LoadgenError]) -> Slo | None:
     """Return the SLO of the options, with what they add, or the SLO of the workload.
 
     Options that no class would be judged by, and an attainment without a limit to attain, are
@@ -196,7 +198,7 @@ def _slo_in_force(workload: Workload, flags: Overrides, faults: list[Fault]) -> 
 
 
 def _stages(
-    workload: Written, flags: Overrides, faults: list[Fault], file: str, top: Map
+    workload: Written, flags: Overrides, faults: list[LoadgenError], file: str, top: Map
 ) -> tuple[Stage, ...]:
     law = _arrival_of_flags(flags, faults)
     if faults and not workload.stages:  # the flags ask for a load but are faulty
@@ -239,7 +241,7 @@ def _stages(
 
 
 def _arrival_of_flags(
-    flags: Overrides, faults: list[Fault]
+    flags: Overrides, faults: list[LoadgenError]
 ) -> Constant | Poisson | Gamma | Closed | None:
     rate, burstiness, concurrency = flags.request_rate, flags.burstiness, flags.concurrency
     if concurrency is not None and (rate is not None or burstiness is not None):
@@ -299,7 +301,7 @@ def _replace_measured(law: Constant | Poisson | Gamma | Closed, stages: list[Sta
     return result if measured else [*result, load_stage]
 
 
-def _with_ramp(stages: list[Stage], ramp_ns: int, faults: list[Fault]) -> list[Stage]:
+def _with_ramp(stages: list[Stage], ramp_ns: int, faults: list[LoadgenError]) -> list[Stage]:
     """Return the stages with the starts of every closed loop staggered over `ramp_ns`.
 
     Adds an error if there is no closed loop.
@@ -334,7 +336,7 @@ def _as_the_requests(stage: Stage, requests: FromTrace) -> Stage:
     )
 
 
-def _with_burstiness(stage: Stage, burstiness: float, faults: list[Fault]) -> Stage:
+def _with_burstiness(stage: Stage, burstiness: float, faults: list[LoadgenError]) -> Stage:
     law = stage.arrival
     if isinstance(law, Poisson | Gamma | Constant) and not math.isinf(law.rate):
         if stage.at_least is None:
@@ -388,7 +390,7 @@ def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
 def _with_missing_counts(
     stages: list[Stage],
     requests: Synthetic | FromFile | FromTrace | Task | Mix,
-    faults: list[Fault],
+    faults: list[LoadgenError],
 ) -> list[Stage]:
     """Set the missing count: the rows of the file for a single measured stage, all of the trace for a replay stage."""
     measured = [stage for stage in stages if stage.measured]
@@ -437,7 +439,9 @@ def _starts_of(by: FromTrace | Replay) -> Trace | TraceSessions:
     return starts_of(by)
 
 
-def _with_names(stages: tuple[Stage, ...], faults: list[Fault], file: str, top: Map) -> list[Stage]:
+def _with_names(
+    stages: tuple[Stage, ...], faults: list[LoadgenError], file: str, top: Map
+) -> list[Stage]:
     """Give every stage a unique name: as written, else `warm-up` or `load`, numbered from the second (`load-2`)."""
     used_names: dict[str, int] = {}
     for index, stage in enumerate(stages):
@@ -488,7 +492,9 @@ def _draws_tasks(requests: Any) -> bool:
     )
 
 
-def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) -> list[Fault]:
+def _faults_of_stages(
+    stages: list[Stage], of_tasks: bool, file: str, top: Map
+) -> list[LoadgenError]:
     """The faults of stages that are no load, never end, or end before all lanes have started."""
     if not any(stage.measured for stage in stages):
         if not stages:
@@ -513,7 +519,7 @@ def _faults_of_stages(stages: list[Stage], of_tasks: bool, file: str, top: Map) 
         problem = f"{planned:,.0f} requests to plan: their instants alone take {planned * 8 / 1e9:,.1f} GB"
         hint = f"a lower rate or a shorter duration (at most {MOST_PLANNED:,}); a closed loop (--concurrency) plans none"
         return [UserError("too_large", problem, file, hint)]
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     index_of_name = {
         stage.get("name"): index for index, stage in enumerate(top.get("stages") or ())
     }

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from loadgen.core.errors import Code, Fault, UserError, meant
+from loadgen.core.errors import Code, LoadgenError, UserError, did_you_mean
 from loadgen.core.workload.yaml_marks import Map, Seq, child, where
 
 KEYS_OF_CHATS = ("output_tokens", "system_tokens", "turns", "context", "best")
 """The keys of a step that only a chat can have."""
 
 
-def check_steps(steps: Map, tools: Any, file: str) -> Iterator[Fault]:
+def check_steps(steps: Map, tools: Any, file: str) -> Iterator[LoadgenError]:
     """Yield a fault for everything that makes the steps of a task no graph that can be carried out.
 
     Args:
@@ -68,7 +68,7 @@ class _StepGraph:
         self.file = file
         self.after = {name: _names_after(step) for name, step in steps.items()}
 
-    def fault(self, code: Code, name: str, key: str, problem: str, hint: str) -> Fault:
+    def fault(self, code: Code, name: str, key: str, problem: str, hint: str) -> LoadgenError:
         """Return a fault at a key of a step, or at the step if it has no such key."""
         step = self.steps[name]
         step_path = child(self.steps.path, name)
@@ -79,7 +79,7 @@ class _StepGraph:
             place = where(self.file, self.steps.keys_at[name], step_path)
         return UserError(code, problem, place, hint, key=key_path)
 
-    def check_references(self) -> Iterator[Fault]:
+    def check_references(self) -> Iterator[LoadgenError]:
         """Yield a fault for each step that waits for a step that does not exist."""
         unknown = {
             (name, awaited)
@@ -89,10 +89,10 @@ class _StepGraph:
         }
         for name, awaited in sorted(unknown):
             problem = f'step "{name}" waits for "{awaited}", which is no step'
-            hint = meant(awaited, list(self.steps))
+            hint = did_you_mean(awaited, list(self.steps))
             yield self.fault("unknown_name", name, "after", problem, hint)
 
-    def check_cycles(self) -> Iterator[Fault]:
+    def check_cycles(self) -> Iterator[LoadgenError]:
         """Yield a fault if steps wait for each other."""
         try:
             TopologicalSorter(self.after).prepare()
@@ -103,7 +103,7 @@ class _StepGraph:
             hint = "a step waits for steps that come before it"
             yield self.fault("cycle", cycle[0], "after", problem, hint)
 
-    def check_ends(self) -> Iterator[Fault]:
+    def check_ends(self) -> Iterator[LoadgenError]:
         """Yield a fault unless the task begins with one request and ends with one request."""
         awaited = {name for names in self.after.values() for name in names}
         first = [name for name in self.steps if not self.after[name]]
@@ -123,7 +123,7 @@ class _StepGraph:
         hint = "a step after it, which waits for all of them"
         yield from self.check_single(last[0], "ends", hint)
 
-    def check_single(self, name: str, verb: str, hint: str) -> Iterator[Fault]:
+    def check_single(self, name: str, verb: str, hint: str) -> Iterator[LoadgenError]:
         """Yield a fault if the first or last step runs several times in parallel."""
         step = self.steps[name]
         if isinstance(step, Map) and step.get("parallel", 1) != 1:
@@ -132,19 +132,19 @@ class _StepGraph:
             )
             yield self.fault("unsupported", name, "parallel", problem, hint)
 
-    def check_step(self, name: str, step: Map) -> Iterator[Fault]:
+    def check_step(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield the faults of one step."""
         yield from self.check_tools(name, step)
         yield from self.check_message(name, step)
         yield from self.check_context(name, step)
         yield from self.check_kind(name, step)
 
-    def check_tools(self, name: str, step: Map) -> Iterator[Fault]:
+    def check_tools(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield a fault for each unknown tool, and for tools with and without results together."""
         for tool in _tool_names(step):
             if tool not in self.tools:
                 example = f"tools: {{{tool}: {{time: 1s, result_tokens: 500}}}}"
-                hint = meant(tool, list(self.tools)) if self.tools else example
+                hint = did_you_mean(tool, list(self.tools)) if self.tools else example
                 yield self.fault("unknown_name", name, "tool", f'unknown tool "{tool}"', hint)
         have_results = self.have_results(step)
         if any(have_results) and not all(have_results):
@@ -168,7 +168,7 @@ class _StepGraph:
         before = self.steps_before(name)
         return bool(before) and _kind(before[0]) != "chat"
 
-    def check_message(self, name: str, step: Map) -> Iterator[Fault]:
+    def check_message(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield a fault if a request of a step would send nothing new."""
         after = self.after[name]
         if "input_tokens" not in step:
@@ -189,7 +189,7 @@ class _StepGraph:
                 hint = "the time of a tool is its own"
                 yield self.fault("conflict", name, "think_time", problem, hint)
 
-    def check_context(self, name: str, step: Map) -> Iterator[Fault]:
+    def check_context(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield the faults of a step that continues the context of another step."""
         if self.begins_context(name, step):
             return
@@ -210,7 +210,7 @@ class _StepGraph:
             hint = "name first the step whose context goes on, or add context: new"
             yield self.fault("conflict", name, "after", problem, hint)
 
-    def check_kind(self, name: str, step: Map) -> Iterator[Fault]:
+    def check_kind(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield a fault for each key that a step of its kind must have or cannot have."""
         kind = _kind(step)
         if kind == "chat":
@@ -226,7 +226,7 @@ class _StepGraph:
             hint = "documents: {count: 20, tokens: 384}"
             yield self.fault("missing_key", name, "documents", problem, hint)
 
-    def check_chat(self, name: str, step: Map) -> Iterator[Fault]:
+    def check_chat(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield the faults of the keys of a chat."""
         if "output_tokens" not in step:
             problem = f'step "{name}" has no output_tokens'

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from loadgen.core import format, units
-from loadgen.core.errors import Code, Fault
+from loadgen.core.errors import Code, LoadgenError
 from loadgen.core.workload.distributions import Delay, Fixed, FixedDuration, FixedTokens, Length
 from loadgen.core.workload.fields import OneTokenOrMore, Positive, Share, Tokens
 from loadgen.core.workload.file_models import FileContext, Part
@@ -34,7 +34,7 @@ MOST_DOCUMENTS = 1_000
 TARGET_NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # that a URL cannot be taken for
 SMALLEST_SCHEMA = 48  # tokens of the definition of a tool without a description
 _MakeFault = Callable[
-    [Code, str, str, str, str], Fault
+    [Code, str, str, str, str], LoadgenError
 ]  # of a step: its name, the key in it, problem and hint
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # what servers take as the name of a function
 

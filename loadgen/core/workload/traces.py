@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core import format
-from loadgen.core.errors import Fault, Faults, UserError, enough, of_reading
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, enough, of_reading
 from loadgen.core.units import LONGEST_NS, TimeUnit, Wrong
 from loadgen.core.workload import trace_files, trace_formats
 from loadgen.core.workload.request_kinds import FromTrace
@@ -344,7 +344,7 @@ class _Index:
         self._first_ns: int | None = None
         self._latest_ns = 0
         self._skipped = self._bad = self._untimed = 0
-        self._faults: list[Fault] = []
+        self._faults: list[LoadgenError] = []
 
     def add(self, row: TraceRow) -> None:
         """Add a row that was checked by itself. Raises Wrong where its time does not fit those before it."""
@@ -481,7 +481,7 @@ class _Index:
     def trace(self, name: str) -> Trace:
         """All rows, in order of arrival. Raises Faults, or UserError if there are none."""
         if self._faults and not self._skip_bad:
-            raise Faults(self._faults)
+            raise CombinedError(self._faults)
         if not self._at:
             reason = (
                 f": {format.counted(self._skipped, 'row')} without an answer"

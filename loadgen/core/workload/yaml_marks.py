@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from loadgen.core.errors import Code, Fault, Faults, Place, UserError
+from loadgen.core.errors import Code, CombinedError, LoadgenError, Place, UserError
 
 MOST_NODES = 100_000  # counted after aliases: ten nested lists of ten aliases would be 10^10 values
 DEEPEST = 50
@@ -118,19 +118,19 @@ def read_yaml(
     kind: str = "workload",
     smallest: str = SMALLEST,
     list_as: str = "",
-) -> tuple[Map, list[Fault]]:
+) -> tuple[Map, list[LoadgenError]]:
     """Return the top mapping of `text` and the faults found in it (repeated keys, unset variables).
 
     kind: the word for the file in messages. smallest: an example of such a file, for hints. list_as: a list at the top
     stands for a mapping with it under this key.
 
-    Raises `Faults` with one fault when parsing cannot continue: a syntax error, or no mapping at the top.
+    Raises `CombinedError` with one fault when parsing cannot continue: a syntax error, or no mapping at the top.
     """
     try:
         _refuse_depth(text, file)
         root = yaml.compose(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
-        raise Faults([_syntax(error, text, file, kind)]) from None
+        raise CombinedError([_syntax(error, text, file, kind)]) from None
     except yaml.reader.ReaderError as error:
         text_before = text[: error.position] if isinstance(error.position, int) else ""
         spot = Spot(text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n"))
@@ -144,20 +144,20 @@ def read_yaml(
             raise _alone("empty_file", "the file is empty", where(file, Spot(1, 1), ""), smallest)
         what = f"the top of a {kind} must be a mapping (key: value)"
         raise _alone("wrong_type", what, where(file, _spot(root), ""), smallest)
-    faults: list[Fault] = []
+    faults: list[LoadgenError] = []
     walk = _Walk(file, env, faults.append)
     top = walk.value(root, "", 0)
     assert isinstance(top, Map)
     return top, faults
 
 
-def _alone(code: Code, what: str, place: Place, hint: str) -> Faults:
+def _alone(code: Code, what: str, place: Place, hint: str) -> CombinedError:
     """The one fault of a file that is not read any further."""
-    return Faults([UserError(code, what, place, hint)])
+    return CombinedError([UserError(code, what, place, hint)])
 
 
 def _refuse_depth(text: str, file: str) -> None:
-    """Raise `Faults` for deep nesting. Composing recurses in C and would crash; parsing to events does not recurse."""
+    """Raise `CombinedError` for deep nesting. Composing recurses in C and would crash; parsing to events does not recurse."""
     depth = 0
     try:
         for event in yaml.parse(text, Loader=Loader):
@@ -194,7 +194,7 @@ _OPENED = {
 """What the parser was within -> what was opened, in words."""
 
 
-def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> Fault:
+def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> LoadgenError:
     mark = error.problem_mark or error.context_mark
     spot = Spot(mark.line + 1, mark.column + 1) if mark else Spot(1, 1)
     lines = text.splitlines()
@@ -241,7 +241,9 @@ def resolve(text: str) -> Any:
 class _Walk:
     """One pass over the composed nodes. Holds the state of the pass: file name, environment, faults, values left."""
 
-    def __init__(self, file: str, env: Mapping[str, str], fault: Callable[[Fault], None]) -> None:
+    def __init__(
+        self, file: str, env: Mapping[str, str], fault: Callable[[LoadgenError], None]
+    ) -> None:
         self.file, self.env, self.fault = file, env, fault
         self.left = MOST_NODES
 

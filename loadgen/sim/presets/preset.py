@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, Strict
 
 from loadgen.core import units
-from loadgen.core.errors import Fault, Faults, UserError, meant
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, did_you_mean
 from loadgen.core.workload.diagnostics import Loc, locate, sort_faults, validate_document
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.loading import read_text
@@ -298,7 +298,7 @@ def _load(name: str, where: str, extending: tuple[str, ...]) -> tuple[Map, Prese
         raise UserError("cycle", "a preset that extends itself", where)
     is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
     if not is_user_file and name not in names():
-        hint = f"{meant(name, names())}; or the path of a YAML file"
+        hint = f"{did_you_mean(name, names())}; or the path of a YAML file"
         raise UserError("unknown_name", f'unknown preset "{name}"', where, hint)
     path = Path(name) if is_user_file else FOLDER / f"{name}.yaml"
     document, faults = _read_document(path)
@@ -310,11 +310,11 @@ def _load(name: str, where: str, extending: tuple[str, ...]) -> tuple[Map, Prese
     if preset is not None:
         context.faults.extend(_conflicts(preset, document, context.file))
     if preset is None or context.faults:
-        raise Faults(sort_faults(context.faults))
+        raise CombinedError(sort_faults(context.faults))
     return merged, preset
 
 
-def _read_document(path: Path) -> tuple[Map, list[Fault]]:
+def _read_document(path: Path) -> tuple[Map, list[LoadgenError]]:
     hint = "see docs/simulation.md"
     text = read_text(path, str(path), "preset", lambda: hint, hint)
     return read_yaml(text, str(path), os.environ, kind="preset", smallest="extends: gb300-vm")
@@ -350,10 +350,10 @@ def _changed_keys(document: Map) -> list[str]:
     ]
 
 
-def _conflicts(preset: Preset, document: Map, file: str) -> Iterator[Fault]:
+def _conflicts(preset: Preset, document: Map, file: str) -> Iterator[LoadgenError]:
     """Yield a fault for everything that is impossible in a preset although each value is valid."""
 
-    def conflict(problem: str, *loc: str) -> Fault:
+    def conflict(problem: str, *loc: str) -> LoadgenError:
         return _conflict(problem, loc, document, file)
 
     model, server = preset.model, preset.server
@@ -386,6 +386,6 @@ def _conflicts(preset: Preset, document: Map, file: str) -> Iterator[Fault]:
         yield conflict(problem, "server", "max_seq_len")
 
 
-def _conflict(problem: str, loc: Loc, document: Map, file: str) -> Fault:
+def _conflict(problem: str, loc: Loc, document: Map, file: str) -> LoadgenError:
     place = locate(document, loc).place(file)
     return UserError("conflict", problem, place, "see docs/simulation.md")

@@ -3,7 +3,7 @@
 It connects the pure modules (dialect: what is written; latency_model or fleet: when; faults: what goes wrong) with
 connections and the clock, and logs when each event was really sent. It does not use asyncio: every event is one `send`
 in the loop turn that finds it due, and a loop around one epoll adds the least delay between the planned time and the
-kernel. Paths starting with `/_` and the request headers `X-Request-Id` (names the request in the log) and `X-Sim-Fault`
+kernel. Paths starting with `/_` and the request headers `X-Request-Id` (names the request in the log) and `X-Sim-LoadgenError`
 (see faults.py) exist only here.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from loadgen_sdk.transport.clock import TimerFd
 
-from loadgen.core.errors import Fault as Wrong
+from loadgen.core.errors import LoadgenError as Wrong
 from loadgen.core.errors import TargetError, UserError, of_reading
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.latency_model import Pace, duration_ns, law

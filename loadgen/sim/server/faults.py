@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.core.errors import Fault as Wrong
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
+from loadgen.core.errors import LoadgenError as Wrong
 from loadgen.sim.engine.latency_model import duration_ns, uniform
 
 NAMES: dict[str, str] = {
@@ -166,5 +166,5 @@ def parse_faults(shares: Mapping[str, Any], seed: int = 0, where: str = "faults"
             )
         )
     if errors:
-        raise Faults(errors)
+        raise CombinedError(errors)
     return FaultPlan(tuple(entries), seed)

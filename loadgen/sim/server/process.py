@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.core.errors import Fault, Faults, TargetError, codes
+from loadgen.core.errors import CombinedError, LoadgenError, TargetError, codes
 from loadgen.sim.server.endpoint import SimServer
 from loadgen.sim.server.options import Options
 
@@ -99,7 +99,7 @@ def main() -> int:
         return 0
     try:
         return serve(msgspec.json.decode(line, type=Options), 0)
-    except (Fault, Faults, OSError) as error:
+    except (LoadgenError, CombinedError, OSError) as error:
         code = "host_refused" if isinstance(error, OSError) else codes(error)[0]
         with suppress(BrokenPipeError):  # who started it has ended
             print(msgspec.json.encode({"error": str(error), "code": code}).decode(), flush=True)

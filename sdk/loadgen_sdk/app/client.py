@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ..dialects.quirks import QUIRKS, SERVERS, Api, Quirk, names
-from ..dialects.reader import Flow
+from ..dialects.quirks import SERVER_PROFILES, SERVERS, Api, ServerProfile, names
+from ..dialects.reader import EventTimeline
 from ..errors import (
     BudgetExceeded,
     ClientError,
@@ -97,7 +97,7 @@ class ClientOptions(SendingOptions, total=False):
     """What a `Client` takes beside its target. Those of `SendingOptions` are of the same names there."""
 
     model: str | None
-    quirk: Quirk | None
+    quirk: ServerProfile | None
     api: Api
     server: str
     timeout_s: float | None
@@ -180,7 +180,11 @@ class Client:
                 )
             quirk = quirk or known
         self.policy = make_policy(**{name: given[name] for name in POLICY})
-        self.target, self.model, self.quirk = target, model or "", quirk or QUIRKS["generic"]
+        self.target, self.model, self.quirk = (
+            target,
+            model or "",
+            quirk or SERVER_PROFILES["generic"],
+        )
         self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, given["stream"], given["tls"]
         self._setting = Setting(
             self.policy,
@@ -338,7 +342,7 @@ class Client:
         while True:
             await self._may_start(call, request, wait_s)
             queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
-            flow, completion, delivered = Flow(), None, False
+            flow, completion, delivered = EventTimeline(), None, False
             call.instants = ()
             call.attempt_started = monotonic_ns()
             exchange = self._pool.send(

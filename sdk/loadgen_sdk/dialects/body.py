@@ -15,7 +15,7 @@ import msgspec
 from ..errors import TargetUnusable
 from ..request import Request
 from .messages_body import message_extra, message_fields
-from .quirks import MAX_FIELDS, VALUES, Api, Quirk
+from .quirks import MAX_FIELDS, VALUES, Api, ServerProfile
 
 _encode = msgspec.json.Encoder().encode
 ONE_PROMPT = ("chat", "completions")  # APIs whose bodies have a prompt as it is, in one place
@@ -25,7 +25,7 @@ _NO_MESSAGE = [{"role": "user", "content": ""}]  # a chat must have one
 
 def body(
     request: Request,
-    quirk: Quirk,
+    quirk: ServerProfile,
     api: Api,
     model: str,
     stream: bool,
@@ -90,7 +90,7 @@ def body(
 
 
 def maker(
-    quirk: Quirk,
+    quirk: ServerProfile,
     api: Api,
     model: str,
     stream: bool,
@@ -174,7 +174,7 @@ def _response_content(content: Any) -> Any:
     return parts
 
 
-def _value_fields(request: Request, quirk: Quirk, api: Api) -> dict[str, Any]:
+def _value_fields(request: Request, quirk: ServerProfile, api: Api) -> dict[str, Any]:
     """The fields of embeddings (texts or token ids), and of rerank, whose documents are in `extra`."""
     prompt = _prompt(request, quirk)
     if api == "embeddings":
@@ -187,7 +187,7 @@ def _value_fields(request: Request, quirk: Quirk, api: Api) -> dict[str, Any]:
 
 
 def asking_for_timing(
-    quirk: Quirk,
+    quirk: ServerProfile,
     headers: Sequence[tuple[str, str]],
     extra_body: Mapping[str, Any] | None,
     *,
@@ -226,7 +226,7 @@ def _messages(request: Request) -> list[dict[str, Any]]:
     )
 
 
-def _prompt(request: Request, quirk: Quirk) -> str | list[int]:
+def _prompt(request: Request, quirk: ServerProfile) -> str | list[int]:
     prompt = request.prompt
     if isinstance(prompt, str):
         return prompt

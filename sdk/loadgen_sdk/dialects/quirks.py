@@ -28,7 +28,7 @@ REASONING_MODEL = re.compile(r"(?:^|[/:])(?:o\d|gpt-5(?!-chat))", re.IGNORECASE)
 """Model names of OpenAI that refuse `max_tokens` in chat and take `max_completion_tokens` instead."""
 
 
-class Sign(msgspec.Struct, frozen=True):
+class DetectionRule(msgspec.Struct, frozen=True):
     """If `pattern` matches what the server says at `where`, it is of this kind."""
 
     where: str  # one of SOURCES
@@ -42,7 +42,7 @@ SOURCES = ("models", "head", "version", "health", "props", "openapi")
 """Where signs are looked for, in this order; head: the headers of the answer with the models."""
 
 
-class Quirk(msgspec.Struct, frozen=True, kw_only=True):
+class ServerProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table: everything that the client does differently for one kind of server.
 
     A body has model, prompt, stream, stream_options, the output limit, the fields of `forces`, and what the user adds.
@@ -52,7 +52,7 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # the value for `--server`
     title: str  # name for people
     # how it is known
-    signs: tuple[Sign, ...] = ()
+    signs: tuple[DetectionRule, ...] = ()
     hosts: tuple[str, ...] = ()  # of a service: it is asked nothing beside its API
     # what is sent
     stream_options: tuple[tuple[str, bool], ...] = (
@@ -147,12 +147,12 @@ _QUIET = (("include_usage", True), ("include_obfuscation", False))  # else rando
 _ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
 
 _ROWS = (
-    Quirk(  # the header has no effect unless the server runs with return_perf_metrics: true
+    ServerProfile(  # the header has no effect unless the server runs with return_perf_metrics: true
         name="trtllm",
         title="TensorRT-LLM trtllm-serve",
         signs=(
-            Sign("models", r'"owned_by"\s*:\s*"tensorrt_llm"'),
-            Sign(
+            DetectionRule("models", r'"owned_by"\s*:\s*"tensorrt_llm"'),
+            DetectionRule(
                 "openapi",
                 r'"/(?:_internal/tokenize|energy_metrics|steady_clock_offset|kv_cache_events|cluster_info)"',
             ),
@@ -196,12 +196,12 @@ _ROWS = (
         cached_told="always",
         timing_told="event after `[DONE]`, `server-timing` header, when asked",
     ),
-    Quirk(  # the field has no effect unless the server runs with --enable-per-request-metrics
+    ServerProfile(  # the field has no effect unless the server runs with --enable-per-request-metrics
         name="vllm",
         title="vLLM",
         signs=(
-            Sign("models", r'"owned_by"\s*:\s*"vllm"'),
-            Sign("openapi", r'"/v1/score"|"/tokenizer_info"|vLLM', rank=2),
+            DetectionRule("models", r'"owned_by"\s*:\s*"vllm"'),
+            DetectionRule("openapi", r'"/v1/score"|"/tokenizer_info"|vLLM', rank=2),
         ),
         forces=_EXACT,
         continuous_usage=True,
@@ -237,12 +237,12 @@ _ROWS = (
         cached_told="`--enable-prompt-tokens-details`",
         timing_told="`--enable-per-request-metrics`",
     ),
-    Quirk(  # its times are in the answer only where the server runs with --enable-metrics
+    ServerProfile(  # its times are in the answer only where the server runs with --enable-metrics
         name="sglang",
         title="SGLang",
         signs=(
-            Sign("models", r'"owned_by"\s*:\s*"sglang"'),
-            Sign("openapi", r'"/(?:flush_cache|get_model_info|get_server_info)"'),
+            DetectionRule("models", r'"owned_by"\s*:\s*"sglang"'),
+            DetectionRule("openapi", r'"/(?:flush_cache|get_model_info|get_server_info)"'),
         ),
         forces=_EXACT,
         continuous_usage=True,
@@ -274,12 +274,12 @@ _ROWS = (
         cached_told="`--enable-cache-report`",
         timing_told="`meta_info` of whole answers, when asked",
     ),
-    Quirk(
+    ServerProfile(
         name="dynamo",
         title="NVIDIA Dynamo",
         signs=(
-            Sign("models", r'"owned_by"\s*:\s*"nvidia"[^}]*"context_window"'),
-            Sign("health", r"dyn://"),
+            DetectionRule("models", r'"owned_by"\s*:\s*"nvidia"[^}]*"context_window"'),
+            DetectionRule("health", r"dyn://"),
         ),
         forces=_EXACT,
         continuous_usage=True,
@@ -301,13 +301,13 @@ _ROWS = (
         cached_told="where the engine tells",
         timing_told="`nvext.timing`, when asked",
     ),
-    Quirk(  # it has no min_tokens
+    ServerProfile(  # it has no min_tokens
         name="llamacpp",
         title="llama.cpp llama-server",
         signs=(
-            Sign("models", r'"owned_by"\s*:\s*"llamacpp"'),
-            Sign("head", r"(?m)^server: llama\.cpp"),
-            Sign("props", r'"default_generation_settings"'),
+            DetectionRule("models", r'"owned_by"\s*:\s*"llamacpp"'),
+            DetectionRule("head", r"(?m)^server: llama\.cpp"),
+            DetectionRule("props", r'"default_generation_settings"'),
         ),
         forces=("ignore_eos",),
         checks_model=False,
@@ -329,20 +329,20 @@ _ROWS = (
         cached_told="always",
         timing_told="`timings`, always",
     ),
-    Quirk(
+    ServerProfile(
         name="transformers",
         title="transformers serve",
-        signs=(Sign("openapi", r'(?s)"/load_model"(?=.*"/reset")'),),
+        signs=(DetectionRule("openapi", r'(?s)"/load_model"(?=.*"/reset")'),),
         prompt_ids=False,
         on_unknown_field="422",
         on_unknown_model="400",
         cached_told="never",
     ),
-    Quirk(
+    ServerProfile(
         name="openai",
         title="OpenAI",
         hosts=("api.openai.com",),
-        signs=(Sign("head", r"(?m)^openai-(?:version|organization|processing-ms):"),),
+        signs=(DetectionRule("head", r"(?m)^openai-(?:version|organization|processing-ms):"),),
         stream_options=_QUIET,
         reasoning_max_field=_COMPLETION,
         on_unknown_field="400",
@@ -350,28 +350,28 @@ _ROWS = (
         cached_told="always",
         timing_told="`openai-processing-ms`",
     ),
-    Quirk(
+    ServerProfile(
         name="azure",
         title="Azure OpenAI",
-        signs=(Sign("head", r"(?m)^(?:apim-request-id|x-ms-region):"),),
+        signs=(DetectionRule("head", r"(?m)^(?:apim-request-id|x-ms-region):"),),
         reasoning_max_field=_COMPLETION,
         on_unknown_field="400",
         on_unknown_model="404",
     ),
-    Quirk(  # by --api messages alone: it has no field that forces a length
+    ServerProfile(  # by --api messages alone: it has no field that forces a length
         name="anthropic",
         title="Anthropic",
         hosts=("api.anthropic.com",),
-        signs=(Sign("head", r"(?m)^anthropic-(?:organization-id|ratelimit-\S+):"),),
+        signs=(DetectionRule("head", r"(?m)^anthropic-(?:organization-id|ratelimit-\S+):"),),
         prompt_ids=False,
         on_unknown_field="400",
         on_unknown_model="404",
         cached_told="always",
     ),
-    Quirk(  # usually a gateway: the server behind it decides what a field does
+    ServerProfile(  # usually a gateway: the server behind it decides what a field does
         name="generic",
         title="an OpenAI-compatible server of unknown make",
-        signs=(Sign("head", r"(?m)^x-litellm-", rank=0),),
+        signs=(DetectionRule("head", r"(?m)^x-litellm-", rank=0),),
         reasoning_max_field=_COMPLETION,
         metrics_paths=("/prometheus/metrics", "/metrics"),
         on_unknown_field="passed on",
@@ -386,13 +386,13 @@ _ROWS = (
     ),
 )
 
-SERVERS: OpenTable[Quirk] = OpenTable("loadgen_sdk.servers", Quirk, lambda: _ROWS)
+SERVERS: OpenTable[ServerProfile] = OpenTable("loadgen_sdk.servers", ServerProfile, lambda: _ROWS)
 
-QUIRKS: dict[str, Quirk] = {row.name: row for row in SERVERS.own}
+SERVER_PROFILES: dict[str, ServerProfile] = {row.name: row for row in SERVERS.own}
 """Our rows by server name. `auto` falls back to `generic`, which sends only the common fields."""
 
 
-def row_of(server: str) -> Quirk:
+def row_of(server: str) -> ServerProfile:
     """The row of a server. Raises KeyError where there is none, WrongUse for a plug-in that failed."""
     if (row := SERVERS.find(server)) is None:
         raise KeyError(server)
@@ -401,4 +401,4 @@ def row_of(server: str) -> Quirk:
 
 def names() -> tuple[str, ...]:
     """The values for `--server`, with those of plug-ins."""
-    return ("auto", *QUIRKS, *(name for (name,) in SERVERS.cached_fields("name")))
+    return ("auto", *SERVER_PROFILES, *(name for (name,) in SERVERS.cached_fields("name")))

@@ -86,7 +86,7 @@ def without_last(events: list[Events]) -> tuple[list[Events], list[Events]]:
     return events[:-1], [last]
 
 
-class Flow:
+class EventTimeline:
     """Arrival instants of the output events of one stage and the gaps between them (ns): histogram, timeline.
 
     `together`: plain events that came with the last event before them: its instant, and how many,
@@ -133,7 +133,7 @@ class Reading(ReadingState):
 
         The end of an answer (finish, usage, `[DONE]`) is sent right after its last output, or with
         the next step of the server. Where only that follows an output event in its read, the first
-        token keeps the error, the last one is wrong by a mean gap at most, and `Flow.errors` and
+        token keeps the error, the last one is wrong by a mean gap at most, and `EventTimeline.errors` and
         the largest gap count the event as exact: it would judge servers, not this client.
         `one_write`: the same for all events, which came in one write.
         """

@@ -17,7 +17,7 @@ from ..request import NEVER
 
 if TYPE_CHECKING:
     from .events import UsageFields
-    from .reader import Events, Flow
+    from .reader import Events, EventTimeline
 
 NO_MORE_TEMPLATES = 1 << 60
 """A value of `ReadingState.learned` with which no template of plain events is learned."""
@@ -91,7 +91,7 @@ class ReadingState:
 
     def __init__(
         self,
-        flow: Flow,
+        flow: EventTimeline,
         keep_text: bool = False,
         sink: Callable[[str, str, int], None] | None = None,
         *,

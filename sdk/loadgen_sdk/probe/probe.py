@@ -21,8 +21,8 @@ from ..dialects.body import asking_for_timing, body
 from ..dialects.events import error_text
 from ..dialects.implementation import token_count
 from ..dialects.lenient_events import decode_leniently
-from ..dialects.quirks import MAX_FIELDS, SERVERS, SOURCES, VALUES, Quirk, row_of
-from ..dialects.reader import NOT_STREAMED, Flow, Reading
+from ..dialects.quirks import MAX_FIELDS, SERVERS, SOURCES, VALUES, ServerProfile, row_of
+from ..dialects.reader import NOT_STREAMED, EventTimeline, Reading
 from ..dialects.server_account import HEADER
 from ..dialects.sse import Decoder, EventTooLarge
 from ..dialects.usage import believable
@@ -70,7 +70,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
     target: Target
     server: str  # name of the row in the table of quirks
-    quirk: Quirk  # that row, corrected by what the probe observed
+    quirk: ServerProfile  # that row, corrected by what the probe observed
     model: str
     models: tuple[str, ...]  # the models that it lists
     version: str  # of the server; "": not reported
@@ -239,8 +239,8 @@ async def probe(
 
 
 async def _generations(
-    client: _ProbeClient, quirk: Quirk, model: str, prompts: list[str], evidence: list[str]
-) -> tuple[Reading, Reading, Quirk]:
+    client: _ProbeClient, quirk: ServerProfile, model: str, prompts: list[str], evidence: list[str]
+) -> tuple[Reading, Reading, ServerProfile]:
     """Run both generations as the server wants them.
 
     Returns both responses and the server's row with the name of the output limit that it takes.
@@ -382,7 +382,7 @@ class _ProbeClient:
         self.short_tokens = 1
         self.long_tokens = ASKED_TOKENS
 
-    def ask_for_timing(self, quirk: Quirk) -> None:
+    def ask_for_timing(self, quirk: ServerProfile) -> None:
         """Ask for the server's own account of each request from now on."""
         self._headers, self._extra_body = asking_for_timing(
             quirk, self._headers, self._extra_body, stream=self._stream
@@ -432,7 +432,7 @@ class _ProbeClient:
                 return await self._get(path)
         return HttpAnswer(0, {}, b"")
 
-    async def facts(self, quirk: Quirk, version: str, *, hosted: bool) -> ServerFacts:
+    async def facts(self, quirk: ServerProfile, version: str, *, hosted: bool) -> ServerFacts:
         """What the server says of itself on the page of its kind. A page that does not answer in time says nothing."""
         page = ""
         if not hosted and quirk.facts_path:
@@ -445,7 +445,7 @@ class _ProbeClient:
         headers = merged([("Content-Type", "application/json")], self._headers)
         return await self._exchange("POST", self.target.path, headers, request_body)
 
-    async def pinned_model(self, quirk: Quirk, models_answer: HttpAnswer) -> str:
+    async def pinned_model(self, quirk: ServerProfile, models_answer: HttpAnswer) -> str:
         """The model of a server that cannot list it, but names it when another is requested; else ""."""
         if self.models or models_answer.status == 200 or not quirk.checks_model:
             return ""
@@ -459,7 +459,7 @@ class _ProbeClient:
         return match[1] if match else ""
 
     async def generate_both(
-        self, quirk: Quirk, model: str, prompts: Sequence[str]
+        self, quirk: ServerProfile, model: str, prompts: Sequence[str]
     ) -> list[Reading]:
         """Generate `short_tokens` for the first prompt and `long_tokens` for the second at once."""
         generations = (
@@ -473,7 +473,7 @@ class _ProbeClient:
                 raise result
         return [result for result in results if isinstance(result, Reading)]
 
-    async def _generate(self, quirk: Quirk, model: str, text: str, tokens: int) -> Reading:
+    async def _generate(self, quirk: ServerProfile, model: str, text: str, tokens: int) -> Reading:
         for _ in range(TRIES - 1):
             try:
                 return await self._generate_once(quirk, model, text, tokens)
@@ -482,7 +482,9 @@ class _ProbeClient:
                 await self._wait(error.after_s)
         return await self._generate_once(quirk, model, text, tokens)
 
-    async def _generate_once(self, quirk: Quirk, model: str, text: str, tokens: int) -> Reading:
+    async def _generate_once(
+        self, quirk: ServerProfile, model: str, text: str, tokens: int
+    ) -> Reading:
         """Generate `tokens` tokens for `text` and return the response, which is ok.
 
         Raises TargetUnusable for a response that a load would count as failed.
@@ -510,7 +512,9 @@ class _ProbeClient:
             raise FailedOnce("invalid_answer", what, "see the server's log")
         return reading
 
-    def _read_refusal(self, answer: HttpAnswer, quirk: Quirk, model: str, tokens: int) -> Reading:
+    def _read_refusal(
+        self, answer: HttpAnswer, quirk: ServerProfile, model: str, tokens: int
+    ) -> Reading:
         """Return an empty response if a refusal shows that the target works, else raise it.
 
         Raises _OutputLimitTooLowError and _WantsOtherLimitField if another request may be accepted.
@@ -523,12 +527,12 @@ class _ProbeClient:
         if minimum := _minimum_tokens(answer.status, refusal, tokens):
             raise _OutputLimitTooLowError(minimum)
         if answer.status == 400 and "output limit was reached" in refusal:
-            return Reading(Flow())  # a reasoning model that needs more tokens
+            return Reading(EventTimeline())  # a reasoning model that needs more tokens
         raise self.refusal(answer, model)
 
     def _read_body(self, response_body: bytes, streamed: bool) -> Reading:
         """Read the body of a generation as a load does."""
-        reading = Reading(Flow())
+        reading = Reading(EventTimeline())
         if not streamed:
             take_whole_body(reading, response_body, 0, self._stream)
             return reading
@@ -699,7 +703,9 @@ async def _identify(
     return "generic", ["nothing it says tells its make: only the common fields are sent"]
 
 
-def _match_signs(rows: Sequence[Quirk], texts: Mapping[str, str]) -> tuple[str, str, str] | None:
+def _match_signs(
+    rows: Sequence[ServerProfile], texts: Mapping[str, str]
+) -> tuple[str, str, str] | None:
     """The first server whose sign is found; where, and the text that is the sign."""
     for where in SOURCES:
         signs = [(sign, row) for row in rows for sign in row.signs if sign.where == where]
@@ -750,7 +756,10 @@ def _max_context(answer: HttpAnswer, model: str) -> int | None:
 
 
 def _default_model(
-    models: tuple[str, ...], base_models: tuple[str, ...], models_answer: HttpAnswer, quirk: Quirk
+    models: tuple[str, ...],
+    base_models: tuple[str, ...],
+    models_answer: HttpAnswer,
+    quirk: ServerProfile,
 ) -> str:
     """The model to use when the user names none. Raises TargetUnusable if that is not clear."""
     if len(base_models) == 1:
@@ -819,7 +828,7 @@ def _tokens_per_event(reading: Reading, usage: Usage) -> float | None:
 
 
 def _warnings(
-    quirk: Quirk,
+    quirk: ServerProfile,
     asked_tokens: int,
     exact: bool | None,
     answer: Reading,

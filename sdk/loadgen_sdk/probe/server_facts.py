@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..dialects.quirks import Quirk
+from ..dialects.quirks import ServerProfile
 
 _INFO = re.compile(r"(?m)^[A-Za-z_:][\w:]*_info\{([^\n]*)\}\s")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\.){0,200})"')
@@ -35,7 +35,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
     precision: str = ""
 
 
-def server_facts(quirk: Quirk, version: str, page: str) -> ServerFacts:
+def server_facts(quirk: ServerProfile, version: str, page: str) -> ServerFacts:
     """The facts in the text of the server's page. `version`: by /version; the page's own is taken where that is ""."""
     values = _json_values(page) if page.lstrip().startswith("{") else _labels(page)
     engine = re.search(quirk.engine_pattern, page) if quirk.engine_pattern else None

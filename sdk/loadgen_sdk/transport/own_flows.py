@@ -1,4 +1,4 @@
-"""A client whose requests have a `Flow` each, for a load that keeps the instants of every output event. Pure.
+"""A client whose requests have a `EventTimeline` each, for a load that keeps the instants of every output event. Pure.
 
 It stands in place of a client of the same face (`pool.py`), so that a load that does not keep them
 does not pay. What has come is moved on to the flow that the request was given once a second, and at the end.
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from ..dialects.reader import Flow
+from ..dialects.reader import EventTimeline
 from ..request import Completion, Failure
 
 MOVED_NS = 1_000_000_000
@@ -23,7 +23,7 @@ class OwnFlows:
         self._client, self._keep = client, keep
         self._moved_at_ns = 0
         self._open: dict[
-            str, tuple[Flow, Flow, array[int]]
+            str, tuple[EventTimeline, EventTimeline, array[int]]
         ] = {}  # its own flow, the one it was given, its instants
 
     def send(
@@ -32,7 +32,7 @@ class OwnFlows:
         body: bytes,
         due: int,
         on_done: Callable[[Completion], None],
-        flow: Flow,
+        flow: EventTimeline,
         *,
         name: str,
         **more: Any,
@@ -43,7 +43,7 @@ class OwnFlows:
             self._keep(name, _moved(*self._open.pop(name)))
             on_done(completion)
 
-        own = Flow()
+        own = EventTimeline()
         self._open[name] = own, flow, array("q")
         return self._client.send(request, body, due, done, own, name=name, **more)
 
@@ -63,11 +63,11 @@ class OwnFlows:
         return in_flight
 
 
-def _moved(own: Flow, given: Flow, instants: array[int]) -> array[int]:
+def _moved(own: EventTimeline, given: EventTimeline, instants: array[int]) -> array[int]:
     """Move what has come from one flow to the other; the instants so far."""
     if own.instants:
         instants.extend(own.each_instant() if own.together else own.instants)
-        for field in Flow.__slots__:
+        for field in EventTimeline.__slots__:
             collected: list[Any] = getattr(own, field)
             getattr(given, field).extend(collected)
             collected.clear()

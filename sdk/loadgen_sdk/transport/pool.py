@@ -15,8 +15,8 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..dialects.body import maker
-from ..dialects.quirks import Quirk
-from ..dialects.reader import Flow
+from ..dialects.quirks import ServerProfile
+from ..dialects.reader import EventTimeline
 from ..errors import TargetUnusable, WrongUse, refuse_unknown
 from ..request import Failure, Request
 from .exchange import Exchange
@@ -109,7 +109,7 @@ class Pool:
     """
 
     def __init__(
-        self, target: Target, *, model: str, quirk: Quirk, **options: Unpack[PoolOptions]
+        self, target: Target, *, model: str, quirk: ServerProfile, **options: Unpack[PoolOptions]
     ) -> None:
         refuse_unknown(options, PoolOptions, "Pool()")
         self.target, self.model, self.quirk = target, model, quirk
@@ -236,7 +236,7 @@ class Pool:
         body: bytes,
         due: int,
         on_done: OnDone,
-        flow: Flow,
+        flow: EventTimeline,
         *,
         name: str = "",
         more: bytes = b"",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..request import NEVER, Completion, Failure, Request
 
 if TYPE_CHECKING:
-    from ..dialects.reader import Flow, Reading
+    from ..dialects.reader import EventTimeline, Reading
     from ..dialects.sse import Decoder
     from .http1 import Response
 
@@ -143,7 +143,7 @@ class ExchangeState:
         payload: bytes,
         due: int,
         on_done: OnDone,
-        flow: Flow,
+        flow: EventTimeline,
         *,
         stream: bool,
         asked_output: int = 0,

@@ -19,15 +19,15 @@ from make_examples import MS, blank
 from numpy.typing import NDArray
 
 import loadgen
+from loadgen.cli.app import main
 from loadgen.core.analysis import causes
 from loadgen.core.analysis.causes import explain
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.sections import Explanation
 from loadgen.core.metrics.summary import load_summary
-from loadgen.core.results.manifest import Header
+from loadgen.core.results.manifest import RunManifest
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.slo import Slo, Term
-from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
 
@@ -70,7 +70,7 @@ def test_a_server_that_counts_waiting_as_prefill_has_a_queue_all_the_same() -> N
     rows, samples = BENCHMARK.simulate("queue", 3)
     rows["server_prefill_ns"] += rows["server_queue_ns"] - 2_000_000
     rows["server_queue_ns"] = 2_000_000
-    said = explain([Columns(rows)], Header(), samples)
+    said = explain([Columns(rows)], RunManifest(), samples)
     assert (said.causes[0].code, said.causes[0].sure) == ("queue", "possible")
     assert "whose account calls it prefill" in said.text
 
@@ -79,7 +79,7 @@ def test_a_server_that_counts_waiting_as_prefill_has_a_queue_all_the_same() -> N
 def test_a_power_cap_is_evidence_where_it_came_with_the_step(capped: bool) -> None:
     """nvidia-smi beside a machine that becomes slower: its reasons name the cap, or stay what they were."""
     rows, samples = BENCHMARK.simulate("power", 3)
-    without = explain([Columns(rows)], Header(), samples)
+    without = explain([Columns(rows)], RunManifest(), samples)
     step_s = float(without.causes[0].evidence.removeprefix("from ").partition(" s on ")[0])
     first_s, last_s = rows["due_ns"].min() / 1e9, rows["due_ns"].max() / 1e9
     for t_s in np.arange(first_s - 1, last_s + 1, 1.0).tolist():
@@ -89,7 +89,7 @@ def test_a_power_cap_is_evidence_where_it_came_with_the_step(capped: bool) -> No
             MetricSample(t_s=t_s, target=None, page="nvidia-smi", name=name, labels="", value=value)
             for name, value in told.items()
         ]
-    said = explain([Columns(rows)], Header(), sorted(samples, key=lambda sample: sample.t_s))
+    said = explain([Columns(rows)], RunManifest(), sorted(samples, key=lambda sample: sample.t_s))
     assert said.causes[0].code == "power"
     assert ("held back by a power cap" in said.causes[0].evidence) is capped
 
@@ -122,7 +122,7 @@ def test_a_client_that_is_stopped_again_and_again_is_blamed_and_not_the_server(
     late(rows, 15, 1500)
     if not account:
         rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
-    said = explain([Columns(rows)], Header(), samples)
+    said = explain([Columns(rows)], RunManifest(), samples)
     assert [cause.code for cause in said.causes] == ["client"], said
     assert said.text.startswith("Likely: ") and "the load generator was late" in said.text
 
@@ -132,12 +132,12 @@ def test_an_overload_is_named_with_the_lateness_of_the_client_beside_it(account:
     rows, samples = BENCHMARK.simulate("queue", 3)
     if not account:
         rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
-    alone = explain([Columns(rows)], Header(), samples)
+    alone = explain([Columns(rows)], RunManifest(), samples)
     assert [cause.code for cause in alone.causes] == ["queue"]
     for longest_ms in (3_000, 12_000, 40_000):
         both = rows.copy()
         late(both, 50, longest_ms)
-        said = explain([Columns(both)], Header(), samples)
+        said = explain([Columns(both)], RunManifest(), samples)
         assert {cause.code for cause in said.causes} >= {"queue"}, (longest_ms, said)
         assert "which grew" in said.text
     assert "the load generator was late" in said.text
@@ -153,7 +153,7 @@ def test_new_connections_of_a_client_that_was_stopped_are_no_network() -> None:
     )  # the first had open ones
     rows["reused"] = ~new
     rows["ready_ns"] = np.where(new, rows["sent_ns"], rows["due_ns"])
-    assert [cause.code for cause in explain([Columns(rows)], Header(), samples).causes] == [
+    assert [cause.code for cause in explain([Columns(rows)], RunManifest(), samples).causes] == [
         "client"
     ]
 
@@ -167,17 +167,17 @@ def test_an_overload_without_an_account_in_which_all_waited_alike_is_possible() 
     for column in LATER[1:]:
         rows[column] += waited
     slo = Slo(terms=(Term(metric="ttft", limit_ns=1_000_000_000, quantile=0.95),))
-    said = explain([Columns(rows)], Header(slo=slo), samples)
+    said = explain([Columns(rows)], RunManifest(slo=slo), samples)
     assert [(cause.code, cause.sure) for cause in said.causes] == [("queue", "possible")], said
     late(rows, 5, 4_000)
-    said = explain([Columns(rows)], Header(slo=slo), samples)
+    said = explain([Columns(rows)], RunManifest(slo=slo), samples)
     assert [cause.code for cause in said.causes] == ["queue", "client"] and "late too" in said.text
 
 
 def test_answers_that_come_whole_are_held_back() -> None:
     rows, samples = BENCHMARK.simulate("clean", 3)
     rows["first_token_ns"] = rows["first_answer_ns"] = rows["last_token_ns"]
-    said = explain([Columns(rows)], Header(), samples, ("tpot",))
+    said = explain([Columns(rows)], RunManifest(), samples, ("tpot",))
     assert said.causes[0].code == "held_back" and said.text.startswith(
         "Likely: 100% of the answers came whole"
     )
@@ -185,7 +185,7 @@ def test_answers_that_come_whole_are_held_back() -> None:
 
 def test_what_is_withheld_is_no_evidence() -> None:
     rows, samples = BENCHMARK.simulate("power", 3)
-    assert explain([Columns(rows)], Header(), samples, ("tpot",)).causes == ()
+    assert explain([Columns(rows)], RunManifest(), samples, ("tpot",)).causes == ()
 
 
 @pytest.mark.parametrize(("last_ms", "named"), [(2_700, True), (1_400, False)])
@@ -201,7 +201,7 @@ def test_an_overload_in_which_all_waited_about_as_long_is_a_queue(
     rows["server_queue_ns"] = waited
     for column in ("first_event_ns", "first_token_ns", "last_token_ns", "end_ns", "done_ns"):
         rows[column] += waited
-    said = explain([Columns(rows)], Header(), samples)
+    said = explain([Columns(rows)], RunManifest(), samples)
     assert [cause.code for cause in said.causes] == ["queue"] * named, said
     assert said.slow == 0
     if named:
@@ -212,10 +212,10 @@ def test_an_overload_in_which_all_waited_about_as_long_is_a_queue(
 
 def test_few_requests_explain_nothing() -> None:
     rows, samples = BENCHMARK.simulate("queue", 3)
-    found = explain([Columns(rows[:199])], Header(), samples)
+    found = explain([Columns(rows[:199])], RunManifest(), samples)
     assert (found.text, found.causes) == ("", ())
     assert "199 requests are too few" in found.not_examined
-    assert explain([], Header()) == Explanation()
+    assert explain([], RunManifest()) == Explanation()
 
 
 def few_requests(*, queue_ms: int = -1, grows: bool = False, count: int = 130) -> NDArray[np.void]:
@@ -230,7 +230,7 @@ def few_requests(*, queue_ms: int = -1, grows: bool = False, count: int = 130) -
     return rows
 
 
-MISSED = Header(slo=Slo(terms=(Term(metric="ttft", limit_ns=100 * MS, quantile=0.99),)))
+MISSED = RunManifest(slo=Slo(terms=(Term(metric="ttft", limit_ns=100 * MS, quantile=0.99),)))
 
 
 def page(name: str, *values: tuple[float, float]) -> list[MetricSample]:
@@ -299,7 +299,7 @@ def test_no_queue_is_named_where_the_client_was_late() -> None:
 
 def test_a_queue_is_no_cause_where_the_ttft_objective_is_met() -> None:
     slo = Slo(terms=(Term(metric="ttft", limit_ns=60_000 * MS, quantile=0.99),))
-    assert explain([Columns(few_requests(queue_ms=7_500))], Header(slo=slo)).causes == ()
+    assert explain([Columns(few_requests(queue_ms=7_500))], RunManifest(slo=slo)).causes == ()
 
 
 @pytest.mark.parametrize("count", [199, 200])

@@ -12,8 +12,8 @@ from loadgen.core.analysis import fairness
 from loadgen.core.analysis.fairness import jain
 from loadgen.core.metrics.sections import Fairness, TenantShare
 from loadgen.core.stats.intervals import Interval
-from loadgen.present import text
-from loadgen.present.section import Report
+from loadgen.render import text
+from loadgen.render.section import Report
 from loadgen.runs.fairness import tenants
 
 

@@ -18,7 +18,7 @@ import loadgen
 from loadgen.core.analysis.latency_breakdown import BANDS, _near, slowest
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
 
@@ -52,7 +52,7 @@ def rows(n: int = 1000, **columns: Any) -> np.ndarray[Any, Any]:
 
 
 def summary(made: np.ndarray[Any, Any], **header: Any) -> Summary:
-    return summarize(Header(run="r", stages=(StagePlan(slots=len(made)),), **header), made)
+    return summarize(RunManifest(run="r", stages=(StagePlan(slots=len(made)),), **header), made)
 
 
 def test_the_parts_add_up_to_the_mean_near_the_quantile() -> None:
@@ -166,10 +166,10 @@ def test_of_the_slowest_requests_alone_all_is_read() -> None:
     made = rows(20_000).view(CountedRows)
     measured, others = (Columns(made, made["slot"] % 2 == half) for half in (0, 1))
     CountedRows.seen.clear()
-    shown = slowest([measured], [others], Header(run="r"))
+    shown = slowest([measured], [others], RunManifest(run="r"))
     assert CountedRows.seen["picked"] < 10 * len(made)
     assert shown == slowest(
-        [Columns(made, made["slot"] % 2 == 0, keep_all=True)], [others], Header(run="r")
+        [Columns(made, made["slot"] % 2 == 0, keep_all=True)], [others], RunManifest(run="r")
     )
 
 

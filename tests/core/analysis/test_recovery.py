@@ -11,12 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from loadgen.cli.app import main
 from loadgen.core import format
 from loadgen.core.analysis import recovery
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.sections import Recovery
-from loadgen.core.results.manifest import Header, ReasonCode, StagePlan
+from loadgen.core.results.manifest import ReasonCode, RunManifest, StagePlan
 from loadgen.core.results.record import ROW
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.slo import Slo, Term
@@ -24,7 +25,6 @@ from loadgen.core.workload import Closed, Gamma, Poisson, load
 from loadgen.runs import charts
 from loadgen.runs import recovery as recovery_words
 from loadgen.runs.page_data import Figures, figures
-from loadgen.shell.app import main
 
 S = 1_000_000_000
 SLO = Slo(terms=(Term(metric="ttft", limit_ns=S),))
@@ -60,12 +60,12 @@ def found(
     codes: dict[str, ReasonCode] | None = None,
 ) -> tuple[Recovery, ...]:
     """Ten requests a second over the stages; those due in `late` have a TTFT of 2 s, the others one of 0.1 s."""
-    header = Header(state="finished", stages=tuple(stages), slo=slo, note_codes=codes or {})
+    header = RunManifest(state="finished", stages=tuple(stages), slo=slo, note_codes=codes or {})
     return recovery.of_rows([Columns(rows_of(late, until_s, stages))], header, said)
 
 
 def figures_of(start_s: float, end_s: float, stages: Sequence[StagePlan]) -> Figures:
-    header = Header(state="finished", stages=tuple(stages), slo=SLO)
+    header = RunManifest(state="finished", stages=tuple(stages), slo=SLO)
     return figures(header, rows_of((start_s, end_s), 60.0, stages))
 
 
@@ -243,7 +243,7 @@ def test_a_load_of_the_command_line_in_place_of_a_spike_is_said(
     ],
 )
 def test_what_is_no_spike_is_refused_where_it_stands(tmp_path: Path, bad: str, words: str) -> None:
-    with pytest.raises(Faults) as refused:
+    with pytest.raises(CombinedError) as refused:
         written(tmp_path, f"  - {{arrival: {{poisson: 10/s}}, duration: 30s}}\n  - {bad}\n")
     assert words in str(refused.value) and "stages[" in str(refused.value)
 

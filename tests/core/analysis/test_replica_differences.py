@@ -13,16 +13,16 @@ from make_examples import blank, stream
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
+from loadgen.cli.app import run_command_line
+from loadgen.cli.targets import load_targets
 from loadgen.compare.comparison import ComparedRun, Side, compare
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
-from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats.components import components, outliers
 from loadgen.runs import text
-from loadgen.shell.app import run_command_line
-from loadgen.shell.targets import load_targets
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -99,7 +99,7 @@ def _summary(rows: NDArray[Any], **facts: tuple[str, ...]) -> Summary:
     )
     stage = StagePlan(name="load", arrival="poisson 10/s", slots=len(rows), rate=10.0)
     return summarize(
-        Header(run="r", state="finished", stages=(stage,), targets=targets, rtt_ms=0.2), rows
+        RunManifest(run="r", state="finished", stages=(stage,), targets=targets, rtt_ms=0.2), rows
     )
 
 
@@ -192,7 +192,7 @@ def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
     assert "\nnode " in text.render(summary)
     file = tmp_path / "t.yaml"
     file.write_text("- {url: 'http://a:1', node: rack1-07}\n- {url: 'http://b:1', node: [x]}\n")
-    with pytest.raises(Faults, match=r"t\.yaml:2:29 \(targets\[1\]\.node\)"):
+    with pytest.raises(CombinedError, match=r"t\.yaml:2:29 \(targets\[1\]\.node\)"):
         load_targets(file, env={})
     file.write_text("- {url: 'http://a:1', node: rack1-07}\n")
     assert load_targets(file, env={})[0].node == "rack1-07"

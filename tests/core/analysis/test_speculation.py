@@ -17,7 +17,7 @@ from loadgen.core.metrics.sections import Speculation
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.requests.build import build
 from loadgen.core.requests.tokenizer import load_tokenizer
-from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import MetricSample
@@ -69,7 +69,7 @@ COUNTED = [
 
 def summary(made: Any, said: Sequence[MetricSample] = (), *, random_words: bool = True) -> Summary:
     stages = (StagePlan(name="load", arrival="poisson 1/s", rate=1.0, end_ns=len(made) * S),)
-    header = Header(state="finished", stages=stages, random_words=random_words)
+    header = RunManifest(state="finished", stages=stages, random_words=random_words)
     return summarize(header, made, server_samples=said)
 
 

@@ -11,11 +11,11 @@ from plugin_packages import forgetting, install
 import loadgen
 from loadgen import backends
 from loadgen.backends import BACKENDS
-from loadgen.core.errors import Faults, UserError
+from loadgen.cli.settings import build_settings
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.execution import backend
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.results.store import read_run
-from loadgen.shell.settings import build_settings
 
 
 def test_every_row_can_be_asked_for() -> None:
@@ -50,7 +50,7 @@ def test_a_scheme_that_no_backend_has() -> None:
         {"url": "grpc://me:secret@host:1"},
         {"url": ["http://host", "grpc://me:secret@host:1"]},
     ):
-        with pytest.raises((UserError, Faults)) as raised:
+        with pytest.raises((UserError, CombinedError)) as raised:
             build_settings(given)
         text = str(raised.value)
         assert (
@@ -131,7 +131,7 @@ def test_a_backend_of_another_package_is_found_by_its_scheme(kitchen: None) -> N
         "a scheme of ours looks for none"
     )
     assert Endpoint(url="kitchen:soup").shown == "the kitchen's soup"
-    with pytest.raises((UserError, Faults), match="kitchen:"):
+    with pytest.raises((UserError, CombinedError), match="kitchen:"):
         build_settings({"url": "grpc:x"})
-    with pytest.raises((UserError, Faults), match="a target of kitchen stands alone"):
+    with pytest.raises((UserError, CombinedError), match="a target of kitchen stands alone"):
         build_settings({"url": ["kitchen:soup", "http://host"]})

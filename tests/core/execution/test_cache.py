@@ -10,7 +10,7 @@ import pytest
 from refusals import refused
 from runs import NO_PAGES
 
-from loadgen.core.errors import Fault, Faults
+from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.requests.build import build
@@ -79,7 +79,7 @@ def test_a_cache_that_is_too_small_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_it_is_said(tmp_path: Path, more: str, code: str) -> None:
-    with refused(Faults, code):
+    with refused(CombinedError, code):
         workload(tmp_path, more)
 
 
@@ -142,7 +142,7 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
     ],
 )
 def test_chunks_that_cannot_be(more: str, shape: str, code: str, tmp_path: Path) -> None:
-    with refused(Faults, code):
+    with refused(CombinedError, code):
         workload(tmp_path, more, shape)
 
 
@@ -153,27 +153,27 @@ def test_the_reset_of_each_kind_of_server() -> None:
     import asyncio
 
     from canned import answer, serving
-    from loadgen_sdk.dialects.quirks import QUIRKS
+    from loadgen_sdk.dialects.quirks import SERVER_PROFILES
     from loadgen_sdk.transport.target import Target
 
-    from loadgen.core.followers import cache_reset
+    from loadgen.core.sidecars import cache_reset
 
     def reset(kind: str, *answers: bytes) -> list[str]:
         with serving(*answers) as server:
-            found = SimpleNamespace(target=Target.parse(server.url), quirk=QUIRKS[kind])
+            found = SimpleNamespace(target=Target.parse(server.url), quirk=SERVER_PROFILES[kind])
             asyncio.run(cache_reset.empty(Settings(api_key="sk-12345"), [found]))  # type: ignore[list-item]
             return [heard.path for heard in server.heard]
 
     assert reset("vllm", answer({})) == ["/reset_prefix_cache"]
     assert reset("sglang", answer({})) == ["/flush_cache"]
     assert reset("trtllm", answer({"success": True})) == ["/reset_prefix_cache"]
-    with refused(Fault, "unsupported") as none:
+    with refused(LoadgenError, "unsupported") as none:
         reset("llamacpp", answer({}))
     assert "--salt fresh" in none.value.hint
-    with refused(Fault, "invalid_answer") as not_there:
+    with refused(LoadgenError, "invalid_answer") as not_there:
         reset("vllm", answer({"detail": "Not Found"}, "404 Not Found"))
     assert "VLLM_SERVER_DEV_MODE=1" in not_there.value.hint
-    with refused(Fault, "invalid_answer"):
+    with refused(LoadgenError, "invalid_answer"):
         reset("vllm", answer({"success": False}))
 
 

@@ -30,7 +30,7 @@ from servers import start
 from test_run import after_the_probe
 
 from loadgen.core.execution import run
-from loadgen.core.execution.events import Hearer, LoadStarted, RunEvent
+from loadgen.core.execution.events import EventHandler, LoadStarted, RunEvent
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.probing import Known
 from loadgen.core.metrics.summary import Summary
@@ -190,7 +190,7 @@ def execute(
     stalls: bool,
     asked: str,
     cell: Cell,
-    hear: Hearer = lambda _: None,
+    hear: EventHandler = lambda _: None,
 ) -> tuple[Summary, NDArray[np.void]]:
     flags, more = LOADS[cell.load]
     file = folder / "w.yaml"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build
 from loadgen.core.schedule import arrivals
@@ -73,12 +73,12 @@ def test_flags_change_minimums(file: Path) -> None:
 )
 def test_what_minimums_cannot_be(file: Path, old: str, new: str, code: str) -> None:
     file.write_text(TEXT.replace(old, new))
-    with refused(Faults, code) as caught:
+    with refused(CombinedError, code) as caught:
         load(str(file))
     assert "shape.yaml" in str(caught.value)
 
 
 @pytest.mark.parametrize("flags", [read_flags(burstiness=2), read_flags(concurrency=4)])
 def test_flags_that_minimums_cannot_follow(file: Path, flags: Overrides) -> None:
-    with pytest.raises(Faults):
+    with pytest.raises(CombinedError):
         load(str(file), flags)

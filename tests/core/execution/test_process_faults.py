@@ -57,7 +57,7 @@ def of(module: str, parent: int) -> int:
 def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--concurrency", "4", "--duration", "2s")
     rows_written(tmp_path, 100)
-    os.kill(of("followers.compactor_process", process.pid), signal.SIGKILL)
+    os.kill(of("sidecars.compactor_process", process.pid), signal.SIGKILL)
     code, out, err = ended(process)
     assert code in (0, 3), err
     summary = run_folder.kept_summary(tmp_path / "out")
@@ -149,7 +149,7 @@ def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded
         tuning=Tuning(helper_frozen_s=0.5, compacted_rows=0),
     )
     freeze = when_started(
-        lambda _: os.kill(of("followers.compactor_process", os.getpid()), signal.SIGSTOP)
+        lambda _: os.kill(of("sidecars.compactor_process", os.getpid()), signal.SIGSTOP)
     )
     summary, _ = run.execute(made, settings, freeze)
     assert summary.requests.ok == 100

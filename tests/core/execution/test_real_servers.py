@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from pyarrow import parquet
 from real_servers import BY_NAME, HOME, ROWS, Started, filled, lacks, started
 from test_run import rows_written
@@ -112,7 +112,7 @@ def test_doctor_knows_it(server: Started) -> None:
     told = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
     found = {finding["check"]: finding for finding in told["findings"]}
     assert (
-        found["make"]["found"].startswith(QUIRKS[server.row.kind].title)
+        found["make"]["found"].startswith(SERVER_PROFILES[server.row.kind].title)
         or server.row.kind == "generic"
     )
     assert found["model"]["state"] in ("ok", "note")

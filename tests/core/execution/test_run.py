@@ -26,7 +26,8 @@ from processes import children
 from runs import NO_PAGES, says, when_started
 from servers import log, start
 
-from loadgen.core.errors import Faults, TargetError, UserError
+from loadgen.cli.app import main
+from loadgen.core.errors import CombinedError, TargetError, UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.events import RunningLoad
 from loadgen.core.execution.plan import Settings
@@ -37,7 +38,6 @@ from loadgen.core.results.record import KINDS, ROW, STATUSES
 from loadgen.core.results.store import Stored
 from loadgen.core.workload import load, read_flags
 from loadgen.runs import text
-from loadgen.shell.app import main
 from loadgen.sim.server.embedded import Embedded
 from loadgen.sim.server.faults import NAMES, parse
 from loadgen.sim.server.options import Options
@@ -312,7 +312,7 @@ def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(
         ({"stream": False}, "does not tell when its prefill"),
         ({"workers": 2}, "spread over 2"),
     ):
-        with pytest.raises(Faults, match=words):
+        with pytest.raises(CombinedError, match=words):
             go(tmp_path, endpoint.url, settings=settings, **load)
 
 
@@ -736,7 +736,7 @@ def test_a_drive_can_be_followed(tmp_path: Path, endpoint: Embedded) -> None:
 
 
 def test_wrong_workloads_never_reach_a_server(tmp_path: Path) -> None:
-    with pytest.raises(Faults):
+    with pytest.raises(CombinedError):
         go(tmp_path, "http://127.0.0.1:1", request_rate="-3")
     assert not (tmp_path / "out").exists()
 

@@ -22,13 +22,12 @@ from refusals import refused
 from runs import gaps_of, header, when_started
 from servers import log, shared, start
 
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.execution import plan, resource_limits, run
 from loadgen.core.execution.events import Counters
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.resource_limits import Room
 from loadgen.core.execution.shared_counters import SharedCounters
-from loadgen.core.followers.compactor import compact_records
 from loadgen.core.metrics.columns import FAILED
 from loadgen.core.results import store
 from loadgen.core.results.manifest import encode
@@ -36,6 +35,7 @@ from loadgen.core.results.record import KINDS
 from loadgen.core.results.spool import Spool
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule import arrivals
+from loadgen.core.sidecars.compactor import compact_records
 from loadgen.core.stats.quantiles import Histogram, exact
 from loadgen.core.workload import Workload, load, read_flags
 from loadgen.sim.server import embedded
@@ -284,14 +284,14 @@ def test_too_much_for_this_machine_is_said_before_the_first_request(tmp_path: Pa
 @pytest.mark.processes
 def test_a_slip_of_the_key_does_not_take_the_machine(tmp_path: Path) -> None:
     """5,000 processes of 60 MB each are started by a typing error otherwise."""
-    with refused(Faults, "resource_limit", "--workers"):
+    with refused(CombinedError, "resource_limit", "--workers"):
         made = workload(tmp_path, concurrency="2", num_requests="4")
         run.execute(made, to(shared(), tmp_path / "out", workers=5_000))
 
 
 @pytest.mark.processes
 def test_a_cap_smaller_than_the_workers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Faults, match="--> --max-in-flight"):
+    with pytest.raises(CombinedError, match="--> --max-in-flight"):
         made = workload(tmp_path, request_rate="50", num_requests="20", max_in_flight="3")
         run.execute(made, to(shared(), tmp_path / "out", workers=4))
 

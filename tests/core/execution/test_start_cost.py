@@ -97,7 +97,7 @@ except Exception as error: print(type(error).__name__, end=" ")
 stuck.kill()
 print(stuck.wait(20), end=" ")
 threading.Thread(target=threading.Event().wait, args=(5,), daemon=True).start()
-from loadgen.core.followers import scraper
+from loadgen.core.sidecars import scraper
 other = child_process.beside(scraper.__name__, ".", copy=sys.exit)
 other.stdin.close(); other.wait()
 print(type(made).__name__, type(other).__name__)

@@ -13,7 +13,7 @@ from msgspec import structs
 from runs import NO_PAGES
 from servers import start
 
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.execution.events import RunEvent, Simulated
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
@@ -171,7 +171,7 @@ def test_what_is_wrong_with_a_rule_is_said(text: str, what: str) -> None:
             parse_stop_rule("ttft:p50:30s"),
         )
         return
-    with pytest.raises(Faults, match=what):
+    with pytest.raises(CombinedError, match=what):
         load("qa", read_flags(stop_when=[text]))
 
 
@@ -186,7 +186,7 @@ def test_a_file_says_it_too_and_the_recipe_stays(tmp_path: Path) -> None:
         one.model_copy(update={"stop_when": ()}), "server"
     )
     (tmp_path / "w.yaml").write_text((tmp_path / "w.yaml").read_text().replace("20%", "20"))
-    with pytest.raises(Faults, match=r"w\.yaml:3:13"):
+    with pytest.raises(CombinedError, match=r"w\.yaml:3:13"):
         load(str(tmp_path / "w.yaml"))
 
 

@@ -12,7 +12,7 @@ import runs
 from command_line import exits
 from refusals import refused
 
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.execution import system_file
 from loadgen.core.metrics import reasons
 from loadgen.core.results.manifest import TargetFacts
@@ -82,7 +82,7 @@ def test_a_wrong_file_is_told_with_its_place(
 ) -> None:
     file = tmp_path / "system.yaml"
     file.write_text(text)
-    with refused(Faults, code, where=f"system.yaml:{place}") as found:
+    with refused(CombinedError, code, where=f"system.yaml:{place}") as found:
         system_file.load(file)
     assert len(found.value.faults) == 1
 

@@ -11,7 +11,7 @@ from refusals import refused
 from runs import NO_PAGES, says, when_started
 from servers import QUICK, log, shared, start
 
-from loadgen.core.errors import Faults, TargetError
+from loadgen.core.errors import CombinedError, TargetError
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.execution.target_selection import DOWN_AFTER, RETRY_NS, TargetSelection
@@ -197,7 +197,7 @@ def test_targets_must_serve_the_same(tmp_path: Path) -> None:
         with refused(TargetError, "targets_differ"):  # which it would answer for all the same
             run.execute(made, replace(settings, model="sim"))
         gone = Endpoint(url="http://127.0.0.1:1", name="three")
-        with pytest.raises(Faults) as faults:
+        with pytest.raises(CombinedError) as faults:
             run.execute(made, replace(settings, targets=(*settings.targets, gone)))
     assert [fault.code for fault in faults.value.faults] == ["targets_differ", "connect"]
 

@@ -9,7 +9,7 @@ from make_examples import blank, stream
 from loadgen.core.metrics import drift
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
 from loadgen.runs import text
@@ -30,7 +30,7 @@ def slower(change: float, seconds: int) -> Summary:
         np.full(len(rows), 10 * MS),
         np.full(len(rows), 20_000),
     )
-    return summarize(Header(state="finished", stages=(StagePlan(name="load"),)), rows)
+    return summarize(RunManifest(state="finished", stages=(StagePlan(name="load"),)), rows)
 
 
 def test_drift_is_found_and_only_what_drifts() -> None:

@@ -11,7 +11,7 @@ import pytest
 from make_examples import blank, stream
 from test_summary import HEADER, hand_rows
 
-from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
@@ -58,7 +58,7 @@ def conversations() -> tuple[Any, ...]:
     for name in unsent:
         rows[name][cut & (rows["turn"] == 2)] = -1
     rows = rows[~((rows["session"] >= 58) & (rows["turn"] == 2))]
-    header = Header(
+    header = RunManifest(
         state="finished",
         turns=3,
         stages=(StagePlan(name="all", arrival="constant 10/s"),),

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from plugin_packages import forgetting, install
 
 import loadgen
+from loadgen.bundle.verify import bundle
 from loadgen.core.metrics import columns, outcomes
 from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
@@ -25,7 +26,6 @@ from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.workload.slo_fields import parse_stop_rule
-from loadgen.evidence.verify import bundle
 from loadgen.figures import FIGURES, PLACES
 from loadgen.plugins import without_plugins
 from loadgen.repeated import registry
@@ -210,10 +210,10 @@ def test_a_contract_promises_a_figure_of_another_package(
 
 
 MODULE = """
-from loadgen.figures import FigureRow
+from loadgen.figures import MetricDefinition
 def thinking(columns):
     return columns["first_answer_ns"] - columns["first_token_ns"] + 1_000_000
-ROW = FigureRow(
+ROW = MetricDefinition(
     name="thinking", words="Time to think", meaning="first answer - first token", values=thinking, compared=("p50",),
     shown=("slo", "contract", "latency", "requests", "prometheus"),
 )

@@ -9,8 +9,8 @@ from queueing import rows
 
 from loadgen.core import run_folder
 from loadgen.core.results.record import FINISH, STATUSES
-from loadgen.present import html as as_page
-from loadgen.present import text as as_text
+from loadgen.render import html as as_page
+from loadgen.render import text as as_text
 from loadgen.runs import kind
 
 

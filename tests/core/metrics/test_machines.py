@@ -12,7 +12,7 @@ from runs import header
 from loadgen.core.metrics.columns import LOST
 from loadgen.core.metrics.machines import MachineSummary
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
-from loadgen.core.results.manifest import Cluster, Placed, Second
+from loadgen.core.results.manifest import Cluster, Placed, WorkerSample
 from loadgen.core.run_summary import summarize
 from loadgen.runs import text
 
@@ -32,7 +32,7 @@ def summary_of(*workers: Placed, lost: tuple[str, ...] = ()) -> Summary:
     gone = last & (np.arange(400) >= 360)
     found["status"][gone], found["sent_ns"][gone] = LOST, -1
     seconds = [
-        Second(t_s=float(t), worker=w, cpu_share=0.1 * (w + 1))
+        WorkerSample(t_s=float(t), worker=w, cpu_share=0.1 * (w + 1))
         for t in range(2, 30)
         for w in range(4)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from loadgen.core.metrics.accumulator import Cell
+from loadgen.core.metrics.accumulator import MetricAccumulator
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.load import gap_variation, in_flight
 from loadgen.core.metrics.windows import Span
@@ -17,19 +17,19 @@ COUNT = 500_000
 S = 10**9
 
 
-def cell() -> Cell:
+def cell() -> MetricAccumulator:
     """A cell of answers that took up to 50 s, after some failed ones."""
     rows, draw = np.zeros(COUNT, ROW), np.random.default_rng(1)
     rows["due_ns"] = rows["sent_ns"] = np.arange(COUNT) * 1_000
     rows["first_token_ns"] = rows["due_ns"] + draw.integers(1, 50 * S, COUNT)
     rows["end_ns"] = rows["done_ns"] = rows["last_token_ns"] = rows["first_token_ns"] + 5
     rows["input_tokens"], rows["status"][:1_000], rows["sent_ns"][:1_000] = 7, 1, -1
-    found = Cell()
+    found = MetricAccumulator()
     found.columns.append(Columns(rows))
     return found
 
 
-CASES: dict[str, tuple[Callable[[Cell], object], float]] = {
+CASES: dict[str, tuple[Callable[[MetricAccumulator], object], float]] = {
     "distribution": (
         lambda of: Values.of(np.array_split(of.columns[0]["done_ns"], 9), COUNT).distribution(),
         1.2,

@@ -34,11 +34,11 @@ from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_
 from loadgen.core.metrics.windows import Window
 from loadgen.core.results import record
 from loadgen.core.results.manifest import (
-    Header,
     ReasonCode,
-    Second,
+    RunManifest,
     StagePlan,
     TargetFacts,
+    WorkerSample,
     decode,
     decode_seconds,
     encode,
@@ -112,7 +112,7 @@ def hand_rows() -> NDArray[np.void]:
     return rows
 
 
-HEADER = Header(
+HEADER = RunManifest(
     run="r",
     state="finished",
     stages=(
@@ -278,7 +278,11 @@ def test_of_a_run_that_was_cut_off_what_was_sent_and_has_no_record_is_lost() -> 
     header = msgspec.structs.replace(HEADER, state="running", stages=stages)
     rows = hand_rows()
     sent = len(rows) - 1  # one was dropped
-    samples = [Second(t_s=2, worker=1, sent=3), Second(t_s=1, sent=4), Second(t_s=2, sent=sent)]
+    samples = [
+        WorkerSample(t_s=2, worker=1, sent=3),
+        WorkerSample(t_s=1, sent=4),
+        WorkerSample(t_s=2, sent=sent),
+    ]
     s = summarize(header, rows, seconds=samples)
     assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (
         12,
@@ -325,10 +329,10 @@ def test_conversations_are_ok_when_every_turn_is() -> None:
     rows["last_token_ns"] = rows["first_token_ns"] = rows["done_ns"] = rows["end_ns"]
     rows["status"][3], rows["status"][5] = STATUSES.index("failed"), STATUSES.index("cancelled")
     cut = summarize(
-        Header(turns=3), rows
+        RunManifest(turns=3), rows
     ).sessions  # the same rows, had there been a third turn to come
     assert cut is not None and (cut.count, cut.cut, cut.ok) == (0, 2, 0)
-    sessions = summarize(Header(turns=2), rows).sessions
+    sessions = summarize(RunManifest(turns=2), rows).sessions
     assert sessions is not None
     assert (sessions.count, sessions.ok, sessions.duration_ms.p50) == (2, 1, 3500)
     assert sessions.ok_per_s == pytest.approx(1 / 6.5)
@@ -354,7 +358,7 @@ def test_targets_share_one_clock_and_their_rates_add_up() -> None:
 def test_nothing_measured_is_not_valid(n: int) -> None:
     rows = blank(n)
     rows["status"] = LOST
-    s = summarize(Header(slo=HEADER.slo), rows)
+    s = summarize(RunManifest(slo=HEADER.slo), rows)
     assert not s.verdict.valid
     assert load_summary(dump_summary(s)) == s
 
@@ -377,7 +381,7 @@ def sound(n: int = 1000) -> NDArray[np.void]:
 
 def judged(
     change: dict[str, tuple[int, Any]] | None = None,
-    seconds: list[Second] | None = None,
+    seconds: list[WorkerSample] | None = None,
     **header: Any,
 ) -> Summary:
     """A sound run with fields of its first k rows changed: {field: (k, value)}."""
@@ -387,7 +391,7 @@ def judged(
     gaps = Histogram()
     gaps.add(np.full(4000, 10 * MS))
     return summarize(
-        Header(**({"state": "finished", "template_tokens": 0} | header)),
+        RunManifest(**({"state": "finished", "template_tokens": 0} | header)),
         rows,
         [gaps],
         [],
@@ -399,7 +403,7 @@ FAILED, LOST = STATUSES.index("failed"), STATUSES.index("lost")
 TTFT_P95 = Slo(terms=(Term(metric="ttft", limit_ns=2000 * MS, quantile=0.95),))
 CLIENT_RESOURCE = KINDS.index("client_resource")
 LATE = np.arange(10) * 10 * MS
-BUSY = Second(t_s=5.0, worker=3, cpu_share=0.91)
+BUSY = WorkerSample(t_s=5.0, worker=3, cpu_share=0.91)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +466,7 @@ BUSY = Second(t_s=5.0, worker=3, cpu_share=0.91)
 )
 def test_each_limit_from_both_sides(
     change: dict[str, Any],
-    seconds: list[Second],
+    seconds: list[WorkerSample],
     header: dict[str, Any],
     reason: tuple[str, dict[str, Any]] | None,
 ) -> None:
@@ -507,9 +511,10 @@ def test_failures_that_the_slo_allows_leave_it_met() -> None:
 def test_why_it_was_late(
     cpu_share: float, waited_share: float | None, remedy: dict[str, Any]
 ) -> None:
-    second = Second(t_s=5.0, worker=3, cpu_share=cpu_share, waited_share=waited_share)
+    second = WorkerSample(t_s=5.0, worker=3, cpu_share=cpu_share, waited_share=waited_share)
     s = judged(
-        {"sent_ns": (10, LATE + 6 * MS)}, [second, Second(t_s=7.0, cpu_share=0.1, waited_share=0.0)]
+        {"sent_ns": (10, LATE + 6 * MS)},
+        [second, WorkerSample(t_s=7.0, cpu_share=0.1, waited_share=0.0)],
     )
     assert says(s.verdict.codes[:1], "sent_late", **remedy)
     assert s.client.waited_share_max == waited_share
@@ -523,7 +528,9 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
     write_share: float, waited_share: float, remedy: str
 ) -> None:
     """Unless other processes kept this one waiting: then its writes lasted too."""
-    seconds = [Second(t_s=5.0, cpu_share=0.2, waited_share=waited_share, write_share=write_share)]
+    seconds = [
+        WorkerSample(t_s=5.0, cpu_share=0.2, waited_share=waited_share, write_share=write_share)
+    ]
     (code,) = judged({"sent_ns": (10, LATE + 6 * MS)}, seconds).verdict.codes
     assert code.values["remedy"] == remedy
     disk = "writing the records took 20.0 % of the second up to 5 s: a faster disk for --out"
@@ -660,7 +667,7 @@ def stopped_client(
         Term(metric=metric, limit_ns=300 * MS, quantile=0.5)
         for metric in ("ttft", "tpot", "itl", "max_gap")
     )
-    header = Header(
+    header = RunManifest(
         state="finished", template_tokens=0, slo=Slo(terms=terms), percentiles=(0.5, 0.255)
     )
     return summarize(
@@ -713,12 +720,12 @@ def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
 def test_the_remedy_for_uncertain_times_fits_their_cause(
     unsure_share: float, read_at_once: bool, url: str, remedy: str
 ) -> None:
-    header = Header(targets=(TargetFacts(url=url),))
+    header = RunManifest(targets=(TargetFacts(url=url),))
     evidence = validity.TimingEvidence(
         unsure_share=unsure_share,
         is_read_at_once=read_at_once,
         is_local=validity.is_local(header),
-        seconds=[Second(t_s=float(t), cpu_share=0.2, waited_share=0.3) for t in range(1, 9)],
+        seconds=[WorkerSample(t_s=float(t), cpu_share=0.2, waited_share=0.3) for t in range(1, 9)],
         window=Window(start_s=0.0, end_s=9.0),
     )
     assert remedy in validity.why_times_are_uncertain(evidence)
@@ -792,7 +799,7 @@ def test_tpot_has_its_own_error() -> None:
 def test_the_highest_supported_quantile_decides(n: int, late: int, quantile: str) -> None:
     rows = sound(n)
     rows["sent_ns"][:late] += 50 * MS
-    verdict = summarize(Header(state="finished"), rows).verdict
+    verdict = summarize(RunManifest(state="finished"), rows).verdict
     assert verdict.valid is not quantile
     assert not quantile or says(verdict.codes[:1], "sent_late", quantile=quantile), verdict.reasons
 
@@ -805,7 +812,7 @@ def test_a_mean_that_one_late_request_may_have_spoilt_is_withheld() -> None:
     rows["last_token_ns"][0] += 1000 * MS
     rows["end_ns"][0] += 1000 * MS
     rows["stamp_error_ns"][0] = 500 * MS
-    s = summarize(Header(state="finished"), rows)
+    s = summarize(RunManifest(state="finished"), rows)
     assert s.verdict.valid
     assert s.ttft_ms.p50 == pytest.approx(100, rel=0.05)
     assert (s.ttft_ms.mean, s.ttft_ms.max) == (None, None)
@@ -821,14 +828,14 @@ def test_a_median_is_withheld_when_late_sends_may_have_moved_it(late: int, is_sh
     rows["first_token_ns"] = rows["due_ns"] + np.arange(84, 116) * MS
     rows["sent_ns"][:late] += 45 * MS
     rows["first_token_ns"][:late] += 45 * MS
-    s = summarize(Header(state="finished"), rows)
+    s = summarize(RunManifest(state="finished"), rows)
     assert (s.ttft_ms.p50 is not None) is is_shown
 
 
 def test_withholding_ttft_does_not_make_a_late_client_valid() -> None:
     rows = sound(100)
     rows["sent_ns"] += 50 * MS
-    s = summarize(Header(state="finished"), rows)
+    s = summarize(RunManifest(state="finished"), rows)
     assert s.ttft_ms.p50 is None
     assert says(s.verdict.codes, "sent_late", basis="TTFT p50")
 
@@ -847,7 +854,7 @@ def test_an_slo_within_the_range_of_tpot_is_undecided_and_outside_it_decided(
     rows["first_event_tokens"] = first_event
     rows["last_token_ns"] = rows["end_ns"] = rows["first_token_ns"] + 200 * MS
     slo = Slo(terms=(Term(metric="tpot", limit_ns=limit_ms * MS, quantile=0.5),))
-    s = summarize(Header(state="finished", slo=slo), rows)
+    s = summarize(RunManifest(state="finished", slo=slo), rows)
     (term,) = s.goodput.slo
     assert (s.verdict.valid, term.met) == (True, met)
     assert (s.tpot_ms.p50 is None) is (first_event == 0)
@@ -863,7 +870,7 @@ def test_large_bundles_leave_tpot_known_within_its_limit() -> None:
     rows["output_events"] = 125
     rows["first_event_tokens"] = 0
     rows["last_token_ns"] = rows["end_ns"] = rows["first_token_ns"] + 4990 * MS
-    s = summarize(Header(state="finished"), rows)
+    s = summarize(RunManifest(state="finished"), rows)
     assert s.tpot_ms.p50 == 10
 
 
@@ -873,12 +880,12 @@ def test_a_token_without_text_does_not_make_tpot_uncertain() -> None:
     rows["output_events"] = 15
     rows["first_event_tokens"] = 0
     rows["finish_reason"] = STOP
-    s = summarize(Header(state="finished"), rows)
+    s = summarize(RunManifest(state="finished"), rows)
     assert s.tpot_ms.p50 is not None
 
 
 def test_ten_requests_support_no_quantile() -> None:
-    verdict = summarize(Header(state="finished"), sound(10)).verdict
+    verdict = summarize(RunManifest(state="finished"), sound(10)).verdict
     assert not verdict.valid and says(verdict.codes, "too_few", requests=10)
 
 
@@ -893,15 +900,15 @@ def test_a_term_that_no_request_can_have_is_undecided() -> None:
             Term(metric="ttft", limit_ns=MS),
         )
     )
-    s = summarize(Header(state="finished", slo=slo), rows)
+    s = summarize(RunManifest(state="finished", slo=slo), rows)
     assert [term.met for term in s.goodput.slo] == [None, None, False]
     assert s.goodput.slo[0].undecided == "no answer had the two tokens of a TPOT"
     assert s.goodput.met is False, "a missed term decides"
-    s = summarize(Header(state="finished", slo=Slo(terms=slo.terms[:1])), rows)
+    s = summarize(RunManifest(state="finished", slo=Slo(terms=slo.terms[:1])), rows)
     assert s.goodput.undecided and exit_code(s) == 0 and exit_code(s, strict=True) == 4
     assert "MISSED" not in text.render(s)
     rows["status"] = FAILED
-    assert summarize(Header(slo=Slo(terms=slo.terms[:1])), rows).goodput.met is False, (
+    assert summarize(RunManifest(slo=Slo(terms=slo.terms[:1])), rows).goodput.met is False, (
         "failed requests are over"
     )
 
@@ -910,7 +917,7 @@ def test_a_run_needs_requests_for_all_virtual_users_of_its_largest_stage() -> No
     stages = (StagePlan(name="small", concurrency=2), StagePlan(name="large", concurrency=50))
     rows = sound(20)
     rows["stage"][10:] = 1
-    verdict = summarize(Header(state="finished", stages=stages), rows).verdict
+    verdict = summarize(RunManifest(state="finished", stages=stages), rows).verdict
     assert says(verdict.caveat_codes, "lanes_unfilled", requests=20, lanes=50)
 
 
@@ -918,7 +925,7 @@ def test_responses_in_one_event_leave_terms_other_than_tpot_decided() -> None:
     rows = sound(1000)
     rows["last_token_ns"][:200] = rows["first_token_ns"][:200]
     terms = (Term(metric="tpot", limit_ns=20 * MS), Term(metric="ttft", limit_ns=200 * MS))
-    summary = summarize(Header(state="finished", slo=Slo(terms=terms)), rows)
+    summary = summarize(RunManifest(state="finished", slo=Slo(terms=terms)), rows)
     assert [term.met for term in summary.goodput.slo] == [None, True]
 
 
@@ -947,7 +954,7 @@ def test_steady_tokens_come_from_the_timeline() -> None:
     timeline = np.zeros(1100, np.int64)
     timeline[:1000] = 7  # events per 10 ms; two tokens each
     rows["output_tokens"] = rows["asked_output"] = 10
-    s = summarize(Header(), rows, [], [timeline])
+    s = summarize(RunManifest(), rows, [], [timeline])
     assert s.tokens.steady_output_per_s == pytest.approx(7 * 2 * 100)
 
 
@@ -989,7 +996,7 @@ def test_the_examples_are_what_the_script_writes(name: str) -> None:
 
 def test_a_header_survives_its_file_and_unknown_fields_are_ignored() -> None:
     assert decode(encode(HEADER)) == HEADER
-    assert decode(b'{"schema": 1, "run": "x", "unknown": [1]}') == Header(run="x")
+    assert decode(b'{"schema": 1, "run": "x", "unknown": [1]}') == RunManifest(run="x")
     assert [second.t_s for second in decode_seconds(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')] == [
         1,
         2,
@@ -1123,13 +1130,13 @@ def test_a_single_request_has_no_rate(tmp_path: Path) -> None:
 def test_an_slo_that_rests_on_too_few_samples_is_inconclusive_under_strict() -> None:
     """p99 needs 662 samples: 300 good ones pass without --strict, and decide nothing with it."""
     slo = Slo(terms=(Term(metric="ttft", limit_ns=60_000 * MS, quantile=0.99),))
-    few = summarize(Header(slo=slo, state="finished"), rows(1, 300))
-    enough = summarize(Header(slo=slo, state="finished"), rows(1, 700))
+    few = summarize(RunManifest(slo=slo, state="finished"), rows(1, 300))
+    enough = summarize(RunManifest(slo=slo, state="finished"), rows(1, 700))
     assert few.verdict.valid and few.goodput.met and not few.goodput.slo[0].supported
     assert (exit_code(few), exit_code(few, strict=True)) == (0, 4)
     assert (exit_code(enough), exit_code(enough, strict=True)) == (0, 0)
     slow = Slo(terms=(Term(metric="ttft", limit_ns=1, quantile=0.99),))
-    missed = summarize(Header(slo=slow, state="finished"), rows(1, 300))
+    missed = summarize(RunManifest(slo=slow, state="finished"), rows(1, 300))
     assert exit_code(missed, strict=True) == 1, "a miss decides"
 
 
@@ -1145,7 +1152,7 @@ def test_the_steady_input_rate_counts_a_prompt_read_at_the_start_of_the_window()
     rows = sound(20)
     due_ns = rows["due_ns"].copy()
     rows["first_token_ns"] = rows["last_token_ns"] = rows["end_ns"] = due_ns
-    s = summarize(Header(state="finished"), rows)
+    s = summarize(RunManifest(state="finished"), rows)
     steady = s.window.steady
     assert steady.start_s == due_ns.min() / 1e9
     assert s.tokens.steady_input_per_s is not None and steady.duration_s is not None

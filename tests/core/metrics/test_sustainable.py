@@ -15,6 +15,7 @@ from command_line import exits
 from make_examples import blank
 from msgspec import structs
 
+from loadgen.cli.app import main
 from loadgen.core import seeds
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
@@ -24,7 +25,7 @@ from loadgen.core.metrics.reasons import coded
 from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.core.metrics.windows import Span, Window
 from loadgen.core.requests import resonance
-from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import ROW, STATUS
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import trend
@@ -32,13 +33,12 @@ from loadgen.core.workload import EmpiricalTokens, ListedTokens, Synthetic
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf_run
 from loadgen.mlperf import text as mlperf_text
-from loadgen.present import text as as_text
+from loadgen.render import text as as_text
 from loadgen.repeated.capacity import load_capacity
 from loadgen.search import text as search_text
 from loadgen.search.belief import Belief
 from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
 from loadgen.search.watch import Goal
-from loadgen.shell.app import main
 
 pytestmark = pytest.mark.commands
 
@@ -145,7 +145,7 @@ def queues(loads: list[float], *, length_s: float = 400, rate: float = 40, seed:
 
 def judged(rows: Any, **stage: Any) -> Sustainable:
     plan = StagePlan(name="load", arrival="poisson 40/s", rate=40.0)
-    header = Header(
+    header = RunManifest(
         state="finished",
         stages=(msgspec.structs.replace(plan, **stage),),
         targets=tuple(TargetFacts(name=name) for name in ("A", "B", "C")),

@@ -24,7 +24,7 @@ from loadgen.core.metrics import columns, outcomes
 from loadgen.core.metrics.columns import UNFINISHED, Columns
 from loadgen.core.metrics.summary import Summary, exit_code, load_summary
 from loadgen.core.results import manifest, store
-from loadgen.core.results.manifest import Header, StagePlan, TargetFacts
+from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.parquet import from_parquet, to_table
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
 from loadgen.core.run_summary import summarize
@@ -44,7 +44,7 @@ SLO = Slo(
         Term(metric="e2e", limit_ns=60 * S, quantile=0.95),
     )
 )
-HEADER = Header(
+HEADER = RunManifest(
     run="r",
     state="finished",
     stages=(StagePlan(name="load", arrival="poisson 10/s"),),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from loadgen_sdk.dialects.body import body, maker
-from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from loadgen_sdk.hashing import sum_of_hashes
 from loadgen_sdk.request import Request
 from runs import NO_PAGES, frozen_at_birth, says, when_started
@@ -103,7 +103,9 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(
         1,
         load_tokenizer(None),
     )
-    makes = [maker(QUIRKS["vllm"], "chat", f"model {target}", True) for target in range(targets)]
+    makes = [
+        maker(SERVER_PROFILES["vllm"], "chat", f"model {target}", True) for target in range(targets)
+    ]
 
     def prepare(number: int, request: Request) -> bytes:
         return makes[number % targets](request)
@@ -124,7 +126,10 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(
         request = prompts[number]
         alone.add([(number, request)])
         sent.append(
-            (number, body(request, QUIRKS["vllm"], "chat", f"model {number % targets}", True))
+            (
+                number,
+                body(request, SERVER_PROFILES["vllm"], "chat", f"model {number % targets}", True),
+            )
         )
         assert together.take(0, number) == (sent[-1][1], bodies.built_of(request))
     assert together.late == 0

@@ -13,14 +13,14 @@ from servers import start
 
 from loadgen.contracts import prediction
 from loadgen.contracts.load import load_contract
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.requests import lengths
 from loadgen.core.requests.build import build
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import load, read_flags
-from loadgen.preflight import doctor
+from loadgen.doctor import doctor
 from loadgen.sim.server.options import Options
 
 
@@ -151,7 +151,7 @@ def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
 
 
 def test_no_prompt_of_a_refused_load_is_sent(tmp_path: Path) -> None:
-    with pytest.raises(Faults) as raised:
+    with pytest.raises(CombinedError) as raised:
         execute(
             load("coding-agent", read_flags(seed="1")),
             Settings(url="sim:gb300-vm", out=tmp_path / "out"),

@@ -15,10 +15,11 @@ from canned import Heard, answer, events, serving
 from refusals import refused
 from runs import NO_PAGES
 
+from loadgen.cli.settings import build_settings
 from loadgen.compare.comparison import compare
 from loadgen.compare.inputs import read_sides
 from loadgen.core import run_folder
-from loadgen.core.errors import Fault, Faults
+from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.execution.step_targets import resolved
@@ -33,7 +34,6 @@ from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.step_cost import with_steps
 from loadgen.pricing.unit_cost import TASK, offer
 from loadgen.runs import text
-from loadgen.shell.settings import build_settings
 
 VECTOR = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4}})
 RANKS = answer({"results": [{"index": 0, "relevance_score": 0.3}], "usage": {"total_tokens": 7}})
@@ -370,7 +370,7 @@ def test_lengths_are_what_the_texts_have() -> None:
     ],
 )
 def test_steps_that_cannot_be_are_told(steps: dict[str, Any], code: str) -> None:
-    with refused(Faults, code):
+    with refused(CombinedError, code):
         workload({"steps": steps})
 
 
@@ -387,13 +387,13 @@ def targets(*urls: str, **more: Any) -> Settings:
     ],
 )
 def test_targets_are_given_all_or_none(urls: list[str], code: str) -> None:
-    with refused(Faults, code):
+    with refused(CombinedError, code):
         resolved(workload(), targets(*urls))
 
 
 def test_where_steps_go() -> None:
     plain = workload({"input_tokens": 5, "output_tokens": 5})
-    with refused(Faults, "unknown_name", "--url"):
+    with refused(CombinedError, "unknown_name", "--url"):
         resolved(plain, targets("http://a", "embedder=http://b"))
     assert resolved(plain, targets("http://a")) == targets("http://a")
     one = resolved(workload(), targets("http://a", extra_body='{"x": 1}', model="m"))
@@ -418,7 +418,7 @@ def test_where_steps_go() -> None:
     steps = STEPS | {
         "embed": STEPS["embed"] | {"target": {"url": "http://e", "api_key_env": "E_KEY"}}
     }
-    with refused(Faults, "unset_variable", "E_KEY"):
+    with refused(CombinedError, "unset_variable", "E_KEY"):
         resolved(workload({**RAG, "steps": steps}), targets("http://a"), {})
     own = resolved(workload({**RAG, "steps": steps}), targets("http://a"), {"E_KEY": "k"})
     assert own.endpoints[1] == Endpoint(
@@ -431,7 +431,7 @@ def test_where_steps_go() -> None:
 
 
 def test_values_are_not_asked_of_tasks_as_a_whole() -> None:
-    with refused(Fault, "unsupported", "--api"):
+    with refused(LoadgenError, "unsupported", "--api"):
         build(workload(), 1, 2, load_tokenizer(), 0, "embeddings")
 
 

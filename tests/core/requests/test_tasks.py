@@ -16,7 +16,7 @@ from loadgen_sdk.price_file import PerToken
 from refusals import refused
 from runs import NO_PAGES
 
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import exit_code
@@ -34,9 +34,9 @@ from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.cost.comparison import compare_offers
 from loadgen.cost.inputs import read_evidence
 from loadgen.cost.sections import report as cost_report
-from loadgen.present import text as as_text
 from loadgen.pricing.price_file import load_prices
 from loadgen.pricing.unit_cost import offer as price_of
+from loadgen.render import text as as_text
 from loadgen.runs.text import render
 
 RESEARCH = """
@@ -149,7 +149,7 @@ C = "    c: {after: plan, tool: run, output_tokens: 5}"
 def test_steps_that_are_no_graph_are_refused_with_their_place(
     tmp_path: Path, text: str, place: str, code: str
 ) -> None:
-    with refused(Faults, code) as caught:
+    with refused(CombinedError, code) as caught:
         workload(tmp_path, steps(text))
     assert place in str(caught.value)
 

@@ -21,13 +21,13 @@ from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import tasks
-from loadgen.core.metrics.accumulator import Accumulator, Cell
+from loadgen.core.metrics.accumulator import Accumulator, MetricAccumulator
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns
 from loadgen.core.metrics.goodput import goodput
 from loadgen.core.metrics.load import gap_variation, in_flight
 from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
 from loadgen.core.results import store
-from loadgen.core.results.manifest import Header, StagePlan, encode
+from loadgen.core.results.manifest import RunManifest, StagePlan, encode
 from loadgen.core.results.parquet import KEPT_BYTES, Frame, to_table, write
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, STATUSES, joined, picked
 from loadgen.core.run_summary import summarize
@@ -216,7 +216,7 @@ def test_of_requests_that_stand_alone_little_is_read_for_tasks() -> None:
     )  # session, status, and the three instants of its latencies
 
 
-def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> Cell:
+def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> MetricAccumulator:
     """Ok requests due at 0 with these TTFTs, then others by status."""
     rows = blank(len(ttft_ms) + sum(statuses.values()))
     rows["due_ns"] = 0
@@ -224,7 +224,7 @@ def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> Cell:
     rows["status"][len(ttft_ms) :] = np.repeat(
         [STATUSES.index(name) for name in statuses], list(statuses.values())
     )
-    return Accumulator(Header(slo=slo), rows, []).measured()
+    return Accumulator(RunManifest(slo=slo), rows, []).measured()
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,10 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
         [to_table(rows[at : at + 300], texts) for at in range(0, 1_000, 300)],
     )
     frame = Frame([tmp_path / "rows.parquet"])
-    chosen, header = rows["stage"] == 1, Header(stages=(StagePlan(measured=False), StagePlan()))
+    chosen, header = (
+        rows["stage"] == 1,
+        RunManifest(stages=(StagePlan(measured=False), StagePlan())),
+    )
     late = draw.integers(0, int(chosen.sum()), 20)
     for _ in range(2):
         for name in set(ROW.names or ()) - {"text"}:
@@ -355,7 +358,7 @@ def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_sa
         [to_table(rows[at : at + 1_000], []) for at in range(0, 3_000, 1_000)],
     )
     frame = CountedFrame([tmp_path / "rows.parquet"])
-    header = Header(stages=(StagePlan(measured=False), StagePlan()))
+    header = RunManifest(stages=(StagePlan(measured=False), StagePlan()))
     assert summarize(header, cast("NDArray[np.void]", frame)) == summarize(header, rows)
     assert frame.most_kept <= KEPT_BYTES * len(rows)
     read = {name for name, _ in frame.reads}
@@ -442,7 +445,7 @@ def test_blocks_are_the_rows_in_their_order() -> None:
         assert [part["slot"].tolist() for part in parts if len(part)] != [] or not len(columns)
         assert np.concatenate([part["slot"] for part in parts]).tolist() == columns["slot"].tolist()
         assert max(map(len, parts)) <= BLOCK_ROWS
-        whole, by_block = Cell(), Cell()
+        whole, by_block = MetricAccumulator(), MetricAccumulator()
         whole.add(Columns(rows, chosen, keep_all=True), [], True)
         by_block.add(columns, [], True)
         assert (whole.sums, whole.least, whole.most, whole.errors) == (
@@ -470,7 +473,7 @@ def test_columns_are_refused_where_answered_requests_were_never_due(tmp_path: Pa
     """As rows are: what came of them was a bug of loadgen's, where a run of millions had lost the column."""
     rows = sent_rows(500, 3)
     (tmp_path / "requests").mkdir()
-    (tmp_path / "run.json").write_bytes(encode(Header(run="r")))
+    (tmp_path / "run.json").write_bytes(encode(RunManifest(run="r")))
     write(tmp_path / "requests" / "requests.parquet", [to_table(rows, []).drop_columns(["due_ns"])])
     for most in (math.inf, 0):
         with pytest.raises(UserError, match="never due"):

@@ -13,11 +13,11 @@ import run_page
 from command_line import exits
 
 import loadgen
-from loadgen.core.errors import Faults
+from loadgen.cli.user_metadata import collect_secrets, parse_metadata
+from loadgen.core.errors import CombinedError
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import checksums, manifest
 from loadgen.runs import text
-from loadgen.shell.user_metadata import collect_secrets, parse_metadata
 
 SIM = "sim:gb300-vm"
 FLAGS = ["qa", "--url", SIM, "--input-tokens", "60", "--output-tokens", "4"]
@@ -205,7 +205,7 @@ def test_no_secret_reaches_metadata(
         == 2
     )
     assert secret not in capsys.readouterr().err
-    with pytest.raises(Faults):
+    with pytest.raises(CombinedError):
         run(tmp_path / "x", metadata=[text], api_key="KEY-OF-MINE")
     assert not (tmp_path / "x").exists()
 

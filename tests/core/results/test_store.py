@@ -9,11 +9,11 @@ import pytest
 from loadgen_sdk.request import Completion, Failure, Usage
 
 from loadgen.core.errors import UserError
-from loadgen.core.followers.compactor_process import Compactor
 from loadgen.core.results import manifest, store
 from loadgen.core.results.parquet import from_parquet, unreadable
 from loadgen.core.results.record import FIELDS, ROW, Built, RecordKey, sent_record, unsent_record
 from loadgen.core.results.spool import Spool
+from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.stats.quantiles import Histogram
 
 
@@ -41,7 +41,7 @@ def completion(i: int) -> Completion:
 
 def written(folder: Path, workers: int = 2, each: int = 50) -> None:
     (folder / "run.json").write_bytes(
-        manifest.encode(manifest.Header(stages=(manifest.StagePlan(), manifest.StagePlan())))
+        manifest.encode(manifest.RunManifest(stages=(manifest.StagePlan(), manifest.StagePlan())))
     )
     for worker in range(workers):
         spool = Spool(folder, worker)
@@ -59,7 +59,7 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
                 Built(1, "", 2),
             )
         )
-        spool.second(manifest.Second(t_s=1.0, worker=worker))
+        spool.second(manifest.WorkerSample(t_s=1.0, worker=worker))
         gaps = Histogram()
         gaps.add(np.array([1_000_000 * (worker + 1)] * 10))
         spool.flows(1, gaps, np.arange(worker + 2))
@@ -103,7 +103,7 @@ def test_rows_are_written_without_pandas(tmp_path: Path) -> None:
     """Pyarrow imports it, where it is installed, for arrays that it could make without."""
     written(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from loadgen.core.followers.compactor import compact_records;"
+        "import sys; from pathlib import Path; from loadgen.core.sidecars.compactor import compact_records;"
         "from loadgen.core.results.store import read_run; folder = Path(sys.argv[1]); compact_records(folder);"
         "assert len(read_run(folder).rows) == 102; assert not {'pandas', 'pyarrow.compute'} & set(sys.modules)"
     )

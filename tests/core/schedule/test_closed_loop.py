@@ -22,7 +22,7 @@ from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics.load import in_flight as flying
 from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.results import store
-from loadgen.core.results.manifest import Header, StagePlan
+from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.arrivals import build
@@ -39,7 +39,7 @@ def warm(stage: Stage) -> Stage:
     return stage.model_copy(update={"measured": False})
 
 
-def answered(schedule: Schedule, run: Run) -> tuple[Header, NDArray[np.void]]:
+def answered(schedule: Schedule, run: Run) -> tuple[RunManifest, NDArray[np.void]]:
     """The rows of a server that gives the first of TOKENS tokens after TTFT_NS and one more each ITL_NS."""
     starts = sorted(run.sent, key=lambda start: start.number)
     rows = blank(len(starts))
@@ -68,7 +68,7 @@ def answered(schedule: Schedule, run: Run) -> tuple[Header, NDArray[np.void]]:
         )
         for span in schedule.stages
     )
-    return Header(state="finished", stages=stages), rows
+    return RunManifest(state="finished", stages=stages), rows
 
 
 def summary_of(*stages: Stage, seed: int = 1) -> Summary:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.schedule import arrivals
 from loadgen.core.units import NS_PER_S
 from loadgen.core.workload import Poisson, Workload, load, read_flags
@@ -38,13 +38,13 @@ def test_a_ramp_to_zero_sends_three_quarters_in_its_first_half(tmp_path: Path) -
 
 
 def test_a_ramp_from_zero_to_zero_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         load_ramp(tmp_path, "{from: 0/s, to: 0/s}")
     assert [fault.code for fault in caught.value.faults] == ["out_of_range"]
 
 
 def test_a_rate_of_zero_is_refused_elsewhere(tmp_path: Path) -> None:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         load_ramp(tmp_path, "{from: 0/s, to: 1/s}", read_flags(request_rate="0/s"))
     assert [fault.code for fault in caught.value.faults] == ["out_of_range"]
 

@@ -13,7 +13,7 @@ import loadgen
 from loadgen.compare.comparison import ComparedRun, Side, compare
 from loadgen.contracts.run import _of_run
 from loadgen.core import seeds
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.execution.run_header import describe
 from loadgen.core.results import manifest
 from loadgen.core.workload import load, read_flags
@@ -32,7 +32,7 @@ SMALL = {
 }
 
 
-def headers(folder: Path) -> list[manifest.Header]:
+def headers(folder: Path) -> list[manifest.RunManifest]:
     return [manifest.decode(file.read_bytes()) for file in sorted(folder.rglob("run.json"))]
 
 
@@ -209,9 +209,9 @@ def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) ->
     rows.write_text('{"prompt": "hello"}\n')
     file = tmp_path / "w.yaml"
     file.write_text("name: t\nrequests: {from: rows.jsonl, output_tokens: 4}\n")
-    with pytest.raises(Faults, match="--> --salt blue"):
+    with pytest.raises(CombinedError, match="--> --salt blue"):
         load(str(file), read_flags(request_rate=1, num_requests=1, salt="blue"))
-    with pytest.raises(Faults, match="--> --salt two words"):
+    with pytest.raises(CombinedError, match="--> --salt two words"):
         load("qa", read_flags(salt="two words"))
     assert (
         exits("mlperf", "server", "-b", "llama2-70b", "--target-qps", "1", "--salt", "two words")

@@ -17,7 +17,7 @@ import pytest
 from canned import running
 
 import loadgen
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.server_metrics import energy
 from loadgen.core.server_metrics.series import UP, MetricSample, samples
 from loadgen.runs import text
@@ -282,5 +282,5 @@ def test_nvidia_smi_of_this_machine_is_read_where_the_target_is_here(
     "words", [("auto", "off"), ("off", "nvidia-smi"), ("ftp://h/metrics",), ("watts",)]
 )
 def test_a_word_that_is_none_is_refused_before_anything_is_sent(words: tuple[str, ...]) -> None:
-    with pytest.raises(Faults):
+    with pytest.raises(CombinedError):
         loadgen.run(WORKLOAD, url="sim:gb300-vm", energy=words)

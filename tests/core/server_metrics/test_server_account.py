@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from loadgen_sdk.dialects.account_lookup import server_account
 from loadgen_sdk.dialects.body import asking_for_timing
-from loadgen_sdk.dialects.quirks import QUIRKS
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from loadgen_sdk.dialects.server_account import NO_ACCOUNT, ServerAccount
 
 import loadgen
-from loadgen.core.results.manifest import Header, decode
+from loadgen.core.results.manifest import RunManifest, decode
 from loadgen.core.server_metrics import account_join, request_accounts
 
 WORKLOAD = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
@@ -153,17 +153,17 @@ def test_a_damaged_or_foreign_form_says_nothing(timing: dict[str, Any]) -> None:
 
 
 def test_each_server_is_asked_in_its_own_way() -> None:
-    assert asking_for_timing(QUIRKS["trtllm"], (("A", "b"),), None, stream=True) == (
+    assert asking_for_timing(SERVER_PROFILES["trtllm"], (("A", "b"),), None, stream=True) == (
         (("X-TRTLLM-return-metrics", "1"), ("A", "b")),
         None,
     )
     _, fields = asking_for_timing(
-        QUIRKS["dynamo"], (), {"nvext": {"use_raw_prompt": True}}, stream=True
+        SERVER_PROFILES["dynamo"], (), {"nvext": {"use_raw_prompt": True}}, stream=True
     )
     assert fields == {"nvext": {"extra_fields": ["timing"], "use_raw_prompt": True}}
-    assert asking_for_timing(QUIRKS["llamacpp"], (), None, stream=True) == ((), None)
-    assert asking_for_timing(QUIRKS["sglang"], (), None, stream=True) == ((), None)
-    assert asking_for_timing(QUIRKS["sglang"], (), None, stream=False) == (
+    assert asking_for_timing(SERVER_PROFILES["llamacpp"], (), None, stream=True) == ((), None)
+    assert asking_for_timing(SERVER_PROFILES["sglang"], (), None, stream=True) == ((), None)
+    assert asking_for_timing(SERVER_PROFILES["sglang"], (), None, stream=False) == (
         (),
         {"return_meta_info": True},
     )
@@ -269,7 +269,7 @@ def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(
     )
 
 
-def decode_header(folder: Path) -> Header:
+def decode_header(folder: Path) -> RunManifest:
     return decode((folder / "run.json").read_bytes())
 
 

@@ -24,7 +24,7 @@ from loadgen.compare.comparison import Side, compare
 from loadgen.contracts.load import load_contract
 from loadgen.contracts.run import run
 from loadgen.core import run_folder, seeds
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import Summary, exit_code
@@ -143,13 +143,13 @@ def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_
 def test_what_is_wrong_with_classes_is_said_with_its_line(
     tmp_path: Path, classes: str, place: str, code: str
 ) -> None:
-    with refused(Faults, code) as caught:
+    with refused(CombinedError, code) as caught:
         workload(tmp_path, classes)
     assert place in str(caught.value)
 
 
 def test_lengths_of_flags_have_no_place_among_classes(tmp_path: Path) -> None:
-    with pytest.raises(Faults, match="--> --input-tokens 100"):
+    with pytest.raises(CombinedError, match="--> --input-tokens 100"):
         workload(tmp_path, input_tokens="100")
 
 
@@ -226,7 +226,7 @@ def test_one_slo_for_all_classes_is_that_of_the_run(tmp_path: Path) -> None:
 
 def test_limits_by_flag_that_no_class_is_judged_by_are_refused(tmp_path: Path) -> None:
     for flags in ({"slo": ("ttft:1s",)}, {"slo": ("attainment:99%",)}):
-        with refused(Faults, "no_effect", "--slo"):
+        with refused(CombinedError, "no_effect", "--slo"):
             load("mixed", read_flags(**flags))
     one = workload(tmp_path, slo=("ttft:1s",))  # rag and summary have none of their own
     assert one.slo is not None and [term.metric for term in one.slo.terms] == ["ttft"]
@@ -376,7 +376,7 @@ def test_a_contract_promises_for_a_class_and_judges_by_its_requests_alone(tmp_pa
     assert terms[0].term == "e2e at p50 within 9.0 s for class summary"
     assert terms[0].sample < terms[1].sample / 3
     contract.write_text(contract.read_text().replace("class: rag", "class: rga"))
-    with refused(Faults, "unknown_name", "levels[0].must[3]") as caught:
+    with refused(CombinedError, "unknown_name", "levels[0].must[3]") as caught:
         load_contract(contract)
     assert 'did you mean "rag"?' in str(caught.value)
 
@@ -464,5 +464,5 @@ def test_slo_headers_tell_what_was_promised_of_each_request(tmp_path: Path) -> N
         ("1500", "1500", "", ""): sent["c"],
     }
     assert told(one, "alone")[0] == {("1500", "1500", "", ""): 20}
-    with pytest.raises(Faults, match="no SLO of TTFT or TPOT"):
+    with pytest.raises(CombinedError, match="no SLO of TTFT or TPOT"):
         told(one | {"slo": {"e2e": "1s"}}, "none")

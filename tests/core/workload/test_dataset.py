@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from loadgen.core.errors import FAULTS_SHOWN, Faults, UserError
+from loadgen.cli.app import main
+from loadgen.core.errors import FAULTS_SHOWN, CombinedError, UserError
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build
 from loadgen.core.requests.prompts import KEPT_BYTES
 from loadgen.core.workload import FixedTokens, FromFile, data_files, dataset
 from loadgen.core.workload.fingerprints import recipe_fingerprint
 from loadgen.core.workload.loading import of_dataset
-from loadgen.shell.app import main
 
 CHAT = {"messages": [{"role": "user", "content": "hello world"}]}
 
@@ -154,19 +154,19 @@ def test_ignored_fields_are_named(written):
     ],
 )
 def test_what_is_wrong_with_a_row(written, row, where, code):
-    with refused((Faults, UserError), code) as caught:
+    with refused((CombinedError, UserError), code) as caught:
         written(row)
     assert f"rows.jsonl{where}\n" in f"{caught.value}\n"
 
 
 def test_all_faults_at_once_but_not_without_end(written):
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         written(b'{"prompt": 1}\n{"prompt": "good"}\n{no}\n')
     assert [fault.where.rsplit("rows.jsonl", 1)[1] for fault in caught.value.faults] == [
         ":1",
         ":3:2",
     ]
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         written(b"no\n" * 1000)
     assert len(caught.value.faults) == FAULTS_SHOWN + 1
 
@@ -355,7 +355,7 @@ def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, said):
 def test_a_fault_in_another_form_names_its_row(tmp_path, name, content, where, code):
     path = tmp_path / name
     path.write_text(content)
-    with refused((Faults, UserError), code) as caught:
+    with refused((CombinedError, UserError), code) as caught:
         dataset.read_rows(path)
     assert f"{path}{where}" in str(caught.value)
 
@@ -400,7 +400,7 @@ def test_text_that_is_stored_as_bytes_is_text_and_other_bytes_are_no_prompt(tmp_
     parquet(tmp_path / "a.parquet", [{"prompt": "höre".encode(), "image": b"\xff\xd8"}])
     assert [row for _, row in dataset.placed(tmp_path / "a.parquet")] == [{"prompt": "höre"}]
     parquet(tmp_path / "b.parquet", [{"prompt": b"\xff\xd8"}])
-    with pytest.raises(Faults, match="neither `prompt` nor `messages`"):
+    with pytest.raises(CombinedError, match="neither `prompt` nor `messages`"):
         dataset.read_rows(tmp_path / "b.parquet")
 
 

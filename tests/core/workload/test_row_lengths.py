@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.requests.build import build
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
@@ -51,7 +51,7 @@ def test_equal_lengths_under_two_names_are_one(tmp_path: Path) -> None:
 
 
 def test_a_length_with_a_fraction_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         prompts_of(tmp_path, [{"prompt": "a", "output_tokens": 12.5}])
     assert [fault.code for fault in caught.value.faults] == ["wrong_type"]
 
@@ -85,7 +85,7 @@ def test_generated_requests_are_not_unlimited(workload: str | None) -> None:
     flags = read_flags(
         output_tokens="unlimited", input_tokens=None if workload else 5, concurrency=1, duration=1
     )
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         given(workload, None, flags)
     assert "conflict" in [fault.code for fault in caught.value.faults]
 

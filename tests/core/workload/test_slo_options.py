@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from command_line import exits
 
-from loadgen.core.errors import Faults
+from loadgen.core.errors import CombinedError
 from loadgen.core.slo import Slo, TaskTerm, Term
 from loadgen.core.workload import Workload, load, read_flags
 
@@ -36,7 +36,7 @@ def slo_of(tmp_path: Path, *slo: str) -> Slo:
 
 
 def refused_codes(tmp_path: Path, text: str, *slo: str) -> list[str]:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         load_text(tmp_path, text, *slo)
     return [fault.code for fault in caught.value.faults]
 
@@ -99,7 +99,7 @@ def test_a_percentile_that_a_file_limits_twice_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_wrong_limit_in_a_list_of_limits_is_located(tmp_path: Path) -> None:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         load_text(tmp_path, FILE.replace("ttft: 2s", "ttft: [2s, {limit: 1x, at: p50}]"))
     (fault,) = caught.value.faults
     assert fault.where.endswith(":5:26 (slo.ttft[1].limit)")
@@ -110,15 +110,15 @@ def test_an_attainment_without_a_latency_limit_is_refused(tmp_path: Path) -> Non
 
 
 def test_an_unknown_metric_is_answered_with_the_term_that_was_meant(tmp_path: Path) -> None:
-    for typed, meant in (
+    for typed, did_you_mean in (
         ("TTFT:2s", "ttft:2s"),
         ("p95_ttft:2s", "ttft:2s:p95"),
         ("goodput:99%", "attainment:99%"),
     ):
-        with pytest.raises(Faults) as caught:
+        with pytest.raises(CombinedError) as caught:
             load_text(tmp_path, FILE, typed)
         (fault,) = caught.value.faults
-        assert fault.code == "unknown_name" and f'"{meant}"' in fault.hint
+        assert fault.code == "unknown_name" and f'"{did_you_mean}"' in fault.hint
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from runs import NO_PAGES
 from servers import start
 from trace_rows import bailian, captured, mooncake, otlp, shape, span, subagent, tracelab, weka
 
-from loadgen.core.errors import Fault, Faults
+from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.requests.build import build
@@ -328,17 +328,17 @@ def test_a_recording_server_hears_a_session_in_its_order(tmp_path: Path) -> None
 
 def test_what_the_trace_does_not_say_is_not_made_up(tmp_path: Path) -> None:
     silent = written(tmp_path, [weka("a", call(0, None, 130, 5, 1), call(3, None, 140, 5, 1))])
-    with refused((Fault, Faults), "unsupported") as raised:
+    with refused((LoadgenError, CombinedError), "unsupported") as raised:
         sessions(silent)
     assert "replay its instants" in str(raised.value)
     chats = written(
         tmp_path, [bailian(1, -1, 0.0, 30, 9), bailian(3, 1, 61.5, 60, 8)], "chats.jsonl"
     )
-    with refused((Fault, Faults), "unsupported"):
+    with refused((LoadgenError, CombinedError), "unsupported"):
         sessions(chats)
-    with refused(Faults, "no_effect", "--set trace_replay"):
+    with refused(CombinedError, "no_effect", "--set trace_replay"):
         load("qa", read_flags(trace_replay="sessions"))
-    with refused(Faults, "invalid_value", "--set trace_speed"):
+    with refused(CombinedError, "invalid_value", "--set trace_speed"):
         sessions(silent, trace_speed="x")
 
 
@@ -356,7 +356,7 @@ def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path
         "name: m\nclasses: {a: {weight: 1, requests: {trace: trace.jsonl, replay: sessions}}}\n"
         "stages: [{arrival: {poisson: 2/s}, count: 6}]\n"
     )
-    with refused(Faults, "unsupported", "classes.a.requests"):
+    with refused(CombinedError, "unsupported", "classes.a.requests"):
         load(str(tmp_path / "m.yaml"))
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import exits
 
-from loadgen.core.errors import Faults, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.workload import read_flags
@@ -91,7 +91,7 @@ def test_a_unit_that_the_format_defines_is_not_stated(tmp_path: Path) -> None:
 
 
 def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         of_trace(write_times(tmp_path, SECONDS), read_flags(trace_unit="min"))
     assert [fault.code for fault in caught.value.faults] == ["unknown_name"]
 

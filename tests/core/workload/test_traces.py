@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from refusals import refused
 from trace_rows import mooncake, written
 
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build
 from loadgen.core.requests.trace_prompts import TracePrompts
@@ -49,7 +49,7 @@ def test_compressed_files_and_such_as_are_cut_short(compression: str, tmp_path: 
         == traces.read_trace(plain).input_tokens.tolist()
     )
     packed.write_bytes(packed.read_bytes()[:-100])
-    with refused(Fault, "damaged_file") as found:
+    with refused(LoadgenError, "damaged_file") as found:
         traces.read_trace(packed)
     assert "t.packed" in str(found.value) and "copy it again" in str(found.value)
 
@@ -75,7 +75,7 @@ def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
         mooncake(9, 6, 2),
     ]
     path = written(tmp_path / "t", *rows)
-    with pytest.raises(Faults) as found:
+    with pytest.raises(CombinedError) as found:
         traces.read_trace(path)
     assert [(fault.where, fault.code) for fault in found.value.faults] == [
         (f"{path}:2", "invalid_value"),
@@ -90,20 +90,20 @@ def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
         f"4 bad rows of the trace are left out, the first {path}:2: input_length is -5" in note
         for note in notes
     )
-    with refused(Fault, "empty_file"):
+    with refused(LoadgenError, "empty_file"):
         traces.read_trace(written(tmp_path / "u", mooncake(1, -5, 1)), skip_bad=True)
 
 
 def test_all_faults_up_to_a_point(tmp_path: Path) -> None:
-    with pytest.raises(Faults) as found:
+    with pytest.raises(CombinedError) as found:
         traces.read_trace(
             written(tmp_path / "t", mooncake(0, 5, 1), *(mooncake(1, 0, 1) for _ in range(50)))
         )
     assert len(found.value.faults) == 21 and found.value.faults[-1].code == "more_faults"
-    with refused(Fault, "missing_file"):
+    with refused(LoadgenError, "missing_file"):
         traces.read_trace(tmp_path / "nowhere")
     (tmp_path / "latin").write_bytes(b"{\xff}")
-    with refused(Fault, "wrong_encoding"):
+    with refused(LoadgenError, "wrong_encoding"):
         traces.read_trace(tmp_path / "latin")
 
 
@@ -169,9 +169,9 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
     assert [stage.arrival.tag for stage in warm.stages] == ["poisson", "trace"]
     promised = of_trace(tmp_path / "t.jsonl", read_flags(), "qa")
     assert promised.slo is not None and promised.name == "qa" and promised.stages[0].count == 11
-    with refused(Faults, "conflict", "--input-tokens"):
+    with refused(CombinedError, "conflict", "--input-tokens"):
         of_trace(tmp_path / "t.jsonl", read_flags(input_tokens=5))
-    with refused(Faults, "invalid_syntax", where="bad.jsonl:2"):
+    with refused(CombinedError, "invalid_syntax", where="bad.jsonl:2"):
         of_trace(written(tmp_path / "bad.jsonl", mooncake(0, 5, 1), "{"))
 
 
@@ -205,9 +205,9 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
         ({"trace_speed": 2, "request_rate": 5}, "no_effect"),
         ({"trace_loop": 1_000_000, "num_requests": 10**9}, "too_large"),
     ):
-        with refused((Fault, Faults), code):
+        with refused((LoadgenError, CombinedError), code):
             of_trace(path, read_flags(**flags))
-    with refused(Faults, "no_effect", "--set on_bad_row"):
+    with refused(CombinedError, "no_effect", "--set on_bad_row"):
         load("qa", read_flags(on_bad_row="skip"))
     file = tmp_path / "w.yaml"
     file.write_text(
@@ -217,7 +217,7 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     assert len(arrivals.build(load(str(file)), 1).columns().due_ns) == 6
     by_hand = load(str(file))
     file.write_text(file.read_text().replace("300ms..600ms", "600ms"))
-    with refused(Faults, "invalid_value", where="w.yaml:2"):
+    with refused(CombinedError, "invalid_value", where="w.yaml:2"):
         load(str(file))
     block = "slice: 300ms..600ms, on_bad_row: skip, loop: 2, speed: 2"
     file.write_text(f"name: w\ntrace: {{file: t.jsonl, {block}}}\n")
@@ -252,7 +252,7 @@ def test_a_block_that_cannot_be_played_is_told(block: str, code: str, tmp_path: 
         json.dumps({"timestamp": 0, "input_length": 3, "output_length": 3}) + "\n"
     )
     (tmp_path / "w.yaml").write_text(f"name: w\n{block}\n")
-    with refused(Faults, code, where="w.yaml:"):
+    with refused(CombinedError, code, where="w.yaml:"):
         load(str(tmp_path / "w.yaml"))
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from refusals import refused
 
 from loadgen.core import seeds, units
-from loadgen.core.errors import Fault, Faults, UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.workload import (
     Closed,
     Constant,
@@ -59,11 +59,11 @@ def of(text: str, tmp_path: Path, overrides: Overrides = NONE, **env: str) -> Wo
 
 def faults(
     text: str | bytes, tmp_path: Path, overrides: Overrides = NONE, **env: str
-) -> list[tuple[str, Fault]]:
+) -> list[tuple[str, LoadgenError]]:
     """(place within the file, fault) of everything that is wrong."""
     file = tmp_path / "w.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         load(str(file), overrides, env)
     assert caught.value.exit_code == 2
     return [
@@ -412,7 +412,7 @@ def test_files_that_are_no_workload(data: bytes, place: str, code: str, tmp_path
 def test_a_file_of_prompts_is_told_where_it_belongs(tmp_path: Path) -> None:
     for name, text in (("mine.jsonl", '{"prompt": "a"}\n'), ("mine.json", '\n[{"prompt": "a"}]')):
         (tmp_path / name).write_text(text)
-        with refused(Faults, "wrong_format") as caught:
+        with refused(CombinedError, "wrong_format") as caught:
             load(str(tmp_path / name))
         assert f"--dataset {tmp_path / name}" in caught.value.faults[0].hint
 
@@ -428,13 +428,13 @@ def test_a_workload_may_be_written_as_json(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
-    with refused(Faults, "missing_file") as caught:
+    with refused(CombinedError, "missing_file") as caught:
         load("rga")
     assert (
         'did you mean "rag"?' in caught.value.faults[0].hint
         and "agentic" in caught.value.faults[0].hint
     )
-    with refused(Faults, "unreadable_file"):
+    with refused(CombinedError, "unreadable_file"):
         load(str(tmp_path))
 
 
@@ -449,7 +449,7 @@ def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
 def test_nothing_but_faults_for_any_bytes(tmp_path_factory: Any, data: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "any.yaml"
     file.write_bytes(data)
-    with pytest.raises(Faults):
+    with pytest.raises(CombinedError):
         load(str(file), TEN_S, {})
 
 
@@ -937,7 +937,7 @@ def test_two_lengths_are_a_workload() -> None:
         1000,
         200,
     )
-    with refused(Faults, "missing_option"):
+    with refused(CombinedError, "missing_option"):
         loading.given(None, None, read_flags(input_tokens="1000"))
 
 
@@ -952,7 +952,7 @@ def test_two_lengths_are_a_workload() -> None:
     ],
 )
 def test_text_that_is_no_yaml_says_what_to_do(text: str, hint: str) -> None:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(CombinedError) as caught:
         read_yaml(text, "a.yaml", {})
     assert [one.hint for one in caught.value.faults] == [hint]
 

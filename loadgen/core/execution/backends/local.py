@@ -20,7 +20,7 @@ from loadgen.core.errors import TargetError
 from loadgen.core.execution import driver, stop_signals
 from loadgen.core.execution.backend import Backend
 from loadgen.core.execution.backends import merge, worker
-from loadgen.core.execution.events import LoadStarted, RunningLoad, Tell
+from loadgen.core.execution.events import Emit, LoadStarted, RunningLoad
 from loadgen.core.execution.plan import Plan, Settings
 from loadgen.core.execution.shard import (
     NS_PER_S,
@@ -37,10 +37,10 @@ class ThisMachine:
 
     cores = None
 
-    async def place(self, plan: Plan, tell: Tell) -> list[str]:
+    async def place(self, plan: Plan, tell: Emit) -> list[str]:
         return []
 
-    async def run(self, plan: Plan, tell: Tell) -> WorkerResult:
+    async def run(self, plan: Plan, tell: Emit) -> WorkerResult:
         return await (run if plan.job.settings.workers > 1 else driver.run)(plan, tell)
 
 
@@ -54,7 +54,7 @@ HTTP = Backend(senders=use_this_machine)
 """A server that is loaded over HTTP from this machine."""
 
 
-async def run(plan: Plan, tell: Tell) -> WorkerResult:
+async def run(plan: Plan, tell: Emit) -> WorkerResult:
     """Carry out a plan on its worker processes and return the merged shares.
 
     Unfinished slots of a worker that dies are recorded as `lost`. A worker that publishes nothing

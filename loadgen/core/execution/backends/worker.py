@@ -27,7 +27,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from loadgen.core import child_process
-from loadgen.core.errors import Fault, TargetError
+from loadgen.core.errors import LoadgenError, TargetError
 from loadgen.core.execution import stop_signals
 from loadgen.core.execution.driver import Driver, work
 from loadgen.core.execution.plan import Job, build_plan
@@ -181,7 +181,7 @@ def _run_worker() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             share = runner.run(work(build_plan(job), i, workers, gate, begun))
-        except Fault as fault:
+        except LoadgenError as fault:
             said = {name: getattr(fault, name) for name in ("code", "what", "where", "hint", "key")}
             _write_line(json.dumps(said).encode() + b"\n")
             sys.exit(fault.exit_code)

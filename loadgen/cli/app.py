@@ -1,0 +1,180 @@
+"""The entry point of the command line: its lazily loaded commands and its exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from itertools import groupby
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from loadgen import commands
+from loadgen.cli import signals, streams
+from loadgen.cli.exit_codes import run_to_exit_code
+from loadgen.cli.help import COMMAND_TEXT_COLUMN, Command, Context, Group, format_entry
+from loadgen.cli.invocation import expand_repeated_values
+from loadgen.cli.usage_errors import ClickException, to_user_error
+from loadgen.commands import COMMANDS, CommandRow
+from loadgen.core.errors import INTERRUPTED, OK, USAGE, UserError
+from loadgen.plugins import version_of
+
+DESCRIPTION = (
+    "Measure what users of an LLM endpoint feel: TTFT, TPOT, ITL, E2E, throughput and goodput "
+    "under load."
+)
+MAX_HELP_WIDTH = 100
+
+
+class CommandSummary(NamedTuple):
+    """What the help says about a command without importing it."""
+
+    name: str
+    group: str
+    help: str
+
+
+class LazyGroup(Group):
+    """The group of all commands. A command is imported when it is used.
+
+    This is the pattern of click's documentation ("Lazily Loading Subcommands"): `list_commands` and
+    the help read the table of commands, and `get_command` imports one of them.
+    """
+
+    def list_commands(self, ctx: Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names of all commands, in the order of the table."""
+        return [summary.name for summary in summarize_commands()]
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Any:  # noqa: ARG002 - as above
+        """Import a command. Returns None if no command has this name."""
+        row = COMMANDS.find(cmd_name)
+        return None if row is None else create_command(row)
+
+    def invoke(self, ctx: Context) -> Any:
+        """Run the command. Raises Abort on Ctrl-C, which typer would turn into a silent exit."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+    def format_command_list(self, ctx: Context, width: int) -> list[str]:  # noqa: ARG002
+        """Return the lines that list the commands by group, from the table."""
+        lines = []
+        for group, summaries in groupby(summarize_commands(), key=lambda summary: summary.group):
+            lines += ["", f"{group.capitalize()}:"]
+            for summary in summaries:
+                lines += format_entry(summary.name, summary.help, width, COMMAND_TEXT_COLUMN)
+        return lines
+
+    def shell_complete(self, ctx: Context, incomplete: str) -> Any:
+        """Offer the names of the commands without importing the commands."""
+        names = [TyperCommand(summary.name, help=summary.help) for summary in summarize_commands()]
+        ctx.command = TyperGroup(name=self.name, commands=names, params=self.params)
+        return ctx.command.shell_complete(ctx, incomplete)
+
+
+def summarize_commands() -> list[CommandSummary]:
+    """Return all commands, those of plug-ins too, sorted by group. Imports none of them."""
+    summaries = [CommandSummary(row.name, row.group, row.help) for row in COMMANDS.own]
+    summaries += [
+        CommandSummary(*fields) for fields in COMMANDS.cached_fields("name", "group", "help")
+    ]
+    groups = list(dict.fromkeys(summary.group for summary in summaries))
+    return sorted(summaries, key=lambda summary: groups.index(summary.group))
+
+
+def create_command(row: CommandRow) -> Any:
+    """Import the function or `typer.Typer` of a row, and return the command that typer makes."""
+    function = commands.load_command(row)
+    if isinstance(function, typer.Typer):
+        return typer.main.get_group(function)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(row.name, cls=Command)(function)
+    return typer.main.get_command(app)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"loadgen {version_of('loadgen')}")
+        raise typer.Exit
+
+
+def _global_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Declare the options that stand before the name of a command."""
+
+
+@cache
+def root_command() -> Any:
+    """Return the click command of the whole command line."""
+    app = typer.Typer(
+        name="loadgen",
+        help=DESCRIPTION,
+        cls=LazyGroup,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": MAX_HELP_WIDTH,
+        },
+    )
+    app.callback()(_global_options)
+    return typer.main.get_command(app)
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Run a command line and return the exit code of its command.
+
+    Raises Fault or Faults for wrong usage, and for what the command itself raises.
+    """
+    try:
+        exit_code = root_command().main(
+            expand_repeated_values(arguments),
+            prog_name="loadgen",
+            standalone_mode=False,
+            obj=list(arguments),
+        )
+    except ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            return USAGE
+        raise to_user_error(error) from None
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return exit_code if isinstance(exit_code, int) else OK
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command line, by default that of the process, and exit with its exit code."""
+    streams.prepare()
+
+    def run() -> int:
+        if sys.platform == "win32":
+            raise UserError(
+                "wrong_platform",
+                "loadgen takes Linux (or macOS, to read what is stored)",
+                hint="use it in WSL2 or a container",
+            )
+        return run_command_line(sys.argv[1:] if arguments is None else arguments)
+
+    def flush() -> int:
+        sys.stdout.flush()
+        return exit_code
+
+    try:
+        exit_code = run_to_exit_code(run)
+        exit_code = run_to_exit_code(flush)
+    except KeyboardInterrupt:  # a second signal, while the first one was being handled
+        exit_code = INTERRUPTED
+    if arguments is None:
+        signals.ignore_signals()  # the teardown of Python would restore the default handlers
+    sys.exit(exit_code)

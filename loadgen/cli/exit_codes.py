@@ -1,0 +1,215 @@
+"""The exit code of a command: done, a user error, interrupted, or a bug of loadgen.
+
+`run_to_exit_code` is the only place that turns an exception into an exit code.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from asyncio import events, runners
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from loadgen.cli import signals
+from loadgen.core.errors import BUG, INTERRUPTED, USAGE, CombinedError, LoadgenError, UserError
+
+_PASSWORD_IN_URL = r"(:/{1,2})[^/\s@]+@"
+_RETRY_S = 0.001  # until a signal that arrived between two event loops is sent again
+_NO_MEMORY_MESSAGES = (  # of the loader of libraries and of libraries that start threads
+    "failed to map segment",
+    "cannot allocate memory",
+    "can't start new thread",
+    "Failed to launch worker thread",
+)
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_HOST_ERRORS = (
+    *_TOO_MANY_FILES,
+    *_NO_SPACE,
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EIO,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENODEV,
+    errno.ENOENT,
+    errno.ENOMEM,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ESTALE,
+)
+"""Errors of a file system or a limit of the host, which are no bug of loadgen."""
+
+
+def run_to_exit_code(command: Callable[[], int]) -> int:
+    """Run a command and return its exit code. Errors are printed on stderr."""
+    _interrupt_on_signals()
+    try:
+        return command()
+    except (LoadgenError, CombinedError) as error:
+        print(_hide_passwords(str(error)), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _report_interruption()
+    except Exception as error:
+        # Python 3.11 raises a RuntimeError if a signal arrives while a class is created.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return _report_interruption()
+        user_error = _host_error(error)
+        if user_error is None:
+            return _report_bug(error)
+        print(user_error, file=sys.stderr)
+        return USAGE
+
+
+def _hide_passwords(text: str) -> str:
+    """Hide the passwords of URLs, because the output of a CI job is read by many."""
+    return re.sub(_PASSWORD_IN_URL, r"\1***@", text)
+
+
+def _report_interruption() -> int:
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _report_bug(error: Exception) -> int:
+    """Write the traceback to a file, ask the user to report it, and return the exit code."""
+    with tempfile.NamedTemporaryFile(
+        "w",
+        encoding="utf-8",
+        errors="backslashreplace",
+        prefix="loadgen-bug-",
+        suffix=".txt",
+        delete=False,
+    ) as file:
+        traceback.print_exception(error, file=file)
+    summary = f"error: a bug in loadgen: {type(error).__name__}: {error}"
+    print(f"{summary}\n  --> {file.name}", file=sys.stderr)
+    print("hint: please report it with that file", file=sys.stderr)
+    return BUG
+
+
+class _SignalHandler:
+    """Raises KeyboardInterrupt on the first termination signal of a command.
+
+    While an event loop runs, the exception is raised in a callback of its own: raised in the middle
+    of another callback, uvloop would print a traceback, or could not be closed. While a loop is
+    being started or closed, the signal is sent again a moment later. The second signal is ignored,
+    since it would interrupt the cleanup after the first one. The third one ends the process.
+    """
+
+    def __init__(self) -> None:
+        """Start with no signal received."""
+        self._count = 0
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Handle a signal; `frame` is what was running."""
+        self._count += 1
+        if self._count > 2:
+            signals.exit_immediately()
+        if self._count == 2:
+            return
+        loop = events._get_running_loop()
+        if loop is not None:
+            loop.call_soon_threadsafe(_raise_keyboard_interrupt)
+        elif _is_in_runner(frame):
+            self._count = 0
+            timer = threading.Timer(_RETRY_S, os.kill, (os.getpid(), signum))
+            timer.daemon = True
+            timer.start()
+        else:
+            raise KeyboardInterrupt
+
+
+def _interrupt_on_signals() -> None:
+    """Handle the termination signals, unless the parent process ignores them (as under `nohup`)."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = _SignalHandler()
+    replaceable = (signal.SIG_DFL, signal.default_int_handler, signals.exit_immediately)
+    for signum in signals.TERMINATION_SIGNALS:
+        if signal.getsignal(signum) in replaceable:
+            signal.signal(signum, handler)
+
+
+def _raise_keyboard_interrupt() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _is_in_runner(frame: FrameType | None) -> bool:
+    """Return True if the frame was called by `asyncio.Runner`, which starts and closes a loop."""
+    while frame is not None and frame.f_code.co_filename != runners.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _host_error(error: BaseException) -> UserError | None:
+    """Return the error to show if the host refused something; None if the error is a bug."""
+    if isinstance(error, OSError) and error.errno in _HOST_ERRORS:
+        return _refused_file(error)
+    is_out_of_memory = isinstance(error, MemoryError)
+    if is_out_of_memory or any(text in str(error) for text in _NO_MEMORY_MESSAGES):
+        return UserError(
+            "resource_limit",
+            "the host refused: no memory is left",
+            hint="give it more memory (ulimit -v, the control group), or a shorter load or "
+            "smaller files",
+        )
+    # An event loop that lacks a file descriptor raises another error while it is closed.
+    for earlier in _earlier_errors(error):
+        if isinstance(earlier, OSError) and earlier.errno in _TOO_MANY_FILES:
+            return _refused_file(earlier)
+    return None
+
+
+def _earlier_errors(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors that an error was raised from or after."""
+    earlier = error.__cause__ or error.__context__
+    while earlier is not None:
+        yield earlier
+        earlier = earlier.__cause__ or earlier.__context__
+
+
+def _refused_file(error: OSError) -> UserError:
+    """Return the error to show for a file or folder that the host refused."""
+    path = str(error.filename or error.filename2 or "")
+    what = f"the host refused: {(error.strerror or str(error)).lower()}"
+    if error.errno in _TOO_MANY_FILES:
+        hint = f"raise the limit of open files (ulimit -n); {_what_is_kept(path)}"
+        return UserError("resource_limit", what, path, hint)
+    if error.errno in _NO_SPACE:
+        hint = f"make room, or give another folder with --out; {_what_is_kept(path)}"
+        return UserError("resource_limit", what, path, hint)
+    if not path:
+        return UserError("host_refused", what, path, _what_is_kept(path))
+    if error.errno == errno.ENOENT and not Path(path).parent.exists():
+        missing = [folder for folder in Path(path).absolute().parents if not folder.exists()]
+        return UserError(
+            "host_refused",
+            "a folder is gone: it was moved or deleted while this command worked in it, or was "
+            "never there",
+            str(missing[-1]),
+            "what was recorded is where the folder is now",
+        )
+    return UserError("host_refused", what, path, "give a path that can be written or read")
+
+
+def _what_is_kept(path: str) -> str:
+    """Return what remains of the run that a refused path belongs to; "" is an unknown path."""
+    if not path:
+        return "what was recorded before, if anything, is kept: loadgen report FOLDER shows it"
+    for folder in Path(path).absolute().parents:
+        if (folder / "run.json").is_file():
+            return f"what was recorded before is kept: loadgen report {folder}"
+    return "nothing was recorded"

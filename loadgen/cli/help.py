@@ -1,0 +1,287 @@
+"""Plain-text help of the commands, wrapped to the terminal, with the options in panels.
+
+`--help` shows what most people need in at most 40 lines. `--help-all` shows every option, the keys
+of `--set` and the exit codes.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from loadgen_sdk.dialects.quirks import SERVERS
+from loadgen_sdk.plugins import OpenTable
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from loadgen.cli.completion import packaged_names
+from loadgen.cli.run_options import COMMAND_OPTIONS, PANELS, Option
+from loadgen.cli.usage_errors import check_no_url_is_a_path
+from loadgen.formats import FORMATS
+from loadgen.prices import PRICES
+
+Context: TypeAlias = Any
+"""The context of click. Its class is that of typer's own copy of click, or of the package."""
+
+MAX_SHORT_HELP_LINES = 40
+TEXT_COLUMN = 26  # where the text beside the name of an option begins
+COMMAND_TEXT_COLUMN = 14
+DEFAULT_PANEL = "Options"
+
+COMMON_OPTIONS = ("url", "request_rate", "concurrency", "duration", "num_requests", "slo")
+"""The options that a short help shows first, after those of its example."""
+
+FREQUENT_OPTIONS = (
+    "model",
+    "input_tokens",
+    "output_tokens",
+    "dataset",
+    "trace",
+    "warmup",
+    "seed",
+    "repeat",
+    "out",
+    "api_key_file",
+    "prices",
+    "set",
+)
+"""The options that a short help shows after those that only this command has."""
+
+PLUGIN_TABLES: dict[str, OpenTable[Any]] = {
+    "server": SERVERS,
+    "form": FORMATS,
+    "prices": PRICES,
+}
+"""The table whose rows an option accepts, for options that other packages can extend."""
+
+
+class HelpEntry(NamedTuple):
+    """An option as the help shows it: `-c, --concurrency N`, and its description."""
+
+    name: str
+    text: str
+
+
+HELP_ENTRY = HelpEntry(
+    "-h, --help, --help-all", "Show this message, with --help-all all options and the exit codes."
+)
+
+
+class Command(TyperCommand):
+    """A command with a short help (`--help`) and a full one (`--help-all`)."""
+
+    def __init__(
+        self, name: str | None, *, context_settings: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
+        """Let both options of the help be parsed by click."""
+        help_names = {"help_option_names": ["-h", "--help", "--help-all"]}
+        super().__init__(name, context_settings=help_names | (context_settings or {}), **settings)
+
+    def invoke(self, ctx: Context) -> Any:
+        """Run the command, unless a URL was given where it takes a file or folder."""
+        check_no_url_is_a_path(self.params, ctx.params)
+        return super().invoke(ctx)
+
+    def format_help(self, ctx: Context, formatter: Any) -> None:
+        """Write the help; the arguments of the whole command line are the `obj` of the context."""
+        lines = format_full_help(self, ctx, formatter.width)
+        arguments = ctx.find_root().obj or ()
+        if "--help-all" not in arguments and len(lines) > MAX_SHORT_HELP_LINES:
+            lines = format_short_help(self, ctx, formatter.width)
+        formatter.write("\n".join(lines) + "\n")
+
+
+class Group(TyperGroup):
+    """A group of commands whose help lists them in the order of their definition."""
+
+    def format_help(self, ctx: Context, formatter: Any) -> None:
+        """Write the usage, the description, the options and the commands."""
+        lines = format_full_help(self, ctx, formatter.width)
+        lines += self.format_command_list(ctx, formatter.width)
+        formatter.write("\n".join(lines) + "\n")
+
+    def format_command_list(self, ctx: Context, width: int) -> list[str]:
+        """Return the lines that list the commands, each with the first paragraph of its help."""
+        lines = ["", "Commands:"]
+        for name in self.list_commands(ctx):
+            command = self.commands[name]
+            summary = " ".join((command.help or "").split("\n\n")[0].split())
+            lines += format_entry(name, summary, width, COMMAND_TEXT_COLUMN)
+        return lines
+
+
+def format_full_help(command: Any, ctx: Context, width: int) -> list[str]:
+    """Return the lines of the help with all options, by panel, and the keys of `--set`."""
+    lines = _format_header(command, ctx, (command.help or "").split("\n\n"), width)
+    panels: dict[str, list[TyperOption]] = {panel: [] for panel in (DEFAULT_PANEL, *PANELS)}
+    for option in _visible_options(command, ctx):
+        panels[getattr(option, "rich_help_panel", None) or DEFAULT_PANEL].append(option)
+    for panel, options in panels.items():
+        if options:
+            lines += ["", f"{panel}:"]
+        for option in options:
+            lines += format_entry(*describe_option(option, ctx), width)
+    return lines + _format_set_keys(getattr(command.callback, "set_keys", {}), width)
+
+
+def format_short_help(command: Any, ctx: Context, width: int) -> list[str]:
+    """Return at most `MAX_SHORT_HELP_LINES` lines: summary, example and the main options."""
+    paragraphs = (command.help or "").split("\n\n")
+    examples = [text for text in paragraphs if text.strip().startswith("Example:")]
+    options = _visible_options(command, ctx)
+    lines = _format_header(command, ctx, [paragraphs[0], *examples[:1]], width)
+    lines += ["", f"{DEFAULT_PANEL}:"]
+    pointer = f"{len(options)} options in all, exit codes: {ctx.command_path} --help-all"
+    footer = ["", *_wrap(pointer, width)]
+    for option in _by_importance(options, " ".join(examples[:1]).split()):
+        name, text = describe_option(option, ctx, brief=True)
+        entry = format_entry(name, text, width)
+        if len(lines) + len(entry) + len(footer) > MAX_SHORT_HELP_LINES:
+            break
+        lines += entry
+    return lines + footer
+
+
+def format_entry(name: str, text: str, width: int, text_column: int = TEXT_COLUMN) -> list[str]:
+    """Return lines with the name on the left and the text beside it, or below a long name."""
+    text_lines = _wrap(text, width - text_column) or [""]
+    lines = []
+    first = f"  {name}"
+    if len(first) > text_column - 2:
+        lines += _wrap(name, width, "  ", "    ")
+        first = ""
+    lines.append(f"{first:<{text_column}}{text_lines[0]}".rstrip())
+    lines += [" " * text_column + line for line in text_lines[1:]]
+    return lines
+
+
+def describe_option(option: TyperOption, ctx: Context, *, brief: bool = False) -> HelpEntry:
+    """Return how an option is typed and what it does; `brief` gives only the first sentence."""
+    if "--help" in option.opts:
+        return HELP_ENTRY
+    short_names = [name for name in option.opts if not name.startswith("--")]
+    first_name, *other_names = [name for name in option.opts if name.startswith("--")]
+    name = ", ".join([*short_names, first_name])
+    if option.secondary_opts:
+        name += f" / {option.secondary_opts[0]}"
+    if not option.is_flag:
+        name += f" {option.metavar or _type_name(option)}"
+    text = (option.help or "") + _plugin_note(option.name or "")
+    if brief:
+        return HelpEntry(name, _first_sentence(text))
+    default = _default_text(option, ctx)
+    if default:
+        text += f" [default: {default}]"
+    if other_names:
+        text += f" [also {', '.join(other_names)}]"
+    return HelpEntry(name, text)
+
+
+def _format_header(command: Any, ctx: Context, paragraphs: Iterable[str], width: int) -> list[str]:
+    """Return the lines of the usage, the given paragraphs and the arguments."""
+    usage = " ".join([f"Usage: {ctx.command_path}", *command.collect_usage_pieces(ctx)])
+    lines = _wrap(usage, width, "", "  ")
+    for paragraph in paragraphs:
+        is_example = paragraph.strip().startswith("Example:")
+        lines += [
+            "",
+            *_wrap(" ".join(paragraph.split()), width, "  ", "      " if is_example else "  "),
+        ]
+    arguments = [param for param in command.params if isinstance(param, TyperArgument)]
+    if arguments:
+        lines += ["", "Arguments:"]
+    for argument in arguments:
+        name = argument.metavar or (argument.name or "").upper()
+        lines += format_entry(name, argument.help or "", width)
+    return lines + _format_slos(ctx, width)
+
+
+def _format_slos(ctx: Context, width: int) -> list[str]:
+    """Return lines with the SLO of each packaged workload that the command line names."""
+    named = [word for word in ctx.find_root().obj or () if word in packaged_names("workloads")]
+    if not named:
+        return []
+    from loadgen.core.execution.run_header import slo_lines, slo_of_classes
+    from loadgen.core.workload import load, read_flags
+
+    any_load = read_flags(request_rate=1.0, duration="1s")
+    lines = []
+    for name in named:
+        workload = load(name, any_load)
+        lines += ["", f"SLO of the workload {name}, unless --slo replaces it:"]
+        for line in slo_lines(workload.slo, slo_of_classes(workload)):
+            lines += _wrap(line, width, "  ", "    ")
+    return lines
+
+
+def _format_set_keys(options: Mapping[str, Option], width: int) -> list[str]:
+    lines = ["", "Keys of --set:"] if options else []
+    for name, option in options.items():
+        default = option.default or option.default_text
+        suffix = f" [default: {default}]" if default else ""
+        lines += format_entry(f"{name}={option.set_metavar}", option.help + suffix, width)
+    return lines
+
+
+def _visible_options(command: Any, ctx: Context) -> list[Any]:
+    """Return the options of a command, with click's own option for the help."""
+    return [
+        param
+        for param in command.get_params(ctx)
+        if param.param_type_name == "option" and not param.hidden
+    ]
+
+
+def _by_importance(options: Sequence[Any], example: Sequence[str]) -> list[Any]:
+    """Sort options by how many people need them; an option of the example comes first."""
+
+    def rank(option: Any) -> tuple[int, int]:
+        if any(name in example for name in option.opts):
+            return 0, 0
+        if option.name in COMMON_OPTIONS:
+            return 1, COMMON_OPTIONS.index(option.name)
+        if option.name in FREQUENT_OPTIONS:
+            return 3, FREQUENT_OPTIONS.index(option.name)
+        is_shared = option.name in COMMAND_OPTIONS or "--help" in option.opts
+        return (4 if is_shared else 2), 0
+
+    return sorted(options, key=rank)
+
+
+def _default_text(option: TyperOption, ctx: Context) -> str:
+    """Return what happens without the option: its default, or a sentence that stands for it."""
+    if isinstance(option.show_default, str):
+        return option.show_default
+    default = None if option.is_flag else option.get_default(ctx)
+    return "" if default is None else str(default)
+
+
+def _plugin_note(option_name: str) -> str:
+    """Return a sentence that names what installed plug-ins add to the values of an option."""
+    if option_name not in PLUGIN_TABLES:
+        return ""
+    names = [name for (name,) in PLUGIN_TABLES[option_name].cached_fields("name")]
+    return f" Of packages: {', '.join(names)}." if names else ""
+
+
+def _type_name(option: TyperOption) -> str:
+    """Return the placeholder for the value of an option without a metavar."""
+    default_names = {int: "N", float: "NUMBER"}
+    return default_names.get(type(option.default), "VALUE")
+
+
+def _first_sentence(text: str) -> str:
+    """Return the text up to its first full stop; the dots of an ellipsis do not count."""
+    return re.split(r"(?<!\.)\.(?:\s|$)", text, maxsplit=1)[0] + "."
+
+
+def _wrap(text: str, width: int, first_indent: str = "", indent: str = "") -> list[str]:
+    """Wrap a text without breaking `--long-option` at its hyphens."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first_indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )

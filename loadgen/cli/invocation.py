@@ -1,0 +1,322 @@
+"""A command as it was typed: the shared options, and what they specify."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from loadgen.cli.output import say
+from loadgen.cli.repetition import parse_repetition
+from loadgen.cli.run_options import COMMAND_OPTIONS, Option
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting, did_you_mean
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.events import EventHandler, RunEvent
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.execution.run import Execute
+    from loadgen.core.workload import Overrides, Workload
+    from loadgen.pricing.budget import Budget
+    from loadgen.repeated.repeats import Repetition
+
+_SLO_TERM = r"\+?[A-Za-z][A-Za-z0-9_]*:\S+$"
+
+
+def expand_repeated_values(arguments: Sequence[str]) -> list[str]:
+    """Repeat `--slo` before each of its values.
+
+    Other tools take `--slo ttft:2s tpot:50ms`; click takes `--slo ttft:2s --slo tpot:50ms`.
+    """
+    expanded: list[str] = []
+    follows_slo_value = False
+    for i, argument in enumerate(arguments):
+        is_term = re.match(_SLO_TERM, argument) is not None
+        if is_term and follows_slo_value:
+            expanded.append("--slo")
+        is_slo_value = is_term and (follows_slo_value or arguments[max(i - 1, 0)] == "--slo")
+        follows_slo_value = is_slo_value
+        expanded.append(argument)
+    return expanded
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """A command with the shared options that were specified.
+
+    Attributes:
+        command: The name of the command.
+        options: The values of the shared options that were specified or have a default, by keyword.
+        arguments: The whole command line, without the name of the program.
+        run_command_line: Runs another command line and returns its exit code.
+    """
+
+    command: str
+    options: Mapping[str, Any]
+    arguments: Sequence[str]
+    run_command_line: Callable[[list[str]], int]
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of an option; None if it was not specified."""
+        return self.options.get(name)
+
+    def with_options(self, **changes: Any) -> Invocation:
+        """Return this invocation with other values of some options."""
+        return dataclasses.replace(self, options={**self.options, **changes})
+
+    def settings(self, *, can_use_store: bool = False, needs_text: str = "") -> Settings:
+        """Return the settings of the run, with the command line without its secrets.
+
+        Args:
+            can_use_store: Whether --out may be the URL of an object store.
+            needs_text: Why the completions have to be texts; "" if they need not be.
+
+        Raises:
+            Faults: With every error that was found.
+        """
+        from loadgen.cli.settings import build_settings
+
+        errors: list[LoadgenError] = []
+        with collecting(errors):
+            settings = build_settings(self.options)
+            if settings.store and not can_use_store:
+                raise UserError(
+                    "unsupported",
+                    "only loadgen run copies its results to a store",
+                    f"--out {settings.store}",
+                    "give a folder",
+                )
+            if settings.values and needs_text:
+                raise UserError(
+                    "unsupported",
+                    f"{needs_text}, and an answer of {settings.api} is numbers",
+                    f"--api {settings.api}",
+                    "--api chat, completions, responses or messages",
+                )
+        with collecting(errors):
+            self.telemetry_listeners()
+        if errors:
+            raise CombinedError(errors)
+        return replace(
+            settings,
+            command=tuple(_without_secrets(self.arguments, settings.api_key)),
+            traceparent=self._sends_traces(),
+        )
+
+    def _sends_traces(self) -> bool:
+        if self["otel"] is None:
+            return False
+        from loadgen.telemetry.otel import has_traces
+
+        return has_traces(self["otel"])
+
+    def telemetry_listeners(self) -> list[EventHandler]:
+        """Return the listeners of --prometheus and --otel, which export each run while it goes.
+
+        Raises UserError if one of them cannot be started as specified.
+        """
+        flags = [f"--{name}" for name in ("prometheus", "otel") if self[name] is not None]
+        if not flags:
+            return []
+        from loadgen.telemetry import otel, prometheus
+        from loadgen.telemetry.reader_process import Beside
+
+        listeners: list[EventHandler] = []
+        if self["prometheus"] is not None:
+            address = prometheus.listens_on(self["prometheus"])
+            listeners.append(Beside(partial(prometheus.Exporter, at=address)))
+        if self["otel"] is not None:
+            listeners.append(Beside(partial(otel.TelemetrySender, what=otel.asked(self["otel"]))))
+        return [*listeners, VirtualTimeNotice(" and ".join(flags))]
+
+    def move_existing_results(self, out: Path | None) -> None:
+        """With --force, rename a folder that holds results so that --out is free.
+
+        Raises UserError while another command works in the folder.
+        """
+        from loadgen.core.execution.folder_names import alone, check_empty, dated
+
+        if out is None or not self["force"]:
+            return
+        try:
+            check_empty(out)
+        except UserError:
+            with alone(out):
+                names = dated(out.with_name(f"{out.name}-before"), datetime.now().astimezone())
+                out.rename(next(name for name in names if not name.exists()))
+
+    def load_workload(self, name: str | None, **changes: Any) -> Workload:
+        """Return the workload with the options of the load applied; `changes` replace some of them.
+
+        Raises Fault or Faults.
+        """
+        from loadgen.core.workload.loading import given
+
+        return given(name, self["trace"], self.overrides(**changes), self["dataset"])
+
+    def overrides(self, **changes: Any) -> Overrides:
+        """Return what the options change in the load; `changes` replace some of them."""
+        from loadgen.core.workload import read_flags
+
+        return read_flags(**{**self.options, **changes})
+
+    def budget(self) -> Budget | None:
+        """Return the budget of --prices and --max-cost; None without prices.
+
+        Raises Fault or Faults.
+        """
+        max_cost = self["max_cost"]
+        if self["prices"] is None:
+            if max_cost is not None:
+                raise UserError(
+                    "missing_option",
+                    "a limit of money, and no prices",
+                    f"--max-cost {max_cost:g}",
+                    "add --prices FILE",
+                )
+            return None
+        from loadgen.pricing.budget import Budget
+        from loadgen.pricing.price_file import load_prices
+
+        limit = None if max_cost is None else Decimal(repr(max_cost))
+        return Budget(load_prices(self["prices"]), limit)
+
+    def executor(self, listeners: Sequence[EventHandler]) -> Execute:
+        """Return the function that executes runs; it probes each target only once."""
+        from loadgen.core.execution import run
+
+        return partial(run.execute, hearers=listeners, known={})
+
+    def repetition(self) -> Repetition | None:
+        """Return what --repeat specifies; None without it. Raises Faults."""
+        return parse_repetition(self["repeat"])
+
+
+class VirtualTimeNotice:
+    """A listener that says once that a run in virtual time exports no telemetry."""
+
+    def __init__(self, flags: str) -> None:
+        """Name the options that have no effect in the notice."""
+        self._flags = flags
+        self._is_printed = False
+
+    def __call__(self, event: RunEvent) -> None:
+        """Print the notice when the first run in virtual time is planned."""
+        from loadgen.core.execution.events import RunPlanned
+
+        if self._is_printed or not isinstance(event, RunPlanned):
+            return
+        if event.header.client == "virtual":
+            self._is_printed = True
+            say(
+                f"note: {self._flags} sends nothing of a run in virtual time, which ends before "
+                "anybody could watch it"
+            )
+
+
+def collect_options(
+    values: Mapping[str, Any], options: Mapping[str, Option], set_keys: Mapping[str, Option]
+) -> dict[str, Any]:
+    """Return the options that were specified or have a default, by keyword.
+
+    Args:
+        values: What typer read for each option.
+        options: The shared options of the command.
+        set_keys: Those of its options that are keys of --set.
+
+    Raises:
+        UserError: For a key or value of --set that the command does not take.
+    """
+    collected: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is None or value is False:
+            continue
+        is_negative = options[name].flags[0].startswith("--no-")
+        collected[name] = False if is_negative else value
+    pairs = collected.pop("set", ())
+    return collected | _parse_set_pairs(pairs, set_keys)
+
+
+def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> dict[str, Any]:
+    """Return the values of `--set KEY=VALUE`, by keyword. Raises UserError."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        option = set_keys.get(name)
+        if option is None:
+            raise _unknown_set_key(name, pair, set_keys)
+        if not equals:
+            raise UserError(
+                "missing_value",
+                f"{name} needs a value",
+                f"--set {pair}",
+                f"--set {name}={option.set_metavar}",
+            )
+        if option.cli_type == list[str]:
+            values.setdefault(name, []).append(text)
+        elif name in values:
+            raise UserError(
+                "duplicate", "the key is given twice", f"--set {pair}", "give each key once"
+            )
+        else:
+            values[name] = _parse_bool(text, pair) if option.cli_type is bool else text
+    return values
+
+
+def _unknown_set_key(name: str, pair: str, set_keys: Mapping[str, Option]) -> UserError:
+    if name in COMMAND_OPTIONS:
+        hint = f"did you mean --{name.replace('_', '-')}?"
+    else:
+        hint = did_you_mean(name, list(set_keys))
+    return UserError("unknown_name", f"no key is called {name}", f"--set {pair}", hint)
+
+
+def _parse_bool(text: str, pair: str) -> bool:
+    if text not in ("yes", "true", "no", "false"):
+        raise UserError(
+            "invalid_value", f"neither yes nor no: {text!r}", f"--set {pair}", "known: yes, no"
+        )
+    return text in ("yes", "true")
+
+
+def _without_secrets(arguments: Sequence[str], api_key: str | None) -> list[str]:
+    """Return the command line with the values of headers, passwords in URLs and the key hidden."""
+    from loadgen_sdk.redaction import redact
+
+    words = ["loadgen", *arguments]
+    safe_words: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        if before in ("--header", "-H"):
+            separator = "=" if "=" in word and ":" not in word else ":"
+            safe_words.append(f"{word.partition(separator)[0]}: ***")
+        elif word.startswith(("--header=", "-H=")):
+            safe_words.append(f"{word.partition('=')[0]}=***")
+        elif "://" in word:
+            safe_words.append(_redact_url(word))
+        else:
+            safe_words.append(word)
+    return [redact(word, [api_key] if api_key else []) for word in safe_words]
+
+
+def _redact_url(word: str) -> str:
+    """Hide the password in a URL, which may follow `--flag=`."""
+    from loadgen_sdk.errors import TargetUnusable
+    from loadgen_sdk.transport.target import Target
+
+    prefix = ""
+    url = word
+    if word.startswith("--"):
+        flag, equals, url = word.rpartition("=")
+        prefix = flag + equals
+    try:
+        return prefix + Target.parse(url).redacted
+    except TargetUnusable:
+        return f"{prefix}***"

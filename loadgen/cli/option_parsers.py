@@ -1,0 +1,337 @@
+"""Parsers of the values of options, for the command line and for the keywords of `loadgen.run`.
+
+A parser takes text or a Python value and returns a checked value. It raises `units.Wrong` for a
+value that it does not take, and Fault or Faults where the place is not simply the option.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from loadgen.core import units
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, of_reading
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.system_file import SystemSaid
+    from loadgen.core.sidecars.profiler import ProfilerOptions
+
+T = TypeVar("T")
+
+MAX_FILE_NAME_BYTES = 255  # on every file system in use
+_HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_HEADER_VALUE = r"[\t\x20-\x7e\xa0-\xff]*"
+_FRAMING_HEADERS = ("content-length", "transfer-encoding")
+
+
+def parse_text(value: Any) -> str:
+    """Return a text or a path as text. Raises units.Wrong for an empty one.
+
+    A variable of a build that is not set makes an empty text, which must not mean the default.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise units.Wrong("wrong_type", f"a {type(value).__name__} is no text", "")
+    text = os.fspath(value)
+    if not text.strip():
+        reason = "the value is empty: is a variable not set?"
+        raise units.Wrong("missing_value", reason, "give a value, or leave the option out")
+    return text
+
+
+def parse_mapping(value: Any) -> dict[str, Any]:
+    """Return a copy of a mapping."""
+    if not isinstance(value, Mapping):
+        raise units.Wrong(
+            "wrong_type", f"{str(value)!r} is no mapping", "a mapping from option to value"
+        )
+    return dict(value)
+
+
+def parse_texts(value: Any) -> tuple[str, ...]:
+    """Return the texts of a sequence, or of one value."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(map(str, value))
+    return (str(value),)
+
+
+def parse_pairs(value: Any) -> Mapping[str, object] | tuple[str, ...]:
+    """Return a mapping as it is, and anything else as texts like KEY=VALUE."""
+    return value if isinstance(value, Mapping) else parse_texts(value)
+
+
+def parse_switch(value: Any) -> bool:
+    """Return a bool; nothing else counts as one."""
+    if not isinstance(value, bool):
+        raise units.Wrong("wrong_type", f"{value!r} is neither True nor False", "True or False")
+    return value
+
+
+class ChoiceParser:
+    """A parser that takes one of several words."""
+
+    def __init__(self, *choices: str) -> None:
+        """Take these words."""
+        self.choices = choices
+
+    def __call__(self, value: Any) -> str:
+        """Return the word. Raises units.Wrong for another one."""
+        if value not in self.choices:
+            raise units.Wrong(
+                "unknown_name",
+                f"unknown value {str(value)!r}",
+                f"known: {', '.join(self.choices)}",
+            )
+        return str(value)
+
+
+class CountParser:
+    """A parser of a whole number from 1; `noun` is what is counted."""
+
+    def __init__(self, noun: str, hint: str) -> None:
+        """Use the noun and the hint in error messages."""
+        self.noun = noun
+        self.hint = hint
+
+    def __call__(self, value: Any) -> int:
+        """Return the number. Raises units.Wrong for anything else."""
+        if not re.fullmatch("[0-9]{1,9}", str(value)) or int(value) < 1:
+            raise units.Wrong(
+                "invalid_value", f"{str(value)!r} is no number of {self.noun}", self.hint
+            )
+        return int(value)
+
+
+def parse_workers(value: Any) -> int:
+    """Return a number of worker processes; 0 stands for auto."""
+    if value == "auto":
+        return 0
+    return CountParser("workers", "a number from 1, or auto")(value)
+
+
+def parse_percentiles(value: Any) -> tuple[float, ...]:
+    """Return percentiles such as 25,99.5 as ascending quantiles between 0 and 1."""
+    parts = value.split(",") if isinstance(value, str) else parse_texts(value)
+    try:
+        numbers = [float(str(part).strip().removeprefix("p")) for part in parts]
+    except ValueError:
+        numbers = []
+    quantiles = {round(number / 100, 9) for number in numbers}
+    if not quantiles or not all(0 < quantile < 1 for quantile in quantiles):
+        raise units.Wrong(
+            "invalid_value",
+            f"{value!r} are no percentiles",
+            "numbers between 0 and 100, like 25,99.5",
+        )
+    return tuple(sorted(quantiles))
+
+
+def parse_server(value: Any) -> str:
+    """Return the name of a kind of server: auto, or one of this package or of a plug-in."""
+    from loadgen_sdk.dialects.quirks import SERVERS, names
+
+    if isinstance(value, str) and (value == "auto" or SERVERS.find(value) is not None):
+        return value
+    return ChoiceParser(*names())(value)
+
+
+def parse_system_file(value: Any) -> SystemSaid:
+    """Read the description of the system under test."""
+    from loadgen.core.execution import system_file
+
+    return system_file.load(Path(parse_text(value)))
+
+
+def parse_pem_file(value: Any) -> str:
+    """Return the path of a PEM file that exists."""
+    path = parse_text(value)
+    if not Path(path).is_file():
+        raise units.Wrong("missing_file", "no such file", "give a PEM file")
+    return path
+
+
+def read_key_file(value: Any) -> str:
+    """Return the API key that a file contains."""
+    try:
+        return Path(parse_text(value)).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise units.Wrong(
+            of_reading(error), f"cannot read the key: {reason}", "a file with the key alone"
+        ) from None
+
+
+def parse_output_folder(value: Any) -> str:
+    """Return the path of a folder that can be created and written into, or an object store's URL.
+
+    The folder is not created; the check is as good as it can be without that.
+    """
+    text = parse_text(value)
+    if "://" in text:
+        return text
+    path = Path(text).absolute()
+    if any(len(os.fsencode(part)) > MAX_FILE_NAME_BYTES for part in path.parts):
+        problem = f"name too long (over {MAX_FILE_NAME_BYTES} bytes)"
+        raise units.Wrong(
+            "unwritable_file", f"the host refuses it: {problem}", "give a shorter one"
+        )
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    problem = ""
+    if not existing.is_dir():
+        problem = f"{existing} is not a directory"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        problem = f"{existing} cannot be written into"
+    if problem:
+        raise units.Wrong(
+            "unwritable_file", f"the host refuses it: {problem}", "give a path that can be written"
+        )
+    return text
+
+
+def parse_extra_body(value: Any) -> dict[str, Any]:
+    """Return a JSON object that is merged into every request body.
+
+    Raises UserError if it is not one, and Faults for fields that have options of their own.
+    """
+    from loadgen.core.workload.extra_body import refused_fields  # imports numpy
+
+    try:
+        body = dict(value) if isinstance(value, Mapping) else json.loads(parse_text(value))
+        if not isinstance(body, dict):
+            raise ValueError("not an object")
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            "invalid_value",
+            f"not a JSON object: {error}",
+            "--extra-body",
+            "write --extra-body '{\"temperature\": 0}'",
+        ) from None
+    errors = [
+        UserError("unsupported", field.problem, f"--extra-body {field.name}", field.hint)
+        for field in refused_fields(body)
+    ]
+    if errors:
+        raise CombinedError(errors)
+    return body
+
+
+def parse_header_name(value: Any) -> str:
+    """Return the name of a header, like X-Session-ID."""
+    if not isinstance(value, str) or not re.fullmatch(_HEADER_NAME, value):
+        raise units.Wrong("invalid_value", "no name of a header", "like X-Session-ID")
+    return value
+
+
+def parse_headers(value: Any) -> tuple[tuple[str, str], ...]:
+    """Return header names and values, of a mapping, of pairs, or of texts like NAME: VALUE.
+
+    Raises Faults with every header that cannot be sent; no error message contains a value.
+    """
+    pairs: list[tuple[str, str]] = []
+    errors: list[LoadgenError] = []
+    for item in _header_items(value):
+        name, text = _split_header(item) if isinstance(item, str) else map(str, item)
+        error = _check_header(name, text)
+        if error is None:
+            pairs.append((name, text))
+        else:
+            errors.append(error)
+    if errors:
+        raise CombinedError(errors)
+    return tuple(pairs)
+
+
+def _header_items(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, str):
+        return (value,)
+    items: Iterable[Any] = value
+    return items
+
+
+def _split_header(text: str) -> tuple[str, str]:
+    """Split NAME: VALUE or NAME=VALUE at its first separator; the name is "" without one."""
+    separator = min((index for index in (text.find(":"), text.find("=")) if index > 0), default=0)
+    return text[:separator].strip(), text[separator + 1 :].strip()
+
+
+def _check_header(name: str, value: str) -> UserError | None:
+    if not name:
+        return UserError(
+            "invalid_value", "a header without a value", "--header", "write NAME: VALUE"
+        )
+    is_valid_name = re.fullmatch(_HEADER_NAME, name) is not None
+    if not is_valid_name or not re.fullmatch(_HEADER_VALUE, value):
+        return UserError(
+            "invalid_value",
+            "a header with a character that HTTP cannot carry",
+            f"--header {name}: ***" if is_valid_name else "--header",
+            "printable Latin-1 only",
+        )
+    if name.lower() in _FRAMING_HEADERS:
+        return UserError(
+            "unsupported",
+            "a header that says how long the body is: only the client knows",
+            f"--header {name}",
+            "leave it out",
+        )
+    return None
+
+
+def parse_metrics_pages(value: Any) -> tuple[str, ...]:
+    """Return where the metrics of the servers are read: auto, off, drain, or URLs."""
+    from loadgen.core.sidecars import scraper
+
+    pages = parse_texts(value)
+    error = scraper.check(pages)
+    if error is not None:
+        raise error
+    return pages
+
+
+def parse_energy_pages(value: Any) -> tuple[str, ...]:
+    """Return where the energy of the GPUs is read: auto, off, nvidia-smi, or URLs."""
+    from loadgen.core.sidecars import scraper
+
+    pages = parse_texts(value)
+    error = scraper.check(pages, "--energy", scraper.ENERGY_WORDS, ("auto", "off"))
+    if error is not None:
+        raise error
+    return pages
+
+
+def parse_profile(value: Any) -> ProfilerOptions:
+    """Return which stage the server's profiler records, and for how long."""
+    from loadgen.core.sidecars import profiler
+
+    return profiler.asked(parse_text(value))
+
+
+def parse_option(flag: str, text: str | None, parser: Callable[[str], T]) -> T | None:
+    """Return the value of an option, read by a parser of `units`; None if it was not specified.
+
+    Raises UserError, with the flag and the text as its place.
+    """
+    if text is None:
+        return None
+    try:
+        return parser(text)
+    except units.Wrong as wrong:
+        raise UserError(wrong.code, f'"{text}" {wrong}', f"{flag} {text}", wrong.hint) from None
+
+
+def parse_share_option(flag: str, text: str) -> float:
+    """Return a share that is written as 5% or as 0.05. Raises UserError if it is neither."""
+    parser = units.share if text.strip().endswith("%") else _parse_number
+    return parse_option(flag, text, parser) or 0.0
+
+
+def _parse_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise units.Wrong("invalid_value", "is no share", "like 5%, or 0.05") from None

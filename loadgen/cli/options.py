@@ -1,0 +1,218 @@
+"""The options that several commands share, as typer reads them.
+
+`add_options` gives a command the options of the table in `cli/run_options.py`. The annotated
+types below are the other arguments and options that more than one command takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass, replace
+from datetime import datetime
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from loadgen.cli import completion
+from loadgen.cli.invocation import Invocation, collect_options
+from loadgen.cli.run_options import COMMAND_OPTIONS, SET_KEYS, Option
+
+Command = Callable[..., int]
+
+TARGET_OPTIONS = (
+    "url",
+    "model",
+    "server",
+    "api",
+    "tokenizer",
+    "extra_body",
+    "headers",
+    "api_key_file",
+    "cacert",
+    "cert",
+    "key",
+    "insecure",
+    "stream",
+)
+"""The shared options of a command that sends requests to one endpoint and drives no load."""
+
+PACKAGED_WORKLOADS = (
+    "agentic, coding-agent, mixed, noisy-neighbour, qa, rag, rag-pipeline, research-agent, "
+    "summarization"
+)
+WorkloadArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="workload",
+        help=f"A workload file, or a packaged one: {PACKAGED_WORKLOADS}.",
+        autocompletion=completion.complete_workload,
+    ),
+]
+AllowInvalidOption = Annotated[
+    bool,
+    typer.Option("--allow-invalid", help="Use a result whose measurement is not valid, marked."),
+]
+AcceptSamplePricesOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept-sample-prices", help="Use list prices that others have copied, for want of yours."
+    ),
+]
+PluginsOption = Annotated[
+    bool,
+    typer.Option(
+        "--plugins", help="Also use rows of other packages; without it none is loaded here."
+    ),
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        rich_help_panel="SLO",
+        help="Exit 4 if a run cannot decide the SLO; without it that exits 0.",
+    ),
+]
+JunitOption = Annotated[
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Write verdict and SLO as JUnit XML too."),
+]
+GithubOption = Annotated[
+    bool,
+    typer.Option(
+        "--github", help="Add a summary to the page of this GitHub step ($GITHUB_STEP_SUMMARY)."
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything, show the plan, send nothing.")
+]
+
+
+def default_output_folder(name: str) -> Path:
+    """Return a new folder in results/ for a command without --out."""
+    from loadgen.core.execution.folder_names import run_id
+
+    return Path("results") / run_id(name, datetime.now().astimezone())
+
+
+def add_options(
+    *,
+    only: Collection[str] = tuple(COMMAND_OPTIONS),
+    without: Collection[str] = (),
+    help_texts: Mapping[str, str] | None = None,
+    default_texts: Mapping[str, str] | None = None,
+) -> Callable[[Command], Command]:
+    """Decorate a command function so that typer gives it shared options.
+
+    typer reads the options of a command from the signature of its function. The decorated function
+    has one parameter per option in place of two kinds of parameters:
+
+    - A parameter of type `Invocation` stands for the options of `COMMAND_OPTIONS`.
+    - A parameter whose type is a dataclass stands for the fields of the dataclass, each of which is
+      declared like a parameter: `port: Annotated[int, typer.Option("--port")] = 8000`.
+
+    Example::
+
+        @add_options(without=("repeat",), help_texts={"out": "Folder of the search."})
+        def search(invocation: Invocation, workload: WorkloadArgument = None) -> int: ...
+
+    Args:
+        only: The keywords of the options to add.
+        without: Those of them to leave out.
+        help_texts: What the help of this command says about an option, where it differs.
+        default_texts: What it says about the option's default, where it differs.
+    """
+    options = {
+        name: _with_texts(name, option, help_texts or {}, default_texts or {})
+        for name, option in COMMAND_OPTIONS.items()
+        if name in only and name not in without
+    }
+    set_keys = {name: option for name, option in options.items() if name in SET_KEYS}
+    if not set_keys:
+        options.pop("set", None)
+    flag_options = {name: option for name, option in options.items() if option.flags}
+
+    def decorate(command: Command) -> Command:
+        groups: dict[str, Any] = {}
+        parameters = [_keyword("ctx", typer.Context)]
+        takes_invocation = False
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if parameter.annotation is Invocation:
+                takes_invocation = True
+                parameters += [_to_parameter(*item) for item in flag_options.items()]
+            elif is_dataclass(parameter.annotation):
+                group: Any = parameter.annotation
+                groups[parameter.name] = group
+                parameters += inspect.signature(group, eval_str=True).parameters.values()
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @wraps(command)
+        def run(ctx: typer.Context, **values: Any) -> int:
+            if takes_invocation:
+                flag_values = {name: values.pop(name) for name in flag_options}
+                shared = collect_options(flag_values, options, set_keys)
+                values["invocation"] = _create_invocation(ctx, shared)
+            for name, group in groups.items():
+                field_values = {field.name: values.pop(field.name) for field in fields(group)}
+                values[name] = group(**field_values)
+            return command(**values)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.set_keys = set_keys if takes_invocation else {}  # type: ignore[attr-defined]  # which the help lists
+        return run
+
+    return decorate
+
+
+def _with_texts(
+    name: str, option: Option, help_texts: Mapping[str, str], default_texts: Mapping[str, str]
+) -> Option:
+    return replace(
+        option,
+        help=help_texts.get(name, option.help),
+        default_text=default_texts.get(name, option.default_text),
+    )
+
+
+def _to_parameter(name: str, option: Option) -> inspect.Parameter:
+    """Return the parameter from which typer creates the option."""
+    complete = option.complete
+    if complete is None and option.choices:
+        complete = completion.complete_choice(lambda: option.choices)
+    declaration = typer.Option(
+        *option.flags,
+        help=option.help,
+        metavar=option.metavar,
+        rich_help_panel=option.panel,
+        show_default=option.default_text or True,
+        autocompletion=complete,
+    )
+    if option.cli_type is bool:
+        return _keyword(name, Annotated[bool, declaration], default=False)
+    annotation = option.cli_type if option.default else option.cli_type | None
+    return _keyword(name, Annotated[annotation, declaration], default=option.default)
+
+
+def _keyword(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, **default)
+
+
+def _create_invocation(ctx: typer.Context, options: Mapping[str, Any]) -> Invocation:
+    """Return the invocation of a command; the `obj` of the root context is the command line."""
+    root = ctx.find_root()
+
+    def run_command_line(arguments: list[str]) -> int:
+        exit_code: int = root.command.main(
+            arguments, prog_name=root.info_name, standalone_mode=False, obj=arguments
+        )
+        return exit_code
+
+    return Invocation(
+        command=ctx.info_name or "",
+        options=options,
+        arguments=root.obj or (),
+        run_command_line=run_command_line,
+    )

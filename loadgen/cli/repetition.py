@@ -1,0 +1,115 @@
+"""The option `--repeat`: `3`, `3,pause=10m`, or `auto,most=10,within=5%`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from loadgen.cli.option_parsers import parse_option
+from loadgen.core import units
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
+
+if TYPE_CHECKING:
+    from loadgen.repeated.repeats import Repetition
+
+MAX_RUNS = 100
+SETTINGS = ("most", "within", "pause")
+
+
+def parse_repetition(text: str | None) -> Repetition | None:
+    """Return the repetition that `--repeat` specifies; None without it.
+
+    Raises Faults with every error that was found.
+    """
+    from loadgen.repeated import repeats
+
+    if text is None:
+        return None
+    place = f"--repeat {text}"
+    number, *parts = (part.strip() for part in text.split(","))
+    settings = dict(part.partition("=")[::2] for part in parts)
+    errors: list[LoadgenError] = _unknown_settings(settings, place)
+    if len(settings) < len(parts):
+        errors.append(
+            UserError("duplicate", "a setting is specified twice", place, "keep one of them")
+        )
+    count = None
+    most = None
+    within = None
+    pause_ns = None
+    with collecting(errors):
+        count = _parse_count(number, settings, place)
+    with collecting(errors):
+        most = _parse_most(settings.get("most"), place)
+    with collecting(errors):
+        within = _parse_within(settings.get("within"), place)
+    with collecting(errors):
+        pause_ns = parse_option(
+            "--repeat pause", settings.get("pause"), partial(units.duration_ns, bare="s")
+        )
+    if errors:
+        raise CombinedError(errors)
+    return repeats.Repetition(
+        count=count,
+        most=most or repeats.MOST,
+        within=within or repeats.WITHIN,
+        pause_ns=pause_ns or 0,
+    )
+
+
+def _unknown_settings(settings: Mapping[str, str], place: str) -> list[LoadgenError]:
+    return [
+        UserError(
+            "unknown_name",
+            f'"{name}" says nothing of repeats',
+            place,
+            "known: pause=10m, most=10, within=5%",
+        )
+        for name in settings
+        if name not in SETTINGS
+    ]
+
+
+def _parse_count(number: str, settings: Mapping[str, str], place: str) -> int | None:
+    """Return a fixed number of runs; None for auto. Raises UserError."""
+    if number == "auto":
+        return None
+    count = int(number) if number.isdecimal() else 0
+    if not 1 <= count <= MAX_RUNS:
+        raise UserError(
+            "invalid_value", "no number of runs", place, f"a number from 1 to {MAX_RUNS}, or auto"
+        )
+    if "most" in settings or "within" in settings:
+        raise UserError(
+            "no_effect",
+            "a fixed number of runs has no end to look for",
+            place,
+            "--repeat auto, or without most and within",
+        )
+    return count
+
+
+def _parse_most(text: str | None, place: str) -> int | None:
+    """Return the largest number of runs of `auto`. Raises UserError."""
+    from loadgen.repeated import repeats
+
+    if text is None:
+        return None
+    most = int(text) if text.isdecimal() else 0
+    if not repeats.FEWEST <= most <= MAX_RUNS:
+        raise UserError(
+            "out_of_range",
+            "no number of runs",
+            place,
+            f"most from {repeats.FEWEST} to {MAX_RUNS}",
+        )
+    return most
+
+
+def _parse_within(text: str | None, place: str) -> float | None:
+    """Return the half width of an interval, as a share of the mean, that ends `auto`."""
+    within = parse_option("--repeat within", text, units.share)
+    if within is not None and within <= 0:
+        raise UserError("out_of_range", "reached by no number of runs", place, "within=5%")
+    return within

@@ -1,0 +1,37 @@
+"""The JSON Schemas of the files that people write: `loadgen export --schema KIND`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgen.core.errors import UserError
+
+KINDS = ("workload", "contract", "prices", "targets")
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """Return the schema (draft 2020-12) of a kind of file, for editors that complete them.
+
+    Raises UserError for an unknown kind.
+    """
+    from loadgen.core.workload import json_schema, schema_of
+
+    match kind:
+        case "workload":
+            return json_schema()
+        case "contract":
+            from loadgen.contracts.schema import Contract
+
+            return schema_of(Contract, "A contract of loadgen")
+        case "prices":
+            from loadgen.pricing.prices import WrittenPrices
+
+            return schema_of(WrittenPrices, "Prices for loadgen")
+        case "targets":
+            from loadgen.cli.targets import WrittenTargets
+
+            return schema_of(WrittenTargets, "The targets of a run of loadgen")
+    known = ", ".join(KINDS)
+    raise UserError(
+        "unknown_name", f'no kind of file: "{kind}"', f"--schema {kind}", f"known: {known}"
+    )

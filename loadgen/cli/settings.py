@@ -1,0 +1,181 @@
+"""The settings of a run, from its options. Reads the files that options name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadgen_sdk.dialects.quirks import VALUES
+from loadgen_sdk.transport.wire import Tls
+
+from loadgen import backends
+from loadgen.cli import targets
+from loadgen.cli.run_options import OPTIONS
+from loadgen.cli.user_metadata import collect_secrets, parse_metadata
+from loadgen.core import units
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
+from loadgen.core.execution.plan import Endpoint, Settings
+from loadgen.core.execution.system_file import SystemSaid
+
+API_KEY_VARIABLE = "OPENAI_API_KEY"
+AZURE_API_KEY_VARIABLE = "AZURE_OPENAI_API_KEY"
+
+
+def build_settings(options: Mapping[str, Any]) -> Settings:
+    """Return the settings that the options of a run specify; other options have their defaults.
+
+    The options of the load are read elsewhere, by `core/workload/flags.py`. Raises Faults with
+    every error that was found.
+    """
+    errors: list[LoadgenError] = []
+    values = _parse_values(options, errors)
+    errors += _conflicts(values)
+    urls: Sequence[str] = values.pop("url", ())
+    targets_file: str | None = values.pop("targets", None)
+    system: SystemSaid | None = values.pop("system", None)
+    if system is not None:  # an option overrides the file
+        values = system.target | values
+    if values.get("ray") is not None:
+        values.setdefault("workers", 0)
+    if values.get("api") in VALUES:
+        values["stream"] = False
+    api_key = _api_key(values, urls)
+    endpoints: tuple[Endpoint, ...] = ()
+    with collecting(errors):
+        if targets_file is None and "embedded" not in values:
+            targets.check_urls_are_specified(urls)
+        endpoints = _load_endpoints(
+            urls, targets_file, _common_endpoint(values, api_key), values.get("server", "auto")
+        )
+    values["metadata"] = _build_metadata(values, system, [api_key, *_keys_of(endpoints)], errors)
+    if errors:
+        raise CombinedError(errors)
+    values["tls"] = _build_tls(values)
+    out = values.pop("out", None)
+    if out is not None:
+        values |= {"store": out} if "://" in out else {"out": Path(out)}
+    url = endpoints[0].url if endpoints else next(iter(urls), None)
+    return Settings(url=url, targets=endpoints, api_key=api_key, **values)
+
+
+def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dict[str, Any]:
+    """Return the parsed values of the settings, and add what is wrong to `errors`."""
+    values: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        value = options.get(name)
+        if option.part != "settings" or value is None:
+            continue
+        with collecting(errors):
+            try:
+                values[name] = option.parse(value)
+            except units.Wrong as wrong:
+                place = option.place(name, "***" if name == "api_key" else value)
+                raise UserError(wrong.code, str(wrong), place, wrong.hint) from None
+    return values
+
+
+def _conflicts(values: Mapping[str, Any]) -> list[LoadgenError]:
+    """Return an error for each pair of options that cannot be used together."""
+    errors: list[LoadgenError] = []
+    if values.get("targets") is not None and values.get("url"):
+        errors.append(
+            UserError(
+                "conflict",
+                "--url and --targets exclude each other",
+                "--targets",
+                "put every url into the file",
+            )
+        )
+    if values.get("ray") is not None and "sources" in values:
+        errors.append(
+            UserError(
+                "unsupported",
+                "local addresses differ from node to node",
+                "--set sources",
+                "leave out sources or --ray",
+            )
+        )
+    return errors
+
+
+def _api_key(values: dict[str, Any], urls: Sequence[str]) -> str | None:
+    """Remove the options of the API key from the values and return the key.
+
+    The key itself wins over a file, and a file over the environment.
+    """
+    key_of_file: str | None = values.pop("api_key_file", None)
+    key: str | None = values.pop("api_key", None)
+    return key or key_of_file or _api_key_of_environment(values.get("server"), urls)
+
+
+def _api_key_of_environment(server: str | None, urls: Sequence[str]) -> str | None:
+    """Return the API key of the environment; None for a simulated endpoint."""
+    backend = backends.find(urls[0] if urls else None)
+    if backend is not None and backend.simulated:
+        return None
+    if server == "azure" or any("azure.com" in url for url in urls[:1]):
+        azure_key = os.environ.get(AZURE_API_KEY_VARIABLE)
+        if azure_key:
+            return azure_key
+    return os.environ.get(API_KEY_VARIABLE) or None
+
+
+def _common_endpoint(values: Mapping[str, Any], api_key: str | None) -> Endpoint:
+    """Return an endpoint with what the options say about all targets, and no URL."""
+    return Endpoint(
+        url="",
+        api_key=api_key,
+        gpus=values.get("gpus"),
+        shape=values.get("shape", ""),
+        region=values.get("region", ""),
+    )
+
+
+def _load_endpoints(
+    urls: Sequence[str], targets_file: str | None, common: Endpoint, server: str
+) -> tuple[Endpoint, ...]:
+    """Return the endpoints of a targets file or of several URLs; () for a single URL or none.
+
+    Raises Fault or Faults for a URL or file that cannot be used.
+    """
+    if targets_file is not None:
+        return targets.load_targets(Path(targets_file), common=common)
+    if len(urls) > 1 or any(targets.split_named_url(url) for url in urls):
+        return targets.endpoints_of_urls(urls, common)
+    if urls:
+        targets.check_url(urls[0], server=server)
+    return ()
+
+
+def _keys_of(endpoints: Sequence[Endpoint]) -> list[str | None]:
+    """Return the API keys of endpoints and of the environment."""
+    variables = (AZURE_API_KEY_VARIABLE, API_KEY_VARIABLE)
+    return [endpoint.api_key for endpoint in endpoints] + [
+        os.environ.get(variable) for variable in variables
+    ]
+
+
+def _build_metadata(
+    values: Mapping[str, Any],
+    system: SystemSaid | None,
+    api_keys: Sequence[str | None],
+    errors: list[LoadgenError],
+) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of the system file and of --metadata, which must not be secrets."""
+    secrets = collect_secrets(api_keys, values.get("headers", ()))
+    of_system = parse_metadata({} if system is None else system.metadata, secrets)
+    of_option = parse_metadata(values.get("metadata", ()), secrets)
+    errors += [*of_system.errors, *of_option.errors]
+    return (*of_system.pairs, *of_option.pairs)
+
+
+def _build_tls(values: dict[str, Any]) -> Tls:
+    """Remove the options of TLS from the values and return its settings."""
+    return Tls(
+        verify=not values.pop("insecure", False),
+        ca=values.pop("cacert", None),
+        cert=values.pop("cert", None),
+        key=values.pop("key", None),
+    )

@@ -1,0 +1,301 @@
+"""The endpoints of a run with several targets: of a targets file, or of a repeated `--url`.
+
+A targets file lists each endpoint with its name, key and machine::
+
+    - name: vm-01
+      url: http://10.0.0.1:8000
+      api_key_env: VM_KEY        # or api_key_file: path, relative to this file
+      gpus: 4
+      shape: ND128isr_GB300_v6
+      region: eastus2
+      node: rack1-07             # the machine that it is on, where several targets share one
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from loadgen_sdk.errors import TargetUnusable
+from loadgen_sdk.transport.target import Target
+from msgspec.structs import replace
+from pydantic import AfterValidator, Field
+
+from loadgen import backends
+from loadgen.core.errors import Code, CombinedError, LoadgenError, UserError, collecting, of_reading
+from loadgen.core.execution.plan import Endpoint
+from loadgen.core.units import Wrong
+from loadgen.core.workload.diagnostics import locate, sort_faults, validate_document
+from loadgen.core.workload.fields import Whole
+from loadgen.core.workload.file_models import FileContext, Part
+from loadgen.core.workload.loading import read_text
+from loadgen.core.workload.tasks import TARGET_NAME
+from loadgen.core.workload.yaml_marks import Map, read_yaml, where
+
+_EXAMPLE = "write a list: - {name: vm-01, url: http://...}"
+NO_ENDPOINT = Endpoint(url="")
+URL_HINT = "--url http://HOST:8000; to simulate a server: --url sim:gb300-vm"
+
+
+def _check_url(url: str) -> str:
+    """Return a URL that a target can have. Raises units.Wrong for another one."""
+    if url.startswith("sim:"):
+        raise Wrong(
+            "invalid_url",
+            f"runs in virtual time, beside no other target: {url}",
+            "name it alone, by --url; to serve it here: loadgen sim --preset",
+        )
+    try:
+        Target.parse(url)
+    except TargetUnusable as error:
+        raise Wrong(error.code, f"cannot be used: {error}", error.hint) from None
+    return url
+
+
+class WrittenTarget(Part):
+    """One endpoint of a targets file.
+
+    The options of the command line apply to whatever the file does not specify.
+    """
+
+    url: Annotated[str, AfterValidator(_check_url)]
+    name: str = ""  # the default is the address
+    api_key_env: str | None = None
+    api_key_file: str | None = None  # relative to the targets file
+    gpus: Whole | None = None
+    shape: str | None = None
+    region: str | None = None
+    node: str = ""
+
+
+class WrittenTargets(Part):
+    """A list of endpoints, or a mapping with the list under `targets`."""
+
+    targets: Annotated[tuple[WrittenTarget, ...], Field(json_schema_extra={"minItems": 1})]
+
+    @classmethod
+    def extend_json_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return the schema of a list or a mapping."""
+        return {"anyOf": [schema["properties"]["targets"], schema]}
+
+
+class _TargetsFile(NamedTuple):
+    """A targets file as it was parsed, for the places of errors in it."""
+
+    top: Map
+    context: FileContext
+
+    def add_error(
+        self, code: Code, what: str, place: Sequence[str | int], hint: str, *, key: str = ""
+    ) -> None:
+        """Add an error at a place, which is a path of keys and indices below `targets`."""
+        spot, path, _ = locate(self.top, ("targets", *place))
+        where_in_file = where(self.context.file, spot, path)
+        self.context.faults.append(UserError(code, what, where_in_file, hint, key=key))
+
+
+def load_targets(
+    path: Path, env: Mapping[str, str] = os.environ, common: Endpoint = NO_ENDPOINT
+) -> tuple[Endpoint, ...]:
+    """Return the endpoints of a targets file, which is a list or a mapping with `targets:`.
+
+    Args:
+        path: The file.
+        env: The environment, which the file may refer to.
+        common: The key, GPUs, shape and region of targets that specify none of their own.
+
+    Raises:
+        UserError: If the file cannot be read.
+        Faults: With every error in the file.
+    """
+    text = read_text(path, f"--targets {path}", "targets file", lambda: _EXAMPLE, _EXAMPLE)
+    top, faults = read_yaml(
+        text, str(path), env, kind="targets file", smallest=_EXAMPLE, list_as="targets"
+    )
+    context = FileContext(file=str(path), directory=path.parent, faults=faults)
+    written = validate_document(WrittenTargets, top, context)
+    if written is None:
+        raise CombinedError(sort_faults(context.faults))
+    file = _TargetsFile(top, context)
+    if not written.targets:
+        file.add_error("empty_file", "no targets in it", (), _EXAMPLE)
+    endpoints: list[Endpoint] = []
+    for index, target in enumerate(written.targets):
+        endpoint = _to_endpoint(target, index, file, env, common)
+        _check_not_repeated(endpoint, index, endpoints, file)
+        endpoints.append(endpoint)
+    if context.faults:
+        raise CombinedError(sort_faults(context.faults))
+    return tuple(endpoints)
+
+
+def _to_endpoint(
+    target: WrittenTarget,
+    index: int,
+    file: _TargetsFile,
+    env: Mapping[str, str],
+    common: Endpoint,
+) -> Endpoint:
+    return Endpoint(
+        url=target.url,
+        name=target.name or Target.parse(target.url).address,
+        api_key=_read_api_key(target, index, file, env, common.api_key),
+        gpus=target.gpus or common.gpus,
+        shape=common.shape if target.shape is None else target.shape,
+        region=common.region if target.region is None else target.region,
+        node=target.node,
+    )
+
+
+def _read_api_key(
+    target: WrittenTarget,
+    index: int,
+    file: _TargetsFile,
+    env: Mapping[str, str],
+    common_key: str | None,
+) -> str | None:
+    """Return the key of a target; a variable that is not set or an unreadable file is an error."""
+    if target.api_key_env is not None:
+        name = target.api_key_env
+        key = env.get(name)
+        if not key:
+            place = (index, "api_key_env")
+            hint = f"export {name}=..."
+            file.add_error("unset_variable", f"{name} is not set", place, hint, key=name)
+        return key or None
+    if target.api_key_file is None:
+        return common_key or env.get("OPENAI_API_KEY") or None
+    key_file = file.context.directory / target.api_key_file
+    try:
+        return key_file.read_text("utf-8").strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        file.add_error(
+            of_reading(error),
+            f"{key_file}: {reason}",
+            (index, "api_key_file"),
+            "a file with the key alone",
+        )
+        return None
+
+
+def _check_not_repeated(
+    endpoint: Endpoint, index: int, earlier: Sequence[Endpoint], file: _TargetsFile
+) -> None:
+    """Add an error if an earlier target has the same name, or the same URL and key."""
+    if any(other.name == endpoint.name for other in earlier):
+        what = f"a second target named {endpoint.name!r}"
+        file.add_error("duplicate", what, (index,), "give each its own name")
+    same = [other for other in earlier if _is_same(other, endpoint)]
+    if same:
+        file.add_error(
+            "duplicate",
+            f"the same endpoint and key as {same[0].name!r}",
+            (index, "url"),
+            "name each once: its load would be counted as two",
+        )
+
+
+def _is_same(one: Endpoint, other: Endpoint) -> bool:
+    """Return True if two targets have the same base URL and the same key."""
+    return (
+        one.api_key == other.api_key
+        and Target.parse(one.url).redacted == Target.parse(other.url).redacted
+    )
+
+
+class NamedUrl(NamedTuple):
+    """A target of `--url NAME=URL`, which serves the steps of tasks that name it."""
+
+    name: str
+    url: str
+
+
+def split_named_url(text: str) -> NamedUrl | None:
+    """Return the parts of `NAME=URL`, or None for a URL alone."""
+    name, equals, url = text.partition("=")
+    if not equals or not re.fullmatch(TARGET_NAME, name):
+        return None
+    return NamedUrl(name, url)
+
+
+def check_urls_are_specified(urls: Sequence[str]) -> None:
+    """Raise UserError if there is no URL, or if one is empty.
+
+    A variable of a build that is not set makes an empty URL. A simulation in its place would pass
+    the build without sending a request to the server.
+    """
+    if not urls:
+        raise UserError("missing_option", "no target is specified", "--url", URL_HINT)
+    for text in urls:
+        named = split_named_url(text)
+        url = text if named is None else named.url
+        if not url.strip():
+            reason = "the URL is empty: is a variable not set?"
+            raise UserError("missing_value", reason, f"--url {text!r}", URL_HINT)
+
+
+def check_url(url: str, *, server: str = "auto") -> None:
+    """Raise UserError for a URL of a single target that no run could use. Sends nothing."""
+    if re.fullmatch("[0-9]+", url):
+        raise UserError(
+            "invalid_url",
+            f"{url} is a number, and --url (-u) takes the URL of the server",
+            f"--url {url}",
+            f"for {url} requests in flight: -c {url}",
+        )
+    backend = backends.of_target(url)
+    if backend.name != "http":
+        return
+    try:
+        Target.parse(url, server=server)
+    except TargetUnusable as error:
+        raise UserError(error.code, str(error), "--url", error.hint) from None
+
+
+def endpoints_of_urls(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, ...]:
+    """Return the endpoints of a repeated `--url`.
+
+    `common` has the key and the machine of each; a target with a name has only the key. Raises
+    Faults for a URL that cannot be used or is repeated.
+    """
+    endpoints: list[Endpoint] = []
+    errors: list[LoadgenError] = []
+    for text in urls:
+        named = split_named_url(text)
+        url = text if named is None else named.url
+        with collecting(errors):
+            address = _check_one_of_several(url)
+            endpoint = replace(common, url=url, name=address)
+            if named is not None:
+                endpoint = Endpoint(
+                    url=url, name=address, api_key=common.api_key, serves=named.name
+                )
+            if any(_has_same_role(endpoint, other) for other in endpoints):
+                what = f"{address} is given twice"
+                errors.append(UserError("duplicate", what, "--url", "name each target once"))
+            endpoints.append(endpoint)
+    if errors:
+        raise CombinedError(errors)
+    return tuple(endpoints)
+
+
+def _check_one_of_several(url: str) -> str:
+    """Return the address of a URL that can be used beside others. Raises UserError."""
+    backend = backends.of_target(url)
+    if backends.provides_target(backend):
+        reason = f"a target of {backend.name} stands alone"
+        if backend.virtual:
+            reason = f"{url} runs in virtual time"
+        raise UserError("conflict", f"{reason}, beside no other target", "--url", "name it alone")
+    try:
+        return Target.parse(url).redacted
+    except TargetUnusable as error:
+        raise UserError(error.code, str(error), "--url", error.hint) from None
+
+
+def _has_same_role(one: Endpoint, other: Endpoint) -> bool:
+    return one.name == other.name and one.serves == other.serves

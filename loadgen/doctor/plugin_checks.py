@@ -1,0 +1,55 @@
+"""Checks of the plug-ins of other packages: the table of each row, or why it could not be loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from loadgen_sdk.dialects.quirks import SERVERS
+from loadgen_sdk.plugins import OpenTable, Plugin
+
+from loadgen.backends import BACKENDS
+from loadgen.commands import COMMANDS
+from loadgen.doctor.target_checks import OK, WARNING, Finding
+from loadgen.figures import FIGURES
+from loadgen.formats import FORMATS
+from loadgen.plugins import SWITCH
+from loadgen.prices import PRICES
+from loadgen.result_kinds import KINDS
+
+TABLES: tuple[OpenTable[Any], ...] = (
+    COMMANDS,
+    KINDS,
+    FORMATS,
+    PRICES,
+    BACKENDS,
+    FIGURES,
+    SERVERS,
+)
+"""All tables that other packages can extend."""
+
+
+def findings() -> Iterator[Finding]:
+    """Yield a finding for each plug-in. There are none if plug-ins are disabled."""
+    for table in TABLES:
+        for plugin in table.plugins:
+            error = plugin.error or _find_import_error(plugin)
+            if error:
+                advice = f"update or remove {plugin.package}, or set {SWITCH}=0"
+                state = f"{'not ' if plugin.error else ''}loaded into {table.group}"
+                yield Finding("plug-in", WARNING, f"{plugin}: {error}", state, advice)
+            else:
+                yield Finding("plug-in", OK, str(plugin), f"loaded into {table.group}")
+
+
+def _find_import_error(plugin: Plugin[Any]) -> str:
+    """Return what goes wrong when the functions of a row are imported, or an empty string."""
+    for name in ("load", "load_functions"):
+        load = getattr(plugin.row, name, None)
+        if load is None:
+            continue
+        try:
+            load()
+        except Exception as error:
+            return f"{name}: {type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,508 @@
+"""Bundles: every kind of result comes out again, every change is named, and nothing in a file is trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import places
+import pytest
+from command_line import exits
+
+from loadgen.bundle import archive, verify
+from loadgen.bundle.differences import compare
+from loadgen.bundle.text import report
+from loadgen.core.errors import UserError
+from loadgen.render import text as as_text
+
+pytestmark = pytest.mark.commands
+
+FOLDERS = places.DATA / "oracle" / "folders"
+SIM = ("--url", "sim:gb300-vm", "--seed", "3")
+CONTRACT = """
+name: poc
+horizon: 5s
+prices: prices.yaml
+levels:
+  - {name: steady, workload: qa, rate: "${RATE}/s", duration: 60s, must: [{errors: 5%}, {requests: 2/s}]}
+"""
+PRICES = "currency: USD\nprices: [{name: ours, per: gpu-hour, price: 2.5, date: 2026-11-01, source: quote}]\n"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A result of each kind, in virtual time."""
+    root = tmp_path_factory.mktemp("results")
+    (root / "prices.yaml").write_text(PRICES)
+    (root / "poc.yaml").write_text(CONTRACT.replace("prices: prices.yaml\n", ""))
+    load = ("qa", *SIM, "--request-rate", "5", "--duration", "20s")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RATE", "5")
+        assert exits("validate", root / "poc.yaml", *SIM, "--out", root / "validation") in (0, 3)
+    exits("run", *load, "--out", root / "run")
+    exits("run", *load, "--repeat", "2", "--out", root / "repeats")
+    exits(
+        "sweep",
+        "qa",
+        *SIM,
+        "--request-rate",
+        "2,4",
+        "--duration",
+        "20s",
+        "--slo",
+        "ttft:2s",
+        "--out",
+        root / "sweep",
+    )
+    exits(
+        "search",
+        "qa",
+        *SIM,
+        "--slo",
+        "ttft:1s",
+        "--duration",
+        "20s",
+        "--max-probes",
+        "3",
+        "--out",
+        root / "search",
+    )
+    exits(
+        "mlperf",
+        "server",
+        *SIM,
+        "--benchmark",
+        "llama2-70b",
+        "--target-qps",
+        "20",
+        "--min-duration",
+        "1",
+        "--out",
+        root / "mlperf",
+    )
+    return root
+
+
+def bundled(folder: Path, to: Path) -> Path:
+    path = to / f"{folder.name}.zip"
+    verify.bundle(folder, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        ("run", {"summary.json"}),
+        ("repeats", {"repeats.json", "r1/summary.json", "r2/summary.json"}),
+        (
+            "sweep",
+            {
+                "sweep.md",
+                "report.html",
+                "curve.csv",
+                "capacity.json",
+                "probes.jsonl",
+                "r2/summary.json",
+            },
+        ),
+        ("search", {"search.json", "curve.csv", "capacity.json", "probes.jsonl"}),
+        ("validation", {"verdict.json", "verdict.html", "junit.xml", "steady/r1/summary.json"}),
+        (
+            "mlperf",
+            {"mlperf.json", "mlperf_log_summary.txt", "mlperf_log_detail.txt", "summary.json"},
+        ),
+    ],
+)
+def test_every_derived_file_comes_out_again(
+    made: Path, tmp_path: Path, kind: str, files: set[str]
+) -> None:
+    found = verify.verify(bundled(made / kind, tmp_path))
+    assert (found.verified, found.differences, found.not_made) == ("all", (), {})
+    assert files <= {one.file for one in found.made} and all(one.same for one in found.made)
+    assert found.manifest.kind == ("run" if kind == "mlperf" else kind)
+    assert "against accident, not against forgery" in " ".join(
+        as_text.render(report(found)).split()
+    )
+
+
+# -- a change is found and named ---------------------------------------------------------------------------------------
+
+
+def changed(
+    bundle: Path, name: str, change: Callable[[bytes], bytes] | None, *, hashes: bool = True
+) -> Path:
+    """The bundle with one file changed (None: taken out); with `hashes` as somebody leaves it who lists it anew."""
+    with zipfile.ZipFile(bundle) as old:
+        files = {entry: old.read(entry) for entry in old.namelist()}
+    before = files.pop(name)
+    if change is not None:
+        files[name] = change(before)
+        assert files[name] != before
+    if hashes:
+        listed = {
+            entry: data for entry, data in files.items() if not entry.startswith("SHA256SUMS")
+        }
+        sums = "".join(
+            f"{hashlib.sha256(data).hexdigest()}  {entry}\n" for entry, data in listed.items()
+        )
+        files["SHA256SUMS"] = sums.encode()
+    path = bundle.with_name("changed.zip")
+    archive.write(path, dict(files))
+    return path
+
+
+def edited(*keys: str | int, to: object) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        document = part = json.loads(data)
+        for key in keys[:-1]:
+            part = part[key]
+        part[keys[-1]] = to
+        return json.dumps(document).encode()
+
+    return change
+
+
+NUMBER = edited("ttft_ms", "p99", to=1.5)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("kind", "name", "change", "at"),
+    [
+        ("run", "summary.json", NUMBER, "ttft_ms.p99"),
+        ("run", "summary.json", edited("verdict", "valid", to=False), "verdict.valid"),
+        (
+            "run",
+            "summary.json",
+            edited("verdict", "warnings", to=["all is well"]),
+            "verdict.warnings",
+        ),
+        ("run", "summary.json", edited("praise", to="the best"), "praise"),
+        ("repeats", "repeats.json", edited("figures", 0, "high", to=0.1), "figures[0].high"),
+        ("repeats", "r2/summary.json", NUMBER, "ttft_ms.p99"),
+        ("sweep", "sweep.md", lambda data: data.replace(b"TTFT", b"ttft"), "line"),
+        ("sweep", "capacity.json", edited("rate_per_s", to=400.0), "rate_per_s"),
+        ("search", "search.json", edited("answer", "held", to=999.0), "answer.held"),
+        ("search", "curve.csv", lambda data: data.replace(b"under", b"over "), "line"),
+        (
+            "validation",
+            "verdict.json",
+            edited("levels", 0, "terms", 1, "low", to=99.0),
+            "levels[0].terms[1].low",
+        ),
+        ("validation", "verdict.json", edited("sentence", to="all promises kept"), "sentence"),
+        ("validation", "verdict.html", lambda data: data.replace(b"promises", b"PROMISES"), "line"),
+        ("mlperf", "mlperf.json", edited("checks", 0, "value_ns", to=1), "checks[0].value_ns"),
+        (
+            "mlperf",
+            "mlperf_log_summary.txt",
+            lambda data: data.replace(b"Result is", b"Result was"),
+            "line",
+        ),
+    ],
+)
+def test_a_changed_value_or_sentence_is_named_though_its_hash_is_listed_anew(
+    made: Path, tmp_path: Path, kind: str, name: str, change: Callable[[bytes], bytes], at: str
+) -> None:
+    found = verify.verify(changed(bundled(made / kind, tmp_path), f"result/{name}", change))
+    assert found.verified == "no"
+    named = [(one.file, one.at) for one in found.differences]
+    assert any(file == f"result/{name}" and place.startswith(at) for file, place in named), named
+
+
+@pytest.mark.processes
+def test_a_changed_byte_is_named(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "result/requests/requests.parquet"
+    path = changed(
+        bundled(made / "run", tmp_path),
+        name,
+        lambda data: data[:5000] + b"\x01" + data[5001:],
+        hashes=False,
+    )
+    assert exits("verify", path) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"{name} is changed: its hash is another one" in told and "NOT VERIFIED" in told
+
+
+@pytest.mark.processes
+def test_records_of_another_run_do_not_give_the_figures(made: Path, tmp_path: Path) -> None:
+    other = (made / "repeats" / "r2" / "requests" / "requests.parquet").read_bytes()
+    path = changed(
+        bundled(made / "run", tmp_path), "result/requests/requests.parquet", lambda _: other
+    )
+    assert any(one.at.startswith("ttft_ms") for one in verify.verify(path).differences)
+
+
+@pytest.mark.processes
+def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(
+    made: Path, tmp_path: Path
+) -> None:
+    bundle = bundled(made / "validation", tmp_path)
+    gone = verify.verify(changed(bundle, "result/verdict.html", None))
+    assert [(one.file, one.code) for one in gone.differences] == [
+        ("result/verdict.html", "missing")
+    ]
+    for name in (
+        "steady/r1/requests/requests.parquet",
+        "steady/r1/run.json",
+        "target.json",
+        "contract.yaml",
+    ):
+        damaged = changed(bundle, f"result/{name}", lambda _: b"\x00\xff")
+        found = verify.verify(damaged)
+        assert found.verified == "no" and found.differences, name
+
+
+def test_a_page_that_nothing_makes_is_named(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(made / "run", folder)
+    (folder / "praise.html").write_text("VALID, and the fastest")
+    found = verify.verify(bundled(folder, tmp_path))
+    assert found.verified == "part" and list(found.not_made) == ["praise.html"]
+    shutil.copytree(made / "search", folder := tmp_path / "search")
+    (folder / "SHA256SUMS").unlink()
+    capacity = json.loads((made / "sweep" / "capacity.json").read_text())
+    (folder / "capacity.json").write_text(json.dumps(capacity | {"rate_per_s": 400.0}))
+    found = verify.verify(bundled(folder, tmp_path))
+    assert "result/capacity.json" in {one.file for one in found.differences}
+
+
+# -- what goes in ------------------------------------------------------------------------------------------------------
+
+
+def test_no_text_of_a_prompt_goes_in_unless_asked_for(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "official"
+    shutil.copytree(made / "mlperf", folder)
+    (folder / "SHA256SUMS").unlink()
+    (folder / "mlperf_requests.jsonl").write_text('{"prompt": "the secret question"}\n')
+    for content in (False, True):
+        path = tmp_path / f"{content}.zip"
+        manifest = verify.bundle(folder, path, content=content)
+        with zipfile.ZipFile(path) as found:
+            assert ("result/mlperf_requests.jsonl" in found.namelist()) is content
+            assert (
+                any(b"secret question" in found.read(name) for name in found.namelist()) is content
+            )
+        assert ("mlperf_requests.jsonl" in manifest.left_out) is not content
+        assert verify.verify(path).verified == "all"
+
+
+def test_a_contract_with_variables_is_judged_with_their_values(made: Path) -> None:
+    """The other side does not have them."""
+    assert "${RATE}" in (made / "validation" / "contract.yaml").read_text()
+    assert (
+        json.loads((made / "validation" / "contract.resolved.yaml").read_text())["levels"][0][
+            "rate"
+        ]
+        == "5/s"
+    )
+
+
+def test_validate_writes_the_bundle_of_what_it_found(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "poc.zip"
+    assert exits("validate", made / "validation", "--bundle", path) in (0, 3)
+    assert exits("verify", path, "--json") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out[told.out.index('{\n  "schema"') :])["verified"] == "all"
+    assert "not signed" in told.err
+
+
+def test_a_folder_that_was_changed_or_is_no_result_is_refused(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(made / "run", folder)
+    (folder / "summary.json").write_bytes(NUMBER((folder / "summary.json").read_bytes()))
+    with pytest.raises(UserError, match=r"summary\.json"):
+        verify.bundle(folder, tmp_path / "x.zip")
+    with pytest.raises(UserError, match="oracle/folders"):
+        verify.bundle(FOLDERS, tmp_path / "x.zip")
+    (tmp_path / "x.zip").write_text("")
+    with pytest.raises(UserError, match="exists"):
+        verify.bundle(made / "run", tmp_path / "x.zip")
+
+
+# -- nothing in a file is trusted --------------------------------------------------------------------------------------
+
+
+def hostile(
+    to: Path, *entries: tuple[str, bytes], manifest: bytes | None = None, mode: int = 0o644
+) -> Path:
+    path = to / "hostile.zip"
+    told = {"kind": "run", "name": "x", "made": "", "version": "0", "schema": 1}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("bundle.json", json.dumps(told) if manifest is None else manifest)
+        for name, data in entries:
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr, entry.compress_type = mode << 16, zipfile.ZIP_DEFLATED
+            file.writestr(entry, data)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("entries", "mode", "what"),
+    [
+        ([("../../evil", b"x")], 0o644, "leads out of the folder"),
+        ([("result/../../evil", b"x")], 0o644, "leads out of the folder"),
+        ([("/etc/evil", b"x")], 0o644, "leads out of the folder"),
+        ([("result\\..\\evil", b"x")], 0o644, "leads out of the folder"),
+        ([("C:/evil", b"x")], 0o644, "leads out of the folder"),
+        ([("result/link", b"/etc/passwd")], 0o120777, "a link or device"),
+        ([("setup.py", b"x")], 0o644, "a file that no bundle has"),
+        ([("result/run.json", b"{}"), ("result/run.json", b"[]")], 0o644, "two files of one name"),
+    ],
+)
+def test_names_that_lead_elsewhere(
+    tmp_path: Path, entries: list[tuple[str, bytes]], mode: int, what: str
+) -> None:
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+    with pytest.raises(UserError, match=what):
+        archive.unpack(hostile(tmp_path, *entries, mode=mode), inside)
+    assert (
+        not list(inside.iterdir())
+        and not (tmp_path / "evil").exists()
+        and not (tmp_path / "a" / "evil").exists()
+    )
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    """A gigabyte of zeros in five megabytes: the directory of the archive says so before a byte is read."""
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("bundle.json", "{}")
+        file.writestr("result/zeros", bytes(5 << 20))
+        file.filelist[1].file_size = 1100 << 20  # as if they were compressed
+    with pytest.raises(UserError, match=r"1\.15 GB.* 220 "):
+        archive.unpack(path, tmp_path)
+
+
+def zipped(name: bytes, method: int) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archived:
+        archived.writestr("bundle.json", "{}")
+        archived.writestr(name.decode(), "{}")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "not a bundle"),
+        (b"PK\x03\x04 and no more", "not a bundle"),
+        (b"name: a workload\n", "not a bundle"),
+        (
+            zipped(b"result/\xc3\xa9", zipfile.ZIP_STORED).replace(b"\xc3\xa9", b"\xff\xa9"),
+            "can't decode byte 0xff",
+        ),
+        (zipped(b"result/a", zipfile.ZIP_LZMA), "compressed as in no bundle"),
+        (zipped(b"result/a", zipfile.ZIP_BZIP2), "compressed as in no bundle"),
+        (
+            zipped(b"result/a", zipfile.ZIP_STORED).replace(b"result/a", b"\0esult/a"),
+            "not a bundle",
+        ),
+    ],
+)
+def test_a_file_that_is_no_bundle(
+    tmp_path: Path, data: bytes, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "poc.zip"
+    path.write_bytes(data)
+    assert exits("verify", path) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_other_files_that_are_no_bundle(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exits("verify", tmp_path / "none.zip") == 2
+    assert exits("verify", made / "run") == 2
+    assert f"loadgen bundle {made / 'run'} -o run.zip" in capsys.readouterr().err
+    whole = bundled(made / "run", tmp_path)
+    cut = tmp_path / "cut.zip"
+    cut.write_bytes(whole.read_bytes()[:-500])
+    assert exits("verify", cut) == 2
+    with zipfile.ZipFile(tmp_path / "plain.zip", "w") as file:
+        file.writestr("readme.txt", "hello")
+    with pytest.raises(UserError, match=r"bundle\.json"):
+        verify.verify(tmp_path / "plain.zip")
+    with pytest.raises(UserError, match=r"loadgen-verify-.*/result"):
+        verify.verify(hostile(tmp_path, ("result/readme.txt", b"hello")))
+
+
+def test_a_bundle_of_a_newer_version(tmp_path: Path) -> None:
+    manifest = {"kind": "run", "name": "x", "made": "", "version": "9", "schema": 2}
+    path = hostile(tmp_path, ("result/run.json", b"{}"), manifest=json.dumps(manifest).encode())
+    with pytest.raises(UserError, match=r"hostile\.zip"):
+        verify.verify(path)
+
+
+def test_sentences_of_another_version_are_its_own_and_its_values_are_not() -> None:
+    stored, again = (
+        b'{"a": 1.0, "why": "too few requests", "code": "few"}',
+        b'{"a": 1, "why": "few", "code": "few"}',
+    )
+    assert [one.at for one in compare("x.json", stored, again).differences] == ["why"]
+    longer = again.replace(b'"few", "code"', b'"there are too few", "code"').replace(
+        b"}", b', "more": 2}'
+    )
+    assert compare("x.json", stored, longer, older=True).differences == ()
+    assert [one.at for one in compare("x.json", stored, longer).differences] == ["why", "more"]
+    other = compare("x.json", stored, again.replace(b": 1", b": 1.001"), older=True).differences
+    assert {one.at for one in other} == {"a", "why"}
+
+
+# -- signatures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen")
+    for name in ("own", "other"):
+        key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(tmp_path / name)]
+        subprocess.run(key, check=True)
+    return tmp_path / "own", tmp_path / "other"
+
+
+@pytest.mark.processes
+def test_a_signature_is_that_of_a_key(made: Path, tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    own, other = keys
+    path = tmp_path / "poc.zip"
+    verify.bundle(made / "run", path, key=own)
+    found = verify.verify(path)
+    assert (found.verified, found.signature) == ("all", "some key") and found.signed_by.startswith(
+        "ED25519 SHA256:"
+    )
+    assert "whose key that is was not asked" in " ".join(as_text.render(report(found)).split())
+    given = verify.verify(path, signed_by=own.with_suffix(".pub"))
+    assert (given.verified, given.signature) == ("all", "given key")
+    wrong = verify.verify(path, signed_by=other.with_suffix(".pub"))
+    assert (wrong.verified, wrong.signature) == ("no", "other key")
+
+
+@pytest.mark.processes
+def test_a_change_breaks_the_signature_though_hashes_are_listed_anew(
+    made: Path, tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    path = tmp_path / "poc.zip"
+    verify.bundle(made / "run", path, key=keys[0])
+    found = verify.verify(changed(path, "result/seconds.jsonl", lambda data: data + b"\n"))
+    assert (found.verified, found.signature, found.differences) == ("no", "broken", ())
+
+
+def test_keys_that_are_none(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("bundle", made / "run", "-o", tmp_path / "x.zip", "--sign", tmp_path / "none") == 2
+    assert "ssh-keygen -t ed25519" in capsys.readouterr().err
+    path = bundled(made / "run", tmp_path)
+    assert exits("verify", path, "--signed-by", tmp_path / "none.pub") == 2
+    assert "the bundle is not signed" in capsys.readouterr().err

@@ -1,0 +1,511 @@
+"""The command line: wrong usage is an error and never a bug; flags are spread as the field writes them."""
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import exits
+
+from loadgen.cli import completion
+from loadgen.cli.invocation import expand_repeated_values
+from loadgen.cli.options import PACKAGED_WORKLOADS
+from loadgen.cli.run_options import COMMAND_OPTIONS, PANELS
+from loadgen.core.errors import OK, USAGE
+from loadgen.core.execution.events import Counters
+from loadgen.core.execution.plan import Settings
+from loadgen.core.workload.loading import packaged
+from loadgen.runs.command import next_step
+from loadgen.runs.progress import Progress, Steps, step_words, words
+
+CONTRACT, WORKLOAD = (
+    str(packaged(kind)[name]) for kind, name in (("contracts", "rag"), ("workloads", "qa"))
+)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "qa", "--nope"],
+        ["run", "qa", "--gpus", "none"],
+        ["nonsense"],
+        ["report"],
+        ["run", "no-such-workload"],
+        ["run", "qa", "--slo", "ttft:2x", "--server", "unknown", "--workers", "0"],
+    ],
+)
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits(*arguments) == USAGE
+    said = capsys.readouterr().err
+    assert "bug" not in said and "Traceback" not in said and said
+
+
+SENDING = ("run", "sweep", "search", "mlperf", "validate")
+"""The commands that need a URL."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "hint"),
+    [
+        (["sise", "rag"], "no command is called sise", 'did you mean "size"?'),
+        (["mlperf", "srever"], "no command is called srever", 'did you mean "server"?'),
+        (["run", "rag", "--ulr", "x"], "no flag is called --ulr", "did you mean --url?"),
+        (["run", "rag", "--api-key", "x"], "no flag is called --api-key", "OPENAI_API_KEY"),
+        (["size", "rag"], "SOURCES is missing", "sim:PRESET"),
+        (["cost"], "FOLDERS is missing", "cost --help"),
+        (["run", "rag", "--url"], "--url needs a value", "--help"),
+        (["size", "rag", "vm", "--spare", "x"], "integer", "--help"),
+        (["fit", "x", "--on-bad-row", "no"], "error: 'no' is not one of 'fail', 'skip'", "--help"),
+        (["run", "rag", "more"], "more", "--help"),
+        (
+            ["run", "rag", "--max-tokens", "5"],
+            "no flag is called --max-tokens",
+            "did you mean --output-tokens?",
+        ),
+        (
+            ["mlperf", "offline", "-b", "llama2-70b", "--min-duration", "9ms"],
+            "a test has at least a second",
+            "10m",
+        ),
+        (
+            ["mlperf", "server", "--request-rate", "5"],
+            "no flag is called --request-rate",
+            "--target-qps",
+        ),
+        (["run", "rag", "--nosuchflag", "5"], "no flag is called --nosuchflag", " run --help-all"),
+        (
+            ["run", "rag", "--percentiles", "5"],
+            "no flag is called --percentiles",
+            "--set percentiles=",
+        ),
+        (["run", "rag", "--qps", "5"], "no flag is called --qps", "did you mean --request-rate?"),
+        (["run", "rag", "--users", "5"], "no flag is called --users", "loadgen size"),
+        (["run", "rag", "--port", "8000"], "no flag is called --port", "--url http://HOST:PORT"),
+        (["export", "run", "--format", "csv"], "no flag is called --format", "--as"),
+        (
+            ["cost", "run", "--qps", "5"],
+            "no flag is called --qps",
+            "cost --help",
+        ),  # has no --request-rate
+        (["run", "rag", "-d", "10", "min"], "min is one word too many", "one word: 10min"),
+        (["sim", "gb300-vm"], "gb300-vm is one word too many", "--preset gb300-vm"),
+        (["run", "rag", "--slo", "p95_ttft:2s"], "names no metric", 'did you mean "ttft:2s:p95"?'),
+        (["run", "rag", "--input-tokens", "8k"], '"8k" is not a whole number', "8000, not 8k"),
+        (["run", "rag", "--url", "localhost:8000"], "has no scheme", "http://localhost:8000"),
+        (["sweep", "rag", "-c", "1-8"], '"1-8" is no level', "1,2,4,...,64"),
+        (["doctor", "http://h:8000"], "http://h:8000 is an endpoint", "--url http://h:8000"),
+        (["run", "qa", "sim:gb300-vm"], "sim:gb300-vm is an endpoint", "--url sim:gb300-vm"),
+        (
+            ["run", "qa", "-c", "4", "http://h:8000"],
+            "http://h:8000 is an endpoint",
+            "--url http://h:8000",
+        ),
+        (["size", "rag", "here", "--users", "many"], '"many" is no whole number', "5000 or 5k"),
+        (["run", "chatbot"], "no such workload", "loadgen validate chatbot"),
+        (["run", CONTRACT], "a contract, not a workload", f"loadgen validate {CONTRACT}"),
+        (["validate", "qa"], "no such contract", "loadgen run qa"),
+        (["validate", WORKLOAD], "a workload, not a contract", f"loadgen run {WORKLOAD}"),
+        (["run", "--isl", "100"], "--input-tokens alone", "add --output-tokens"),
+        (["run", "--dataset", __file__], "", ""),
+    ],
+)
+def test_wrong_usage_is_a_fault_like_every_other(
+    arguments: list[str],
+    what: str,
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a run makes its folder before it looks at the URL
+    if arguments[0] in SENDING and "--url" not in arguments:
+        arguments = [*arguments, "--url", "sim:gb300-vm"]
+    assert exits(*arguments) == USAGE
+    said = capsys.readouterr().err
+    first, place, last, *command = said.splitlines()
+    assert first.startswith("error: ") and what in first
+    assert place.startswith("  --> ") and "(mapping)" not in place
+    assert last.startswith("hint: ") and hint in last
+    assert not command or command[0].startswith("  type: loadgen ")
+
+
+def test_all_faults_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    exits(
+        "run",
+        "qa",
+        "--slo",
+        "ttft:2x",
+        "--server",
+        "unknown",
+        "--workers",
+        "0",
+        "--extra-body",
+        "[1]",
+    )
+    said = capsys.readouterr().err
+    for flag in ("--slo ttft:2x", "--server unknown", "--workers 0", "--extra-body"):
+        assert flag in said
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("--help") == OK
+    assert "run" in capsys.readouterr().out
+    assert exits("--version") == OK
+    assert capsys.readouterr().out.startswith("loadgen ")
+    assert exits("run", "--help") == OK
+    text = capsys.readouterr().out
+    for flag in (
+        "--url",
+        "--request-rate",
+        "--concurrency",
+        "--slo",
+        "--json",
+        "--dry-run",
+        "--help-all",
+    ):
+        assert flag in text
+
+
+@pytest.mark.processes
+def test_the_command_without_its_script() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "loadgen", "run", "nope"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert "--> nope" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "spread"),
+    [
+        (
+            ["run", "--slo", "ttft:2s", "tpot:200ms"],
+            ["run", "--slo", "ttft:2s", "--slo", "tpot:200ms"],
+        ),
+        (["run", "--slo", "ttft:2s", "qa"], ["run", "--slo", "ttft:2s", "qa"]),
+        (["run", "qa", "--url", "http://h:1"], ["run", "qa", "--url", "http://h:1"]),
+    ],
+)
+def test_each_value_of_an_option_is_preceded_by_its_name(
+    given: list[str], spread: list[str]
+) -> None:
+    assert expand_repeated_values(given) == spread
+
+
+@pytest.mark.processes
+def test_one_endpoint_is_not_silently_chosen_of_two() -> None:
+    given = ["doctor", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
+    code = "from loadgen.cli.app import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *given], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "takes one endpoint" in ended.stderr
+
+
+def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("run", "rag", "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1") == OK
+    text = capsys.readouterr().out
+    assert "220 requests" in text and "1,302" in text
+
+
+@pytest.mark.commands
+def test_progress_as_json_says_which_step_of_how_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "sweep",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "--request-rate",
+        "10,20",
+        "-d",
+        "8s",
+        "-o",
+        str(tmp_path / "s"),
+    ]
+    assert exits(*command, "--progress", "json") == 0
+    lines = [
+        json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")
+    ]
+    assert [list(line) for line in lines] == [["step"], ["finished"], ["step"], ["finished"]]
+    assert [
+        (line["step"]["name"], line["step"]["step"], line["step"]["of"]) for line in lines[::2]
+    ] == [
+        ("load point r10", 1, 2),
+        ("load point r20", 2, 2),
+    ]
+    assert lines[1]["finished"]["valid"] and lines[1]["finished"]["ttft_p50_ms"] > 0
+    search = [
+        "search",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "-d",
+        "20s",
+        "--low",
+        "20",
+        "--high",
+        "30",
+        "--precision",
+        "0.2",
+    ]
+    assert exits(*search, "-o", str(tmp_path / "p")) == 0
+    told = capsys.readouterr().err
+    assert re.search(r"trial 1: .*: 2 of about \d+", told)
+    assert exits(*command[:-1], str(tmp_path / "off"), "--progress", "off") == 0
+    assert "1 of 2" not in capsys.readouterr().err
+
+
+def test_how_much_is_left() -> None:
+    steps = Steps(4)
+    steps._began_ns -= 30_000_000_000
+    first, second = steps.next(), steps.next()
+    assert first["left_s"] is None and second["left_s"] == pytest.approx(90, abs=1)
+    assert re.fullmatch(
+        r"c2: 2 of 4, about 1 min 30 s left, until \d\d:\d\d", step_words("c2", second)
+    )
+
+
+def test_of_a_search_nobody_knows_how_many_probes_are_left() -> None:
+    """`at most 1 h 41 min left` was said of a search that took 8 minutes: it multiplied by the most probes allowed."""
+    steps = Steps(40, at_most=True)
+    steps._began_ns -= 30_000_000_000
+    steps.next()
+    second = steps.next()
+    assert second["left_s"] is None and second["each_s"] == pytest.approx(30, abs=1)
+    assert step_words("8/s", second) == "8/s: 2 of at most 40, about 30.0 s each"
+    third = steps.next((8.4, 240.0))
+    assert (third["step"], third["about"], third["left_s"]) == (3, 10, 240.0)
+    assert re.fullmatch(
+        r"8/s: 3 of about 10, about 4 min 00 s left, until \d\d:\d\d", step_words("8/s", third)
+    )
+
+
+def test_a_step_that_is_known_to_be_longer_counts_for_more() -> None:
+    """Of levels of 1, 2, 4 and 8 in virtual time the last costs more than the others together."""
+    steps = Steps(4, weights=[1, 2, 4, 8])
+    steps._began_ns -= 30_000_000_000
+    steps.next(), steps.next()
+    third = steps.next()
+    assert third["left_s"] == pytest.approx(120, abs=1)
+
+
+def test_a_progress_line_where_no_terminal_is() -> None:
+    out = io.StringIO()
+    progress = Progress(10, None, out)
+    counters = Counters()
+    counters.ok, counters.in_flight = 3, 2
+    assert (
+        words(progress.facts(counters, progress._began_ns + 10**9))
+        == "3/10 done · 2 in flight · 0 events/s"
+    )
+
+    async def follow() -> None:
+        progress.follow(lambda: counters)
+        assert progress._handle is not None, "without being asked for"
+        progress.clear()
+
+    asyncio.run(follow())
+
+
+def helps(path: tuple[str, ...] = (), columns: int = 60) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The help of every command at so many columns."""
+    command = [*path, "--help"]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        assert exits(*command) == OK
+    text = out.getvalue()
+    yield path, text
+    listed = text.partition("\nCommands:\n" if path else "\nStart:\n")[2]
+    for name in re.findall(r"^  ([a-z]+)\b", listed, re.M):
+        yield from helps((*path, name), columns)
+
+
+def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() -> None:
+    found = dict(helps())
+    assert list(found)[1:4] == [("doctor",), ("run",), ("report",)], (
+        "in the order in which people meet them"
+    )
+    assert len(found) > 15
+    for path, text in found.items():
+        assert max(map(len, text.splitlines())) <= 60, path
+        if "\nCommands:" in text or not path:
+            continue
+        example = " ".join(text.partition("Example: ")[2].partition("\n\n")[0].split())
+        assert example.startswith(" ".join(("loadgen", *path))), path
+        flags = set(re.findall(r"(?<= )--?[a-z][a-z-]*", example))
+        assert flags <= set(re.findall(r"(?<=[ \[])--?[a-z][a-z-]*", text.replace(example, ""))), (
+            path
+        )
+
+
+def test_every_help_is_at_most_40_lines_and_says_where_the_rest_is() -> None:
+    for path, text in helps(columns=80):
+        assert len(text.splitlines()) <= 40, path
+        if path and "\nCommands:" not in text:
+            assert "--help-all" in text, path
+
+
+def test_a_short_help_ends_a_sentence_at_its_end_and_not_at_an_ellipsis() -> None:
+    said = next(text for _, text in helps(("sim",), 80))
+    assert "gb300-vm, b200x8, ... or a YAML file" in " ".join(said.split())
+
+
+def test_a_help_has_panels_defaults_and_what_an_option_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    exits("run", "--help-all")
+    text = capsys.readouterr().out
+    at = [
+        text.index(f"\n{panel}:\n")
+        for panel in ("Options", "Load", "Target", "SLO", "Output", "TLS", "Advanced")
+    ]
+    assert at == sorted(at)
+    assert (
+        "  -c, --concurrency N " in text
+        and "  --timeout TIME " in text
+        and "[default: 600s]" in text
+    )
+    assert "<" not in text.partition("Options:")[2]
+
+
+def test_every_option_of_the_table_takes_something_named() -> None:
+    for name, option in COMMAND_OPTIONS.items():
+        assert option.panel in PANELS, name
+        if option.flags:
+            assert (option.metavar is None) == (option.cli_type is bool), name
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("loadgen re", ["report"]),
+        ("loadgen run --pro", ["--profile", "--progress", "--prometheus"]),
+        ("loadgen run --server vl", ["vllm"]),
+        ("loadgen mlperf s", ["server"]),
+    ],
+)
+def test_the_shell_completes(typed: str, completed: list[str]) -> None:
+    words = {
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+        "_LOADGEN_COMPLETE": "complete_bash",
+    }
+    code = "import sys; sys.argv = ['loadgen']; from loadgen.cli.app import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | words,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split() == completed
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(), "  loadgen run qa -c 4 --url sim:gb300-vm"),
+        (Settings(out=Path("a b")), "  loadgen run qa -c 4 --url sim:gb300-vm -o 'a b-virtual'"),
+        (Settings(url="http://h"), "loadgen doctor"),
+    ],
+)
+def test_the_next_command_after_a_busy_host(settings: Settings, words: str) -> None:
+    typed = ["run", "qa", "-c", "4", *(["--out", str(settings.out)] if settings.out else [])]
+    assert words in next_step(typed, settings)
+
+
+def test_no_contract_is_offered_as_a_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rag1.yaml").write_text("name: c\nslo: {ttft: 1s}\nlevels: []\n")
+    (tmp_path / "rag2.yaml").write_text("name: w\nrequests: {input_tokens: 1, output_tokens: 1}\n")
+    assert exits("run", "rag3.yaml") == USAGE
+    said = capsys.readouterr().err
+    assert "rag2.yaml" in said and "rag1.yaml" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        (
+            "input_tokens: 5\noutput_tokens: 6\n",
+            "input_tokens, output_tokens: stand under requests:",
+            "requests: {",
+        ),
+        (
+            "requests: {input_tokens: 1, output_tokens: 1}\nduration: 5s\n",
+            "duration: stands under stages:",
+            "stages: [",
+        ),
+        (
+            "requests: {input_tokens: 1, output_tokens: 1}\nrate: 2/s\nduration: 5s\n",
+            "rate, duration: stand under stages:",
+            "arrival: {poisson: 10/s}",
+        ),
+    ],
+)
+def test_keys_beside_their_part_are_one_fault(
+    text: str, what: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "w.yaml").write_text(f"name: w\n{text}")
+    assert exits("run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm") == USAGE
+    first, place, last = capsys.readouterr().err.splitlines()
+    assert what in first and "w.yaml:1" in place and hint in last
+
+
+def test_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").touch()
+    (tmp_path / "results" / "qa-1").mkdir(parents=True)
+    assert completion.complete_workload("r") == [
+        "rag",
+        "rag-pipeline",
+        "research-agent",
+        "results/",
+    ]
+    assert completion.complete_workload("mi") == ["mixed", "mine.yaml"]
+    assert completion.complete_contract("chat") == ["chatbot"]
+    assert "sim:gb300-vm" in completion.complete_target(
+        "sim:gb3"
+    ) and "sim:h100x8" not in completion.complete_target("sim:gb3")
+    assert completion.complete_server("vl") == ["vllm"] and completion.complete_slo_term("tp") == [
+        "tpot:"
+    ]
+    assert "sim:gb300-vm" in completion.complete_capacity_source(
+        "sim:gb"
+    ) and completion.complete_capacity_source("results/q") == ["results/qa-1/"]
+    assert completion.complete_choice(completion.list_presets)("gb300") == [
+        "gb300-rack",
+        "gb300-vm",
+        "gb300-vm-128k",
+    ]
+    (tmp_path / "baselines" / "main").mkdir(parents=True)
+    assert completion.complete_baseline("m") == ["main"]
+    assert completion.complete_result("")[0] == "results/qa-1" and completion.complete_result(
+        "results/q"
+    ) == ["results/qa-1/"]
+
+
+def test_the_help_of_a_run_names_every_packaged_workload() -> None:
+    assert (
+        PACKAGED_WORKLOADS.split(", ")
+        == sorted(packaged())
+        == completion.complete_workload("")[: len(packaged())]
+    )

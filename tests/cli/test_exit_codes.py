@@ -1,0 +1,372 @@
+"""How a command ends at the edges of its process: streams that are closed or leave, paths that the host refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from loadgen.cli.app import main
+from loadgen.cli.exit_codes import run_to_exit_code
+from loadgen.cli.settings import build_settings
+from loadgen.core.errors import CombinedError
+from loadgen.core.execution.shared_counters import SharedCounters
+from loadgen.sim.server import embedded
+from loadgen.sim.server.options import Options
+
+RUN = ["run", "qa", "--url", "sim:h100x8", "-n", "20", "--request-rate", "5", "--seed", "1"]
+
+
+def ended(*arguments: str, shell: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own; `shell` is what follows it on a shell's line."""
+    env = dict(os.environ) | more
+    words = [sys.executable, "-P", "-m", "loadgen", *arguments]
+    script = 'set -o pipefail; "$@" ' + shell
+    command = ["bash", "-c", script, "bash", *words] if shell else words
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=env, check=False
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
+    done = ended(*RUN, "--out", str(tmp_path / "out"), shell=closed)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "summary.json").exists()
+
+
+@pytest.mark.processes
+def test_what_cannot_be_printed_is_told_without_a_traceback() -> None:
+    done = ended("--version", shell="> /dev/full")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: the host refused: no space left on device\nhint: "
+    )
+    assert done.stderr.count("\n") == 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("slo", ["e2e:1ms", "e2e:100s"])
+def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo: str) -> None:
+    """`| true` reads nothing; the code is that of the whole command, which writes more than a pipe holds."""
+    done = ended(*RUN, "--slo", slo, "--out", str(tmp_path / "out"), shell="| true")
+    assert done.returncode == (1 if slo == "e2e:1ms" else 0), done.stderr
+    report = ended("report", str(tmp_path / "out"), "--json", shell="| head -c 1")
+    assert report.returncode == done.returncode, report.stderr
+    assert "error" not in report.stderr
+
+
+@pytest.mark.processes
+def test_a_terminal_without_utf_8_is_told_the_same(tmp_path: Path) -> None:
+    done = ended(
+        *RUN, "--out", str(tmp_path / "out"), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C"
+    )
+    assert (done.returncode, "bug" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.processes
+def test_a_terminal_is_not_steered_by_a_text() -> None:
+    code = (
+        "from loadgen.cli import streams as s; s.prepare()\n"
+        "print('\\x1b]0;t\\x07 \\u202e \\x1b[1mbold\\x1b[0m \\x9b \\x1b[2J\\r')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "\\x1b]0;t\\x07 \\u202e \x1b[1mbold\x1b[0m \\x9b \\x1b[2J\\r\n"
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("/dev/null", "/dev/null"),
+        ("/dev/null/x", "not a directory"),
+        ("/proc/nothing", "/proc/nothing"),
+        ("x" * 300, "name too long"),
+    ],
+)
+def test_a_path_that_the_host_refuses_is_no_bug_of_ours(
+    tmp_path: Path,
+    out: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main([*RUN, "--out", out])
+    told = capsys.readouterr().err
+    assert left.value.code == 2, told
+    assert said in told and "hint:" in told
+    assert "bug" not in told and "Traceback" not in told
+
+
+@pytest.mark.parametrize("out", ["/dev/null", "/dev/null/x", "x" * 300])
+def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
+    with pytest.raises(CombinedError, match="--> --out "):
+        build_settings({"out": out})
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--request-rate", "1000000/s", "-d", "2000s"), "their instants alone take 16.0 GB"),
+        (("--input-tokens", "1000000000"), "too many"),
+        (("--output-tokens", "1" + "0" * 40), "too many"),
+        (("--extra-body", "[" * 90_000), "not a JSON object"),
+        (("--workers", "1" + "0" * 30), "--workers"),
+        (("--timeout", "1" + "0" * 400 + "s"), "--timeout"),
+        (("--slo", "ttft:1" + "0" * 400 + "s"), "--slo"),
+        (("-d", "1" + "0" * 30 + "h"), "--duration"),
+        (("-n", "1" + "0" * 30), "--num-requests"),
+        (("-c", "1" + "0" * 30), "--concurrency"),
+    ],
+)
+def test_absurd_numbers_are_told(
+    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["run", "qa", "--url", "sim:gb300-vm", *flags])
+    told = capsys.readouterr().err
+    assert (left.value.code, said in told) == (2, True), told[:500]
+
+
+def test_a_deep_or_damaged_run_is_no_bug_of_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("run.json", "summary.json"):
+        for data in (
+            b"[" * 100_000,
+            b'{"schema": 1, "run": "\xff\xfe"}',
+            b'{"schema": 1e400}',
+            b"",
+        ):
+            (tmp_path / name).write_bytes(data)
+            with pytest.raises(SystemExit) as left:
+                main(["report", str(tmp_path)])
+            assert left.value.code == 2, capsys.readouterr().err[:500]
+        (tmp_path / name).unlink()
+
+
+def on_a_full_disk(most_bytes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command while files may not grow: a limit on their size stands in for a full disk."""
+    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes})); "
+    limited += "from loadgen.cli.app import main; main()"
+    words = [sys.executable, "-P", "-c", limited, *arguments]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.processes
+def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:
+    load = (*RUN[:4], "-n", "500", "--request-rate", "50")
+    done = on_a_full_disk(20_000, *load, "--out", str(tmp_path / "out"))
+    assert done.returncode == 2, done.stderr
+    assert "make room" in done.stderr and "kept" in done.stderr
+    assert "bug" not in done.stderr
+
+
+@pytest.mark.processes
+def test_a_disk_that_is_full_for_worker_processes_is_reported_as_a_full_disk(
+    tmp_path: Path,
+) -> None:
+    """The workers died of it, and the run was INVALID because "not one request succeeded"."""
+    out = tmp_path / "out"
+    with embedded.start(Options(ttft="5ms", itl="1ms")) as server:
+        load = ("run", "qa", "--url", server.url, "-n", "400", "--request-rate", "200")
+        done = on_a_full_disk(20_000, *load, "--workers", "2", "--out", str(out))
+    assert done.returncode == 2, done.stderr
+    assert "make room" in done.stderr and "kept" in done.stderr
+    assert not (out / "summary.json").is_file(), "the failures were not the server's"
+
+
+def test_the_counters_of_workers_have_space_on_the_disk_before_they_are_mapped(
+    tmp_path: Path,
+) -> None:
+    """A map of a file without space ends the process with SIGBUS where the disk is full."""
+    counters = SharedCounters(tmp_path / "board", 2)
+    counters.close()
+    file = (tmp_path / "board").stat()
+    assert file.st_blocks * 512 >= file.st_size > 0
+
+
+@pytest.mark.processes
+def test_a_disk_that_is_full_before_the_first_file_keeps_nothing_and_says_so(
+    tmp_path: Path,
+) -> None:
+    load = (*RUN[:4], "-n", "5", "--request-rate", "50")
+    done = on_a_full_disk(100, *load, "--out", str(tmp_path / "out"))
+    assert done.returncode == 2, done.stderr
+    assert "make room" in done.stderr and "nothing was recorded" in done.stderr
+
+
+def test_a_folder_that_was_moved_away_in_mid_run_is_said_to_be_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def works_in_it() -> int:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run").rename(tmp_path / "elsewhere")
+        (tmp_path / "run" / "flows" / "w0.heat").write_bytes(b"")
+        return 0
+
+    assert run_to_exit_code(works_in_it) == 2
+    told = capsys.readouterr().err
+    assert "moved or deleted" in told and f"--> {tmp_path / 'run'}\n" in told
+
+
+def test_a_signal_while_a_class_is_made_is_no_bug_of_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Python 3.11 makes a RuntimeError of what `__set_name__` raises: an import of platform was cut off so."""
+
+    class Named:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    def work() -> int:
+        type("Made", (), {"named": Named()})
+        return 0
+
+    assert run_to_exit_code(work) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_thread_that_arrow_cannot_start_is_no_bug_of_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import pyarrow
+
+    def work() -> int:
+        raise pyarrow.ArrowException(
+            "Unknown error: Failed to launch worker thread: Resource temporarily unavailable"
+        )
+
+    with pytest.raises(SystemExit) as left:
+        sys.exit(run_to_exit_code(work))
+    assert left.value.code == 2 and "no memory is left" in capsys.readouterr().err
+
+
+INTERRUPTED_AT_ITS_END = """
+import io, os, signal, sys
+
+class Out(io.TextIOWrapper):
+    def flush(self):
+        super().flush()
+        os.kill(os.getpid(), signal.SIGINT)  # at the end of the command, and where its end is told
+
+sys.stdout = Out(sys.stdout.detach())
+sys.argv = ["loadgen", "--version"]
+from loadgen.cli.app import main
+main()
+"""
+
+
+@pytest.mark.processes
+def test_one_more_interruption_behind_the_end_leaves_no_traceback() -> None:
+    words = [sys.executable, "-P", "-c", INTERRUPTED_AT_ITS_END]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 130
+
+
+INTERRUPTED_AS_A_LOOP_BEGINS = """
+import os, signal, socket, sys
+
+pair = socket.socketpair
+def interrupted_pair(*asked):  # uvloop asks for one as it begins to run
+    os.kill(os.getpid(), signal.SIGTERM)
+    return pair(*asked)
+socket.socketpair = interrupted_pair
+
+import asyncio, uvloop
+from loadgen.cli.exit_codes import run_to_exit_code
+
+def call():
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.sleep(60))
+
+sys.exit(run_to_exit_code(call))
+"""
+
+
+@pytest.mark.processes
+def test_an_interruption_as_a_loop_begins_waits_until_it_runs() -> None:
+    """Raised there, the loop could not be closed: exit 70, a bug in loadgen."""
+    words = [sys.executable, "-P", "-c", INTERRUPTED_AS_A_LOOP_BEGINS]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever repeats what was typed: the screen of a build is read by many."""
+    for typed in ("run qa {}", "run {}/w.yaml", "run qa --dry-run --prometheus {}"):
+        with pytest.raises(SystemExit) as left:
+            main(typed.format("http://user:s3cret@h").split())
+        said = capsys.readouterr().err
+        assert left.value.code == 2 and "s3cret" not in said and "://***@h" in said, said
+
+
+@pytest.mark.parametrize("twice", [(signal.SIGHUP, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)])
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_signals_cancel_what_a_loop_does_and_raise_nothing_in_its_callbacks(
+    twice: tuple[int, int],
+    make: Callable[[], asyncio.AbstractEventLoop],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Raised there, uvloop printed where it was, or was left as it ran and could not be closed: a bug in loadgen."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    seen: list[str] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(in_a_callback, "went on")
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            in_a_callback("cancelled")
+            raise
+
+    def in_a_callback(word: str) -> None:
+        signal.raise_signal(twice[len(seen)])
+        seen.append(word)
+
+    def command() -> int:
+        with asyncio.Runner(loop_factory=make) as runner:
+            runner.run(work())
+        return 0
+
+    try:
+        assert run_to_exit_code(command) == 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert seen == ["went on", "cancelled"] and capfd.readouterr().err == "interrupted\n"
+
+
+HELD = """
+import asyncio, signal
+from loadgen.cli.exit_codes import run_to_exit_code
+
+async def held():
+    for _ in range(3):
+        signal.raise_signal(signal.SIGINT)
+    print("went on")
+
+run_to_exit_code(lambda: asyncio.run(held()))
+"""
+
+
+@pytest.mark.processes
+def test_the_third_signal_within_a_loop_ends_the_command_at_once() -> None:
+    """Whatever holds it there."""
+    left = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=False)
+    assert (left.returncode, left.stdout, left.stderr) == (130, "", "interrupted\n")

@@ -1,0 +1,438 @@
+"""A zoo of result folders that a stranger has made, held against every command that takes one (SECURITY.md)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import places
+import pytest
+from canned import answering
+from refusals import refused
+
+from loadgen.cli.app import run_command_line
+from loadgen.cli.resume import arguments_to_type_again, resume_arguments
+from loadgen.cli.run_options import COMMAND_OPTIONS
+from loadgen.commands import COMMANDS
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
+from loadgen.core.results import checksums, files
+from loadgen.render import page
+from loadgen.ui.command import Server
+
+STEERS = "\x1b[2J\x1b[1;1H\x1b[32mVALID: a forged verdict\x1b[0m\r\nVALID: a forged verdict"
+SECRET = "what only the user may read"
+
+TAKERS = {
+    "report": ("report", "{its}"),
+    "report --json": ("report", "{its}", "--json", "--html", "{out}/page.html"),
+    "compare": ("compare", "{good}", "{its}", "--anyway"),
+    "compare --save": ("compare", "--save", "theirs", "{its}", "--in", "{out}"),
+    "bundle": ("bundle", "{its}", "-o", "{out}/b.zip"),
+    "cost": ("cost", "{its}", "--prices", "docs/prices.example.yaml", "--accept-sample-prices"),
+    "export": ("export", "{its}", "--as", "vllm", "-o", "{out}/vllm.json"),
+    "search": ("search", "--resume", "{its}"),
+    "sweep": ("sweep", "qa", "--url", "sim:gb300-vm", "-o", "{its}"),
+    "validate": ("validate", "{its}"),
+    "validate --extend": ("validate", "--extend", "{its}"),
+    "mlperf": ("mlperf", "server", "--find-peak", "--resume", "{its}"),
+    "size": ("size", "rag", "{its}", "--users", "10", "-o", "{out}/size"),
+    "size -o": ("size", "rag", "{good}", "--users", "10", "-o", "{its}"),
+    "merge": ("merge", "{its}", "-o", "{out}/merged"),
+    "run -o": ("run", "qa", "--url", "sim:gb300-vm", "-n", "5", "-o", "{its}"),
+    "run --force": ("run", "qa", "--url", "sim:gb300-vm", "-n", "5", "--force", "-o", "{its}"),
+}
+"""Every command that takes a folder of results, and how it is called."""
+NONE = {"doctor", "answers", "verify", "fit", "sim"}
+"""Those that take none; `ui` is a server, and below."""
+
+
+def _edited(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
+    for name in ("run.json", "summary.json"):
+        content = json.loads((folder / name).read_bytes())
+        change(content)
+        (folder / name).write_text(json.dumps(content))
+
+
+def _names_steer(folder: Path) -> None:
+    def change(content: dict[str, object]) -> None:
+        run = (
+            content["run"] if isinstance(content["run"], dict) else content
+        )  # of summary.json, of run.json
+        assert isinstance(run, dict)
+        run |= {"name": STEERS, "version": STEERS, "workload": STEERS, "metadata": {STEERS: STEERS}}
+        content["targets"] = [
+            dict.fromkeys(("model", "version", "engine", "precision", "name"), STEERS)
+        ]
+        if isinstance(target := content.get("target"), dict):
+            target |= {name: STEERS for name in ("model", "server", "region") if name in target}
+
+    _edited(folder, change)
+
+
+def _linked(name: str) -> Callable[[Path], None]:
+    def lay(folder: Path) -> None:
+        link = folder / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.parent / "secret")
+
+    return lay
+
+
+def _linked_folder(folder: Path) -> None:
+    shutil.move(folder / "requests", folder.parent / "elsewhere")
+    (folder / "requests").symlink_to(folder.parent / "elsewhere")
+
+
+def _pipe(folder: Path) -> None:
+    (folder / "seconds.jsonl").unlink(missing_ok=True)
+    os.mkfifo(folder / "seconds.jsonl")
+
+
+def _sums_of_devices(folder: Path) -> None:
+    (folder / checksums.FILE).write_text(f"{'0' * 64}  /dev/zero\n{'0' * 64}  ../secret\n")
+
+
+def _cut(folder: Path) -> None:
+    file = folder / "run.json"
+    file.write_bytes(file.read_bytes()[:200])
+
+
+ZOO: dict[str, Callable[[Path], None]] = {
+    "names that steer": _names_steer,
+    "report.html elsewhere": _linked("report.html"),
+    "report.html.new elsewhere": _linked("report.html.new"),
+    "run.json elsewhere": _linked("run.json"),
+    "summary.json elsewhere": _linked("summary.json"),
+    "SHA256SUMS elsewhere": _linked(checksums.FILE),
+    "requests elsewhere": _linked_folder,
+    "a pipe": _pipe,
+    "sums of devices": _sums_of_devices,
+    "run.json cut": _cut,
+    "run.json deep": lambda folder: _wrote(folder / "run.json", b"[" * 100_000),
+    "run.json no text": lambda folder: _wrote(folder / "run.json", b"\xff\xfe\x00"),
+    "a schema of its own": lambda folder: _edited(
+        folder, lambda content: content.update(schema=10**9)
+    ),
+    "numbers of its own": lambda folder: _edited(
+        folder, lambda content: content.update(turns=-(10**15), workers=10**9)
+    ),
+    "parquet of noise": lambda folder: _wrote(
+        next(folder.rglob("*.parquet")), b"PAR1" + bytes(range(256)) * 9
+    ),
+}
+
+
+def _wrote(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("sound")
+    for name in ("raw", "contract"):
+        places.unpack(name, where)
+    return where
+
+
+@pytest.fixture
+def theirs(sound: Path, tmp_path: Path) -> Path:
+    """A folder beside a file of the user, which is called `secret`."""
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "out").mkdir()
+    return Path(shutil.copytree(sound / "raw", tmp_path / "theirs"))
+
+
+def _ends(*words: str) -> None:
+    """Runs a command to its end or to a fault of its own; whatever else it raises is a bug."""
+    try:
+        run_command_line(words)
+    except (LoadgenError, CombinedError) as fault:
+        print(fault)
+
+
+def test_every_command_is_here() -> None:
+    assert {row.name for row in COMMANDS.own} == {words[0] for words in TAKERS.values()} | NONE | {
+        "ui"
+    }
+
+
+@pytest.mark.parametrize("animal", ZOO)
+def test_no_command_leaves_the_folder_of_a_stranger(
+    animal: str,
+    theirs: Path,
+    sound: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(places.ROOT)
+    ZOO[animal](theirs)
+    for words in TAKERS.values():
+        _ends(
+            *(
+                word.format(its=theirs, good=sound / "raw", out=theirs.parent / "out")
+                for word in words
+            )
+        )
+    told = "".join(capsys.readouterr())
+    assert (theirs.parent / "secret").read_text() == SECRET
+    assert SECRET not in told
+    assert "\x1b" not in told and "\r" not in told
+    assert not any(
+        line.lstrip().startswith("VALID: a forged verdict") for line in told.splitlines()
+    )
+    written = [path for path in (theirs.parent / "out").rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in path.read_bytes() for path in written)
+
+
+def test_the_page_is_made_of_records_and_never_served_as_found(sound: Path, tmp_path: Path) -> None:
+    from loadgen import result_kinds
+
+    folder = Path(shutil.copytree(sound / "contract", tmp_path / "contract"))
+    (folder / "verdict.html").write_bytes(b"\xff<script>steal()</script>")
+    checksums.write(folder)
+    made = result_kinds.opened(folder).page
+    assert made is not None and "steal()" not in made
+
+
+def test_a_page_is_written_over_a_link_and_not_through_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for name in ("page", "page.new"):
+        (tmp_path / name).symlink_to(tmp_path / "file")
+    files.replace(tmp_path / "page", b"new")
+    assert (tmp_path / "file").read_text() == "kept"
+    assert (tmp_path / "page").read_bytes() == b"new" and not (tmp_path / "page").is_symlink()
+
+
+def test_links_inside_a_folder_and_on_the_users_own_path_are_followed(
+    theirs: Path, tmp_path: Path
+) -> None:
+    (theirs / "notes").symlink_to("run.json")
+    (tmp_path / "disk").symlink_to(theirs)
+    files.refuse_links(tmp_path / "disk")
+    (theirs / "out").symlink_to("..")
+    with refused(UserError, "unsafe_file", where="disk"):
+        files.refuse_links(tmp_path / "disk")
+
+
+def test_report_leaves_no_page_in_a_folder_that_is_no_result(theirs: Path, tmp_path: Path) -> None:
+    root = tmp_path / "clone"
+    shutil.copytree(theirs, root / "results" / "a")
+    shutil.copytree(theirs, root / "results" / "b")
+    _ends("report", str(root))
+    assert not (root / "report.html").exists()
+    _ends("report", str(root / "results"))
+    assert (root / "results" / "report.html").is_file()
+
+
+@pytest.fixture
+def server(theirs: Path, sound: Path) -> Iterator[Server]:
+    shutil.copytree(sound / "raw", theirs.parent / "good")
+    with answering(Server(theirs.parent, 0, None)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("animal", ZOO)
+def test_ui_survives_every_folder(animal: str, theirs: Path, server: Server) -> None:
+    ZOO[animal](theirs)
+    for path in (
+        "",
+        "result?r=theirs",
+        "compare?r=good&r=theirs",
+        "live?r=theirs",
+        f"result?r={quote('../secret')}",
+    ):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection.request("GET", f"/{server.word}/{path}")
+        answer = connection.getresponse()
+        assert answer.status == 200, path
+        assert "default-src 'none'" in (answer.getheader("Content-Security-Policy") or "")
+        text = answer.read().decode()
+        assert SECRET not in text and "\x1b" not in text
+        connection.close()
+
+
+THEIR_SERVER = "http://127.0.0.1:{port}"
+
+
+def _plan(folder: Path, *command: str) -> None:
+    """A search that was begun with this command, as a folder says."""
+    from loadgen.core import format
+    from loadgen.search import experiment
+
+    folder.mkdir()
+    plan = experiment.ExperimentPlan(
+        by="search",
+        kind="request_rate",
+        workload="qa",
+        source_text="",
+        target="",
+        flags={},
+        command=command,
+    )
+    (folder / experiment.PLAN).write_bytes(format.document(plan))
+
+
+@pytest.mark.parametrize(
+    ("begun", "typed"),
+    [
+        (("search", "qa", "--slo", "ttft:2s"), ("search", "--resume", "{its}")),
+        (
+            ("mlperf", "server", "-b", "llama2-70b", "--find-peak"),
+            ("mlperf", "server", "--resume", "{its}"),
+        ),
+        (("validate", "qa"), ("validate", "--extend", "{its}")),
+    ],
+)
+@pytest.mark.parametrize(
+    "where",
+    [
+        ("--url", THEIR_SERVER),
+        (f"-u{THEIR_SERVER}",),
+        (f"-ku{THEIR_SERVER}",),
+        (f"--url={THEIR_SERVER}", "--model"),
+    ],
+)
+def test_no_key_goes_where_only_a_folder_says(
+    begun: tuple[str, ...],
+    typed: tuple[str, ...],
+    where: tuple[str, ...],
+    sound: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
+        port = theirs.getsockname()[1]
+        command = ("loadgen", *begun, *(word.format(port=port) for word in where))
+        its = tmp_path / "its"
+        if begun[0] == "validate":
+            shutil.copytree(sound / "contract", its)
+            for file in its.glob("*/r*/run.json"):
+                file.write_text(json.dumps(json.loads(file.read_bytes()) | {"command": command}))
+        else:
+            _plan(its, *command)
+        with refused(UserError, "missing_option", where=typed[-2]) as fault:
+            run_command_line([word.format(its=its) for word in typed])
+        assert f"127.0.0.1:{port}" in fault.value.hint
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.accept()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [name for option in COMMAND_OPTIONS.values() if option.must_be_typed for name in option.flags],
+)
+def test_what_reaches_out_is_never_taken_from_a_folder(flag: str) -> None:
+    before = ["search", "qa", flag, "theirs"]
+    with refused(UserError, "missing_option", where="--resume"):
+        resume_arguments(before, ["search", "--resume", "f"], "--resume", Path("f"))
+    switch = COMMAND_OPTIONS["insecure"].flags
+    said = [flag] if flag in switch else [flag, "mine"]
+    before = before[:-1] if flag in switch else before
+    again = resume_arguments(before, ["search", "--resume", "f", *said], "--resume", Path("f"))
+    assert again == ["search", "qa", "--resume=f", "--resume", "f", *said]
+
+
+def test_what_says_how_much_is_taken_from_a_folder_and_another_command_is_not() -> None:
+    before = [
+        "search",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        "--slo",
+        "ttft:2s",
+        "--max-probes",
+        "3",
+        "--model",
+    ]
+    again = resume_arguments(before, ["search", "--resume", "f"], "--resume", Path("f"))
+    assert again == [*before, "--resume=f", "--resume", "f"], (
+        "the option without its value takes none of the user's"
+    )
+    with refused(UserError, "mismatch", where="--resume"):
+        resume_arguments(
+            ["bundle", "x", "-o", "y"], ["search", "--resume", "f"], "--resume", Path("f")
+        )
+    assert arguments_to_type_again(
+        ["search", "qa", "-u", "http://h", "--api-key-file=k", "-n", "5"]
+    ) == [
+        "-u",
+        "http://h",
+        "--api-key-file=k",
+    ]
+
+
+def test_every_option_that_takes_an_address_or_a_file_of_keys_reaches_out() -> None:
+    """A new option that names a host, a file or a listener is looked at here before a folder may say it."""
+    data = {"trace", "dataset", "tokenizer", "system", "out", "prices"}
+    places_named = {
+        name
+        for name, option in COMMAND_OPTIONS.items()
+        if (option.metavar or "").split(":")[-1]
+        in ("URL", "FILE", "ADDRESS", "WHERE", "PORT", "FOLDER")
+    }
+    assert places_named - data == {
+        name for name in places_named if COMMAND_OPTIONS[name].must_be_typed
+    }
+
+
+def test_a_page_of_somebody_else_is_named(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (theirs / "report.html").write_text("<script>steal()</script>")
+    (theirs / "more").mkdir()
+    (theirs / "more" / "notes.HTM").write_text("<script>steal()</script>")
+    _ends("report", str(theirs))
+    said = capsys.readouterr().err
+    assert "note: more/notes.HTM in" in said and "report.html in" not in said, (
+        "that one is made anew"
+    )
+    (theirs / "more" / "notes.HTM").write_text(page.head() + "<script>steal()</script>")
+    _ends("report", str(theirs))
+    assert "note: more" not in capsys.readouterr().err, (
+        "the browser runs no script in it but that of our pages"
+    )
+
+
+def test_a_page_runs_its_own_script_and_no_other() -> None:
+    text = page.Page("title", "made by").render()
+    assert (
+        text.startswith(page.head())
+        and "script-src 'sha256-" in page.head()
+        and "unsafe-inline'; s" in page.head()
+    )
+    (script,) = re.findall("<script>(.*)</script>", text, re.DOTALL)
+    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{hashed}';" in page.policy()
+    assert not re.search(r"<[^>]+ on[a-z]+=", text), "a handler in an attribute would not run"
+
+
+def test_an_endpoint_that_a_contract_alone_names_gets_no_key(tmp_path: Path) -> None:
+    from loadgen.contracts import command
+    from loadgen.contracts.load import load_contract
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.workload import Overrides
+
+    (tmp_path / "q.jsonl").write_text('{"prompt": "why?", "reference": "so"}\n' * 40)
+    (tmp_path / "c.yaml").write_text(
+        "name: c\nlevels: [{name: a, workload: qa, rate: 10/s, duration: 1m, must: [{errors: 1%}]}]\n"
+        "answers: {dataset: q.jsonl, against: 'http://theirs:1', must: [{agreement_share: 5%}]}\n"
+    )
+    checked = load_contract(
+        tmp_path / "c.yaml", gpus=None, repeats=None, longest_ns=None, against=False
+    )
+    mine = Settings(url="http://mine:1", api_key=SECRET, headers=(("X-Api-Key", SECRET),))
+    asked = command._Asked(checked, mine, Overrides(), None)
+    theirs = command._other(asked, None, None, None, dry_run=False)
+    assert (theirs.url, theirs.api_key, theirs.headers) == ("http://theirs:1", None, ())
+    assert command._other(asked, "http://theirs:1", None, None, dry_run=False).api_key == SECRET, (
+        "the user names it"
+    )

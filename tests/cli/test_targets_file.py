@@ -1,0 +1,126 @@
+"""The file that names several endpoints, and URLs typed several times."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from refusals import refused
+
+from loadgen.cli import targets
+from loadgen.cli.settings import build_settings
+from loadgen.core.errors import CombinedError
+from loadgen.core.execution.plan import Endpoint
+
+
+def test_a_file_says_all(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("k-file\n")
+    file = tmp_path / "t.yaml"
+    file.write_text(
+        "- {name: a, url: 'http://h1:8000', api_key_env: KEY_A, gpus: 4, shape: S, region: R}\n"
+        "- {url: 'http://h2:8000/v1', api_key_file: key}\n"
+    )
+    first, second = targets.load_targets(file, {"KEY_A": "k-env"})
+    assert first == Endpoint(
+        url="http://h1:8000", name="a", api_key="k-env", gpus=4, shape="S", region="R"
+    )
+    assert (second.name, second.api_key, second.gpus) == ("h2:8000", "k-file", None)
+    assert "k-env" not in repr(first)
+    common = Endpoint(url="", api_key="k-all", gpus=8, shape="T", region="Q")
+    file.write_text(file.read_text() + "- {name: c, url: 'http://h3'}\n")
+    assert targets.load_targets(file, {"KEY_A": "k-env"}, common)[0] == first
+    assert targets.load_targets(file, {"KEY_A": "k-env"}, common)[2] == replace(
+        common, url="http://h3", name="c"
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("- {name: a}\n", ["t.yaml:1:3 missing_key"]),
+        ("- {url: 'http://h', nme: x}\n", ["t.yaml:1:21 unknown_key"]),
+        ("- {url: 'ftp://h'}\n", ["t.yaml:1:9 invalid_url"]),
+        (
+            "# two\n- {url: 'ftp://h'}\n- {url: 'http://h', gpus: 0}\n",
+            ["t.yaml:2:9 invalid_url", "t.yaml:3:27 out_of_range"],
+        ),
+        (
+            "- {name: a, url: 'http://h1'}\n- {name: a, url: 'http://h2'}\n",
+            ["t.yaml:2:3 duplicate"],
+        ),
+        (
+            "- {name: a, url: 'http://h1'}\n- {name: b, url: 'http://h1/v1'}\n",
+            ["t.yaml:2:18 duplicate"],
+        ),
+        (
+            "- {url: 'http://h', gpus: -1}\n- [1]\n",
+            ["t.yaml:1:27 out_of_range", "t.yaml:2:3 wrong_type"],
+        ),
+        ("- {url: 'http://h', api_key_env: NOT_THERE}\n", ["t.yaml:1:34 unset_variable"]),
+        ("targets: []\n", ["t.yaml:1:10 empty_file"]),
+        ("- {name: a, url: 'http://h'}\n  b: {\n", ["t.yaml:2:3 invalid_syntax"]),
+        ("", ["t.yaml:1:1 empty_file"]),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(
+    tmp_path: Path, written: str, told: list[str]
+) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(written)
+    with pytest.raises(CombinedError) as faults:
+        targets.load_targets(file, {})
+    found = [
+        f"{fault.where.removeprefix(f'{tmp_path}/').partition(' ')[0]} {fault.code}"
+        for fault in faults.value.faults
+    ]
+    assert found == told
+
+
+def test_a_key_file_that_is_no_text_is_told_wherever_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "t.yaml").write_text("- {url: 'http://h', api_key_file: key}\n")
+    for given in (
+        {"targets": tmp_path / "t.yaml"},
+        {"url": "http://h", "api_key_file": tmp_path / "key"},
+    ):
+        with pytest.raises(CombinedError, match="key: not text") as faults:
+            build_settings(given)
+        assert [fault.code for fault in faults.value.faults] == ["wrong_encoding"]
+
+
+def test_a_machine_in_virtual_time_in_a_file_is_told_as_on_the_line(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(
+        "- {name: a, url: 'sim:gb300-vm'}\n- {name: b, url: 'http://h'}\n"
+    )
+    with pytest.raises(CombinedError) as refused:
+        targets.load_targets(tmp_path / "t.yaml", {}, Endpoint(url=""))
+    (fault,) = refused.value.faults
+    assert "runs in virtual time, beside no other target" in str(fault) and "http://sim" not in str(
+        fault
+    )
+
+
+def test_a_password_in_a_url_is_not_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("- {url: 'http://u:secret@h/x y'}\n")
+    with pytest.raises(CombinedError) as faults:
+        targets.load_targets(file, {})
+    assert "secret" not in str(faults.value)
+
+
+def test_the_same_url_twice() -> None:
+    with refused(CombinedError, "duplicate", "--url"):
+        targets.endpoints_of_urls(["http://h", "http://h/v1"], Endpoint(url=""))
+
+
+def test_virtual_time_stands_alone() -> None:
+    with refused(CombinedError, "conflict", "--url"):
+        targets.endpoints_of_urls(["sim:gb300-vm", "http://h"], Endpoint(url=""))
+
+
+def test_keys_differ_where_the_url_does_not(tmp_path: Path) -> None:
+    """Two tenants of one gateway."""
+    file = tmp_path / "t.yaml"
+    file.write_text(
+        "".join(f"- {{name: {key}, url: 'http://h', api_key_env: {key}}}\n" for key in ("A", "B"))
+    )
+    assert [one.api_key for one in targets.load_targets(file, {"A": "1", "B": "2"})] == ["1", "2"]

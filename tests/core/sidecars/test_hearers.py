@@ -1,0 +1,167 @@
+"""Hearers of a run: in which order they are told, what they say in the header, and that each hears the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import msgspec
+import pytest
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES
+from loadgen_sdk.probe.probe import ProbeResult
+from loadgen_sdk.transport.target import Target
+from runs import header
+
+from loadgen.core.errors import UserError
+from loadgen.core.execution import run
+from loadgen.core.execution.events import (
+    Counters,
+    LoadEnded,
+    LoadStarted,
+    ManifestCreated,
+    RunEnded,
+    RunEvent,
+    RunningLoad,
+    RunPlanned,
+    TargetsProbed,
+    broadcast,
+    completed,
+    concluded,
+)
+from loadgen.core.execution.plan import Settings
+from loadgen.core.results.manifest import RunManifest
+from loadgen.core.results.store import read_run
+from loadgen.core.sidecars.hearers import Names, addresses
+from loadgen.core.workload import load, read_flags
+
+
+class Recorder:
+    """Keeps what it hears, and says its name in the header before and after the load."""
+
+    def __init__(self, name: str, heard: list[tuple[str, str]]) -> None:
+        self.name, self.heard = name, heard
+
+    def __call__(self, event: RunEvent) -> RunManifest | None:
+        self.heard.append((self.name, type(event).__name__))
+        if isinstance(event, ManifestCreated | LoadEnded) and event.header is not None:
+            return msgspec.structs.replace(event.header, notes=(*event.header.notes, self.name))
+        return None
+
+
+def test_the_first_to_begin_is_the_last_to_end() -> None:
+    heard: list[tuple[str, str]] = []
+    tell = broadcast([Recorder("a", heard), Recorder("b", heard)])
+    tell(LoadEnded(None))
+    tell(RunEnded())
+    assert heard == [("a", "LoadEnded"), ("b", "LoadEnded"), ("b", "RunEnded"), ("a", "RunEnded")]
+
+
+def test_each_adds_to_the_header_of_those_before_it() -> None:
+    hearers = [Recorder("a", []), lambda event: None, Recorder("b", [])]
+    assert completed(hearers, header("x", 1)).notes == ("a", "b")
+    assert concluded(hearers, completed(hearers, header("x", 1))).notes == ("a", "b", "a", "b")
+
+
+EMBEDDED = {"ttft": "2ms", "itl": "1ms"}
+FLAGS: dict[str, Any] = {
+    "num_requests": "3",
+    "concurrency": "1",
+    "warmup": "0",
+    "input_tokens": "8",
+    "output_tokens": "2",
+}
+OVER_HTTP = [
+    "TargetsProbed",
+    "ManifestCreated",
+    "RunPlanned",
+    "LoadStarted",
+    "LoadEnded",
+    "RunEnded",
+]
+
+
+@pytest.mark.processes
+def test_what_a_run_over_http_tells(tmp_path: Path) -> None:
+    heard: list[tuple[str, str]] = []
+    settings = Settings(embedded=EMBEDDED, out=tmp_path / "run")
+    _, folder = run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard)])
+    assert [event for _, event in heard] == OVER_HTTP
+    assert read_run(folder).header.notes.count("me") == 2
+
+
+def test_what_a_run_in_virtual_time_tells(tmp_path: Path) -> None:
+    heard: list[tuple[str, str]] = []
+    settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
+    run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard)])
+    assert [event for _, event in heard] == [
+        "RunPlanned",
+        "SimulationStarted",
+        "Simulated",
+        "RunEnded",
+    ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("at", "before"), [(ManifestCreated, 2), (RunPlanned, 3)])
+def test_who_refuses_a_run_ends_it_for_all(tmp_path: Path, at: type, before: int) -> None:
+    heard: list[tuple[str, str]] = []
+
+    def refuse(event: RunEvent) -> None:
+        assert not isinstance(event, LoadStarted)
+        if isinstance(event, at):
+            raise UserError("out_of_range", "too dear", "--max-cost")
+
+    settings = Settings(embedded=EMBEDDED, out=tmp_path / "run")
+    with pytest.raises(UserError, match="too dear"):
+        run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard), refuse])
+    assert [event for _, event in heard] == [*OVER_HTTP[:before], "LoadEnded", "RunEnded"]
+    assert not (tmp_path / "run").exists(), "nothing was measured"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            ["10.0.0.1"],
+            ["10.0.0.2"],
+            "h.test was 10.0.0.1 before the load and 10.0.0.2 at its end, ",
+        ),
+        (["10.0.0.1"], [], "h.test was 10.0.0.1 before the load and no address at its end, "),
+        (
+            ["10.0.0.1", "10.0.0.2"],
+            ["10.0.0.3", "10.0.0.2"],
+            "",
+        ),  # one of many: what a resolver tells takes turns
+        ([], ["10.0.0.1"], ""),
+    ],
+)
+def test_a_name_that_means_another_address_after_the_load(
+    before: list[str], after: list[str], said: str
+) -> None:
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("template_tokens", "token_ratio", "usage", "exact", "tokens_per_event")
+    )
+    found = ProbeResult(
+        target=Target.parse("http://h.test:8000"),
+        server="vllm",
+        quirk=SERVER_PROFILES["vllm"],
+        model="m",
+        models=(),
+        version="",
+        evidence=(),
+        rtt_ms=0.1,
+        dns_ms=1.0,
+        warnings=(),
+        **unknown,
+    )
+    did_you_mean = iter((before, after))
+    names = Names(lambda asked: dict.fromkeys(asked, next(did_you_mean)))
+    names(TargetsProbed(Path(), Settings(), (found,)))
+    names(LoadStarted(monotonic_ns(), RunningLoad(Counters, lambda: None)))
+    notes = getattr(names(LoadEnded(header("x", 1))), "notes", ())
+    assert len(notes) == bool(said) and "".join(notes).startswith(said)
+
+
+def test_an_address_is_looked_up_as_itself() -> None:
+    assert addresses(["127.0.0.1"]) == {"127.0.0.1": ["127.0.0.1"]}

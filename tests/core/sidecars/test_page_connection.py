@@ -1,0 +1,92 @@
+"""The connection that reads pages: its requests, the responses that it accepts, and when it reconnects."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+
+from loadgen.core.sidecars.page_connection import PageConnection
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CLOSES = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+
+
+@contextmanager
+def answering(*connections: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """A server: its connections one after the other, with their answers, and then their end; its port, what it heard.
+    An empty answer is none.
+    """
+    heard: list[bytes] = []
+
+    def serve() -> None:
+        for answers in connections:
+            stream, _ = listening.accept()
+            with stream:
+                for answer in answers:
+                    heard.append(stream.recv(1 << 16))
+                    stream.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1], heard
+        thread.join(20)
+
+
+def test_one_connection_serves_several_questions_until_it_ends() -> None:
+    with answering([OK, CHUNKED, CLOSES], [OK]) as (port, heard):
+        connection = PageConnection("127.0.0.1", port, None, 20.0)
+        for _ in range(4):
+            assert connection.request(
+                "GET", "/page?x=1", {"Accept": "text/plain", "X-Of": "me"}, 100
+            ) == (
+                200,
+                b"ok",
+            )
+        connection.close()
+    host = f"Host: 127.0.0.1:{port}\r\nAccept-Encoding: identity\r\n"
+    assert {*heard} == {
+        f"GET /page?x=1 HTTP/1.1\r\n{host}Accept: text/plain\r\nX-Of: me\r\n\r\n".encode()
+    }
+
+
+def test_a_post_says_that_it_has_no_body_and_a_users_host_stands() -> None:
+    with answering([OK]) as (port, heard):
+        connection = PageConnection("localhost", port, None, 20.0)
+        assert connection.request("POST", "/stop", {"host": "other"}, 100) == (200, b"ok")
+        connection.close()
+    assert heard == [
+        b"POST /stop HTTP/1.1\r\nAccept-Encoding: identity\r\nContent-Length: 0\r\nhost: other\r\n\r\n"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"", ConnectionError),
+        (OK[:-1], ValueError),
+        (b"SSH-2.0-x\r\n", ValueError),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 101, ValueError),
+    ],
+)
+def test_what_is_no_answer_is_told_and_the_next_question_opens_anew(
+    answer: bytes, error: type[Exception]
+) -> None:
+    with answering([answer], [OK]) as (port, _):
+        connection = PageConnection("127.0.0.1", port, None, 20.0)
+        with pytest.raises(error):
+            connection.request("GET", "/", {}, 100)
+        assert connection.request("GET", "/", {}, 100) == (200, b"ok")
+        connection.close()
+
+
+def test_an_answer_that_never_comes_is_waited_for_no_longer_than_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connection = PageConnection("127.0.0.1", silent.getsockname()[1], None, 0.05)
+        with pytest.raises(OSError, match="timed out"):
+            connection.request("GET", "/", {}, 100)

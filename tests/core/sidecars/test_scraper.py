@@ -1,0 +1,362 @@
+"""The servers' own metrics: pages as samples, samples of a run as figures, and a run beside whose page one is read."""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_page
+import runs
+from command_line import exits
+from hypothesis import given
+from hypothesis import strategies as st
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES
+from loadgen_sdk.transport.target import Target
+from servers import start
+
+import loadgen
+from loadgen.core import run_folder
+from loadgen.core.errors import CombinedError
+from loadgen.core.execution.plan import Endpoint, Settings
+from loadgen.core.results import store
+from loadgen.core.server_metrics import series
+from loadgen.core.server_metrics.series import (
+    CACHED,
+    HITS,
+    INPUT,
+    KV_USE,
+    OUTPUT,
+    RUNNING,
+    UP,
+    WAITING,
+    Iterations,
+    MetricSample,
+)
+from loadgen.core.sidecars import scraper
+from loadgen.runs import charts as run_charts
+from loadgen.runs import text
+from loadgen.runs.page_data import MOST_BINS, figures
+from loadgen.sim.server.options import Options
+
+# -- pages ---------------------------------------------------------------------------------------------------------
+
+VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a \\"b\\""} 3.0
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{engine="0",model_name="m"} 1234.0
+vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e+09
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{le="0.1"} 4
+vllm:time_to_first_token_seconds_bucket{le="+Inf"} 5
+vllm:time_to_first_token_seconds_sum 0.7
+vllm:time_to_first_token_seconds_count 5
+vllm:kv_cache_usage_perc NaN
+"""
+
+
+def test_a_page_is_its_samples() -> None:
+    assert series.samples(VLLM) == {
+        ("vllm:num_requests_running", 'engine="0",model_name="a \\"b\\""'): 3.0,
+        ("vllm:generation_tokens_total", 'engine="0",model_name="m"'): 1234.0,
+        ("vllm:time_to_first_token_seconds_bucket", 'le="0.1"'): 4.0,
+        ("vllm:time_to_first_token_seconds_bucket", 'le="+Inf"'): 5.0,
+        ("vllm:time_to_first_token_seconds_sum", ""): 0.7,
+        ("vllm:time_to_first_token_seconds_count", ""): 5.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "",
+        "<html><body>no</body></html>",
+        '{"detail": "Not Found"}',
+        "a 1\nb",
+        "x{y=1} 2",
+        "# TYPE a gauge\n",
+    ],
+)
+def test_what_is_no_page_is_refused(page: str) -> None:
+    with pytest.raises(ValueError):
+        series.samples(page)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_samples_or_no_page(page: str) -> None:
+    try:
+        assert series.samples(page)
+    except ValueError:
+        pass
+
+
+def row(number: int, active: int = 2) -> dict[str, Any]:
+    blocks = {"usedNumBlocks": 25, "maxNumBlocks": 100, "cacheHitRate": 0.5}
+    return {
+        "iter": number,
+        "iterLatencyMS": 10.0 * number,
+        "numActiveRequests": active,
+        "kvCacheStats": blocks,
+    }
+
+
+def test_drained_iterations_and_those_that_another_reader_took() -> None:
+    page = Iterations()
+    first = page.samples(json.dumps([row(1), row(2), row(3, active=9)]).encode())
+    assert first["trtllm_iteration:numActiveRequests", ""] == 9
+    assert first["trtllm_iteration:iterLatencyMS", ""] == 20
+    assert first["trtllm_iteration:kvCacheStats.usedShare", ""] == 0.25
+    assert page.samples(b"[]")["trtllm_iteration:missed_total", ""] == 0
+    last = page.samples(json.dumps([row(7)]).encode())
+    assert (last["trtllm_iteration:read_total", ""], last["trtllm_iteration:missed_total", ""]) == (
+        4,
+        3,
+    )
+    with pytest.raises(ValueError, match="no list of iterations"):
+        page.samples(b'[1, "x"]')
+
+
+# -- a run ---------------------------------------------------------------------------------------------------------
+
+
+def said(
+    *reads: tuple[float, dict[str, float] | None], page: str = "http://a/metrics"
+) -> list[MetricSample]:
+    """Samples as `Reader.news` writes them: of each read what changed, and `up`. None: the read failed."""
+    found: list[MetricSample] = []
+    last: dict[str, float] = {}
+    for t_s, values in reads:
+        new = {name: value for name, value in (values or {}).items() if last.get(name) != value}
+        last |= new
+        for name, value in (*new.items(), (UP, float(values is not None))):
+            found.append(
+                MetricSample(t_s=t_s, target=0, page=page, name=name, labels="", value=value)
+            )
+    return found
+
+
+TOKENS, RUN = "vllm:generation_tokens_total", "vllm:num_requests_running"
+
+
+def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
+    found = said(
+        (-0.1, {TOKENS: 1000, RUN: 0}),
+        (1.0, {TOKENS: 1100, RUN: 7}),
+        (2.0, None),
+        (3.0, {TOKENS: 1300, RUN: 7}),
+        (4.0, {TOKENS: 50, RUN: 1}),
+    )
+    told = series.summarize(found, 350)
+    assert told is not None
+    assert (told.output_tokens, told.running_max, told.pages[0].reads, told.pages[0].failed) == (
+        350,
+        7,
+        5,
+        1,
+    )
+    assert series.disputed(told) is None
+    assert series.curves(found)[OUTPUT].values == pytest.approx((100 / 1.1, 100, 50))
+    assert series.curves(found)[RUNNING] == series.MetricCurve((-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1))
+
+
+def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
+    first = said((0.0, {TOKENS: 500}), (1.0, {TOKENS: 500, "sglang:generation_tokens_total": 40}))
+    other = said((0.0, {TOKENS: 5}), (1.0, {TOKENS: 25}), page="http://b/metrics")
+    found = sorted([*first, *other], key=lambda one: one.t_s)
+    told = series.summarize(found, 100)
+    assert told is not None and told.output_tokens == 60
+    assert series.disputed(told) == {
+        "server_tokens": 60,
+        "client_tokens": 100,
+        "share": -0.4,
+        "cause": "restarted",
+    }
+
+
+def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
+    stored = store.read_run(runs.write(tmp_path / "r"))
+    made = figures(*stored[:5])
+    kv = "vllm:kv_cache_usage_perc"
+    found = said(
+        *((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000))
+    )
+    charts = {chart.title: chart for chart in run_charts.server(made, series.curves(found))}
+    assert list(charts) == [
+        "Requests in the server",
+        "Output tokens per second, by both",
+        "Caches of the server",
+    ]
+    tokens, ours = charts["Output tokens per second, by both"].series
+    assert set(tokens.y) == {200} and len(tokens.x) <= MOST_BINS and min(tokens.x) >= 0
+    assert max(tokens.x) <= made.length_s
+    whole = [value for values in made.output.series.values() for value in values]
+    assert sum(v or 0 for v in ours.y) / len(ours.y) == pytest.approx(
+        sum(v or 0 for v in whole) / len(whole), rel=0.1
+    )
+    assert list(run_charts.server(made, {})) == []
+
+
+def test_where_no_page_answered_nothing_is_said() -> None:
+    assert series.summarize([], 10) is None
+    assert series.summarize(said((0.0, None)), 10) is None
+
+
+def test_every_make_has_a_name_for_what_matters() -> None:
+    for prefix in ("trtllm_", "vllm:", "sglang:", "llamacpp:", "dynamo_frontend_"):
+        for what in (RUNNING, WAITING, OUTPUT, INPUT, CACHED):
+            assert sum(name.startswith(prefix) for name in series.KNOWN[what]), (prefix, what)
+    names = [name for names in series.KNOWN.values() for name in names]
+    assert len(names) == len(set(names))
+
+
+# -- where the pages are -------------------------------------------------------------------------------------------
+
+KEY = "sk-very-secret-key"
+
+
+def asked(url: str, server: str, *words: str) -> tuple[scraper.PageAddress, ...]:
+    settings = Settings(
+        url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=words or ("auto",)
+    )
+    found: Any = types.SimpleNamespace(
+        target=Target.parse(url), server=server, quirk=SERVER_PROFILES[server]
+    )
+    return scraper.places(settings.pages, [found])
+
+
+def test_a_server_under_two_keys_has_one_page() -> None:
+    urls = ("http://h:8000/v1", "http://h:8000/v1", "http://h:8000/other/v1", "http://h:8001/v1")
+    settings = Settings(
+        url=urls[0], targets=tuple(Endpoint(url=url, api_key=str(i)) for i, url in enumerate(urls))
+    )
+    found: list[Any] = [
+        types.SimpleNamespace(
+            target=Target.parse(url), server="vllm", quirk=SERVER_PROFILES["vllm"]
+        )
+        for url in urls
+    ]
+    assert [place.target for place in scraper.places(settings.pages, found)] == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("server", "words", "paths"),
+    [
+        ("trtllm", (), ["http://h:8000/x/prometheus/metrics"]),
+        ("trtllm", ("drain",), ["http://h:8000/x/metrics"]),
+        ("vllm", (), ["http://h:8000/x/metrics"]),
+        ("vllm", ("off",), []),
+        ("openai", (), []),
+        ("azure", (), []),
+        ("generic", (), ["http://h:8000/x/prometheus/metrics", "http://h:8000/x/metrics"]),
+        ("vllm", ("http://u:pw@h:9090/m?token=abc",), ["http://h:9090/m"]),
+    ],
+)
+def test_pages_are_where_a_make_has_them_and_nothing_secret_is_shown(
+    server: str, words: tuple[str, ...], paths: list[str]
+) -> None:
+    found = asked("http://h:8000/x/v1", server, *words)
+    assert [url for place in found for url in place.shown if place.kind == "metrics"] == paths
+
+
+def test_the_key_goes_to_the_host_that_it_belongs_to_and_nowhere_else() -> None:
+    for words, expected in (
+        ((), f"Bearer {KEY}"),
+        (("http://h:8000/metrics",), f"Bearer {KEY}"),
+        (("http://h:9090/metrics",), None),
+        (("http://other:8000/metrics",), None),
+    ):
+        (place,) = asked("http://h:8000/v1", "vllm", *words)
+        assert place.headers.get("Authorization") == expected
+
+
+@pytest.mark.parametrize(
+    "words", [("auto", "off"), ("ftp://h/metrics",), ("metrics",), ("http://",), ("http://h:0/",)]
+)
+def test_a_word_that_is_none_is_refused_before_anything_is_sent(words: tuple[str, ...]) -> None:
+    fault = scraper.check(words)
+    assert fault is not None and fault.where == "--server-metrics" and fault.hint
+    with pytest.raises(CombinedError):
+        loadgen.run("qa", url="http://127.0.0.1:9", server_metrics=words)
+
+
+# -- whole ---------------------------------------------------------------------------------------------------------
+
+
+def go(folder: Path, url: str, *flags: str) -> int:
+    load = (
+        "--request-rate",
+        "inf",
+        "-n",
+        "12",
+        "--isl",
+        "20",
+        "--osl",
+        "8",
+        "--warmup",
+        "0",
+        "--seed",
+        "7",
+    )
+    return exits("run", "qa", "--url", url, "--out", str(folder), *load, *flags)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_run_beside_which_the_page_is_read(
+    tmp_path: Path,
+    workers: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with start(Options(ttft="5ms", itl="1ms")) as one, start(Options(ttft="5ms", itl="1ms")) as two:
+        go(tmp_path / "r", one.url, "--url", two.url, "--workers", workers)
+    out, err = capsys.readouterr()
+    assert err.count("/prometheus/metrics") == 2
+    result = loadgen.load(tmp_path / "r")
+    told = result.summary.server
+    assert told is not None and len(told.pages) == 2
+    assert told.output_tokens == told.client_output_tokens == 12 * 8
+    assert told.requests_ok == 12 and all(
+        page.reads >= 2 and not page.failed for page in told.pages
+    )
+    assert "96 output tokens by its own count, the client as many" in out
+    table = result.server
+    assert table.column_names == ["t_s", "target", "page", "name", "labels", "value"]
+    assert table["t_s"][0].as_py() < 0 and set(table["target"].to_pylist()) == {0, 1}
+    assert all(
+        KEY.encode() not in file.read_bytes()
+        for file in (tmp_path / "r").rglob("*")
+        if file.is_file()
+    )
+    assert "What the server says of itself" in run_page.render(result.summary)
+
+
+@pytest.mark.processes
+def test_without_a_page_one_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with start(Options(ttft="5ms", itl="1ms", dialect="openai")) as one:
+        go(tmp_path / "r", one.url)
+        assert "server metrics: none\n" in capsys.readouterr().err
+        assert not (tmp_path / "r" / series.FILE).exists()
+        assert loadgen.load(tmp_path / "r").summary.server is None
+        go(tmp_path / "off", one.url, "--server-metrics", "off")
+        assert "server metrics" not in capsys.readouterr().err
+
+
+def test_a_stored_run_is_read_with_what_the_server_said_even_cut_off(tmp_path: Path) -> None:
+    folder = runs.write(tmp_path / "r")
+    lines = said((0.0, {TOKENS: 0, RUN: 1, "vllm:kv_cache_usage_perc": 0.25}), (2.0, {TOKENS: 10}))
+    data = b"".join(
+        json.dumps({f: getattr(x, f) for f in x.__struct_fields__}).encode() + b"\n" for x in lines
+    )
+    (folder / series.FILE).write_bytes(data[:-9])
+    summary = run_folder.summary(folder)
+    assert summary.server is not None and summary.server.kv_use_max == 0.25
+    assert runs.says(summary.verdict.warning_codes, "server_counts") == (
+        summary.server.output_tokens is not None
+    )
+    assert "KV cache 25.0 % full at most" in " ".join(text.render(summary).split())
+    assert not {KV_USE, HITS} & set(series.curves([]))

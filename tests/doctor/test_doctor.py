@@ -1,0 +1,507 @@
+"""The preflight tells what a measurement would suffer from: on live endpoints, and on tables of sights."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+from threading import Thread
+from typing import Any
+
+import canned
+import pytest
+import trustme
+from loadgen_sdk.dialects.quirks import SERVER_PROFILES
+from loadgen_sdk.probe.probe import HttpAnswer
+from loadgen_sdk.transport.wire import Tls
+from refusals import refused
+from relay import Relay
+from servers import start
+
+from loadgen.core.errors import UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.doctor import doctor, target_checks
+from loadgen.doctor.host_checks import HOST, Machine, cpu_quota, host
+from loadgen.doctor.target_checks import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, Trial
+from loadgen.render import text as as_text
+from loadgen.sim.server.options import Options
+
+SBIN = f"{os.environ['PATH']}:/usr/sbin"
+KEY = "sk-very-secret-key-1234"
+FAST = {"ttft": "1ms", "itl": "0.2ms"}
+
+
+def examined(options: Options, **settings: Any) -> dict[str, Finding]:
+    with start(options) as server:
+        found = asyncio.run(
+            doctor.examine(Settings(url=settings.pop("url", server.url), **settings))
+        )
+    assert len({one.check for one in found}) == len(found)
+    assert KEY not in as_text.render(target_checks.report("", found))
+    assert all(one.meaning for one in found)
+    return {one.check: one for one in found}
+
+
+@pytest.mark.processes
+def test_a_sound_trtllm_like_endpoint() -> None:
+    found = examined(Options(ttft="1ms", itl="10ms"))  # slower than a busy machine can bundle
+    target = (
+        "name",
+        "connect",
+        "auth",
+        "model",
+        "make",
+        "tokenizer",
+        "usage",
+        "length",
+        "first token",
+        "streaming",
+    )
+    target = (*target, "keep-alive")
+    assert {check: found[check].state for check in target} == dict.fromkeys(target, OK)
+    assert "64 of 64" in found["length"].found
+    assert "emptied by each reader" in found["metrics"].meaning
+
+
+def test_token_counts_that_contradict_each_other_are_a_warning() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "cached_tokens": 99}
+    events = [canned.chunk("a"), canned.chunk(finish="length"), {"choices": [], "usage": usage}]
+    with canned.serving(canned.events(*events)) as server:
+        settings = Settings(url=server.url, model="m", server="generic")
+        found = {one.check: one for one in asyncio.run(doctor.examine(settings))}
+    assert found["usage"].state == WARNING and "cached" in found["usage"].found
+
+
+@pytest.mark.processes
+def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    options = Options(dialect="openai", api_key_file=str(tmp_path / "key"), **FAST)
+    found = examined(options, api_key=KEY, server="generic")
+    assert (found["auth"].state, found["make"].state) == (OK, WARNING)
+    assert found["length"].state in (NOTE, WARNING)
+    refused = examined(options, api_key="sk-another-one-entirely")
+    assert refused["auth"].state == FAULT
+    assert "401" in refused["auth"].found
+    assert "model" not in refused, "what a refused key hides is not guessed"
+    assert "files" in refused, "the host is looked at all the same"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("options", "check", "words"),
+    [
+        (Options(stream_interval=8, **FAST), "streaming", "tokens per event"),
+        (Options(faults="connection_close", **FAST), "keep-alive", "closed after each answer"),
+        (
+            Options(faults="slow_first_byte@600ms", **FAST),
+            "first token",
+            "not even the head comes sooner",
+        ),
+        (Options(ttft="600ms", itl="0.2ms"), "first token", "the head comes at once"),
+    ],
+)
+def test_faulty_endpoints(options: Options, check: str, words: str) -> None:
+    found = examined(options)[check]
+    assert found.state == WARNING
+    assert words in f"{found.found} {found.meaning}"
+
+
+def streaming(url: str) -> Finding:
+    found = asyncio.run(doctor.examine(Settings(url=url)))
+    return next(one for one in found if one.check == "streaming")
+
+
+@pytest.mark.processes
+def test_an_answer_that_comes_at_once_is_no_stream() -> None:
+    """On a quiet host it is a warning; who reads late cannot tell."""
+    with start(Options(flood=True, ttft="1ms")) as server:
+        found = streaming(server.url)
+    assert found.state in (WARNING, UNKNOWN) and "proxy" not in found.advice, found
+
+
+@pytest.mark.processes
+def test_a_busy_host_is_not_taken_for_a_buffer() -> None:
+    """The stream itself is sound: events come together since server and client get the cores late."""
+    spin = [sys.executable, "-S", "-c", "while True: pass"]
+    with start(Options(ttft="5ms", itl="2ms")) as server:
+        others = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+        try:
+            found = streaming(server.url)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+    assert found.state in (OK, UNKNOWN), found
+
+
+@pytest.mark.processes
+def test_a_server_that_is_held_up_is_not_taken_for_a_buffer() -> None:
+    with start(Options(ttft="5ms", itl="2ms")) as server:
+        asked = Thread(target=lambda: said.append(streaming(server.url)))
+        said: list[Finding] = []
+        asked.start()
+        while asked.is_alive():
+            os.kill(server.pid, SIGSTOP)
+            asked.join(0.04)
+            os.kill(server.pid, SIGCONT)
+            asked.join(0.005)
+    assert [one.state for one in said] in ([OK], [UNKNOWN]), said
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hold", [4096, 1 << 20])
+def test_a_relay_that_holds_answers_back_is_found(hold: int) -> None:
+    with start(Options(ttft="5ms", itl="5ms")) as server, Relay(server.url) as relay:
+        relay.hold = hold
+        asked = (streaming(f"http://127.0.0.1:{relay.port}") for _ in range(10))
+        found = next(
+            (one for one in asked if one.state != UNKNOWN), None
+        )  # of a busy host it says that, rightly
+    assert found is not None
+    assert found.state == WARNING and "proxy" in found.advice, found
+
+
+NGINX = """
+daemon off; master_process off; pid {folder}/pid; error_log {folder}/error;
+events {{}}
+http {{
+    access_log off; client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
+    uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
+    server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {url}; proxy_buffering on; }} }}
+}}
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("nginx", path=SBIN) is None, reason="nginx is not installed")
+@pytest.mark.parametrize(
+    ("faults", "state"),
+    [
+        ("close_delimited", WARNING),
+        ("", OK),
+    ],  # nginx holds what ends with its connection, and passes chunks on at once
+)
+def test_nginx_that_buffers(tmp_path: Path, faults: str, state: str) -> None:
+    with start(Options(ttft="5ms", itl="10ms", faults=faults)) as server, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        taken.close()
+        (tmp_path / "conf").write_text(NGINX.format(folder=tmp_path, port=port, url=server.url))
+        binary = shutil.which("nginx", path=SBIN)
+        nginx = subprocess.Popen([binary, "-c", tmp_path / "conf", "-e", tmp_path / "error"])
+        try:
+            while not (tmp_path / "pid").exists():  # written when it listens
+                assert nginx.poll() is None, (tmp_path / "error").read_text()
+                select.select([], [], [], 0.01)
+            asked = (streaming(f"http://127.0.0.1:{port}") for _ in range(10))
+            found = next(
+                (one for one in asked if one.state != UNKNOWN), None
+            )  # of a busy host it says that, rightly
+        finally:
+            nginx.terminate()
+            nginx.wait()
+    assert found is not None
+    assert found.state == state and ("proxy" in found.advice) == (state == WARNING), found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("fault", ["truncate", "engine_error", "reset_after"])
+def test_an_answer_that_breaks_off_is_not_taken_for_tls(fault: str) -> None:
+    found = examined(Options(faults=fault, **FAST))["target"]
+    assert found.state == FAULT
+    assert "in the middle of an answer" in found.advice
+    assert "https" not in found.advice
+
+
+@pytest.mark.processes
+def test_tls_is_told_apart(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    leaf = authority.issue_cert("127.0.0.1")
+    leaf.private_key_pem.write_to_path(tmp_path / "key.pem")
+    leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    options = Options(cert=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"), **FAST)
+    trusted = examined(options, tls=Tls(ca=str(tmp_path / "ca.pem")))
+    assert trusted["tls"].state == OK
+    assert "certificate valid for" in trusted["tls"].found
+    unknown = examined(options)
+    assert (unknown["target"].state, unknown["target"].code) == (FAULT, "tls")
+    assert "--cacert" in unknown["target"].advice
+    assert examined(options, tls=Tls(verify=False))["tls"].state == NOTE
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://127.0.0.1:1", "nothing listens"),
+        ("ftp://h", "scheme"),
+        ("http://h.invalid", "resolve"),
+    ],
+)
+def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
+    found = asyncio.run(doctor.examine(Settings(url=url)))
+    assert doctor.failed(found)
+    assert words in found[0].found
+    assert any(one.check == "cpu" for one in found)
+
+
+def test_without_a_target_this_host_is_checked_and_nothing_is_sent() -> None:
+    title, findings = doctor.check_host()
+    assert title.startswith("doctor: this host, ")
+    checks = {finding.check for finding in findings}
+    assert {"clock", "timer", "cpu", "files"} <= checks <= {*HOST, "plug-in"}
+
+
+def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:
+    title, (only,) = doctor.run(Settings(url="sim:gb300-vm"))
+    assert (
+        "simulated: gb300-vm" in title and "4 x GB300" in only.found and not doctor.failed([only])
+    )
+    with refused(UserError, "unknown_name", "--url"):
+        doctor.run(Settings(url="sim:nope"))
+
+
+MS = 1_000_000
+TOGETHER = Trial(output=4, instants_ns=(5, 5, 5, 9 * MS))
+
+
+def in_turns(pairs: int, by_ms: float, jitter_ms: float = 0.0) -> tuple[list[Trial], list[Trial]]:
+    """Answers of 64 tokens in 4 arrivals over 300 ms, the first of which comes later than that of a short one."""
+
+    def trial(first_ms: float, tokens: int) -> Trial:
+        instants = [int((first_ms + 100 * (n // 16)) * MS) for n in range(tokens)]
+        return Trial(output=tokens, instants_ns=tuple(instants), late_ms=jitter_ms)
+
+    shorts = [trial(20 + n + jitter_ms * (n % 2), 1) for n in range(pairs)]
+    return [trial(99, 64), *(trial(25 + n + by_ms, 64) for n in range(pairs))], shorts
+
+
+VLLM, GENERIC = SERVER_PROFILES["vllm"], SERVER_PROFILES["generic"]
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "words"),
+    [
+        (
+            target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=3)),
+            OK,
+            "exactly the length",
+        ),
+        (
+            target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=64)),
+            OK,
+            "did not have to prove",
+        ),
+        (
+            target_checks.forced(VLLM, Trial(asked=64, output=9), Trial(asked=64, output=3)),
+            WARNING,
+            "not those of the",
+        ),
+        (
+            target_checks.forced(VLLM, Trial(asked=64, output=71), Trial(asked=64, output=71)),
+            WARNING,
+            "not true",
+        ),
+        (
+            target_checks.forced(GENERIC, Trial(asked=64, output=64), Trial(output=64)),
+            NOTE,
+            "nothing forces",
+        ),
+        (target_checks.forced(VLLM, Trial(asked=64), Trial()), UNKNOWN, "no count"),
+        (
+            target_checks.forced(GENERIC, Trial(failure="http_4xx: no"), Trial(), "ignore_eos"),
+            WARNING,
+            "on trial",
+        ),
+        (
+            target_checks.forced(
+                GENERIC, Trial(asked=64, output=64), Trial(output=2), "ignore_eos"
+            ),
+            NOTE,
+            "--extra-body",
+        ),
+        (
+            target_checks.streaming([Trial(output=64, instants_ns=(5,))]),
+            WARNING,
+            "TTFT is the whole answer",
+        ),
+        (
+            target_checks.streaming([Trial(output=4, instants_ns=(5, 5, 5, 6))]),
+            OK,
+            "token by token",
+        ),
+        (
+            target_checks.streaming([Trial(output=None, instants_ns=(5, 6, 7, 8))]),
+            OK,
+            "token by token",
+        ),
+        (target_checks.streaming([TOGETHER]), UNKNOWN, "cannot tell"),
+        (
+            target_checks.streaming([TOGETHER, Trial(output=4, instants_ns=(5, 6, 7, 8))]),
+            OK,
+            "token by token",
+        ),
+        (target_checks.streaming([Trial(output=64, instants_ns=(5,) * 64)]), WARNING, "at once"),
+        (
+            target_checks.streaming([Trial(output=64, instants_ns=(5,) * 64, late_ms=9)]),
+            UNKNOWN,
+            "9.00 ms late",
+        ),
+        (
+            target_checks.streaming(*in_turns(4, by_ms=50)),
+            UNKNOWN,
+            "cannot tell",
+        ),  # too few to be sure
+        (target_checks.streaming(*in_turns(5, by_ms=50)), WARNING, "proxy"),
+        (
+            target_checks.streaming(*in_turns(5, by_ms=2)),
+            UNKNOWN,
+            "cannot tell",
+        ),  # sure, and next to nothing
+        (
+            target_checks.streaming(*in_turns(5, by_ms=50, jitter_ms=60)),
+            UNKNOWN,
+            "cannot tell",
+        ),  # a busy host
+        (target_checks.cache(Trial(cached=None), 256), UNKNOWN, "does not say"),
+        (target_checks.cache(Trial(cached=240), 256), NOTE, "240 of about 256"),
+        (target_checks.auth(True, 200, 200), NOTE, "without the key"),
+        (target_checks.auth(False, 403, None), FAULT, "OPENAI_API_KEY"),
+        (target_checks.name("h", ["10.0.0.1", "10.0.0.2"], 1.0), NOTE, "others stay idle"),
+        (target_checks.connect([180.0, 150.0, 190.0]), WARNING, "network"),
+        (target_checks.metrics_pages({"/metrics": HttpAnswer(404, {}, b"")}), NOTE, "unknown"),
+        (
+            target_checks.metrics_pages(
+                {"/metrics": HttpAnswer(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}
+            ),
+            OK,
+            "1 Prometheus metrics of vLLM",
+        ),
+    ],
+)
+def test_sights(found: Finding, state: str, words: str) -> None:
+    assert found.state == state
+    assert words in f"{found.found} {found.meaning} {found.advice}"
+
+
+def test_certificates_that_run_out_and_clocks_that_differ() -> None:
+    now = datetime(2026, 11, 21, tzinfo=UTC)
+    assert target_checks.tls("TLSv1.3", True, now + timedelta(days=3), now, 1.0).state == WARNING
+    assert target_checks.tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
+    late = target_checks.wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
+    assert late is not None
+    assert (late.state, late.found) == (
+        WARNING,
+        "the server's clock differs from ours by about +60 s",
+    )
+    assert target_checks.wall_clock("yesterday", now) is None
+
+
+def test_rate_limits_are_read_from_heads() -> None:
+    found = target_checks.rate_limit(
+        {"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"}
+    )
+    assert found is not None
+    assert found.found == "600 requests"
+    assert target_checks.rate_limit({"server": "x"}) is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "check"),
+    [
+        (Machine(clock="hpet"), "clock"),
+        (Machine(timer_late_ms=4.0), "timer"),
+        (Machine(cpus=8, cpu_quota=1.0, load_average=0.9), "cpu"),
+        (Machine(governor="powersave"), "cpu"),
+        (Machine(files=1024), "files"),
+    ],
+)
+def test_hosts_that_cannot_measure_well(machine: Machine, check: str) -> None:
+    assert {one.check for one in host(machine) if one.state == WARNING} == {check}
+
+
+V1, PERIOD = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, None),
+        ({"/sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5),  # v2, in a container
+        ({"/sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        ({V1: "50000", PERIOD: "100000"}, 0.5),  # v1, in a container
+        ({V1: "-1", PERIOD: "100000"}, None),
+        (  # v2, a service: the least of its groups
+            {
+                "/proc/self/cgroup": "0::/a/b",
+                "/sys/fs/cgroup/a/cpu.max": "200000 100000",
+                "/sys/fs/cgroup/a/b/cpu.max": "400000 100000",
+            },
+            2.0,
+        ),
+        (  # v1, a group below the root, beside controllers of other things
+            {
+                "/proc/self/cgroup": "4:memory:/x\n2:cpu,cpuacct:/job/7\n0::/",
+                PERIOD: "100000",
+                V1: "-1",
+                "/sys/fs/cgroup/cpu/job/7/cpu.cfs_quota_us": "300000",
+                "/sys/fs/cgroup/cpu/job/7/cpu.cfs_period_us": "100000",
+            },
+            3.0,
+        ),
+    ],
+)
+def test_the_cpu_limit_of_a_control_group(files: dict[str, str], cores: float | None) -> None:
+    assert cpu_quota(lambda path: files.get(path, "")) == cores
+
+
+def test_a_missing_compiled_part_is_said_with_its_reason() -> None:
+    (one,) = (
+        finding
+        for finding in host(Machine(not_compiled="LOADGEN_PURE is set"))
+        if finding.check == "compiled"
+    )
+    assert "LOADGEN_PURE" in one.found and "pip install" in one.advice
+    assert not any(finding.check == "compiled" for finding in host(Machine()))
+
+
+def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
+    """As of llama-server with --embeddings, whose longest text is its physical batch."""
+
+    class Embeds(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.said(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
+
+        def do_POST(self) -> None:
+            long = len(self.rfile.read(int(self.headers["Content-Length"]))) > 500
+            values = {
+                "data": [{"embedding": [0.5]}],
+                "usage": {"prompt_tokens": 9, "total_tokens": 9},
+            }
+            self.said(
+                400 if long else 200,
+                {"error": {"message": "input is too large"}} if long else values,
+            )
+
+        def said(self, status: int, value: Any) -> None:
+            self.wfile.write(canned.answer(value, f"{status} x"))
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with canned.running(Embeds) as url:
+        found = asyncio.run(doctor.examine(Settings(url=url, api="embeddings", stream=False)))
+    (target,) = [one for one in found if one.check == "target"]
+    assert (
+        "too large" in target.found
+        and target.meaning == "requests of a load would end like this too"
+    )

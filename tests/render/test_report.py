@@ -1,0 +1,204 @@
+"""One report, three ways: text, Markdown and HTML say the same, and none of them lets outside words break it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from hypothesis import given
+from hypothesis import strategies as st
+from said import figures, of_page
+
+from loadgen.render import html, markdown, text
+from loadgen.render.page import Axis, Bar, Chart, Number, Series
+from loadgen.render.section import (
+    Bars,
+    Bullets,
+    Charts,
+    Facts,
+    Paragraph,
+    Part,
+    Quoted,
+    Report,
+    Table,
+    Tiles,
+    Warned,
+    facts,
+    section,
+)
+
+CHART = Chart(title="drawn", x=Axis(), y=Axis(), series=(Series(x=[1.0], y=[7777.0], color="c1"),))
+WHOLE = Report(
+    title="A title 1",
+    made_by="loadgen x",
+    warned=[Warned("SIMULATED", "a model 2")],
+    answer=[Paragraph("It held 3/s.", "good", large=True)],
+    sections=[
+        section("", Tiles([Number("Rate", "3", "/s")]), facts(Made_by=("a", "", "b"), Left_out="")),
+        section(
+            "Levels",
+            Charts([CHART]),
+            Table(
+                ("load", "verdict", "why"),
+                [("4", "met", "all of it"), ("5", "MISSED", "TTFT p99 6 ms")],
+                "remarks",
+            ),
+            Paragraph("~: too few", "soft"),
+        ),
+        section("No rows, no head", Table(("a",), [])),
+        section(
+            "Offers",
+            Table(("USD per", "a", "b"), [("request", "8", "9")], split=True),
+            Bullets(["10 of 11"]),
+        ),
+        section("Quoted", Quoted("$ command 12"), small=True),
+        section("A bar", Bars(rows=[Bar("x", "8888")])),
+        section("On a page", Bullets(["9999"]), page_only=True),
+    ],
+)
+
+
+def test_the_three_say_the_same_figures() -> None:
+    shown, pasted, page = text.render(WHOLE), markdown.render(WHOLE), html.render(WHOLE)
+    assert figures(shown) | {"1"} == figures(pasted) == figures(of_page(page)) - {"9999"}
+    assert figures(shown) >= {"2", "3", "4", "5", "6", "8", "9", "10", "11", "12"}
+    for words in ("No rows", "9999", "8888", "7777"):
+        assert words not in shown and words not in pasted
+    assert "7777" in page and "9999" in page and "8888" in page
+
+
+def test_text_begins_with_what_has_to_be_known_and_the_answer() -> None:
+    lines = text.render(WHOLE).splitlines()
+    assert lines[:2] == ["SIMULATED: a model 2", "It held 3/s."]
+    last = Report(
+        title="T",
+        made_by="",
+        sections=[section("s", "x")],
+        answer=[Paragraph("A")],
+        answer_last=True,
+    )
+    assert text.render(last) == "T\n\ns\nx\n\nA\n"
+    assert text.of_sections([section("s", "x"), section("t", "")]) == "s\nx\n"
+    assert text.of_sections([section("t", "", Bullets([]))]) == ""
+
+
+def test_colours_are_those_of_the_verdicts() -> None:
+    shown = text.render(WHOLE, color=True)
+    assert (
+        "\x1b[33mSIMULATED\x1b[0m" in shown
+        and "\x1b[31mMISSED\x1b[0m" in shown
+        and "\x1b[32mmet\x1b[0m" in shown
+    )
+    assert re.sub(r"\x1b\[[0-9]*m", "", shown) == text.render(WHOLE)
+
+
+def test_the_head_of_a_table_that_is_too_wide_takes_two_lines() -> None:
+    names = [f"a metric {i}" for i in range(9)]
+    rows = [
+        (f"{i}/s", *("1,234" for _ in names), "a remark that is longer than the room beside it")
+        for i in (1, 2)
+    ]
+    lines = text.of_sections(
+        [section("", Table(("load", *names, ""), rows, "remarks"))]
+    ).splitlines()
+    assert lines[0].split() == ["a", "metric"] * 9 and lines[1].split() == ["load", *"012345678"]
+    assert [line.split()[0] for line in lines[2:]] == [
+        "1/s",
+        "a",
+        "2/s",
+        "a",
+    ]  # the remark stands below
+    assert max(map(len, lines)) <= 100
+    narrow = text.of_sections(
+        [section("", Table(("load", *names[:3]), [("1/s", "1", "2", "3")]))]
+    ).splitlines()
+    assert narrow[0].split("  ")[-1] == "a metric 2"
+
+
+def test_a_sentence_in_a_table_wraps_beside_its_row_or_stands_below_it() -> None:
+    said = "word " * 30
+    beside = text.of_sections([section("", Table(("a", "b", ""), [("1", "2", said)], "remarks"))])
+    assert len(beside.splitlines()) == 3 and all(
+        line.startswith(("a", "1", "      ")) for line in beside.splitlines()
+    )
+    below = text.of_sections([section("", Table(("a", "why"), [("x" * 80, said)], "words"))])
+    assert below.splitlines()[1] == "x" * 80 and all(
+        line.startswith("    w") for line in below.splitlines()[2:]
+    )
+
+
+def test_columns_without_room_follow_below() -> None:
+    names = [f"results/number-{i}" for i in range(9)]
+    lines = text.of_sections(
+        [section("", Table(("per", *names), [("cost", *"123456789")], split=True))]
+    ).splitlines()
+    assert max(map(len, lines)) <= text.WIDTH and sum(line.startswith("cost") for line in lines) > 1
+    assert all(any(name in line for line in lines) for name in names)
+
+
+words = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12)
+parts: st.SearchStrategy[Part] = st.one_of(
+    words,
+    st.builds(Paragraph, words, st.sampled_from(["", "good", "soft"])),
+    st.builds(Bullets, st.lists(words, max_size=2)),
+    st.builds(Facts, st.lists(st.tuples(words, words), max_size=2, unique_by=lambda row: row[0])),
+    st.builds(Quoted, words),
+    st.builds(lambda row: Table(row, [row]), st.lists(words, min_size=2, max_size=3)),
+    st.builds(lambda row: Table(row, [row], "remarks"), st.lists(words, min_size=2, max_size=3)),
+)
+
+
+class Balanced(HTMLParser):
+    """Counts the tags that a parser sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+
+
+def tags(page: str) -> list[str]:
+    parser = Balanced()
+    parser.feed(page)
+    return parser.tags
+
+
+@given(st.lists(parts, max_size=4), words)
+def test_no_outside_words_break_a_page_or_a_table(found: list[Part], head: str) -> None:
+    def report(of: list[Part], name: str) -> Report:
+        return Report(title=name, made_by=name, sections=[section(name, *of)])
+
+    plain = [_plain(part) for part in found]
+    assert tags(html.render(report(found, head or "x"))) == tags(html.render(report(plain, "x")))
+    pasted = markdown.render(report(found, head))
+    assert "<" not in re.sub(r"```+text\n.*?\n```+", "", pasted, flags=re.S).replace("\\<", "")
+    text.render(report(found, head))
+
+
+def _plain(part: Part) -> Part:
+    """The same part with letters in the place of every word that is there."""
+
+    def plain(words: str) -> str:
+        return "x" * bool(words)
+
+    match part:
+        case str():
+            return plain(part)
+        case Paragraph():
+            return Paragraph(plain(part.words), part.kind)
+        case Bullets():
+            return Bullets(["x" for _ in part.sentences])
+        case Facts():
+            return Facts([(str(i), plain(said)) for i, (_, said) in enumerate(part.rows)])
+        case Quoted():
+            return Quoted(plain(part.text))
+        case Table():
+            return Table(
+                [plain(cell) for cell in part.head],
+                [[plain(c) for c in row] for row in part.rows],
+                part.kind,
+            )
+        case _:
+            return part

@@ -1,0 +1,482 @@
+"""A folder of results as a page: what is listed and drawn, and that `loadgen ui` tells nobody else about it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import places
+import pytest
+import runs
+from browser import Browser, find
+from canned import answering
+
+from loadgen.cli.app import run_command_line
+from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
+from loadgen.pricing.price_file import load_prices
+from loadgen.repeated.capacity import Capacity, dump
+from loadgen.repeated.repeats import summarize_repeats
+from loadgen.search.experiment import ExperimentPlan
+from loadgen.ui import page as results_page
+from loadgen.ui.charts import Choice
+from loadgen.ui.command import Server
+from loadgen.ui.results_list import is_collection, results_in
+from loadgen.ui.stored_result import works
+
+DATA = places.DATA
+RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
+PER_REQUEST = RAG.tokens.steady_output_per_s or 0.0
+
+
+def _store(folder: Path, summary: Summary = RAG) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_bytes(dump_summary(summary))
+    return folder
+
+
+def _at(rate: float, factor: float) -> Summary:
+    """The example at another load: its tokens and its TPOT times a factor."""
+    tokens = msgspec.structs.replace(RAG.tokens, steady_output_per_s=PER_REQUEST * factor)
+    tpot = msgspec.structs.replace(RAG.tpot_ms, p50=(RAG.tpot_ms.p50 or 1.0) * factor)
+    return msgspec.structs.replace(
+        RAG,
+        tokens=tokens,
+        tpot_ms=tpot,
+        load=msgspec.structs.replace(RAG.load, arrival=f"poisson {rate:g}/s"),
+    )
+
+
+def grew(run: Path, unix_s: float) -> None:
+    """Says when its files grew last: by the clock of this process, which the file system need not share."""
+    for file in (*(run / "spool").iterdir(), run / "run.json"):
+        os.utime(file, (unix_s, unix_s))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    root = tmp_path / "results"
+    _store(root / "one-run")
+    _store(root / "<b>odd & name")
+    for rate, factor in ((1, 1.0), (2, 1.5), (4, 2.0)):
+        _store(root / "swept" / f"r{rate}", _at(rate, factor))
+    (root / "swept" / "plan.json").write_text("{}")
+    rate = Capacity(
+        rate_per_s=2.0, low_per_s=1.9, high_per_s=2.2, method="sweep", recipe="r", evidence="r2"
+    )
+    (root / "swept" / "capacity.json").write_bytes(dump(rate))
+    _store(root / "deep" / "er" / "run")
+    (root / "damaged").mkdir()
+    (root / "damaged" / "summary.json").write_text("{")
+    going_on = root / "going-on"
+    runs.write(going_on)
+    grew(going_on, time.time())
+    (going_on / "notes").mkdir()
+    return root
+
+
+def test_everything_is_found_and_nothing_else(results: Path) -> None:
+    found = {result.name: result for result in results_in(results)}
+    assert found.keys() == {
+        "one-run",
+        "<b>odd & name",
+        "swept",
+        "deep/er/run",
+        "damaged",
+        "going-on",
+    }
+    assert (found["swept"].kind, found["one-run"].kind) == ("sweep", "run")
+    assert found["damaged"].curve is None and "cannot be read" in found["damaged"].word
+    assert found["going-on"].going_on
+
+
+def test_what_has_not_grown_for_long_is_not_going_on(results: Path) -> None:
+    grew(results / "going-on", time.time() - 60)
+    found = {result.name: result for result in results_in(results)}
+    assert not found["going-on"].going_on
+
+
+def test_a_search_without_an_answer_is_no_sweep(tmp_path: Path) -> None:
+    _store(tmp_path / "s" / "r1")
+    plan = ExperimentPlan(
+        by="search", kind="request_rate", workload="qa", source_text="", target="t", flags={}
+    )
+    (tmp_path / "s" / "plan.json").write_bytes(msgspec.json.encode(plan))
+    assert [result.kind for result in results_in(tmp_path)] == ["search"]
+
+
+def test_runs_beside_a_damaged_plan_are_reported(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command_line(["report", str(results / "swept"), "--no-html"]) == 0
+    assert "4/s" in capsys.readouterr().out
+
+
+def test_the_interval_of_a_capacity_is_in_tokens_per_second(results: Path) -> None:
+    (swept,) = (result for result in results_in(results) if result.name == "swept")
+    assert swept.interval is not None
+    assert (swept.interval.low, swept.interval.high) == pytest.approx(
+        (PER_REQUEST * 1.5 / 2 * 1.9, PER_REQUEST * 1.5 / 2 * 2.2)
+    )
+
+
+def _invalid(summary: Summary) -> Summary:
+    """Return the same run with an INVALID verdict."""
+    verdict = msgspec.structs.replace(summary.verdict, valid=False, reasons=("too few",))
+    return msgspec.structs.replace(summary, verdict=verdict)
+
+
+def _store_repeats(folder: Path, *repeats: Summary) -> None:
+    """Store runs in a folder as `run --repeat` leaves it."""
+    named = [(f"r{number}", summary) for number, summary in enumerate(repeats, 1)]
+    for name, summary in named:
+        _store(folder / name, summary)
+    (folder / "repeats.json").write_bytes(msgspec.json.encode(summarize_repeats(named)))
+
+
+def test_repeats_are_listed_with_their_mean_and_not_with_the_largest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """List a server with one lucky run of three below one that is faster on average."""
+    _store_repeats(tmp_path / "lucky", _at(2, 0.7), _at(2, 0.7), _at(2, 1.3))
+    _store_repeats(tmp_path / "steady", _at(2, 1.0), _at(2, 1.0), _at(2, 1.0))
+    assert run_command_line(["report", str(tmp_path), "--json"]) == 0
+    listed = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert listed["lucky"]["shown"]["output_tokens_per_s"] == pytest.approx(PER_REQUEST * 0.9)
+    assert listed["steady"]["shown"]["output_tokens_per_s"] == pytest.approx(PER_REQUEST)
+    assert listed["lucky"]["loads"] == 1
+    chart = _chart(results_page.render("r", results_in(tmp_path), version="1", served=True))
+    points = {one["name"]: one for one in chart["series"] if one.get("name")}
+    assert len(points["lucky"]["y"]) == 1 and points["lucky"]["links"] == ["result/lucky/"]
+
+
+def test_an_invalid_repeat_is_not_in_the_mean_of_the_list(tmp_path: Path) -> None:
+    _store_repeats(tmp_path / "a", _at(2, 1.0), _at(2, 1.0), _invalid(_at(2, 7.0)))
+    (found,) = results_in(tmp_path)
+    assert found.shown is not None and found.shown.output_per_s == pytest.approx(PER_REQUEST)
+    assert "1 of 3 INVALID" in found.outcome
+
+
+def test_a_sweep_that_was_repeated_is_listed_with_the_mean_of_its_best_load(tmp_path: Path) -> None:
+    folder = tmp_path / "swept"
+    levels: dict[str, list[tuple[str, Summary]]] = {"r1": [], "r2": []}
+    for number, factor in ((1, 1.0), (2, 1.4)):
+        for level, rate in (("r1", 1), ("r2", 2)):
+            name = f"r{number}/{level}"
+            summary = _at(rate, factor * rate)
+            load = msgspec.structs.replace(summary.load, offered_rps=float(rate))
+            summary = msgspec.structs.replace(summary, load=load)
+            _store(folder / name, summary)
+            levels[level].append((name, summary))
+    made = {level: summarize_repeats(named) for level, named in levels.items()}
+    (folder / "repeats.json").write_bytes(msgspec.json.encode({"levels": made}))
+    (found,) = results_in(tmp_path)
+    assert len(found.load_points) == 2
+    assert found.shown is not None and found.shown.output_per_s == pytest.approx(PER_REQUEST * 2.4)
+
+
+def test_a_folder_of_several_commands_is_a_collection_and_a_sweep_is_none(results: Path) -> None:
+    assert is_collection(results)
+    assert not is_collection(results / "swept") and not is_collection(results / "one-run")
+    assert not is_collection(results / "nothing")
+
+
+def test_report_of_a_folder_writes_one_page(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command_line(["report", str(results)]) == 0
+    assert "swept" in capsys.readouterr().out
+    page = (results / "report.html").read_text()
+    charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
+    assert charts[0]["y"]["label"] == "tokens/s per GPU"
+    of_sweep = next(series for series in charts[0]["series"] if series.get("name") == "swept")
+    assert of_sweep["y"] == pytest.approx(
+        [PER_REQUEST * f / (RAG.target.gpus or 1) for f in (2.0, 1.5, 1.0)]
+    )
+    assert of_sweep["labels"] == ["4/s", "2/s", "1/s"]  # as asked for, not as drawn by chance
+    assert "<b>odd" not in page and "&lt;b&gt;odd &amp; name" in page
+
+
+def test_what_is_asked_for_is_drawn_and_listed(results: Path) -> None:
+    found = results_in(results)
+    assert [result.name for result in results_page.chosen(found, Choice(names=("swept",)))] == [
+        "swept"
+    ]
+    page = results_page.render(
+        "results", found, Choice(names=("swept",)), version="1", wanted="SWEPT", served=True
+    )
+    assert 'value="swept" checked' in page and "result/one-run/" not in page
+
+
+@pytest.fixture
+def server(results: Path) -> Iterator[Server]:
+    with answering(Server(results, 0, None)) as running:
+        yield running
+
+
+def _get(server: Server, path: str, host: str = "", method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    headers = {"Host": host} if host else {}
+    connection.request(
+        method, path if path.startswith("/") else f"/{server.word}/{path}", headers=headers
+    )
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_it_is_on_loopback_and_its_pages_answer(server: Server) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    assert server.address.endswith(f"/{server.word}/")
+    status, page = _get(server, "")
+    assert status == 200 and "swept" in page
+    for link in set(re.findall(r'href="((?:result/|live\?)[^"]*)"', page)):
+        assert _get(server, unescape(link))[0] == 200
+    status, page = _get(server, "compare?r=one-run&r=deep/er/run")
+    assert status == 200 and "TTFT" in page
+
+
+@pytest.mark.parametrize(
+    ("path", "host"),
+    [
+        ("/", ""),
+        ("/wrong/", ""),
+        ("/../etc/passwd", ""),
+        ("", "evil.example"),
+        ("", "127.0.0.1"),
+        ("", "localhost:1"),
+    ],
+)
+def test_nobody_without_the_word_or_from_elsewhere_gets_a_page(
+    server: Server, path: str, host: str
+) -> None:
+    status, page = _get(server, path, host)
+    assert status == 403 and "swept" not in page
+
+
+@pytest.mark.parametrize("name", ["../..", "/etc", "swept/../..", "nowhere", "", ".", "a%00b"])
+def test_nothing_outside_the_folder_is_opened(server: Server, name: str) -> None:
+    status, page = _get(server, f"result?r={name}")
+    assert status == 200 and "Cannot be shown" in page and "root:x:" not in page
+
+
+def test_it_reads_only(server: Server, results: Path) -> None:
+    before = sorted(str(path) for path in results.rglob("*"))
+    for link in ("", "result?r=swept", "compare?r=one-run&r=deep/er/run", "live?r=going-on"):
+        _get(server, link)
+    assert sorted(str(path) for path in results.rglob("*")) == before
+    assert _get(server, "", method="POST")[0] == 501
+    assert _get(server, "", method="HEAD") == (200, "")
+
+
+def _chart(page: str) -> dict[str, Any]:
+    first: dict[str, Any] = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])[0]
+    return first
+
+
+def _kept(limit_ms: float, **of_target: Any) -> Summary:
+    """The example with another promise of TPOT, on another target."""
+    slo = tuple(
+        msgspec.structs.replace(term, limit_ms=limit_ms)
+        for term in RAG.goodput.slo
+        if term.metric == "tpot"
+    )
+    assert slo
+    goodput = msgspec.structs.replace(RAG.goodput, slo=slo)
+    return msgspec.structs.replace(
+        RAG, goodput=goodput, target=msgspec.structs.replace(RAG.target, **of_target)
+    )
+
+
+def test_one_chart_holds_one_kind_of_work(results: Path) -> None:
+    """Other lengths are other work: not drawn beside, grey in the list, and drawn when they are asked for."""
+    tokens = msgspec.structs.replace(RAG.tokens, output=(RAG.tokens.output or 0) * 4)
+    _store(results / "long", msgspec.structs.replace(RAG, tokens=tokens))
+    found = results_in(results)
+    short = results_page.chosen(found, Choice(work="one-run"))
+    assert {result.name for result in short} == {"one-run", "<b>odd & name", "swept", "deep/er/run"}
+    assert [
+        result.name
+        for result in results_page.chosen(found, Choice(names=("one-run",), work="long"))
+    ] == ["long"]
+    assert len(works(found)) == 2
+    page = results_page.render("results", found, Choice(work="one-run"), version="1", served=True)
+    (grey,) = re.findall(r'<tr class="soft".*?</tr>', page)
+    assert 'value="long"' in grey and "1 other kind of work not drawn" in page
+    assert "about 1,320 tokens in, 1,200 out" in page
+
+
+def test_every_limit_is_drawn_in_the_colour_of_its_result(tmp_path: Path) -> None:
+    _store(tmp_path / "a", _kept(80, shape="A100"))
+    _store(tmp_path / "b", _kept(60, shape="H100"))
+    found = results_in(tmp_path)
+    chart = _chart(results_page.render("r", found, version="1"))
+    colors = {series["name"]: series["color"] for series in chart["series"] if series.get("name")}
+    assert {(mark["label"], mark["color"]) for mark in chart["marks"]} == {
+        ("TPOT 80 ms", colors["a"]),
+        ("TPOT 60 ms", colors["b"]),
+    }
+    assert "bands" not in chart
+    _store(tmp_path / "c", _kept(60, shape="H100"))
+    drawn = _chart(
+        results_page.render("r", results_in(tmp_path), Choice(color="hardware"), version="1")
+    )
+    named = {series["name"]: series["color"] for series in drawn["series"] if series.get("name")}
+    assert named["H100: b"] == named["H100: c"] != named["A100: a"]
+    same = _chart(
+        results_page.render("r", results_in(tmp_path), Choice(names=("b", "c")), version="1")
+    )
+    assert [band["label"] for band in same["bands"]] == [
+        "TPOT within 60 ms"
+    ] and "marks" not in same
+
+
+def test_money_is_an_axis_where_prices_are_and_what_has_none_is_named(tmp_path: Path) -> None:
+    _store(tmp_path / "a", _kept(80, shape="ND128isr_GB300_v6", gpus=4))
+    _store(tmp_path / "b", _kept(80, shape=""))
+    example = Path(__file__).parents[2] / "docs" / "prices.example.yaml"
+    found = results_in(tmp_path, load_prices(example, accept_sample=True, currency="USD"))
+    page = results_page.render("r", found, version="1", currency="USD", served=True)
+    charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
+    assert [chart["y"]["label"] for chart in charts][1:] == ["USD per million output tokens"]
+    assert 'value="usd"' in page and "No cost of b: its machine has no price" in page
+    bare = results_page.render("r", results_in(tmp_path), version="1", served=True)
+    assert 'value="usd"' not in bare and "No cost of" not in bare
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "labels"),
+    [
+        ("e2e", "all", ("E2E p50 in s", "tokens/s in all")),
+        ("ttft", "gpu", ("TTFT p99 in ms", "tokens/s per GPU")),
+        ("nonsense", "", ("tokens/s of one user (1 / TPOT p50)", "tokens/s per GPU")),
+    ],
+)
+def test_the_axes_are_those_that_were_chosen(
+    server: Server, x: str, y: str, labels: tuple[str, str]
+) -> None:
+    chart = _chart(_get(server, f"?x={x}&y={y}")[1])
+    assert (chart["x"]["label"], chart["y"]["label"]) == labels
+
+
+def test_a_point_leads_to_the_page_of_its_run(server: Server) -> None:
+    chart = _chart(_get(server, "?r=swept&r=one-run")[1])
+    links = [link for series in chart["series"] for link in series.get("links", ())]
+    assert {"result/swept/r4/", "result/one-run/"} <= set(links)
+    for link in links:
+        status, page = _get(server, link)
+        assert status == 200 and "Cannot be shown" not in page
+
+
+def test_the_page_of_a_result_leads_to_the_pages_of_its_runs(server: Server) -> None:
+    """As a browser follows a link: relative to the address of the page."""
+    status, page = _get(server, "result/swept/")
+    links = {
+        link
+        for chart in json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
+        for series in chart["series"]
+        for link in series.get("links", ())
+    }
+    assert status == 200 and links == {"r1/summary.json", "r2/summary.json", "r4/summary.json"}
+    for link in links:
+        status, page = _get(server, f"result/swept/{link}")
+        assert status == 200 and "<h1>" in page and "Cannot be shown" not in page
+    assert "Cannot be shown" in _get(server, "result/../../etc/")[1]
+    assert f'href="/{server.word}/"' in _get(server, "result/nowhere/")[1]
+
+
+def test_what_is_drawn_is_saved_as_one_page_without_the_rest(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request("GET", f"/{server.word}/share?r=swept")
+    answer = connection.getresponse()
+    page = answer.read().decode()
+    connection.close()
+    assert answer.getheader("Content-Disposition") == 'attachment; filename="results.html"'
+    body = page.partition("<body>")[2].replace('<a href="#glossary">', "")
+    assert "swept" in page and "one-run" not in page and "href=" not in body
+    assert server.word not in page and _chart(page)["series"]
+
+
+def test_a_list_with_a_run_that_goes_on_looks_again(results: Path) -> None:
+    page = results_page.render("results", results_in(results), version="1", served=True)
+    assert 'http-equiv="refresh"' in page
+    grew(results / "going-on", time.time() - 60)
+    assert 'http-equiv="refresh"' not in results_page.render(
+        "r", results_in(results), version="1", served=True
+    )
+
+
+@pytest.mark.processes
+def test_a_chart_is_walked_and_enlarged_by_keys_and_pointer(results: Path, tmp_path: Path) -> None:
+    if find() is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    page = tmp_path / "page.html"
+    page.write_text(
+        results_page.render("results", results_in(results), Choice(names=("swept",)), version="1")
+    )
+    ticks = "[...document.querySelectorAll('figure svg text[text-anchor=middle]')].map(t => t.textContent).join()"
+    hidden = "document.querySelector('.all').hidden"
+    with Browser() as browser:
+        browser.look(width=1400, height=900)
+        browser.open(page)
+        whole = browser.evaluate(ticks)
+        browser.evaluate("document.querySelector('figure svg').focus()")
+        said = []
+        for key in ("ArrowRight", "ArrowRight", "Home", "End"):
+            browser.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+            said.append(browser.evaluate("document.querySelector('.tip').textContent"))
+        assert all("swept" in text for text in said) and said[0] == said[2] != said[1] != said[3]
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="+")
+        assert browser.evaluate(ticks) != whole and browser.evaluate(hidden) is False
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="Escape")
+        assert browser.evaluate(ticks) == whole and browser.evaluate(hidden) is True
+        for kind, x in (("mousePressed", 500), ("mouseMoved", 700), ("mouseReleased", 900)):
+            y = browser.evaluate(
+                "document.querySelector('figure svg').getBoundingClientRect().top + 100"
+            )
+            browser.call(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=x,
+                y=y,
+                button="left",
+                buttons=1,
+                clickCount=1,
+            )
+        assert browser.evaluate(ticks) != whole
+        browser.evaluate("document.querySelector('.all').click()")
+        assert browser.evaluate(ticks) == whole and browser.complaints == []
+
+
+@pytest.mark.processes
+def test_it_fits_every_screen(results: Path, tmp_path: Path) -> None:
+    if find() is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    page = tmp_path / "page.html"
+    page.write_text(results_page.render("results", results_in(results), version="1", served=True))
+    with Browser() as browser:
+        for width in (390, 1400, 1920):
+            browser.look(width=width, height=900)
+            browser.open(page)
+            assert browser.complaints == [] and browser.requests == []
+            assert browser.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+            assert (
+                browser.evaluate(
+                    "(s => s.scrollWidth - s.clientWidth)(document.querySelector('.scroll'))"
+                )
+                <= 0
+            )
+            outside = browser.evaluate(
+                "[...document.querySelectorAll('figure')].flatMap(f => { const box = f.getBoundingClientRect(); return "
+                "[...f.querySelectorAll('svg text')].filter(t => t.getBoundingClientRect().right > box.right + 1)"
+                ".map(t => t.textContent); })"
+            )
+            assert outside == []
