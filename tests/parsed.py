@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from make_rooms import FOLDERS
+from make_packages import FOLDERS
 
 
 @contextmanager

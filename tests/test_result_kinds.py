@@ -19,7 +19,7 @@ import pytest
 from canned import answering
 from command_line import exits
 from loadgen_sdk import plugins as sdk_plugins
-from make_rooms import ROOT
+from make_packages import ROOT
 from msgspec.structs import replace
 from plugin_packages import install
 from refusals import refused

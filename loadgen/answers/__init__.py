@@ -1,4 +1,4 @@
-"""Are the answers still right? Scores against references, and against those of another endpoint: `loadgen answers`.
+"""Score responses against references and against those of another endpoint (`loadgen answers`).
 
-Only `ask.py` asks the endpoints; it sends no load.
+`ask.py` sends the prompts one at a time and creates no load.
 """

@@ -1,5 +1,5 @@
-"""Can the other side check it? One file with a result and all it rests on: `loadgen bundle` and `loadgen verify`.
+"""Pack a result with its raw data into one file, and verify it (`bundle`, `verify`).
 
-Reads finished results, sends nothing. `archive.py` reads and writes the file, `remake.py` makes every derived file
-again from what was kept, `differences.py` compares, `verify.py` says what came out.
+`archive.py` reads and writes the file. To verify it, `remake.py` regenerates every derived file
+from the raw data and `differences.py` compares them.
 """

@@ -1,4 +1,5 @@
-"""Is a result better, worse or the same? First whether the work was the same, then each difference with its interval.
+"""Compare results and report each difference with its confidence interval (`loadgen compare`).
 
-`loadgen compare` and baselines by name. It reads finished results by the table of result kinds and runs no load.
+The comparison first checks whether both sides did the same work. Named baselines are stored here,
+too.
 """

@@ -1,5 +1,6 @@
-"""Is this promise kept? The contract file, its lint, the figure of each term, the verdict: `loadgen validate`.
+"""Validate a service against the terms of a contract file (`loadgen validate`).
 
-`run.py` carries a contract out, `stored.py` reads its folder again, `prediction.py` tries it on a simulated server;
-`schema.py`, `lint.py`, `evaluate.py`, `verdict.py` and `planning.py` are pure.
+`run.py` runs the load of a contract, `evaluate.py` and `verdict.py` judge its terms,
+`prediction.py` forecasts the verdict on a simulated server, and `stored.py` reads the result of an
+earlier validation.
 """

@@ -1,4 +1,4 @@
-"""What one run needs: the workload, its timetable, its requests, the driver, the records and their figures.
+"""Everything that a single run needs, from the workload file to its summary.
 
-Imports no wing, not `render/` and not the shell; what the wings add stands in the tables beside this package.
+This package imports no feature package, no rendering and no command line.
 """

@@ -1,4 +1,4 @@
-"""What does it cost, how many machines does it take? `loadgen cost` and `loadgen size`, and the published figures.
+"""Compute the cost of a request and the machines for a load (`cost`, `size`).
 
-Reads finished results and price files; runs a load only where `size` has to search for a capacity.
+Only `size` runs a load, if it has to search for a capacity.
 """

@@ -1,4 +1,4 @@
-"""Is this target, is this host fit for a measurement, and what does each fact mean for the numbers? `loadgen doctor`.
+"""Check whether a target and this host are ready for a measurement (`loadgen doctor`).
 
-Sends a handful of requests and no load. `target_checks.py` and `host_checks.py` judge facts and send nothing.
+It sends a few requests and no load. `target_checks.py` and `host_checks.py` judge what was found.
 """

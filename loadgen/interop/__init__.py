@@ -1,4 +1,4 @@
-"""What do other tools say? Their result files under their own definitions, our runs in their formats, traces, `fit`.
+"""Read and write the file formats of other tools: results, traces and data sets.
 
-Reads and writes files and runs no load.
+Imported results keep the definitions of the tool that wrote them.
 """

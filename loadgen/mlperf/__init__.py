@@ -1,4 +1,5 @@
-"""What do MLPerf's rules say? Limits, early stopping, VALID or INVALID, LoadGen's log files: `loadgen mlperf`.
+"""Run tests by MLPerf's rules and check their logs (`loadgen mlperf`).
 
-`run.py` and `official_loadgen.py` carry a test out; `rules.py`, `result.py`, `log_files.py` and `accuracy.py` are pure.
+`run.py` runs a test with this load generator and `official_loadgen.py` with MLCommons LoadGen.
+`rules.py`, `result.py` and `log_files.py` implement the rules.
 """

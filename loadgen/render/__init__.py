@@ -1,4 +1,4 @@
-"""Values as text, Markdown, HTML, SVG and JUnit: tables, sections, pages.
+"""Render reports as text, Markdown, HTML, SVG and JUnit.
 
-Knows no wing and computes no figure: values in, strings out.
+This package knows no feature and computes no metric: it turns values into strings.
 """

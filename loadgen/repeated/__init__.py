@@ -1,4 +1,4 @@
-"""What is true of several runs of one load? Figures by their path, means over runs, the capacity found.
+"""Summarise several runs of one load: means with intervals, and the capacity of a search.
 
-Pure: summaries in, values out. Below the shell, whose options repeat a load, and below pricing; wings print by it.
+Pure: summaries in, values out.
 """

@@ -1,4 +1,4 @@
-"""What do users of this endpoint feel under this load? `loadgen run`, repeats, live view, text, page and exports.
+"""Run a load and report it (`loadgen run`): live view, text, page, repeats and exports.
 
-Every wing may use its text and page; it imports no other wing. It is not called `run`: `loadgen.run` is a function.
+The package is not called `run`, because `loadgen.run` is a function.
 """

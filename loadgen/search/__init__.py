@@ -1,4 +1,4 @@
-"""What is the highest load under an SLO? `loadgen sweep` and `loadgen search`.
+"""Find the highest load under an SLO, and measure a range of loads (`search`, `sweep`).
 
-`load_search.py`, `belief.py`, `ahead.py`, `watch.py` and `sweep.py` are pure; `trials.py` runs one load at a time.
+`trials.py` runs one load at a time. The decision which load is tried next is pure.
 """

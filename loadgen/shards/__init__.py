@@ -1,6 +1,4 @@
-"""How do many machines send one load without Ray? Independent parts, merged: `loadgen merge`.
+"""Merge the independent parts of a run into one run (`loadgen merge`).
 
-`loadgen run --shard I/N` sends a part. `parts.py` reads the folders of the parts and refuses those
-of different runs; `merge.py` writes the folder of one ordinary run, with the records of
-`records.py` and the header of `header.py`. Sends nothing.
+`loadgen run --shard I/N` sends a part. Parts of different runs are refused.
 """

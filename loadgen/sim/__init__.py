@@ -1,4 +1,4 @@
-"""What would a server do, where there is none? Its latency model, HTTP endpoint, presets, and runs in virtual time.
+"""Simulate a server: its latency model, its HTTP endpoint, presets, and runs in virtual time.
 
-`engine/` is pure, `server/` does the IO, `presets/` are data. Every result from it is labelled as simulated.
+Every result of a simulation is labelled as simulated.
 """

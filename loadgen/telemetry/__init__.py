@@ -1,4 +1,4 @@
-"""A load while it goes, where others look: Prometheus asks for its figures, OpenTelemetry is sent them and its spans.
+"""Publish the metrics of a running load to Prometheus and its metrics and spans to OpenTelemetry.
 
-Processes of their own, which follow a run by its files. They judge no figure and decide nothing of the load.
+Each exporter is a process of its own that follows the files of the run.
 """

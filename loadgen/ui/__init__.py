@@ -1,4 +1,4 @@
-"""What results are there, and how do they compare? A folder of results as a page, kept up to date by `loadgen ui`.
+"""List the results of a directory and show them in a browser (`loadgen ui`).
 
-Lists by the table of result kinds; serves pages on this machine only, tells nobody else, and changes no result.
+The server listens on this machine only and changes no result.
 """

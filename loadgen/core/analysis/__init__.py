@@ -1,4 +1,4 @@
-"""Why a run is as it is: causes, where latency goes, differences between replicas and over time, recovery, fairness.
+"""Explain a run: causes of slow requests, latency breakdown, differences between replicas.
 
-Pure: records in, one section of summary.json out. `core/run_summary.py` adds the sections to what `metrics/` computes.
+Each module computes one section of summary.json from the records of a run.
 """

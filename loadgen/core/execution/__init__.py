@@ -1,5 +1,5 @@
-"""Carries out a run: plans it, builds request bodies, sends them on time, and collects the files of the workers.
+"""Execute a run: plan it, build request bodies, send them on time and collect the records.
 
-Decides nothing about figures: rows go to `results/`, and `metrics/` reads them there. `driver.py`
-sends and waits; the others prepare, start workers and collect.
+`run.py` coordinates a run, `driver.py` sends requests from one process, and `worker_resources.py`
+prepares what the driver needs.
 """

@@ -1,4 +1,4 @@
-"""From rows to figures: columns, blocks of the summary, validity, drift, and `summary.json` itself.
+"""Compute the metrics of a run from its records, and judge whether they can be trusted.
 
-Pure: rows and histograms in, values out. Opens no run and prints nothing.
+Everything here is a pure function of records and histograms.
 """

@@ -1,4 +1,4 @@
-"""What is sent: prompts of exact token counts, the user's own data sets, tokenizers, laws of length.
+"""Create what is sent: prompts with exact token counts, data sets, length distributions.
 
-Request `n` is a function of seed, salt and `n`. Reads files before the run, sends nothing, and knows no instants.
+Request `n` is a function of the seed, the salt and `n`.
 """

@@ -1,4 +1,4 @@
-"""The files of a run: rows, `run.json`, the spool that workers append to, `capacity.json`, copies to object stores.
+"""The files of a run: request records, run.json and the record log of each worker.
 
-Computes no figure. `record.py` and `manifest.py` are pure; the rest reads and writes files.
+`record.py` and `manifest.py` define the formats. The other modules read and write files.
 """

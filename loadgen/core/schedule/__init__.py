@@ -1,4 +1,5 @@
-"""When each request starts: arrival laws, the timetable, and the dispatcher that decides what starts next.
+"""Decide when each request starts: arrival processes, the schedule and the dispatcher.
 
-Pure: no clock, no socket, no sleeping. All randomness is spent before the run begins.
+Everything is pure: no clock, no socket, no sleeping. All random numbers are drawn before the run
+starts.
 """

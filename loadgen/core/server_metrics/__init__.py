@@ -1,4 +1,1 @@
-"""What the servers' own metrics pages say while a run goes: the scraper process, and the series it leaves.
-
-Knows nothing of the load. `scraper.py` asks the servers from a process of its own; `series.py` is pure.
-"""
+"""Read and interpret the metrics pages of servers and the sensors of their hardware."""

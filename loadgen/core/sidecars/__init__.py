@@ -1,4 +1,4 @@
-"""What goes along with a run: the scraper of servers, the profiler, the compactor of its rows.
+"""Processes that accompany a run: metrics scraper, profiler, compaction of the record log.
 
-Each follows a run by its files or by what `execute` tells, most from a process of its own. None decides what is sent.
+They follow a run by its files or its events, and never decide what is sent.
 """

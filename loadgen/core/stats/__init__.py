@@ -1,4 +1,4 @@
-"""Statistics: quantiles, confidence intervals, the end of a warm-up, early stopping.
+"""Statistics: quantiles, histograms, confidence intervals, trend tests and early stopping.
 
-Pure functions of numbers and arrays. This package knows nothing of requests, runs or files.
+Pure functions of numbers and arrays, without any knowledge of requests or runs.
 """

@@ -1,9 +1,7 @@
-"""Workload files and the flags that change them: what is sent, when, and which SLO applies.
+"""Read workload files and the options that change them, and report all mistakes in them.
 
-`schema.py` describes the file with pydantic models, `diagnostics.py` reports the mistakes in it,
-and `fingerprints.py` hashes it. `loading.py`, `traces.py`, `dataset.py` and `data_files.py` read
-files; everything else is values. Nothing is drawn here, no prompt is made, and no clock is read.
-docs/workloads.md describes the keys.
+`schema.py` defines the file with pydantic, `loading.py` reads it, and `diagnostics.py` reports
+mistakes with their place. docs/workloads.md describes the keys.
 """
 
 from loadgen.core.slo import Slo, Term

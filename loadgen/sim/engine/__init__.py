@@ -1,4 +1,4 @@
-"""The engine of a simulated server: continuous batching, latency model, routing over replicas.
+"""The model of a simulated server: continuous batching, iteration latency and routing.
 
-Pure: the caller passes the time. No socket, no file, no sleeping.
+The model is pure: its caller passes the time.
 """

@@ -1,4 +1,1 @@
-"""The simulated machines as data (`*.yaml`), and the module that reads and checks such a file.
-
-It does nothing else.
-"""
+"""The simulated machines, as YAML files, and the module that reads such a file."""

@@ -1,4 +1,5 @@
-"""The simulated server as an HTTP endpoint: parses requests, writes responses, injects faults on demand.
+"""The simulated server as an HTTP endpoint, with fault injection.
 
-IO is in `endpoint.py`, `connection.py`, `process.py` and `embedded.py`. The other modules convert values to bytes.
+I/O is in `endpoint.py`, `connection.py`, `process.py` and `embedded.py`. The other modules convert
+values to bytes.
 """

@@ -1,5 +1,4 @@
-"""For applications: the client, `instrument`, retries, throttles, measurements, telemetry, traces of shapes.
+"""Tools for applications: client, `instrument`, retries, throttling, measurements and telemetry.
 
-Built on the rooms below, which know nothing of it. A load is sent through
-`transport/` itself, not through this room.
+Load is sent through `transport/` directly and not through this package.
 """

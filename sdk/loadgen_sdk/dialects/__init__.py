@@ -1,4 +1,4 @@
-"""The formats of each kind of server: request bodies, server-sent events, answers, and the table of quirks.
+"""The wire formats of servers: request bodies, server-sent events, responses and server profiles.
 
-Pure: no socket, no clock.
+Pure: no socket and no clock.
 """

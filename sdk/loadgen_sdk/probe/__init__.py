@@ -1,4 +1,5 @@
-"""What a target is, found out before any load: server, model, how it counts tokens.
+"""Find out about a target before a load: server, model, and how it counts tokens.
 
-`probe.py` asks through functions it is given; `fetch.py` is a connection per question, not for load.
+`probe.py` sends requests through functions that its caller passes, and `fetch.py` opens one
+connection per request.
 """

@@ -1,5 +1,5 @@
-"""Bytes on the wire: sockets, TLS, HTTP/1.1, one exchange, the pool of connections.
+"""Send requests over sockets: TLS, HTTP/1.1, one exchange, the connection pool.
 
-Only `wire.py`, `receiver.py` (its reads) and `clock.py` (its timer) touch a socket under load; `http1.py`, `plain.py`,
-`exchange.py` and `target.py` are sans IO.
+Under load, only `wire.py`, `receiver.py` and `clock.py` touch a socket or a timer. `http1.py`,
+`plain.py`, `exchange.py` and `target.py` do no I/O.
 """

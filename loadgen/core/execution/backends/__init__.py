@@ -1,4 +1,1 @@
-"""Who sends a load over HTTP: processes of this machine, or workers that another backend places elsewhere.
-
-In this process alone, `driver.py` does it. Each takes a plan and leaves rows; none of them judges a figure.
-"""
+"""Worker processes that send a load over HTTP, and the merging of their results."""

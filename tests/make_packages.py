@@ -1,7 +1,7 @@
-"""Writes the tables of rooms in `loadgen/README.md` from the docstrings of the packages, and from nothing else.
+"""Write the tables of packages in `loadgen/README.md` from the docstrings of the packages.
 
-`python tests/make_rooms.py` writes them again; `test_house.py` checks that they are what it would write. The rooms
-stand in the order of the layers in `pyproject.toml`, the top first.
+`python tests/make_packages.py` writes them, and `test_architecture.py` checks that they are up to date. The packages
+are in the order of the layers in `pyproject.toml`, from the top to the bottom.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 README = ROOT / "loadgen" / "README.md"
 FOLDERS = {"loadgen": ROOT / "loadgen", "loadgen_sdk": ROOT / "sdk" / "loadgen_sdk"}
-BEGIN = "<!-- rooms: made by tests/make_rooms.py from the docstrings of the packages -->"
-END = "<!-- end of the rooms -->"
+BEGIN = "<!-- packages: written by tests/make_packages.py -->"
+END = "<!-- end of packages -->"
 
 
 def layers(package: str) -> list[list[str]]:
-    """The names in each layer of a package, from the top down, as `pyproject.toml` lists them."""
+    """Return the names in each layer of a package, from the top down, as in `pyproject.toml`."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -28,7 +28,7 @@ def layers(package: str) -> list[list[str]]:
 
 
 def packages(package: str) -> list[Path]:
-    """The folders of a package that are packages themselves, in the order of the layers, each before what is in it."""
+    """Return the sub-packages of a package, in the order of the layers."""
     names = [name for line in layers(package) for name in line]
     if package == "loadgen":
         names += [f"core/{name}" for line in layers("loadgen.core") for name in line]
@@ -46,7 +46,7 @@ def packages(package: str) -> list[Path]:
 
 
 def docstring(folder: Path) -> tuple[str, str]:
-    """What a package says that it is (its first paragraph), and what may not be done in it (the rest)."""
+    """Return the first paragraph of a package's docstring, and the rest of it."""
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))) or ""
     first, _, rest = text.partition("\n\n")
     return " ".join(first.split()), " ".join(rest.split())
@@ -57,7 +57,7 @@ def tables() -> str:
     for package, folder in FOLDERS.items():
         lines += [
             "",
-            f"| `{folder.relative_to(ROOT)}/` | what it is | what it does and does not do |",
+            f"| `{folder.relative_to(ROOT)}/` | what it does | details |",
             "|---|---|---|",
         ]
         for path in packages(package):
@@ -67,7 +67,7 @@ def tables() -> str:
 
 
 def readme() -> str:
-    """The README with the tables as they should be."""
+    """Return the README with the tables as they should be."""
     before, _, rest = README.read_text("utf-8").partition(BEGIN)
     return before + tables() + rest.partition(END)[2]
 
