@@ -25,7 +25,7 @@ EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with start(Options(ttft="3ms", itl="1ms")) as endpoint:
+    with start(Options(ttft="40ms", itl="1ms")) as endpoint:
         yield endpoint.url.removesuffix("/v1")
 
 
