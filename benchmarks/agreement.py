@@ -157,12 +157,12 @@ def started(case: Case, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def told(case: Case, *words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
+def told(case: Case, *words: str, codes: tuple[int, ...] = (0, 1, 3, 4)) -> str:
     """What a command prints. Exits where the command cannot be used at all."""
     return ended(started(case, *words), codes)
 
 
-def ended(running: subprocess.Popen[str], codes: tuple[int, ...] = (0, 1, 3)) -> str:
+def ended(running: subprocess.Popen[str], codes: tuple[int, ...] = (0, 1, 3, 4)) -> str:
     """What a command has printed when it is over. Exits where it could not be used at all."""
     out, err = running.communicate()
     if running.returncode not in codes:

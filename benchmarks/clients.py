@@ -368,7 +368,7 @@ def measure(case: Case, names: list[str], rounds: int) -> str:
         for ran, did, true in runs:
             per_cpu[name].append(count / ran.cpu_s)
             busy[name].append(f"{ran.cpu_s / ran.wall_s:.0%} / {did['cpu_s'] / ran.wall_s:.0%}")
-            if ran.ttft_ms is not None:
+            if ran.ttft_ms is not None and None not in ran.ttft_ms:
                 off[name].append((ran.ttft_ms[0] - true[0], ran.ttft_ms[1] - true[1]))
     rows = []
     for name in names:

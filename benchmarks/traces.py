@@ -92,21 +92,10 @@ def replay(folder: Path, seconds: int) -> None:
         + "".join(f"{ms / 1000:.6f},200,10\n" for ms in at_ms)
     )
     out = folder / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "loadgen",
-        "run",
-        "--trace",
-        str(csv),
-        "--seed",
-        "1",
-        "--progress",
-        "off",
-    ]
-    subprocess.run(
-        [*command, "-o", str(out)], check=False, capture_output=True, preexec_fn=rig.prefer
-    )
+    with rig.endpoint() as server:
+        command = [sys.executable, "-m", "loadgen", "run", "--trace", str(csv)]
+        command += ["--url", server.url, "--seed", "1", "--progress", "off", "-o", str(out)]
+        subprocess.run(command, check=False, capture_output=True, preexec_fn=rig.prefer)
     [parquet] = (out / "requests").glob("*.parquet")
     sent = np.sort(pq.read_table(parquet, columns=["sent_ns"])["sent_ns"].to_numpy())
     asked = read_trace(csv).due_ns[: len(sent)]

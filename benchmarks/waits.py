@@ -73,6 +73,7 @@ SEARCH = [
     "1",
 ]
 CONTRACT = ["validate", "{root}/contracts/rag.yaml", "--dry-run", "--seed", "1"]
+CONTRACT += ["--url", "sim:gb300-vm"]
 SENT = [
     "run",
     "qa",
