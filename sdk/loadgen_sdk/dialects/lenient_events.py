@@ -29,7 +29,7 @@ def decode_leniently(text: bytes) -> Any:
     """
     try:
         return decode_any(text)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # The latter is raised by msgspec 0.21.
         return _with_whole_texts(json.loads(text.decode("utf-8-sig", "replace")))
 
 
