@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queueing import fail, rows
 from servers import start
+from sweep_levels import sweep_level
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
@@ -111,27 +112,14 @@ def level(
     name: str, output: float, e2e: float, per_user: float = 10.0, *, valid: bool = True
 ) -> SweepLevel:
     amount = float(name.rpartition("/")[2][1:])
-    return SweepLevel(
+    return sweep_level(
         name=name,
         load=name,
         amount=amount,
-        ok=1,
-        failed=0,
-        requests_per_s=1.0,
         output_per_s=output,
-        per_gpu=None,
         per_user=per_user,
-        ttft_p50=1.0,
-        ttft_p99=2.0,
-        tpot_p50=1.0,
-        tpot_p99=2.0,
         e2e_p50=e2e,
-        unsupported=(),
-        goodput=None,
-        slo_met=None,
         valid=valid,
-        state="finished",
-        simulated=False,
         closed=name.rpartition("/")[2].startswith("c"),
     )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from command_line import exits
+from sweep_levels import sweep_level
 
 from loadgen.core.errors import UserError
 from loadgen.render import text as as_text
@@ -78,30 +79,17 @@ def test_more_load_points_than_anybody_waits_for_are_refused() -> None:
 
 def level(isl: int, load: int, output: float, per_user: float, **changed: object) -> SweepLevel:
     """Return a valid load point with these tokens/s in all and per user."""
-    made = SweepLevel(
-        name=f"isl{isl}-{changed.get('target', '')}-c{load}",
-        isl=isl,
-        load=f"{load} in flight",
-        amount=float(load),
-        ok=99,
-        failed=0,
-        requests_per_s=1.0,
-        output_per_s=output,
-        per_gpu=None,
-        per_user=per_user,
-        ttft_p50=1.0,
-        ttft_p99=2.0,
-        tpot_p50=1.0,
-        tpot_p99=2.0,
-        e2e_p50=9.0,
-        unsupported=(),
-        goodput=None,
-        slo_met=None,
-        valid=True,
-        state="finished",
-        simulated=False,
-    )
-    return msgspec.structs.replace(made, **changed)
+    name = f"isl{isl}-{changed.get('target', '')}-c{load}"
+    fields = {
+        "name": name,
+        "isl": isl,
+        "load": f"{load} in flight",
+        "amount": float(load),
+        "ok": 99,
+        "output_per_s": output,
+        "per_user": per_user,
+    }
+    return sweep_level(**(fields | changed))
 
 
 def curve_of(*found: SweepLevel, slo: str = "") -> SweepCurve:

@@ -318,14 +318,18 @@ def good_range(rows: Sequence[Columns], slo: Slo) -> tuple[int, int] | None:
         for term in slo.terms
         if (row := FIGURES.called(term.metric)) is not None and row.bounds is not None
     ]
-    if all(bound_metric(rows, row.name) is None for row in bounded):
-        return None
     least = most = 0
+    is_certain = True
     for columns in rows:
         for block in columns.blocks():
+            is_ok = block.where(OK)
             found = {row.name: row.bounds(block) for row in bounded if row.bounds is not None}
+            is_certain = is_certain and all(
+                each.lower is each.upper or np.array_equal(each.lower[is_ok], each.upper[is_ok])
+                for each in found.values()
+            )
             highest = {name: each.upper for name, each in found.items()}
             lowest = {name: each.lower for name, each in found.items()}
             least += int(outcomes.meets(block, slo, highest).sum())
             most += int(outcomes.meets(block, slo, lowest).sum())
-    return least, most
+    return None if is_certain else (least, most)

@@ -1,0 +1,29 @@
+"""Load points of sweeps for tests of what a sweep comes to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgen.runs.levels import SweepLevel
+
+
+def sweep_level(**fields: Any) -> SweepLevel:
+    """Return a valid load point of a finished run, with these fields in place of the defaults."""
+    defaults: dict[str, Any] = {
+        "ok": 1,
+        "failed": 0,
+        "requests_per_s": 1.0,
+        "per_gpu": None,
+        "ttft_p50": 1.0,
+        "ttft_p99": 2.0,
+        "tpot_p50": 1.0,
+        "tpot_p99": 2.0,
+        "e2e_p50": 9.0,
+        "unsupported": (),
+        "goodput": None,
+        "slo_met": None,
+        "valid": True,
+        "state": "finished",
+        "simulated": False,
+    }
+    return SweepLevel(**(defaults | fields))
