@@ -22,6 +22,8 @@ LOAD: dict[str, Any] = {
     "output_tokens": 2,
     "warmup": 0,
     "seed": 1,
+    # The server answers at once, so that a busy host would withhold its latencies.
+    "limit": ["stamp_error_share:100%"],
 }
 COUNTS = {"prompt_tokens": 16, "completion_tokens": 2, "total_tokens": 18}
 
@@ -85,7 +87,7 @@ def test_one_object_where_a_stream_was_requested_leaves_ttft_undecided(tmp_path:
     response = canned.answer({"choices": [message], "usage": COUNTS})
     summary = summary_of(response, tmp_path / "r", slo=["ttft:10s:p50"])
     assert summary.requests.ok == 12 and summary.ttft_ms.p50 is None
-    assert summary.e2e_ms.count == 12
+    assert summary.e2e_ms.p50 is not None
     assert summary.goodput.met is None and "ttft" in summary.unsound
     assert warnings_of(summary)["responses_remarked"]["responses"] == 12
 
