@@ -13,7 +13,13 @@ from test_docs import DOTS, LINES, ROOT
 
 from loadgen.contracts.load import load_contract
 
-PLACEHOLDERS = {"WORKLOAD": "qa", "HOST": "host.example", "LOAD": "40", "$START": "1"}
+PLACEHOLDERS = {
+    "WORKLOAD": "qa",
+    "HOST": "host.example",
+    "LOAD": "40",
+    "$START": "1",
+    "TOKENIZER": "cl100k",
+}
 """What a reader puts in the place of a word, so that the command can be checked."""
 FILES_OF_PAGES = {
     "rack.yaml": ("scale.md", "# rack.yaml"),
