@@ -42,6 +42,7 @@ from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.slo import Slo, describe_slo
 from loadgen.core.workload import (
     Closed,
+    FromFile,
     FromTrace,
     Gamma,
     Mix,
@@ -127,6 +128,9 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Run
         cache_asked=getattr(workload.requests, "cache", None),
         cache_bound=_cache_bound(whole_plan),
         random_words=any(map(_has_random_words, parts(workload.requests).values())),
+        prompt_lengths_requested=any(
+            map(_has_requested_prompt_lengths, parts(workload.requests).values())
+        ),
         shares_prompts=any(map(_shares_prompts, parts(workload.requests).values())),
         max_in_flight=workload.max_in_flight,
         max_in_prefill=workload.max_in_prefill,
@@ -402,9 +406,15 @@ def class_plans(
     return tuple(plans), notes
 
 
+def _has_requested_prompt_lengths(requests: Any) -> bool:
+    """Return True if the prompts are generated to a requested length, not read from a file."""
+    return not isinstance(requests, FromFile)
+
+
 def _has_random_words(requests: Any) -> bool:
-    """Whether the prompts are made: all but those from a file, and those of a natural text."""
-    return not hasattr(requests, "path") and getattr(requests, "prompts", "random") == "random"
+    """Return True if the prompts are generated from random words, not from a natural text."""
+    is_random = getattr(requests, "prompts", "random") == "random"
+    return _has_requested_prompt_lengths(requests) and is_random
 
 
 def _shares_prompts(requests: Any) -> bool:

@@ -428,7 +428,9 @@ def _have_prompts_another_length(header: RunManifest, signs: VerdictInputs) -> b
     Without the size of the chat template, the difference may be the template.
     """
     is_known = signs.disagreement is not None and header.template_tokens is not None
-    if not is_known or not header.random_words:
+    # A manifest without the newer field may still say that the prompts are random words.
+    lengths_requested = header.prompt_lengths_requested or header.random_words
+    if not is_known or not lengths_requested:
         return False
     return abs(signs.disagreement or 0.0) > limits.PROMPT_LENGTHS
 

@@ -254,6 +254,8 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
     slo_headers: bool = False  # each request told a gateway its SLO
     server_timing: bool = False  # the server was asked for its own account of each request
     random_words: bool = False  # prompts are made of words drawn at random
+    # the workload requests the token counts of its prompts: all sources but a file of prompts
+    prompt_lengths_requested: bool = False
     shares_prompts: bool = (
         False  # the workload shares prefixes or sends history again, so cached tokens are expected
     )

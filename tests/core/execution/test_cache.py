@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from refusals import refused
 from runs import NO_PAGES
@@ -257,3 +258,25 @@ def test_a_simulated_server_really_empties_its_prefix_cache(tmp_path: Path) -> N
             shares[name] = summary.tokens.cached_share
     assert shares["first"] == shares["trtllm"] == shares["sglang"] == 0
     assert (shares["again"] or 0) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("requests", "requested"),
+    [
+        ("input_tokens: 60, output_tokens: 4", True),
+        ("input_tokens: 60, output_tokens: 4, prompts: natural", True),
+        ("from: prompts.jsonl, output_tokens: 4", False),
+    ],
+    ids=["random words", "natural text", "prompts of a file"],
+)
+def test_the_manifest_states_whether_the_lengths_of_prompts_were_requested(
+    tmp_path: Path, requests: str, requested: bool
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "How long is a day on Mars?"}\n')
+    (tmp_path / "w.yaml").write_text(
+        f"name: w\nrequests: {{{requests}}}\nstages: [{{arrival: {{closed: 1}}, count: 2}}]\n"
+    )
+    settings = Settings(url="sim:gb300-vm", out=tmp_path / "out", **NO_PAGES)
+    _, folder = execute(load(str(tmp_path / "w.yaml")), settings)
+    manifest = msgspec.json.decode((folder / "run.json").read_bytes())
+    assert manifest["prompt_lengths_requested"] is requested

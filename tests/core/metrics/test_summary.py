@@ -1166,9 +1166,18 @@ def test_the_steady_input_rate_counts_a_prompt_read_at_the_start_of_the_window()
         (253, {"random_words": True}, "prompt_lengths"),
         (104, {"random_words": True}, None),
         (253, {"random_words": True, "template_tokens": None}, None),
+        (253, {"prompt_lengths_requested": True}, "prompt_lengths"),
+        (40, {"prompt_lengths_requested": True}, "prompt_lengths"),
         (253, {}, None),
     ],
-    ids=["153 % too long", "4 % too long", "the template is not known", "prompts of the user"],
+    ids=[
+        "153 % too long",
+        "4 % too long",
+        "the template is not known",
+        "153 % too long, natural text",
+        "60 % too short, natural text",
+        "prompts of the user",
+    ],
 )
 def test_generated_prompts_of_another_length_are_a_reservation(
     counted: int, header: dict[str, Any], caveat: str | None
