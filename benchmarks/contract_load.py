@@ -18,11 +18,11 @@ from pathlib import Path
 import rig
 from msgspec.structs import replace
 
-from loadgen.contracts import planning, prediction, verdict
+from loadgen.contracts import level_plan, prediction, verdict
 from loadgen.contracts.evaluate import MeasuredLevel
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 from loadgen.contracts.schema import Checked, Planned
-from loadgen.contracts.stored import read_run
+from loadgen.contracts.stored_validation import read_run
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 
@@ -36,7 +36,7 @@ def decided(checked: Checked, planned: Planned, load_s: float, seed: int) -> lis
     settings = replace(prediction.on(Settings()), gpus=checked.contract.gpus)
     for number in range(planned.level.repeats):
         with tempfile.TemporaryDirectory() as folder:
-            workload = planning.lasting(
+            workload = level_plan.lasting(
                 planned.workload, round(load_s * 1e9 / planned.level.repeats)
             )
             workload = workload.model_copy(update={"seed": 1000 * seed + number})

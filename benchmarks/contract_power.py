@@ -27,7 +27,7 @@ from queueing import rows, run
 from loadgen.contracts.evaluate import MeasuredLevel
 from loadgen.contracts.schema import parse
 from loadgen.contracts.steady_samples import RecordedRun, latencies
-from loadgen.contracts.stored import read_run
+from loadgen.contracts.stored_validation import read_run
 from loadgen.contracts.verdict import levels
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute

@@ -33,7 +33,7 @@ from loadgen import result_kinds
 from loadgen.answers.questions import read_questions
 from loadgen.bundle.archive import unpack
 from loadgen.cli.targets import load_targets
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results import manifest, store

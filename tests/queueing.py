@@ -11,7 +11,7 @@ import numpy as np
 from make_examples import MS, S, blank, stream
 from numpy.typing import NDArray
 
-from loadgen.contracts.planning import JUDGED_HERE
+from loadgen.contracts.level_plan import JUDGED_HERE
 from loadgen.contracts.steady_samples import RecordedRun
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts

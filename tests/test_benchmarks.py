@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 from loadgen.sim.server.send_log import SendLog
 
 ROOT = Path(__file__).parent.parent

@@ -19,7 +19,7 @@ from test_docs import PAGES, ROOT
 
 from loadgen.answers.questions import read_questions
 from loadgen.cli.targets import load_targets
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import given
 from loadgen.sim.presets.preset import load_preset

@@ -11,7 +11,7 @@ from command_line import exits
 from test_doc_blocks import FENCE, reader_files  # noqa: F401 - the fixture
 from test_docs import DOTS, LINES, ROOT
 
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 
 PLACEHOLDERS = {
     "WORKLOAD": "qa",

@@ -261,7 +261,7 @@ OWNERS = {  # a file that names a marker -> why
     "answers/folder.py": "writes it",
     "cost/size_result.py": "writes it",
     "contracts/run.py": "writes it",
-    "contracts/stored.py": "writes it, and reads the runs of a level",
+    "contracts/stored_validation.py": "writes it, and reads the runs of a level",
     "mlperf/run.py": "writes it",
     "mlperf/accuracy_run.py": "writes it",
     "search/experiment.py": "writes it, and writes over no run",

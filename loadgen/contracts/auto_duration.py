@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from loadgen.contracts import planning
+from loadgen.contracts import level_plan
 from loadgen.contracts.sample_sizes import WINDOWS, required_requests
 from loadgen.contracts.schema import (
     OF_TASKS,
@@ -80,7 +80,7 @@ def with_needed_length(plan: Planned, terms: Sequence[Promise], contract: Contra
         else stage
         for stage in plan.workload.stages
     )
-    lengthened = planning.planned(plan.level, plan.workload.model_copy(update={"stages": stages}))
+    lengthened = level_plan.planned(plan.level, plan.workload.model_copy(update={"stages": stages}))
     reason = "" if longest.term is None else words(longest.term)
     return replace(lengthened, decided_by=reason, is_auto=True)
 
@@ -90,7 +90,7 @@ def needed_length(plan: Planned, terms: Sequence[Promise], contract: Contract) -
     stay_s = _longest_stay_s(plan, terms)
     longest = NeededLength(0.0, None)
     for term in terms:
-        if not planning.each(term, plan):
+        if not level_plan.each(term, plan):
             continue
         seconds = _needed_by(term, plan, contract, stay_s)
         if seconds > longest.seconds:
@@ -113,7 +113,7 @@ def _needed_by(term: Promise, plan: Planned, contract: Contract, stay_s: float |
         per_run_s = max(per_run_s, WINDOWS * window_s)
     elif plan.rate:
         starts_per_s = plan.starts / (plan.duration_ns / 1e9)  # type: ignore[operator]
-        of_term_per_s = starts_per_s * planning.each(term, plan)
+        of_term_per_s = starts_per_s * level_plan.each(term, plan)
         least = required_requests(term, contract.confidence)
         per_run_s = max(per_run_s, least / of_term_per_s / repeats)
     return LATE_TERMS * per_run_s

@@ -117,8 +117,8 @@ def validate(
 
     Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
     """
-    from loadgen.contracts import run, stored, verdict
-    from loadgen.contracts.planning import planned_words
+    from loadgen.contracts import run, stored_validation, verdict
+    from loadgen.contracts.level_plan import planned_words
     from loadgen.core.execution.folder_names import alone
     from loadgen.core.workload.loading import packaged
     from loadgen.repeated.repeats import Repetition
@@ -126,7 +126,9 @@ def validate(
 
     if contract is None and extend is not None:
         return invocation.run_command_line(
-            resume_arguments(stored.command_of(extend), invocation.arguments, "--extend", extend)
+            resume_arguments(
+                stored_validation.command_of(extend), invocation.arguments, "--extend", extend
+            )
         )
     if contract is None:
         hint = f"a file, a folder, or: {', '.join(packaged('contracts'))}"
@@ -305,7 +307,7 @@ def _asked(
     faults: list[LoadgenError],
 ) -> _Asked:
     """The contract and the flags, checked together. Raises Faults, with those that there are already."""
-    from loadgen.contracts.load import load_contract
+    from loadgen.contracts.loading import load_contract
 
     how = longest_ns = None
     with collecting(faults):
@@ -360,12 +362,12 @@ def _other(
 
 def _judge_anew(folder: Path, bundle: Path | None, as_json: bool) -> int:
     """Judge a stored validation again; the exit code."""
-    from loadgen.contracts import run, stored, verdict
+    from loadgen.contracts import run, stored_validation, verdict
 
-    result = stored.again(folder)
+    result = stored_validation.again(folder)
     print_answer(result, run.report(folder, result), as_json=as_json)
     if result.verdict == verdict.INCONCLUSIVE:
-        repeats = {level.name: level.repeats for level in stored.read(folder)[0].levels}
+        repeats = {level.name: level.repeats for level in stored_validation.read(folder)[0].levels}
         _say_what_is_left(result, repeats, folder)
     if bundle is not None:
         commands.call("bundle", folder, bundle)
@@ -374,7 +376,7 @@ def _judge_anew(folder: Path, bundle: Path | None, as_json: bool) -> int:
 
 def _say_what_is_left(result: Validation, repeats: Mapping[str, int], folder: Path) -> None:
     """The command that adds load to an undecided validation, and the levels that no added load helps."""
-    from loadgen.contracts import stored, verdict
+    from loadgen.contracts import stored_validation, verdict
 
     unsure = [level for level in result.levels if level.verdict == verdict.INCONCLUSIVE]
     if not all(level.trouble for level in unsure):
@@ -386,7 +388,7 @@ def _say_what_is_left(result: Validation, repeats: Mapping[str, int], folder: Pa
             if add_s < 600
             else f"{math.ceil(add_s / 60)}m"
         )
-        flags = arguments_to_type_again(stored.command_of(folder))
+        flags = arguments_to_type_again(stored_validation.command_of(folder))
         command = shlex.join(["validate", "--extend", str(folder), "--add", length, *flags])
         say(f"to add load where it is undecided: loadgen {command}")
     if again := [level.name for level in unsure if level.trouble]:
@@ -426,9 +428,9 @@ def _predict(
     checked: Checked, settings: Settings, seed: int | None, as_json: bool, show: Show
 ) -> int:
     """Print what each term of a contract needs, from a simulation; the exit code."""
-    from loadgen.contracts import prediction, stored
+    from loadgen.contracts import prediction, stored_validation
+    from loadgen.contracts.level_plan import planned_words
     from loadgen.contracts.lint import answers_words
-    from loadgen.contracts.planning import planned_words
     from loadgen.contracts.sections import forecast_report
     from loadgen.core.execution.run import execute
     from loadgen.pricing.price_file import load_prices
@@ -448,7 +450,7 @@ def _predict(
         if checked.contract.prices is None
         else load_prices(checked.folder / checked.contract.prices)
     )
-    money = None if prices is None else stored.money(prices)
+    money = None if prices is None else stored_validation.money(prices)
     weights = prediction.steps(checked)
     show.begin(len(weights), weights=weights)
     forecast = prediction.predict(

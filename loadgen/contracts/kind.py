@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from loadgen.contracts import run as contracts
-from loadgen.contracts import stored
-from loadgen.contracts.stored import ValidationFacts
+from loadgen.contracts import stored_validation
+from loadgen.contracts.stored_validation import ValidationFacts
 from loadgen.contracts.verdict import Validation, exit_code
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
@@ -32,7 +32,7 @@ class StoredValidation:
 
     @cached_property
     def verdict(self) -> Validation:
-        return stored.again(self.folder)
+        return stored_validation.again(self.folder)
 
 
 def load(folder: Path) -> StoredValidation:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from loadgen.contracts import auto_duration, planning
+from loadgen.contracts import auto_duration, level_plan
 from loadgen.contracts.sample_sizes import (
     WINDOWS,
     requests_for_ratio,
@@ -111,7 +111,7 @@ def check(
             terms = [term for _, _, term in draft.terms]
             planned_level = auto_duration.with_needed_length(planned_level, terms, contract)
         if planned_level is not None and longest_ns is not None:
-            planned_level = planning.shortened(planned_level, longest_ns)
+            planned_level = level_plan.shortened(planned_level, longest_ns)
         has_slo = planned_level is None or planned_level.workload.slo is not None
         _check_classes(draft, planned_level, report)
         _check_contradictions(draft, planned_level, report)
@@ -187,9 +187,9 @@ def _planned_level(
                 report.elsewhere.append(problem)
         return None
     slo = level.slo or slo or workload.slo
-    limits = workload.limits.model_copy(update=dict.fromkeys(planning.JUDGED_HERE, 1.0))
+    limits = workload.limits.model_copy(update=dict.fromkeys(level_plan.JUDGED_HERE, 1.0))
     workload = workload.model_copy(update={"slo": slo, "limits": limits})
-    return planning.planned(level, workload)
+    return level_plan.planned(level, workload)
 
 
 def _workload_path(name: str, folder: Path) -> str | None:
@@ -297,7 +297,7 @@ def _check_offered_rate(term: Promise, loc: Where, plan: Planned, report: _Fault
     )
     if closed or plan.starts is None or plan.duration_ns is None:
         return
-    offered = plan.starts * planning.each(term, plan) / (plan.duration_ns / 1e9)
+    offered = plan.starts * level_plan.each(term, plan) / (plan.duration_ns / 1e9)
     if term.limit > offered * (1 + 1e-9):
         what = f"{words(term)}: more than the {format.quantity(offered)}/s that this level offers"
         report.fault(
@@ -327,7 +327,7 @@ def _check_classes(draft: Draft, plan: Planned | None, report: _FaultReport) -> 
                 "unknown_name", loc, f'{plan.level.workload} has no class "{term.class_name}"', hint
             )
             continue
-        parts = planning.of_term(term, plan)
+        parts = level_plan.of_term(term, plan)
         if term.kind in OF_TASKS and not any(part.is_session for part in parts):
             of_class = f" of class {term.class_name}" if term.class_name else ""
             what = f"{words(term)}: the requests{of_class} of {plan.level.workload} stand alone, there are no tasks"
@@ -437,7 +437,7 @@ def _check_samples(
                 what,
                 f"repeats: {POOLED_REPEATS} or more; or promise tpot, which is per request",
             )
-        elif planning.each(term, plan) and (
+        elif level_plan.each(term, plan) and (
             lacking := _too_short(term, plan, contract) or _too_few(term, plan, contract)
         ):
             what, hint = lacking
@@ -460,7 +460,7 @@ def _too_few(term: Promise, plan: Planned, contract: Contract) -> tuple[str, str
         return what, f"duration: {math.ceil(WINDOWS * term.window_ns / 1e9)}s or more"
     if plan.starts is None:
         return None  # a closed loop limited by time: the number is known only after the run
-    each = planning.each(term, plan)
+    each = level_plan.each(term, plan)
     available = round(plan.starts * each * level.repeats)
     if windowed and plan.rate is not None:
         available = int(plan.rate * term.window_ns / 1e9)
@@ -499,7 +499,7 @@ def _too_short(term: Promise, plan: Planned, contract: Contract) -> tuple[str, s
     )
     starts_s = (
         required_requests(term, confidence)
-        / planning.each(term, plan)
+        / level_plan.each(term, plan)
         * length_s
         / repeats
         / (plan.starts or math.inf)

@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from loadgen.contracts import planning, verdict
+from loadgen.contracts import level_plan, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
 from loadgen.contracts.schema import Checked, ContractLevel, Planned
 from loadgen.contracts.steady_samples import RecordedRun
-from loadgen.contracts.stored import read_run
+from loadgen.contracts.stored_validation import read_run
 from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, LevelVerdict, NeededLoad
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, TargetError, codes
@@ -143,7 +143,7 @@ def _simulated(
     ahead = _times(planned, longest)
     workload = planned.workload
     if planned.duration_ns is not None:
-        workload = planning.lasting(workload, round(planned.duration_ns * ahead))
+        workload = level_plan.lasting(workload, round(planned.duration_ns * ahead))
     found = []
     # before the first step nothing tells how long it takes but how much there is to do
     size = (

@@ -3,7 +3,7 @@
 IO. The folder holds `contract.yaml` (and `contract.resolved.yaml`), `prices.yaml` if it names one, `doctor.json`,
 `target.json`, a folder per level with its runs, `repeats.json` where a level has several, `verdict.json`,
 `verdict.html`, `junit.xml`, and `SHA256SUMS` in the format of `sha256sum -c`.
-`stored.again` recomputes the verdict from the records; `extend` adds runs to a stored validation.
+`stored_validation.again` recomputes the verdict from the records; `extend` adds runs to a stored validation.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from loadgen.contracts import answers, planning, sections, stored, verdict
+from loadgen.contracts import answer_scoring, level_plan, sections, stored_validation, verdict
 from loadgen.contracts.schema import AnswerCheck, Checked, Contract, ContractLevel, Planned
 from loadgen.contracts.sections import Measured, cases
-from loadgen.contracts.stored import CONTRACT, PLACE, PRICES, RESOLVED, ValidationFacts
+from loadgen.contracts.stored_validation import CONTRACT, PLACE, PRICES, RESOLVED, ValidationFacts
 from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import format, run_folder
 from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserError, codes
@@ -145,7 +145,7 @@ def _carry_out(
                 checked, checked.contract.answers, settings, other, folder
             )
         if problem:
-            trouble[answers.FOLDER] = problem
+            trouble[answer_scoring.FOLDER] = problem
     facts = ValidationFacts(
         target=settings.shown,
         started=started,
@@ -159,7 +159,7 @@ def _carry_out(
         shortened={
             planned.level.name: words
             for planned in checked.levels
-            if (words := planning.shortened_words(planned))
+            if (words := level_plan.shortened_words(planned))
         },
     )
     return _judge_and_write(folder, checked.contract, facts)
@@ -170,8 +170,8 @@ def _answers(
 ) -> tuple[bool, _Trouble | None]:
     """Ask the prompts. Returns whether the user broke it off, and why it could not be done (None when it was done)."""
     try:
-        out, level = folder / answers.FOLDER, checked.contract.confidence
-        answers.carry_out(asked, checked.folder / asked.dataset, settings, other, out, level)
+        out, level = folder / answer_scoring.FOLDER, checked.contract.confidence
+        answer_scoring.carry_out(asked, checked.folder / asked.dataset, settings, other, out, level)
     except KeyboardInterrupt:
         return True, _BROKEN_OFF
     except (LoadgenError, CombinedError) as raised:
@@ -237,11 +237,11 @@ def extend(
 
     Raises UserError or Faults for a folder, contract or target that does not fit, and where nothing can be gained.
     """
-    validation = stored.again(folder)
-    contract, facts = stored.read(folder)
+    validation = stored_validation.again(folder)
+    contract, facts = stored_validation.read(folder)
     _check_extension(folder, checked, settings, validation, facts)
     levels = [
-        level for level in validation.levels if level.name != answers.FOLDER
+        level for level in validation.levels if level.name != answer_scoring.FOLDER
     ]  # prompts are asked once
     undecided = {level.name: _undecided(contract, level) for level in levels if not level.trouble}
     against = {name for names in undecided.values() for name in names}
@@ -281,7 +281,7 @@ def extend(
         longer = (
             planned
             if add_ns is None
-            else replace(planned, workload=planning.lasting(planned.workload, add_ns))
+            else replace(planned, workload=level_plan.lasting(planned.workload, add_ns))
         )
         how = _repetition(planned.level, repetition)
         summaries, interrupted, problem = runs(longer, how, settings, before=counts[name])
@@ -388,7 +388,7 @@ def _repetition(level: ContractLevel, asked: Repetition | None) -> Repetition:
 
 def _judge_and_write(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:
     (folder / PLACE).write_bytes(format.document(facts))
-    validation = stored.judge(folder, contract, facts)
+    validation = stored_validation.judge(folder, contract, facts)
     for name, data in _outputs(folder, validation, contract, facts).items():
         store.replace(folder / name, data, shared=name != VERDICT)
     if spread := _spread(folder, validation):
@@ -410,10 +410,10 @@ def _spread(folder: Path, validation: Validation) -> dict[str, RepeatSummary]:
 
 def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
     """`verdict.json`, the page and JUnit of a stored validation, made again. `version`: of the loadgen that judged."""
-    contract, facts = stored.read(folder)
+    contract, facts = stored_validation.read(folder)
     return _outputs(
         folder,
-        msgspec.structs.replace(stored.judge(folder, contract, facts), version=version),
+        msgspec.structs.replace(stored_validation.judge(folder, contract, facts), version=version),
         contract,
         facts,
     )
@@ -433,7 +433,9 @@ def _outputs(
 
 def report(folder: Path, validation: Validation) -> Report:
     """What is said of a stored validation, with what it rests on."""
-    return sections.report(validation, _measured(folder, validation, *stored.read(folder)))
+    return sections.report(
+        validation, _measured(folder, validation, *stored_validation.read(folder))
+    )
 
 
 def _measured(

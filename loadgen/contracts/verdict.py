@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.contracts.evaluate import Evaluator, Held, MeasuredLevel, Money
-from loadgen.contracts.planning import JUDGED_HERE
+from loadgen.contracts.level_plan import JUDGED_HERE
 from loadgen.contracts.schema import (
     OF_TASKS,
     AnswerCheck,

@@ -19,9 +19,9 @@ from loadgen.answers.comparison import judge, score
 from loadgen.answers.questions import Question, read_questions
 from loadgen.bundle import verify as bundle
 from loadgen.cli.app import run_command_line
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 from loadgen.contracts.run import run
-from loadgen.contracts.stored import again
+from loadgen.contracts.stored_validation import again
 from loadgen.core.errors import CombinedError, TargetError, UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute

@@ -417,7 +417,7 @@ def test_a_page_runs_its_own_script_and_no_other() -> None:
 
 def test_an_endpoint_that_a_contract_alone_names_gets_no_key(tmp_path: Path) -> None:
     from loadgen.contracts import command
-    from loadgen.contracts.load import load_contract
+    from loadgen.contracts.loading import load_contract
     from loadgen.core.execution.plan import Settings
     from loadgen.core.workload import Overrides
 

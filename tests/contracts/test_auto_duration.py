@@ -11,7 +11,7 @@ import places
 import pytest
 from command_line import exits
 
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 from loadgen.contracts.schema import Planned
 from loadgen.core import format
 from loadgen.core.errors import CombinedError

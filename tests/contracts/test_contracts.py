@@ -28,14 +28,14 @@ from refusals import refused
 from runs import write as write_run
 
 from loadgen.cli.app import main
-from loadgen.contracts import planning, prediction, quantile_interval, sections, steady_samples
+from loadgen.contracts import level_plan, prediction, quantile_interval, sections, steady_samples
 from loadgen.contracts import run as validation
 from loadgen.contracts import verdict as judge
 from loadgen.contracts.evaluate import MeasuredLevel
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 from loadgen.contracts.sample_sizes import requests_without_miss
 from loadgen.contracts.schema import parse, words
-from loadgen.contracts.stored import PLACE, again, command_of, read_run, verify
+from loadgen.contracts.stored_validation import PLACE, again, command_of, read_run, verify
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation, holds_words
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, UserError
@@ -1270,7 +1270,7 @@ def test_a_dry_run_counts_what_the_run_counts(tmp_path: Path, workload: str, nou
     level = f"{{name: a, workload: {workload}, rate: 7/s, duration: 1h, must: [{{errors: 1%}}]}}"
     (tmp_path / "c.yaml").write_text(f"name: c\nlevels:\n  - {level}\n")
     (planned,) = load_contract(tmp_path / "c.yaml").levels
-    assert f" 25,200 {noun}, " in planning.planned_words(planned)[0]
+    assert f" 25,200 {noun}, " in level_plan.planned_words(planned)[0]
 
 
 def test_a_dry_run_judges_no_length_twice_and_no_term_below_what_it_needs(tmp_path: Path) -> None:

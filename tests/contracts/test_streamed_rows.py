@@ -7,7 +7,7 @@ import runs
 from queueing import rows
 
 from loadgen.contracts.steady_samples import RecordedRun
-from loadgen.contracts.stored import read_run
+from loadgen.contracts.stored_validation import read_run
 from loadgen.core.metrics.columns import DROPPED
 from loadgen.core.metrics.summary import dump_summary
 from loadgen.core.results import store

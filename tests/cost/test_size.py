@@ -23,7 +23,7 @@ from refusals import refused
 
 import loadgen
 from loadgen.cli.app import run_command_line
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 from loadgen.contracts.schema import parse
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.execution import run_header

@@ -16,8 +16,8 @@ from queueing import rows
 from loadgen.bundle import verify as bundle
 from loadgen.cli import repetition as flags
 from loadgen.contracts import run as validation
-from loadgen.contracts.load import load_contract
-from loadgen.contracts.stored import again
+from loadgen.contracts.loading import load_contract
+from loadgen.contracts.stored_validation import again
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution import run as execution
 from loadgen.core.execution.plan import Settings

@@ -12,7 +12,7 @@ from loadgen_sdk.probe.probe import HttpAnswer, _max_context
 from servers import start
 
 from loadgen.contracts import prediction
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute

@@ -21,7 +21,7 @@ from runs import NO_PAGES
 from servers import start
 
 from loadgen.compare.comparison import Side, compare
-from loadgen.contracts.load import load_contract
+from loadgen.contracts.loading import load_contract
 from loadgen.contracts.run import run
 from loadgen.core import run_folder, seeds
 from loadgen.core.errors import CombinedError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from loadgen.contracts import answers, schema, verdict
+from loadgen.contracts import answer_scoring, schema, verdict
 from loadgen.contracts.evaluate import MeasuredLevel, Money
 from loadgen.contracts.schema import Contract
 from loadgen.contracts.steady_samples import RecordedRun
@@ -152,8 +152,10 @@ def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validatio
         for level in level_verdicts
     )
     if contract.answers is not None:
-        scored = answers.read(
-            folder / answers.FOLDER, facts.trouble.get(answers.FOLDER, ""), contract.confidence
+        scored = answer_scoring.read(
+            folder / answer_scoring.FOLDER,
+            facts.trouble.get(answer_scoring.FOLDER, ""),
+            contract.confidence,
         )
         level_verdicts = (*level_verdicts, verdict.of_answers(contract, contract.answers, scored))
     level_verdicts = tuple(
