@@ -32,11 +32,11 @@ from loadgen.core.schedule import arrivals
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.sim.engine.replica import Costs, Replica, ServerLimits
-from loadgen.sim.engine.routing import route
+from loadgen.sim.engine.routing import make_router
 from loadgen.sim.load_bounds import LoadBounds
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.simulation import Simulation
-from loadgen.sim.virtual_rows import build_rows
+from loadgen.sim.virtual_records import build_records
 
 S, MS = 1_000_000_000, 1_000_000
 LENGTH_S = 150
@@ -151,10 +151,10 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
         return int(inputs[number % n]), int(outputs[number % n]), ()
 
     simulation = Simulation(
-        planned, size, replicas, route(speeds, "round_robin"), LoadBounds(timeout_ns=600 * S)
+        planned, size, replicas, make_router(speeds, "round_robin"), LoadBounds(timeout_ns=600 * S)
     )
     simulation.run()
-    recorded = build_rows(
+    recorded = build_records(
         simulation.requests,
         simulation.ends,
         planned,

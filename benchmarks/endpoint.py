@@ -21,7 +21,7 @@ import numpy as np
 import rig
 from numpy.typing import NDArray
 
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.embedded import EmbeddedServer, start
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
 
@@ -102,7 +102,7 @@ def drive(url: str, streams: int, tokens: int, rounds: int, gap_s: float) -> int
     return total
 
 
-def started(options: Options) -> Embedded:
+def started(options: Options) -> EmbeddedServer:
     """The endpoint, before everybody else's processes with --alone; children inherit what this process is."""
     if not rig.Alone.on:
         return start(options)

@@ -130,7 +130,7 @@ def cores() -> tuple[set[int], set[int]]:
 
 
 @contextlib.contextmanager
-def endpoint(**options: Any) -> Iterator[embedded.Embedded]:
+def endpoint(**options: Any) -> Iterator[embedded.EmbeddedServer]:
     """The embedded endpoint, on the server's core, while inside."""
     with embedded.start(Options(**options)) as server:
         settle(server.pid, cores()[1])

@@ -22,8 +22,8 @@ from loadgen_sdk.dialects.account_lookup import server_account
 
 import loadgen
 from loadgen.core.server_metrics import energy, request_accounts, series
-from loadgen.sim.engine.latency_model import Pace, law
-from loadgen.sim.server.metrics_pages import Tally
+from loadgen.sim.engine.latency_model import LatencyModel, parse_distribution
+from loadgen.sim.server.metrics_pages import ServerMetrics
 
 # Shares of a core at one read a second. A page of 2,000 series was seen to take 1.8 %.
 LIMIT_PER_READ = 0.01
@@ -55,7 +55,9 @@ def main() -> int:
     )
     given = rig.given(parser, times=3, seconds=1.0)
     each = partial(rig.cpu_s, times=given.times)
-    simulated = Tally().prometheus(Pace(ttft=law("5ms", ""), itl=law("1ms", "")), "sim")
+    simulated = ServerMetrics().prometheus(
+        LatencyModel(ttft=parse_distribution("5ms", ""), itl=parse_distribution("1ms", "")), "sim"
+    )
     names = [name for name, _ in energy.SOURCES["dcgm"].values()]
     dcgm = "".join(
         f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}"}} 612.5\n' for name in names for gpu in range(8)

@@ -174,7 +174,7 @@ def engine(rate: str, length: str) -> None:
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
     )
     schedule = arrivals.build(workload, 1)
-    Simulation(schedule, sizes, system.replicas(), system.route()).run()
+    Simulation(schedule, sizes, system.replicas(), system.make_router()).run()
 
 
 def rows(folder: str) -> None:

@@ -47,8 +47,8 @@ from loadgen.pricing import price_file
 from loadgen.repeated.capacity import load_capacity
 from loadgen.runs.kind import compared
 from loadgen.sim.presets.preset import load_preset
-from loadgen.sim.server.dialect import Refusal
 from loadgen.sim.server.request_parser import RequestRules, parse_request
+from loadgen.sim.server.wire_format import Refusal
 
 ROOT = Path(__file__).parent.parent
 CORPUS = Path(__file__).parent / "data" / "fuzz"

@@ -9,17 +9,17 @@ from typing import Any
 from server_copies import Copies
 
 from loadgen.sim.server import embedded
-from loadgen.sim.server.embedded import Embedded
+from loadgen.sim.server.embedded import EmbeddedServer
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import SentRequests, parse_log
 
 QUICK = Options(ttft="2ms", itl="0.2ms", log_bodies=True)
 
 _copies: list[Copies] = []
-_running: dict[tuple[Options, int], Embedded] = {}
+_running: dict[tuple[Options, int], EmbeddedServer] = {}
 
 
-def start(options: Options = Options()) -> Embedded:  # noqa: B008 - nobody changes it
+def start(options: Options = Options()) -> EmbeddedServer:  # noqa: B008 - nobody changes it
     """As `embedded.start`, from a copy of a process that has imported the server where this system has what it takes.
 
     Not for tests of the process itself.
@@ -32,7 +32,7 @@ def start(options: Options = Options()) -> Embedded:  # noqa: B008 - nobody chan
     return embedded.ready(child, options)
 
 
-def shared(options: Options = QUICK, number: int = 0) -> Embedded:
+def shared(options: Options = QUICK, number: int = 0) -> EmbeddedServer:
     """A server for all tests of this process, with an empty log; of several alike, the one with this number.
 
     Not for tests that stop it, that read its counters, or whose faults depend on how many requests there were.
@@ -44,7 +44,7 @@ def shared(options: Options = QUICK, number: int = 0) -> Embedded:
     return server
 
 
-def log(server: Embedded) -> SentRequests:
+def log(server: EmbeddedServer) -> SentRequests:
     """What a server saw since it was last asked."""
     with urllib.request.urlopen(server.url + "/_log") as answer:
         return parse_log(answer.read())

@@ -268,7 +268,7 @@ OWNERS = {  # a file that names a marker -> why
     "shards/merge.py": "writes the header of the merged run",
     "shards/parts.py": "reads the headers of the parts",
     "sim/virtual_backend.py": "writes the summary of a run",
-    "sim/virtual_folder.py": "writes the other files of a run",
+    "sim/virtual_run_files.py": "writes the other files of a run",
     "runs/dashboard.py": "reads the header of the run that goes on",
     "cli/output.py": "asks whether a run below a folder has ended",
     "ui/results_list.py": "asks when the header of a run was last written",

@@ -29,7 +29,7 @@ from loadgen.core.execution.run import Execute
 from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats.quantiles import Histogram
-from loadgen.sim.row_columns import RowColumns
+from loadgen.sim.record_columns import RecordColumns
 from loadgen.sim.server.options import PHYSICAL
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Ahead(NamedTuple):
 
     run: RecordedRun
     began_ns: NDArray[np.int64]
-    rows: RowColumns
+    rows: RecordColumns
 
 
 Cut = Callable[[str, float], tuple[RecordedRun, ...]]
@@ -273,7 +273,7 @@ def _in_order(run: RecordedRun) -> Ahead:
         np.minimum.at(first_ns, of_row, began_ns)
         began_ns = first_ns[of_row]
     order = np.argsort(began_ns, kind="stable")
-    rows: Any = RowColumns(len(order), {name: run.rows[name][order] for name in ROW.names or ()})
+    rows: Any = RecordColumns(len(order), {name: run.rows[name][order] for name in ROW.names or ()})
     return Ahead(replace(run, rows=rows), began_ns[order], rows)
 
 

@@ -13,9 +13,9 @@ from loadgen.core.errors import UserError, of_reading
 
 
 def _list_faults() -> list[str]:
-    from loadgen.sim.server.faults import NAMES
+    from loadgen.sim.server.fault_injection import FAILURE_EFFECTS
 
-    return list(NAMES)
+    return list(FAILURE_EFFECTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def _read_faults_file(path: str) -> str:
     if not path:
         return ""
     from loadgen.core.workload.yaml_marks import plain_yaml
-    from loadgen.sim.server.faults import parse_faults
+    from loadgen.sim.server.fault_injection import parse_failure_shares
 
     try:
         with open(path, encoding="utf-8") as file:
@@ -173,5 +173,5 @@ def _read_faults_file(path: str) -> str:
             path,
             "for example {truncate: 0.05, http_429@2s: 0.1}",
         )
-    parse_faults(shares, where=path)
+    parse_failure_shares(shares, where=path)
     return ",".join(f"{name}:{share}" for name, share in shares.items())

@@ -24,11 +24,11 @@ from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.sim.engine.implementation import Replica, SimRequest
 from loadgen.sim.engine.replica import DONE, NEVER
-from loadgen.sim.engine.routing import Route
+from loadgen.sim.engine.routing import Router
 from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.request_lengths import Sizes
 from loadgen.sim.simulated_requests import Ints, SentColumns, SimulatedRequests
-from loadgen.sim.virtual_rows import rows_of_ended_requests
+from loadgen.sim.virtual_records import records_of_ended_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Simulation:
         schedule: Schedule,
         sizes: Sizes,
         replicas: Sequence[Replica],
-        next_replica: Route,
+        next_replica: Router,
         bounds: LoadBounds = UNBOUNDED,
         *,
         looks: Sequence[Look] = (),
@@ -399,7 +399,7 @@ class Simulation:
     def _rows_since(self, index: int) -> NDArray[np.void]:
         """Return the records of the requests that have ended, without the first `index` of them."""
         sent = self.requests.sent_since(index)
-        return rows_of_ended_requests(
+        return records_of_ended_requests(
             sent,
             first_ns=self._iteration_ends(sent, sent.first_iteration),
             last_ns=self._iteration_ends(sent, sent.last_iteration),

@@ -42,15 +42,15 @@ from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.workload import Workload
-from loadgen.sim import virtual_folder
+from loadgen.sim import virtual_run_files
 from loadgen.sim.engine.implementation import Replica
 from loadgen.sim.engine.replica import Costs, ServerLimits
-from loadgen.sim.engine.routing import Route, route
+from loadgen.sim.engine.routing import Router, make_router
 from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.request_lengths import Sizes, sizes_of
 from loadgen.sim.simulation import ReplicaChange, Simulation
-from loadgen.sim.virtual_rows import VirtualRows, build_rows
+from loadgen.sim.virtual_records import VirtualRecords, build_records
 
 TEXTS = (
     "not finished when its time was over",
@@ -80,9 +80,9 @@ class SimulatedSystem(msgspec.Struct, frozen=True, kw_only=True):
         """Return new, idle replicas."""
         return [Replica(self.costs.at_speed(speed), self.limits) for speed in self.speeds]
 
-    def route(self) -> Route:
+    def make_router(self) -> Router:
         """Return a function that chooses the replica of the next request."""
-        return route(self.speeds, self.routing)
+        return make_router(self.speeds, self.routing)
 
 
 def simulate(
@@ -94,7 +94,7 @@ def simulate(
     source: str = "estimate",
     looks: Sequence[Look] = (),
     keep_events: bool = False,
-) -> tuple[VirtualRows, Simulation]:
+) -> tuple[VirtualRecords, Simulation]:
     """Simulate a schedule on a system; return what was recorded, and the simulation after its end.
 
     `source` is where the prompt token counts come from. Each of `looks` may end the load early.
@@ -103,14 +103,14 @@ def simulate(
         schedule,
         sizes,
         system.replicas(),
-        system.route(),
+        system.make_router(),
         bounds,
         looks=looks,
         changes=system.changes,
     )
     with _collector_disabled():
         simulation.run()
-    recorded = build_rows(
+    recorded = build_records(
         simulation.requests,
         simulation.ends,
         schedule,
@@ -201,7 +201,7 @@ def run(
         header = run_header.noted(header, reasons.coded("resonance", values))
     seconds = [_own_second(results, simulation, process_time() - started)]
     rows: Any = results.rows
-    counted = virtual_folder.replicas_told(preset)
+    counted = virtual_run_files.replicas_told(preset)
     summary = summarize(
         header,
         rows,
@@ -209,10 +209,10 @@ def run(
         results.timeline,
         seconds,
         TEXTS,
-        virtual_folder.no_errors(results),
+        virtual_run_files.no_errors(results),
         counted,
     )
-    virtual_folder.write(folder, header, results, seconds, TEXTS, counted)
+    virtual_run_files.write(folder, header, results, seconds, TEXTS, counted)
     store.replace(folder / "summary.json", dump_summary(summary))
     checksums.write(folder)
     return summary
@@ -352,7 +352,7 @@ def _final_header(
     )
 
 
-def _own_second(results: VirtualRows, simulation: Simulation, cpu_s: float) -> WorkerSample:
+def _own_second(results: VirtualRecords, simulation: Simulation, cpu_s: float) -> WorkerSample:
     """Return what the simulation itself used.
 
     `span_s` is 0, so that it is not taken for the load of a client.

@@ -14,27 +14,27 @@ import pytest
 from rows import ROWS
 from scene import Row, Scene, check
 
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.embedded import EmbeddedServer, start
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Embedded]:
+def endpoint() -> Iterator[EmbeddedServer]:
     with start(Options(ttft="5ms", itl="2ms")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def slow() -> Iterator[Embedded]:
+def slow() -> Iterator[EmbeddedServer]:
     with start(Options(ttft="400ms", itl="4ms")) as made:
         yield made
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS if row.always])
-def test_some_attacks(row: Row, tmp_path: Path, endpoint: Embedded) -> None:
+def test_some_attacks(row: Row, tmp_path: Path, endpoint: EmbeddedServer) -> None:
     check(row, Scene(tmp_path, endpoint.url))
 
 
@@ -42,7 +42,9 @@ def test_some_attacks(row: Row, tmp_path: Path, endpoint: Embedded) -> None:
 @pytest.mark.processes
 @pytest.mark.attacks
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
-def test_all_attacks(row: Row, tmp_path: Path, endpoint: Embedded, slow: Embedded) -> None:
+def test_all_attacks(
+    row: Row, tmp_path: Path, endpoint: EmbeddedServer, slow: EmbeddedServer
+) -> None:
     check(row, Scene(tmp_path, endpoint.url, slow.url))
 
 

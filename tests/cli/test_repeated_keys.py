@@ -12,7 +12,7 @@ from loadgen.cli.repetition import parse_repetition
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.cost import command as cost_command
 from loadgen.cost import size_command
-from loadgen.sim.server import faults
+from loadgen.sim.server import fault_injection
 
 
 def test_a_result_with_two_prices_or_numbers_of_gpus_is_refused() -> None:
@@ -33,7 +33,7 @@ def test_a_setting_of_repeat_that_is_specified_twice_is_refused() -> None:
 
 def test_a_fault_with_two_shares_is_refused() -> None:
     with refused(UserError, "duplicate"):
-        faults.parse("truncate:0.1,truncate:0.2")
+        fault_injection.parse_failure_plan("truncate:0.1,truncate:0.2")
 
 
 @pytest.mark.parametrize(

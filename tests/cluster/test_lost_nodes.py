@@ -20,7 +20,7 @@ import pytest
 from ray_nodes import SMALL, kill, started
 
 from loadgen.core import run_folder
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.embedded import EmbeddedServer, start
 from loadgen.sim.server.options import Options
 
 pytestmark = [pytest.mark.optional, pytest.mark.kills, pytest.mark.processes]
@@ -78,12 +78,14 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Embedded]:
+def endpoint() -> Iterator[EmbeddedServer]:
     with start(Options(ttft="300ms", itl="1ms")) as made:
         yield made
 
 
-def begin(folder: Path, endpoint: Embedded, address: str, words: str) -> subprocess.Popen[str]:
+def begin(
+    folder: Path, endpoint: EmbeddedServer, address: str, words: str
+) -> subprocess.Popen[str]:
     (folder / "w.yaml").write_text(WORKLOAD)
     (folder / "c.yaml").write_text(CONTRACT)
     (folder / "data.jsonl").write_text(
@@ -128,7 +130,7 @@ def wait(over: Callable[[], bool], at_most_s: float) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_node_is_killed(
-    tmp_path: Path, cluster: Any, endpoint: Embedded, command: str, phase: str
+    tmp_path: Path, cluster: Any, endpoint: EmbeddedServer, command: str, phase: str
 ) -> None:
     if (command, phase) == ("mlperf", "between"):
         return  # of one run; its search is that of `search`
@@ -163,7 +165,7 @@ def test_a_node_is_killed(
 
 @pytest.mark.parametrize("joins", [True, False])
 def test_every_node_is_killed_between_two_probes(
-    tmp_path: Path, cluster: Any, endpoint: Embedded, joins: bool
+    tmp_path: Path, cluster: Any, endpoint: EmbeddedServer, joins: bool
 ) -> None:
     """A new node is taken in; without one the search ends, and goes on where it was told to."""
     process = begin(tmp_path, endpoint, cluster.address, COMMANDS["search"])
@@ -217,7 +219,9 @@ GOING_ON = {
         ("validate", "between"),
     ],
 )
-def test_the_head_is_killed(tmp_path: Path, endpoint: Embedded, command: str, phase: str) -> None:
+def test_the_head_is_killed(
+    tmp_path: Path, endpoint: EmbeddedServer, command: str, phase: str
+) -> None:
     """With the node that the command is on: what was recorded is kept, and the command says what was lost."""
     with started({}, {}, {}, head_cpus=0) as made:
         process = begin(tmp_path, endpoint, made.address, COMMANDS[command])

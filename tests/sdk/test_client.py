@@ -36,8 +36,8 @@ from loadgen_sdk.transport.wire import FOREVER, Tls, Wire
 from refusals import refused
 from servers import start
 
-from loadgen.sim.server.embedded import Embedded
-from loadgen.sim.server.faults import NAMES
+from loadgen.sim.server.embedded import EmbeddedServer
+from loadgen.sim.server.fault_injection import FAILURE_EFFECTS
 from loadgen.sim.server.options import Options
 
 FAST = {"ttft": "2ms", "itl": "0.2ms"}
@@ -46,7 +46,7 @@ DAY_NS = 86_400 * 10**9
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Embedded]:
+def endpoint() -> Iterator[EmbeddedServer]:
     with start(Options(**FAST, log_bodies=True)) as made:
         yield made
 
@@ -153,14 +153,14 @@ WHOLE = (
 
 
 def test_every_fault_is_in_the_table() -> None:
-    assert {name.partition("@")[0] for name in OUTCOMES} == {"", *NAMES}
+    assert {name.partition("@")[0] for name in OUTCOMES} == {"", *FAILURE_EFFECTS}
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("how", "table"), [("chat", OUTCOMES), ("completions", COMPLETIONS), ("whole", WHOLE)]
 )
-def test_faults(endpoint: Embedded, how: str, table: dict[str, Outcome]) -> None:
+def test_faults(endpoint: EmbeddedServer, how: str, table: dict[str, Outcome]) -> None:
     async def work() -> dict[str, Completion]:
         found = {}
         for fault in table:
@@ -218,7 +218,7 @@ def test_faults(endpoint: Embedded, how: str, table: dict[str, Outcome]) -> None
 
 
 @pytest.mark.processes
-def test_a_truthful_stream(endpoint: Embedded) -> None:
+def test_a_truthful_stream(endpoint: EmbeddedServer) -> None:
     done = ask(endpoint.url, 2)[1]
     assert done.failure is None
     assert (done.output_events, done.usage.output, done.usage.cached, done.reused) == (
@@ -379,7 +379,7 @@ def test_it_is_tried_once_only_and_only_if_reused_and_only_without_a_byte() -> N
 
 
 @pytest.mark.processes
-def test_idle_resets_of_the_endpoint_are_survived(endpoint: Embedded) -> None:
+def test_idle_resets_of_the_endpoint_are_survived(endpoint: EmbeddedServer) -> None:
     done = ask(endpoint.url, 6, fault="idle_reset")
     assert [one.failure for one in done] == [None] * 6
     assert sum(one.resent for one in done) == 5
@@ -464,7 +464,7 @@ def test_idle_connections_are_dropped_before_the_server_would() -> None:
 
 
 @pytest.mark.processes
-def test_connections_are_opened_before_they_are_needed(endpoint: Embedded) -> None:
+def test_connections_are_opened_before_they_are_needed(endpoint: EmbeddedServer) -> None:
     async def work() -> None:
         async with client_of(endpoint.url) as client:
             await client.open(200)
@@ -478,7 +478,7 @@ def test_connections_are_opened_before_they_are_needed(endpoint: Embedded) -> No
 
 
 @pytest.mark.processes
-def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> None:
+def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: EmbeddedServer) -> None:
     """Between two ticks (100 ms apart) of a wire without traffic: polls; a busy machine is given fifty tries."""
 
     async def work(hold_ns: int, ticks: int) -> int:
@@ -501,7 +501,7 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: Embedded) -> No
 
 
 @pytest.mark.processes
-def test_a_backlog_leaves_the_loop_to_others(endpoint: Embedded) -> None:
+def test_a_backlog_leaves_the_loop_to_others(endpoint: EmbeddedServer) -> None:
     """However much is waiting to be decoded, a callback of the loop waits for a pass or two, not for a pile of them."""
 
     async def work() -> int:
@@ -532,7 +532,9 @@ class TwoAddresses(asyncio.SelectorEventLoop):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("connections", [0, 1, 150])
-def test_the_next_address_is_tried_when_one_refuses(endpoint: Embedded, connections: int) -> None:
+def test_the_next_address_is_tried_when_one_refuses(
+    endpoint: EmbeddedServer, connections: int
+) -> None:
     async def work() -> None:
         async with client_of("http://two.test") as client:
             await client.open(connections)
@@ -548,7 +550,7 @@ def test_the_next_address_is_tried_when_one_refuses(endpoint: Embedded, connecti
 
 
 @pytest.mark.processes
-def test_the_loop_need_not_be_uvloop(endpoint: Embedded) -> None:
+def test_the_loop_need_not_be_uvloop(endpoint: EmbeddedServer) -> None:
     async def work() -> Completion:
         async with client_of(endpoint.url) as client:
             return await client.complete(request())
@@ -602,7 +604,7 @@ def test_ipv6(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_prompt_larger_than_the_socket_takes(endpoint: Embedded) -> None:
+def test_a_prompt_larger_than_the_socket_takes(endpoint: EmbeddedServer) -> None:
     async def work() -> tuple[list[Completion], list[bytes], list[bytes]]:
         text = " word" * 400_000
         async with scripted(whole()) as server, client_of(server.url) as client:
@@ -641,7 +643,7 @@ def test_an_answer_before_the_whole_request_was_taken() -> None:
 
 
 @pytest.mark.processes
-def test_many_at_once_leave_no_descriptor_behind(endpoint: Embedded) -> None:
+def test_many_at_once_leave_no_descriptor_behind(endpoint: EmbeddedServer) -> None:
     faults = [
         "",
         "reset_after@1",
@@ -763,7 +765,7 @@ def test_what_is_cancelled_is_told_once_and_its_connection_is_gone() -> None:
 
 
 @pytest.mark.processes
-def test_whoever_stops_listening_cancels(endpoint: Embedded) -> None:
+def test_whoever_stops_listening_cancels(endpoint: EmbeddedServer) -> None:
     async def work() -> None:
         async with client_of(endpoint.url) as client:
             task = asyncio.ensure_future(client.complete(request(tokens=10_000)))
@@ -781,7 +783,7 @@ def test_whoever_stops_listening_cancels(endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-def test_an_application_sees_events_and_one_error(endpoint: Embedded) -> None:
+def test_an_application_sees_events_and_one_error(endpoint: EmbeddedServer) -> None:
     async def texts(fault: str) -> list[Event]:
         async with client_of(endpoint.url, fault=fault) as client:
             return [event async for event in client.stream(request())]
@@ -917,7 +919,7 @@ def test_tls_without_the_certificate_that_the_server_wants(
 
 
 @pytest.mark.processes
-def test_https_asked_of_a_server_that_speaks_plain_http(endpoint: Embedded) -> None:
+def test_https_asked_of_a_server_that_speaks_plain_http(endpoint: EmbeddedServer) -> None:
     (done,) = ask(endpoint.url.replace("http", "https"))
     assert done.failure is not None
     assert done.failure.kind == "tls"
@@ -998,7 +1000,7 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [10, 4 << 20])
 def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
-    endpoint: Embedded, size: int
+    endpoint: EmbeddedServer, size: int
 ) -> None:
     """Also one that the socket does not take at once."""
 

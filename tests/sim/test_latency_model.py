@@ -10,13 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.errors import UserError
-from loadgen.sim.engine.latency_model import Law, Pace, law, uniform
+from loadgen.sim.engine.latency_model import (
+    DurationDistribution,
+    LatencyModel,
+    draw_uniform,
+    parse_distribution,
+)
 
 MS = 1_000_000
-FIXED = {"ttft": Law(at_ns=100 * MS), "itl": Law(at_ns=10 * MS)}
+FIXED = {"ttft": DurationDistribution(at_ns=100 * MS), "itl": DurationDistribution(at_ns=10 * MS)}
 
 
-def drain(pace: Pace) -> list[tuple[Any, int, bool, int]]:
+def drain(pace: LatencyModel) -> list[tuple[Any, int, bool, int]]:
     out = []
     while (at := pace.next_ns()) is not None:
         out += pace.advance(at)
@@ -26,15 +31,18 @@ def drain(pace: Pace) -> list[tuple[Any, int, bool, int]]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("5ms", Law(at_ns=5 * MS)),
-        ("0.02", Law(at_ns=20 * MS)),  # flags without a unit are seconds
-        ("fixed:50us", Law(at_ns=50_000)),
-        ("normal:5ms,1ms", Law(kind="normal", at_ns=5 * MS, spread=MS)),
-        ("lognormal:120ms,0.25", Law(kind="lognormal", at_ns=120 * MS, spread=0.25)),
+        ("5ms", DurationDistribution(at_ns=5 * MS)),
+        ("0.02", DurationDistribution(at_ns=20 * MS)),  # flags without a unit are seconds
+        ("fixed:50us", DurationDistribution(at_ns=50_000)),
+        ("normal:5ms,1ms", DurationDistribution(kind="normal", at_ns=5 * MS, spread=MS)),
+        (
+            "lognormal:120ms,0.25",
+            DurationDistribution(kind="lognormal", at_ns=120 * MS, spread=0.25),
+        ),
     ],
 )
-def test_laws_as_written(text: str, expected: Law) -> None:
-    assert law(text) == expected
+def test_laws_as_written(text: str, expected: DurationDistribution) -> None:
+    assert parse_distribution(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -42,7 +50,7 @@ def test_laws_as_written(text: str, expected: Law) -> None:
 )
 def test_a_law_that_is_none_is_one_clear_error(text: str) -> None:
     with pytest.raises(UserError) as caught:
-        law(text, "--itl")
+        parse_distribution(text, "--itl")
     assert caught.value.where == "--itl" and caught.value.hint
 
 
@@ -50,7 +58,7 @@ def test_a_law_that_is_none_is_one_clear_error(text: str) -> None:
     ("step", "sizes"), [(1, [1] * 12), (5, [1, 5, 5, 1]), (11, [1, 11]), (50, [1, 11])]
 )
 def test_first_token_alone_then_every_interval(step: int, sizes: list[int]) -> None:
-    pace = Pace(**FIXED, step=step)
+    pace = LatencyModel(**FIXED, step=step)
     pace.submit(7, "a", 10, 12)
     events = drain(pace)
     assert [tokens for _, tokens, _, _ in events] == sizes
@@ -63,8 +71,8 @@ def test_first_token_alone_then_every_interval(step: int, sizes: list[int]) -> N
 
 @given(st.lists(st.integers(1, 80 * MS), min_size=1, max_size=40), st.booleans())
 def test_a_late_or_early_caller_changes_no_instant(waits: list[int], lockstep: bool) -> None:
-    def filled() -> Pace:
-        pace = Pace(**FIXED, lockstep=lockstep, step=2)
+    def filled() -> LatencyModel:
+        pace = LatencyModel(**FIXED, lockstep=lockstep, step=2)
         for i in range(5):
             pace.submit(i * 3 * MS, i, 0, 9)
         return pace
@@ -81,7 +89,7 @@ def test_a_late_or_early_caller_changes_no_instant(waits: list[int], lockstep: b
 
 
 def test_lockstep_emits_for_all_at_the_same_instants() -> None:
-    pace = Pace(**FIXED, lockstep=True)
+    pace = LatencyModel(**FIXED, lockstep=True)
     for i in range(8):
         pace.submit(1 + 1_000_003 * i, i, 0, 20)
     dues = [due for _, _, _, due in drain(pace)]
@@ -90,7 +98,7 @@ def test_lockstep_emits_for_all_at_the_same_instants() -> None:
 
 
 def test_slots_serve_in_order_of_arrival_and_count_from_the_slot() -> None:
-    pace = Pace(**FIXED, slots=2)
+    pace = LatencyModel(**FIXED, slots=2)
     for key in "abcd":
         pace.submit(0, key, 0, 3)
     assert (pace.active, pace.queued) == (2, 2)
@@ -102,7 +110,7 @@ def test_slots_serve_in_order_of_arrival_and_count_from_the_slot() -> None:
 
 
 def test_a_cancelled_request_is_silent_and_gives_its_slot_back() -> None:
-    pace = Pace(**FIXED, slots=1)
+    pace = LatencyModel(**FIXED, slots=1)
     for key in "abc":
         pace.submit(0, key, 0, 5)
     pace.advance(110 * MS)
@@ -116,13 +124,15 @@ def test_a_cancelled_request_is_silent_and_gives_its_slot_back() -> None:
 
 
 def test_input_tokens_lengthen_the_first_token() -> None:
-    pace = Pace(**FIXED, per_input_token_ns=1000.5)
+    pace = LatencyModel(**FIXED, per_input_token_ns=1000.5)
     pace.submit(0, "a", 2000, 1)
     assert pace.advance(10**10) == [("a", 1, True, 100 * MS + 2_001_000)]
 
 
 def test_flooding_streams_take_turns() -> None:
-    pace = Pace(ttft=Law(), itl=Law(at_ns=MS), step=50, flood=True)
+    pace = LatencyModel(
+        ttft=DurationDistribution(), itl=DurationDistribution(at_ns=MS), step=50, flood=True
+    )
     pace.submit(0, "a", 0, 101)
     pace.submit(0, "b", 0, 101)
     turns = [[(key, tokens) for key, tokens, _, _ in pace.advance(now)] for now in range(1, 4)]
@@ -130,19 +140,27 @@ def test_flooding_streams_take_turns() -> None:
 
 
 def test_draws_follow_their_law_and_their_seed_alone() -> None:
-    normal = [Law(kind="normal", at_ns=20 * MS, spread=2 * MS).draw(1, 2, i) for i in range(4000)]
+    normal = [
+        DurationDistribution(kind="normal", at_ns=20 * MS, spread=2 * MS).draw(1, 2, i)
+        for i in range(4000)
+    ]
     assert statistics.mean(normal) == pytest.approx(20 * MS, rel=0.01)
     assert statistics.stdev(normal) == pytest.approx(2 * MS, rel=0.05)
     lognormal = [
-        Law(kind="lognormal", at_ns=120 * MS, spread=0.25).draw(1, 2, i) for i in range(4000)
+        DurationDistribution(kind="lognormal", at_ns=120 * MS, spread=0.25).draw(1, 2, i)
+        for i in range(4000)
     ]
     assert statistics.median(lognormal) == pytest.approx(120 * MS, rel=0.02)
-    assert uniform(1, 2, 3) == uniform(1, 2, 3) != uniform(2, 2, 3)
+    assert draw_uniform(1, 2, 3) == draw_uniform(1, 2, 3) != draw_uniform(2, 2, 3)
 
 
 def test_distributed_gaps_differ_between_streams_and_repeat_with_the_seed() -> None:
     def dues(seed: int) -> list[int]:
-        pace = Pace(ttft=Law(at_ns=MS), itl=Law(kind="normal", at_ns=5 * MS, spread=MS), seed=seed)
+        pace = LatencyModel(
+            ttft=DurationDistribution(at_ns=MS),
+            itl=DurationDistribution(kind="normal", at_ns=5 * MS, spread=MS),
+            seed=seed,
+        )
         pace.submit(0, "a", 0, 30)
         pace.submit(0, "b", 0, 30)
         return [due for _, _, _, due in drain(pace)]
@@ -151,7 +169,9 @@ def test_distributed_gaps_differ_between_streams_and_repeat_with_the_seed() -> N
     assert len(set(dues(1))) > 55
 
 
-@pytest.mark.parametrize("wrong", [{"step": 0}, {"slots": 0}, {"lockstep": True, "itl": Law()}])
+@pytest.mark.parametrize(
+    "wrong", [{"step": 0}, {"slots": 0}, {"lockstep": True, "itl": DurationDistribution()}]
+)
 def test_a_pace_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError):
-        Pace(**{**FIXED, **wrong})
+        LatencyModel(**{**FIXED, **wrong})

@@ -21,7 +21,7 @@ from loadgen.sim.engine.replica import (
     Costs,
     ServerLimits,
 )
-from loadgen.sim.engine.routing import order
+from loadgen.sim.engine.routing import routing_order
 
 MS = 1_000_000
 COSTS = Costs(
@@ -432,8 +432,8 @@ def test_littles_law_over_a_window_that_is_empty_at_both_ends() -> None:
 
 def test_routing_gives_shares_of_the_speed_without_bunching() -> None:
     speeds = (1.0, 0.5, 1.5)
-    assert order(speeds, "round_robin") == [0, 1, 2]
-    weighted = order(speeds, "weighted")
+    assert routing_order(speeds, "round_robin") == [0, 1, 2]
+    weighted = routing_order(speeds, "weighted")
     counts = Counter(weighted)
     assert [counts[i] / len(weighted) for i in range(3)] == pytest.approx(
         [1 / 3, 1 / 6, 1 / 2], abs=1e-3

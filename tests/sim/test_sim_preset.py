@@ -14,7 +14,7 @@ from servers import start
 
 from loadgen.core.errors import TargetError
 from loadgen.sim.server import embedded
-from loadgen.sim.server.embedded import Embedded
+from loadgen.sim.server.embedded import EmbeddedServer
 from loadgen.sim.server.options import Options
 
 OWN = """
@@ -33,13 +33,13 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def endpoint(quick: str) -> Iterator[Embedded]:
+def endpoint(quick: str) -> Iterator[EmbeddedServer]:
     with start(Options(preset=quick)) as made:
         yield made
 
 
 def ask(
-    endpoint: Embedded, method: str, path: str, body: Any = None, **headers: str
+    endpoint: EmbeddedServer, method: str, path: str, body: Any = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     host, port = endpoint.url.split("//")[1].split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
@@ -69,7 +69,7 @@ def words(n: int, word: str = "token") -> str:
 
 
 @pytest.mark.processes
-def test_a_stream_has_its_tokens_and_the_second_time_its_cache(endpoint: Embedded) -> None:
+def test_a_stream_has_its_tokens_and_the_second_time_its_cache(endpoint: EmbeddedServer) -> None:
     cached = []
     for _ in range(3):  # round robin over two replicas: the third comes to the first one's cache
         body = completion(words(320), 5, stream=True, stream_options={"include_usage": True})
@@ -87,7 +87,7 @@ def test_a_stream_has_its_tokens_and_the_second_time_its_cache(endpoint: Embedde
 
 
 @pytest.mark.processes
-def test_iterations_are_drained_by_each_read(endpoint: Embedded) -> None:
+def test_iterations_are_drained_by_each_read(endpoint: EmbeddedServer) -> None:
     ask(endpoint, "GET", "/metrics")
     ask(endpoint, "POST", "/v1/completions", completion(" drained", 7))
     rows = json.loads(ask(endpoint, "GET", "/metrics")[2])
@@ -100,7 +100,7 @@ def test_iterations_are_drained_by_each_read(endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-def test_prometheus_counts_what_was_answered_and_refused(endpoint: Embedded) -> None:
+def test_prometheus_counts_what_was_answered_and_refused(endpoint: EmbeddedServer) -> None:
     def value(name: str) -> float:
         text = ask(endpoint, "GET", "/prometheus/metrics")[2].decode()
         return sum(
@@ -118,7 +118,7 @@ def test_prometheus_counts_what_was_answered_and_refused(endpoint: Embedded) -> 
 
 
 @pytest.mark.processes
-def test_an_answer_is_clamped_to_the_context(endpoint: Embedded) -> None:
+def test_an_answer_is_clamped_to_the_context(endpoint: EmbeddedServer) -> None:
     body = json.loads(ask(endpoint, "POST", "/v1/completions", completion(words(2000), 500))[2])
     assert body["usage"]["completion_tokens"] == 48
 

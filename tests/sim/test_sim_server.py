@@ -21,8 +21,8 @@ from servers import start
 
 from loadgen.core.errors import TargetError
 from loadgen.sim.server import embedded
-from loadgen.sim.server.embedded import Embedded
-from loadgen.sim.server.faults import NAMES
+from loadgen.sim.server.embedded import EmbeddedServer
+from loadgen.sim.server.fault_injection import FAILURE_EFFECTS
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import TEMPLATE_TOKENS
 from loadgen.sim.server.send_log import SentRequests, parse_log
@@ -33,7 +33,7 @@ END = b"0\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Embedded]:
+def endpoint() -> Iterator[EmbeddedServer]:
     with start(
         Options(**FAST, log_events="all", log_bodies=True, max_seq_len=4096, max_body_bytes=1 << 20)
     ) as made:
@@ -65,7 +65,7 @@ def completion(tokens: int = 4, prompt: Any = " tell me more", **fields: Any) ->
     return {key: value for key, value in (body | fields).items() if value is not ...}
 
 
-def connect(endpoint: Embedded) -> socket.socket:
+def connect(endpoint: EmbeddedServer) -> socket.socket:
     host, port = endpoint.url.split("//")[1].split(":")
     sock = socket.create_connection((host, int(port)), timeout=60)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -117,14 +117,14 @@ def answer(sock: socket.socket) -> tuple[int, dict[str, str], list[bytes]]:
 
 
 def ask(
-    endpoint: Embedded, path: str, body: Any, **headers: str
+    endpoint: EmbeddedServer, path: str, body: Any, **headers: str
 ) -> tuple[int, dict[str, str], list[bytes]]:
     with connect(endpoint) as sock:
         sock.sendall(wire("POST", path, body, **headers))
         return answer(sock)
 
 
-def get(endpoint: Embedded, path: str) -> bytes:
+def get(endpoint: EmbeddedServer, path: str) -> bytes:
     with connect(endpoint) as sock:
         sock.sendall(wire("GET", path))
         status, _, (body,) = answer(sock)
@@ -132,7 +132,7 @@ def get(endpoint: Embedded, path: str) -> bytes:
         return body
 
 
-def log_of(endpoint: Embedded) -> SentRequests:
+def log_of(endpoint: EmbeddedServer) -> SentRequests:
     return parse_log(get(endpoint, "/_log"))
 
 
@@ -158,7 +158,7 @@ def text(chunks: list[bytes]) -> str:
 
 
 @pytest.mark.processes
-def test_a_chat_stream_byte_for_byte(endpoint: Embedded) -> None:
+def test_a_chat_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
     status, headers, chunks = ask(endpoint, CHAT, chat(3))
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     said = [steady(chunk) for chunk in chunks]
@@ -181,7 +181,7 @@ def test_a_chat_stream_byte_for_byte(endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-def test_a_completion_stream_byte_for_byte(endpoint: Embedded) -> None:
+def test_a_completion_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
     _, _, chunks = ask(endpoint, COMPLETIONS, completion(2, [5, 6, 7], stream_options={}))
     start_ = 'data: {"id":"cmpl-N","object":"text_completion","created":T,"model":"m","choices":['
     word = text(chunks[:1])
@@ -197,7 +197,7 @@ def test_a_completion_stream_byte_for_byte(endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-def test_usage_is_only_there_when_asked_for(endpoint: Embedded) -> None:
+def test_usage_is_only_there_when_asked_for(endpoint: EmbeddedServer) -> None:
     plain = ask(endpoint, CHAT, chat(stream_options=...))[2]
     assert not [event for event in events(plain) if isinstance(event, dict) and event.get("usage")]
     running = ask(endpoint, CHAT, chat(3, stream_options={"continuous_usage_stats": True}))[2]
@@ -211,7 +211,7 @@ def test_usage_is_only_there_when_asked_for(endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-def test_token_ids_instead_of_text(endpoint: Embedded) -> None:
+def test_token_ids_instead_of_text(endpoint: EmbeddedServer) -> None:
     chunks = ask(endpoint, COMPLETIONS, completion(3, detokenize=False))[2]
     choices = [event["choices"][0] for event in events(chunks[:3])]
     assert [len(c["token_ids"]) for c in choices] == [1, 1, 1] and {c["text"] for c in choices} == {
@@ -220,7 +220,7 @@ def test_token_ids_instead_of_text(endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-def test_an_answer_in_one_piece_says_what_the_stream_says(endpoint: Embedded) -> None:
+def test_an_answer_in_one_piece_says_what_the_stream_says(endpoint: EmbeddedServer) -> None:
     streamed = text(ask(endpoint, CHAT, chat(200))[2])
     whole = json.loads(ask(endpoint, CHAT, chat(200, stream=False))[2][0])
     assert whole["choices"][0]["message"]["content"] == streamed
@@ -229,7 +229,7 @@ def test_an_answer_in_one_piece_says_what_the_stream_says(endpoint: Embedded) ->
 
 
 @pytest.mark.processes
-def test_the_servers_own_timing_comes_after_done(endpoint: Embedded) -> None:
+def test_the_servers_own_timing_comes_after_done(endpoint: EmbeddedServer) -> None:
     chunks = ask(endpoint, CHAT, chat(), X_TRTLLM_return_metrics="1")[2]
     assert chunks[-2] == b"data: [DONE]\n\n"
     name, data = chunks[-1].decode().strip().split("\n")
@@ -242,7 +242,7 @@ def test_the_servers_own_timing_comes_after_done(endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-def test_length_is_forced_drawn_or_clamped(endpoint: Embedded) -> None:
+def test_length_is_forced_drawn_or_clamped(endpoint: EmbeddedServer) -> None:
     ended = []
     for i in range(24):
         asked = chat(
@@ -289,7 +289,7 @@ def test_length_is_forced_drawn_or_clamped(endpoint: Embedded) -> None:
     ids=lambda value: repr(value)[:40],
 )
 def test_what_trtllm_serve_refuses(
-    endpoint: Embedded, path: str, body: Any, told: dict[str, Any]
+    endpoint: EmbeddedServer, path: str, body: Any, told: dict[str, Any]
 ) -> None:
     status, _, (said,) = ask(endpoint, path, body)
     error = json.loads(said)
@@ -299,7 +299,7 @@ def test_what_trtllm_serve_refuses(
 
 
 @pytest.mark.processes
-def test_other_paths(endpoint: Embedded) -> None:
+def test_other_paths(endpoint: EmbeddedServer) -> None:
     assert json.loads(get(endpoint, "/v1/models"))["data"][0]["owned_by"] == "tensorrt_llm"
     assert json.loads(get(endpoint, "/version")) == {"version": Options().version}
     assert get(endpoint, "/health") == b""
@@ -362,7 +362,7 @@ def test_the_other_dialect(tmp_path: Path) -> None:
 # Faults on demand
 
 
-def raw(endpoint: Embedded, body: Any, fault: str, path: str = CHAT) -> tuple[bytes, str]:
+def raw(endpoint: EmbeddedServer, body: Any, fault: str, path: str = CHAT) -> tuple[bytes, str]:
     """Everything that came for one faulty request, and how: framed, closed, reset, or silent."""
     with connect(endpoint) as sock:
         sock.sendall(wire("POST", path, body, x_sim_fault=fault))
@@ -411,7 +411,7 @@ def raw(endpoint: Embedded, body: Any, fault: str, path: str = CHAT) -> tuple[by
     ],
 )
 def test_each_fault_of_a_stream(
-    endpoint: Embedded, fault: str, how: str, there: bytes, absent: bytes, words: int
+    endpoint: EmbeddedServer, fault: str, how: str, there: bytes, absent: bytes, words: int
 ) -> None:
     data, ended = raw(endpoint, chat(4), fault)
     assert ended == how
@@ -423,14 +423,14 @@ def test_each_fault_of_a_stream(
 @pytest.mark.parametrize(
     ("fault", "status"), [("http_429@3s", 429), ("http_500", 500), ("http_503", 503)]
 )
-def test_faults_that_are_a_status(endpoint: Embedded, fault: str, status: int) -> None:
+def test_faults_that_are_a_status(endpoint: EmbeddedServer, fault: str, status: int) -> None:
     got, headers, (said,) = ask(endpoint, CHAT, chat(), x_sim_fault=fault)
     assert got == json.loads(said)["code"] == status
     assert headers.get("retry-after") == ("3" if status == 429 else None)
 
 
 @pytest.mark.processes
-def test_a_completion_says_done_twice_when_the_engine_fails(endpoint: Embedded) -> None:
+def test_a_completion_says_done_twice_when_the_engine_fails(endpoint: EmbeddedServer) -> None:
     chunks = ask(endpoint, COMPLETIONS, completion(), x_sim_fault="engine_error@1")[2]
     assert b'"error"' in chunks[2] and chunks[3:] == [b"data: [DONE]\n\n"] * 2
 
@@ -445,13 +445,13 @@ def test_a_completion_says_done_twice_when_the_engine_fails(endpoint: Embedded) 
         ("close_delimited", "closed"),
     ],
 )
-def test_faults_of_an_answer_in_one_piece(endpoint: Embedded, fault: str, how: str) -> None:
+def test_faults_of_an_answer_in_one_piece(endpoint: EmbeddedServer, fault: str, how: str) -> None:
     data, ended = raw(endpoint, chat(stream=False), fault)
     assert ended == how and data.startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.processes
-def test_a_reused_connection_is_reset_without_a_byte(endpoint: Embedded) -> None:
+def test_a_reused_connection_is_reset_without_a_byte(endpoint: EmbeddedServer) -> None:
     with connect(endpoint) as sock:
         sock.sendall(wire("POST", CHAT, chat()))
         answer(sock)
@@ -461,9 +461,9 @@ def test_a_reused_connection_is_reset_without_a_byte(endpoint: Embedded) -> None
 
 
 @pytest.mark.processes
-def test_an_unknown_fault_is_told_with_the_known(endpoint: Embedded) -> None:
+def test_an_unknown_fault_is_told_with_the_known(endpoint: EmbeddedServer) -> None:
     status, _, (said,) = ask(endpoint, CHAT, chat(), x_sim_fault="explode")
-    assert status == 400 and all(name in json.loads(said)["message"] for name in NAMES)
+    assert status == 400 and all(name in json.loads(said)["message"] for name in FAILURE_EFFECTS)
 
 
 @pytest.mark.processes
@@ -491,7 +491,9 @@ def test_faults_by_plan_strike_their_share() -> None:
     ],
     ids=["words", "tls", "header", "length", "chunk", "huge", "head", "body"],
 )
-def test_bad_http_is_answered_and_closed(endpoint: Embedded, data: bytes, status: int) -> None:
+def test_bad_http_is_answered_and_closed(
+    endpoint: EmbeddedServer, data: bytes, status: int
+) -> None:
     with connect(endpoint) as sock:
         sock.sendall(data)
         assert answer(sock)[0] == status
@@ -500,7 +502,7 @@ def test_bad_http_is_answered_and_closed(endpoint: Embedded, data: bytes, status
 
 
 @pytest.mark.processes
-def test_half_requests_disturb_nobody(endpoint: Embedded) -> None:
+def test_half_requests_disturb_nobody(endpoint: EmbeddedServer) -> None:
     whole = wire("POST", CHAT, chat())
     for cut in (1, 20, len(whole) - 1):
         with connect(endpoint) as sock:
@@ -509,7 +511,7 @@ def test_half_requests_disturb_nobody(endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-def test_a_request_may_come_byte_by_byte_or_in_chunks(endpoint: Embedded) -> None:
+def test_a_request_may_come_byte_by_byte_or_in_chunks(endpoint: EmbeddedServer) -> None:
     body = json.dumps(chat(2)).encode()
     with connect(endpoint) as sock:
         for byte in wire("POST", CHAT, body):
@@ -525,7 +527,7 @@ def test_a_request_may_come_byte_by_byte_or_in_chunks(endpoint: Embedded) -> Non
 
 
 @pytest.mark.processes
-def test_requests_one_behind_the_other_are_answered_in_order(endpoint: Embedded) -> None:
+def test_requests_one_behind_the_other_are_answered_in_order(endpoint: EmbeddedServer) -> None:
     with connect(endpoint) as sock:
         sock.sendall(wire("POST", CHAT, chat(1000)) + wire("GET", "/health", connection="close"))
         data = b""
@@ -535,7 +537,7 @@ def test_requests_one_behind_the_other_are_answered_in_order(endpoint: Embedded)
 
 
 @pytest.mark.processes
-def test_hundreds_of_idle_connections_disturb_nobody(endpoint: Embedded) -> None:
+def test_hundreds_of_idle_connections_disturb_nobody(endpoint: EmbeddedServer) -> None:
     idle = [connect(endpoint) for _ in range(300)]
     assert text(ask(endpoint, CHAT, chat(50))[2])
     assert json.loads(get(endpoint, "/_stats"))["connections"] >= 300
@@ -559,7 +561,7 @@ def test_a_slow_reader_is_cut_and_counted_and_others_go_on() -> None:
         assert (stats["slow_readers"], stats["active"]) == (1, 0)
 
 
-def connect_address(endpoint: Embedded) -> tuple[str, int]:
+def connect_address(endpoint: EmbeddedServer) -> tuple[str, int]:
     host, port = endpoint.url.split("//")[1].split(":")
     return host, int(port)
 
@@ -593,7 +595,7 @@ def test_idle_connections_are_closed_after_their_time_if_they_were_used() -> Non
 
 
 @pytest.mark.processes
-def test_the_log_knows_every_event_and_what_was_planned(endpoint: Embedded) -> None:
+def test_the_log_knows_every_event_and_what_was_planned(endpoint: EmbeddedServer) -> None:
     get(endpoint, "/_log")
     body = json.dumps(chat(40)).encode()
     ask(endpoint, CHAT, body, x_request_id="one")

@@ -17,7 +17,7 @@ from loadgen.core.schedule.chains import SINGLE, Chain, Singles
 from loadgen.core.schedule.timetable import Schedule, StageSpan
 from loadgen.sim.engine.implementation import module
 from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
-from loadgen.sim.engine.routing import route
+from loadgen.sim.engine.routing import make_router
 from loadgen.sim.load_bounds import LoadBounds
 from loadgen.sim.simulation import ReplicaChange, Simulation
 
@@ -163,7 +163,7 @@ def simulate_any_load(seed: int, replica_class: Any) -> Any:
         schedule,
         sizes,
         [replica_class(COSTS.at_speed(speed), limits) for speed in speeds],
-        route(speeds, draw.choice(["round_robin", "weighted"])),
+        make_router(speeds, draw.choice(["round_robin", "weighted"])),
         LoadBounds(
             max_in_flight=draw.choice([None, None, 2, 6]),
             max_in_prefill=draw.choice([None, None, 1, 3]),

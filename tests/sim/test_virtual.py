@@ -27,7 +27,7 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.schedule import arrivals
 from loadgen.core.stats.quantiles import Histogram, bucket
 from loadgen.core.workload import Workload, load, read_flags
-from loadgen.sim import virtual_gaps
+from loadgen.sim import event_gaps
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.sim.virtual_backend import SimulatedSystem, simulate
@@ -106,7 +106,7 @@ def test_columns_are_what_a_visit_to_every_token_finds(
     )
     assert made.emitted is not None
     emitted = {
-        slot: one.tolist() for part in virtual_gaps.gaps(made.emitted) for slot, one in part.each()
+        slot: one.tolist() for part in event_gaps.gaps(made.emitted) for slot, one in part.each()
     }
     events = visited(made.rows, sizes, limits, speeds, interval)
     expected_gaps, bins = Histogram(), np.zeros(len(made.timeline[0]), np.int64)

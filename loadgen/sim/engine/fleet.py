@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from loadgen.sim.engine.implementation import Replica, SimRequest
 from loadgen.sim.engine.latency_model import Emission
 from loadgen.sim.engine.replica import NEVER, Costs, ServerLimits
-from loadgen.sim.engine.routing import route
+from loadgen.sim.engine.routing import make_router
 
 BUNCH = 5  # emissions sent together: one wake-up per emission would cost more than the sends
 KEPT = 1000  # iterations whose statistics are kept until they are read; trtllm-serve keeps as many
@@ -43,7 +43,7 @@ class Iteration(NamedTuple):
 
 
 class Fleet:
-    """Several replicas with the methods of `Pace`: `submit`, `next_ns`, `advance`, `cancel`.
+    """Several replicas with the methods of `LatencyModel`: `submit`, `next_ns`, `advance`, `cancel`.
 
     `interval` tokens are emitted at once: the first alone, then every `interval`, then the rest. The emissions of one
     iteration are `apart_ns` apart on average, in groups of BUNCH, first tokens first. The distance shrinks if needed,
@@ -72,7 +72,7 @@ class Fleet:
             deque() for _ in speeds
         ]  # per replica, in order of due time
         self._heads: list[tuple[int, int]] = []  # heap of (due time of its next emission, replica)
-        self._route = route(speeds, routing)
+        self._route = make_router(speeds, routing)
         self.serving, self.lost = len(speeds), list[Any]()
         self.changes, self._begun_ns = deque(changes), -1
         self.counted = bool(changes)  # a metrics page tells how many serve

@@ -27,7 +27,7 @@ _GAPS = (
 )
 
 
-def duration_ns(text: str, where: str = "") -> int:
+def parse_duration_ns(text: str, where: str = "") -> int:
     """A duration given as a flag, in ns; a bare number means seconds. Raises UserError."""
     try:
         return units.duration_ns(text, bare="s")
@@ -35,7 +35,7 @@ def duration_ns(text: str, where: str = "") -> int:
         raise UserError(wrong.code, f'"{text}" {wrong}', where, wrong.hint) from None
 
 
-def uniform(seed: int, *names: int) -> float:
+def draw_uniform(seed: int, *names: int) -> float:
     """A number in [0, 1): a pure function of its arguments (splitmix64 applied to each in turn)."""
     state = seed & _MASK
     for name in names:
@@ -46,7 +46,7 @@ def uniform(seed: int, *names: int) -> float:
     return (state >> 11) * 2.0**-53
 
 
-class Law(Struct, frozen=True, kw_only=True):
+class DurationDistribution(Struct, frozen=True, kw_only=True):
     """A distribution of durations.
 
     `fixed`: always `at_ns`. `normal`: mean `at_ns`, standard deviation `spread` in ns, negative values become 0.
@@ -58,17 +58,17 @@ class Law(Struct, frozen=True, kw_only=True):
     spread: float = 0.0
 
     def draw(self, seed: int, *names: int) -> int:
-        """One duration in ns: a pure function of the arguments (Box-Muller transform of two values of `uniform`)."""
+        """One duration in ns: a pure function of the arguments (Box-Muller transform of two values of `draw_uniform`)."""
         if self.kind == "fixed":
             return self.at_ns
-        radius = math.sqrt(-2.0 * math.log(1.0 - uniform(seed, *names, 0)))
-        z = radius * math.cos(2.0 * math.pi * uniform(seed, *names, 1))
+        radius = math.sqrt(-2.0 * math.log(1.0 - draw_uniform(seed, *names, 0)))
+        z = radius * math.cos(2.0 * math.pi * draw_uniform(seed, *names, 1))
         if self.kind == "normal":
             return max(0, round(self.at_ns + self.spread * z))
         return round(self.at_ns * math.exp(self.spread * z))
 
 
-def law(text: str, where: str = "") -> Law:
+def parse_distribution(text: str, where: str = "") -> DurationDistribution:
     """Parse `5ms`, `normal:5ms,1ms` (mean, standard deviation) or `lognormal:120ms,0.25` (median, sigma).
 
     Sigma is the standard deviation of the logarithm. Raises UserError.
@@ -76,16 +76,18 @@ def law(text: str, where: str = "") -> Law:
     kind, colon, rest = text.partition(":")
     kind = kind.strip()
     if not colon:
-        return Law(at_ns=duration_ns(text, where))
+        return DurationDistribution(at_ns=parse_duration_ns(text, where))
     if kind not in ("fixed", "normal", "lognormal"):
         raise UserError(
             "unknown_name", f'unknown law "{kind}"', where, "known: fixed, normal, lognormal"
         )
     at, _, spread = rest.partition(",")
     if kind == "fixed":
-        return Law(at_ns=duration_ns(rest, where))
+        return DurationDistribution(at_ns=parse_duration_ns(rest, where))
     if kind == "normal":
-        return Law(kind=kind, at_ns=duration_ns(at, where), spread=duration_ns(spread, where))
+        return DurationDistribution(
+            kind=kind, at_ns=parse_duration_ns(at, where), spread=parse_duration_ns(spread, where)
+        )
     try:
         sigma = float(spread)
     except ValueError:
@@ -97,7 +99,7 @@ def law(text: str, where: str = "") -> Law:
             where,
             "write it as lognormal:120ms,0.25",
         )
-    return Law(kind=kind, at_ns=duration_ns(at, where), spread=sigma)
+    return DurationDistribution(kind=kind, at_ns=parse_duration_ns(at, where), spread=sigma)
 
 
 class _Stream:
@@ -115,7 +117,7 @@ class _Stream:
         self.started = False
 
 
-class Pace:
+class LatencyModel:
     """A server without a physical model: each request gets its first token after `ttft`, the others `itl` apart.
 
     `step` tokens are emitted at once (stream_interval): the first alone, then every `step`, then the rest. `lockstep`
@@ -127,8 +129,8 @@ class Pace:
     def __init__(
         self,
         *,
-        ttft: Law,
-        itl: Law,
+        ttft: DurationDistribution,
+        itl: DurationDistribution,
         per_input_token_ns: float = 0.0,
         step: int = 1,
         lockstep: bool = False,

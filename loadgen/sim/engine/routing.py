@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-Route = Callable[[], int]
+Router = Callable[[], int]
 
 TURNS = 256  # turns per replica, on average, before the order of `weighted` repeats
 
 
-def order(speeds: Sequence[float], routing: str) -> list[int]:
+def routing_order(speeds: Sequence[float], routing: str) -> list[int]:
     """Replica indexes in one period of the order. Replica i has its j-th turn at (j + 1/2) / its share of the speed."""
     if routing == "round_robin":
         return list(range(len(speeds)))
@@ -24,6 +24,6 @@ def order(speeds: Sequence[float], routing: str) -> list[int]:
     return [replica for _, replica in sorted(timed)]
 
 
-def route(speeds: Sequence[float], routing: str) -> Route:
+def make_router(speeds: Sequence[float], routing: str) -> Router:
     """A function that returns the replica of the next request at each call."""
-    return cycle(order(speeds, routing)).__next__
+    return cycle(routing_order(speeds, routing)).__next__

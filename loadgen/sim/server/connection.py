@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import httptools
 
-from loadgen.sim.server.message import Incoming
+from loadgen.sim.server.http_messages import Incoming
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_WAITING = 16  # pipelined requests that may wait behind the one being answered

@@ -23,7 +23,7 @@ READY_S = 60.0  # a start takes 0.2 s; longer on a machine that swaps, or that h
 STOP_S = 10.0  # time to write the log of a long run
 
 
-class Embedded:
+class EmbeddedServer:
     """A running endpoint: `url` to send requests to, `pid` of its process. Also a context manager."""
 
     __slots__ = ("_child", "pid", "url")
@@ -44,14 +44,14 @@ class Embedded:
         if child.stdout is not None:
             child.stdout.close()
 
-    def __enter__(self) -> Embedded:
+    def __enter__(self) -> EmbeddedServer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
 
-def start(options: Options | None = None) -> Embedded:
+def start(options: Options | None = None) -> EmbeddedServer:
     """Start the endpoint in a new child process and return when it listens. Raises TargetError if it does not start."""
     command = child_process.command("loadgen.sim.server.process")
     if (
@@ -67,7 +67,7 @@ def start(options: Options | None = None) -> Embedded:
     return ready(child, options or Options())
 
 
-def ready(child: subprocess.Popen[bytes], options: Options) -> Embedded:
+def ready(child: subprocess.Popen[bytes], options: Options) -> EmbeddedServer:
     """Tell a child that has just been started its options, and wait until it listens; as `start` does."""
     assert child.stdin is not None and child.stdout is not None
     try:
@@ -95,4 +95,4 @@ def ready(child: subprocess.Popen[bytes], options: Options) -> Embedded:
         reason = str(told.get("error", "it ended or said nothing")).removeprefix("error: ")
         what = f"the embedded endpoint did not start: {reason}"
         raise TargetError(told["code"], what, "loadgen.sim.server.process")
-    return Embedded(child, str(told["url"]))
+    return EmbeddedServer(child, str(told["url"]))

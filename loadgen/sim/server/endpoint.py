@@ -3,7 +3,7 @@
 It connects the pure modules (dialect: what is written; latency_model or fleet: when; faults: what goes wrong) with
 connections and the clock, and logs when each event was really sent. It does not use asyncio: every event is one `send`
 in the loop turn that finds it due, and a loop around one epoll adds the least delay between the planned time and the
-kernel. Paths starting with `/_` and the request headers `X-Request-Id` (names the request in the log) and `X-Sim-LoadgenError`
+kernel. Paths starting with `/_` and the request headers `X-Request-Id` (names the request in the log) and `X-Sim-Fault`
 (see faults.py) exist only here.
 """
 
@@ -24,25 +24,25 @@ from loadgen_sdk.transport.clock import TimerFd
 from loadgen.core.errors import LoadgenError as Wrong
 from loadgen.core.errors import TargetError, UserError, of_reading
 from loadgen.sim.engine.fleet import Fleet
-from loadgen.sim.engine.latency_model import Pace, duration_ns, law
-from loadgen.sim.server import dialect, faults, tls
+from loadgen.sim.engine.latency_model import LatencyModel, parse_distribution, parse_duration_ns
+from loadgen.sim.server import fault_injection, tls, wire_format
 from loadgen.sim.server.connection import Connection
-from loadgen.sim.server.dialect import WORDS, Refusal, Script
-from loadgen.sim.server.message import Incoming, head
-from loadgen.sim.server.messages_door import MessageScript, parse_message
-from loadgen.sim.server.metrics_pages import Tally, iteration_stats
+from loadgen.sim.server.embeddings_api import ValueScript, parse_values
+from loadgen.sim.server.http_messages import Incoming, head
+from loadgen.sim.server.messages_api import MessageScript, parse_message
+from loadgen.sim.server.metrics_pages import ServerMetrics, iteration_stats
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import RequestRules, blocks_of, parse_request
-from loadgen.sim.server.response import JSON, End, Sequence, SimAnswer
-from loadgen.sim.server.responses_door import KeptResponses, ResponseScript, parse_response
+from loadgen.sim.server.response import JSON, End, Sequence, SimResponse
+from loadgen.sim.server.responses_api import KeptResponses, ResponseScript, parse_response
 from loadgen.sim.server.send_log import LoggedRequest, SendLog
-from loadgen.sim.server.value_doors import ValueScript, parse_values
+from loadgen.sim.server.wire_format import WORDS, Refusal, Script
 
 FLOOD_EVENTS = 50  # events in one write when flooding
 TIDY_S = 0.25  # interval of the check for idle connections: they are closed at most this late
 _ET = getattr(select, "EPOLLET", 0)
 _BAD = select.POLLERR | select.POLLHUP
-_APIS: dict[str, dialect.Api] = {
+_APIS: dict[str, wire_format.Api] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
@@ -75,23 +75,23 @@ class SimServer:
             worse=options.worse,
         )
         self._per_event = 1 if options.flood else options.stream_interval
-        self.pace: Pace | Fleet
+        self.pace: LatencyModel | Fleet
         self.fleet: Fleet | None = None
         self._precisions: tuple[str, ...] = ()  # of weights and KV cache
         if options.preset:
             self.pace = self.fleet = self._physical(options)
         else:
-            self.pace = Pace(
-                ttft=law(options.ttft, "--ttft"),
-                itl=law(options.itl, "--itl"),
-                per_input_token_ns=duration_ns(options.per_input_token, "--per-input-token"),
+            self.pace = LatencyModel(
+                ttft=parse_distribution(options.ttft, "--ttft"),
+                itl=parse_distribution(options.itl, "--itl"),
+                per_input_token_ns=parse_duration_ns(options.per_input_token, "--per-input-token"),
                 step=FLOOD_EVENTS if options.flood else options.stream_interval,
                 lockstep=options.lockstep,
                 slots=options.slots,
                 flood=options.flood,
                 seed=options.seed,
             )
-        self.tally = Tally()
+        self.tally = ServerMetrics()
         self._timed, self._pages = False, _PAGES
         if options.dialect == "trtllm":
             self._timed = _release(options.version) >= _TIMED_WITH_ANSWER
@@ -99,7 +99,7 @@ class SimServer:
                 set() if self._timed else {"/perf_metrics"}
             )
         self._began_ns = time.monotonic_ns()
-        self.plan = faults.parse(options.faults, options.seed)
+        self.plan = fault_injection.parse_failure_plan(options.faults, options.seed)
         self.log = SendLog(options.log_events)
         self.max_body_bytes, self.buffer_bytes = options.max_body_bytes, options.buffer_bytes
         self.slow_readers = self.completed = self.events = self._number = self._drained = 0
@@ -115,10 +115,10 @@ class SimServer:
             raise UserError(
                 of_reading(error), f"cannot use a file: {error.strerror}", str(error.filename)
             ) from None
-        self._idle_close_ns = duration_ns(options.idle_close, "--idle-close")
+        self._idle_close_ns = parse_duration_ns(options.idle_close, "--idle-close")
         self._connections: dict[int, Connection] = {}
         self._kept = KeptResponses()
-        self._later: list[tuple[int, int, SimAnswer]] = []  # responses delayed by slow_first_byte
+        self._later: list[tuple[int, int, SimResponse]] = []  # responses delayed by slow_first_byte
         self._stopping = self._profiling = False
         self._open()
 
@@ -295,7 +295,7 @@ class SimServer:
                 connection,
                 incoming,
                 500,
-                dialect.error(self.rules.dialect, "a bug of the simulation", 500),
+                wire_format.error(self.rules.dialect, "a bug of the simulation", 500),
             )
 
     def _reply(
@@ -326,9 +326,9 @@ class SimServer:
         resets = path in _RESETS and self.rules.dialect == "trtllm"
         allowed = "POST" if api or profiles or resets else "GET" if path in self._pages else ""
         if not allowed:
-            raise dialect.no_route(self.rules.dialect, 404)
+            raise wire_format.no_route(self.rules.dialect, 404)
         if incoming.method != allowed and not (incoming.method == "HEAD" and allowed == "GET"):
-            raise dialect.no_route(self.rules.dialect, 405, allowed)
+            raise wire_format.no_route(self.rules.dialect, 405, allowed)
         if (
             self._key
             and (api or path.startswith("/v1/"))
@@ -337,7 +337,7 @@ class SimServer:
             text = (
                 "Incorrect API key provided. You can obtain a key from whoever runs this endpoint."
             )
-            raise dialect.refused("openai", text, status=401)
+            raise wire_format.refused("openai", text, status=401)
         if api:
             self._answer_generation(connection, incoming, api)
         elif profiles:
@@ -373,7 +373,7 @@ class SimServer:
         """Body and content type of a page that is read with GET."""
         if path == "/v1/models":
             rules = self.rules
-            return dialect.models(
+            return wire_format.models(
                 rules.dialect, rules.model, int(time.time()), rules.max_seq_len
             ), JSON
         if path == "/version":
@@ -397,7 +397,7 @@ class SimServer:
                 self.fleet.iterations.clear()
             elif self.events > self._drained:
                 rows = [
-                    dialect.iteration_stats(
+                    wire_format.iteration_stats(
                         self.events, self.pace.active, self.pace.queued, self.completed
                     )
                 ]
@@ -428,7 +428,7 @@ class SimServer:
         self,
         incoming: Incoming,
         status: int,
-        parsed: dialect.ParsedRequest | None = None,
+        parsed: wire_format.ParsedRequest | None = None,
         fault: str = "",
     ) -> None:
         number = self._number
@@ -454,7 +454,7 @@ class SimServer:
         )
 
     def _answer_generation(
-        self, connection: Connection, incoming: Incoming, api: dialect.Api
+        self, connection: Connection, incoming: Incoming, api: wire_format.Api
     ) -> None:
         parsed = self._parsed(incoming.body, api)
         fault = self._fault(incoming, parsed)
@@ -471,7 +471,7 @@ class SimServer:
             retry_headers = (
                 (("retry-after", f"{max(1, round(fault.at / 1e9))}"),) if status == 429 else ()
             )
-            body = dialect.error(self.rules.dialect, f"simulated {status}", status)
+            body = wire_format.error(self.rules.dialect, f"simulated {status}", status)
             self._reply(connection, incoming, status, body, headers=retry_headers)
             return
         if fault and fault_name == "clamp":
@@ -479,7 +479,7 @@ class SimServer:
         number = self._number
         script = self._script(parsed, number)
         per_event, timed = self._per_event, self._timed
-        answer = SimAnswer(
+        answer = SimResponse(
             connection, incoming, parsed, script, number, per_event, fault, timed=timed
         )
         connection.answer = answer
@@ -489,7 +489,7 @@ class SimServer:
         else:
             self._begin(answer, incoming.arrival_ns)
 
-    def _parsed(self, body: bytes, api: dialect.Api) -> dialect.ParsedRequest:
+    def _parsed(self, body: bytes, api: wire_format.Api) -> wire_format.ParsedRequest:
         if api == "responses":
             return parse_response(body, self.rules, self._kept)
         if api == "embeddings" or api == "rerank":
@@ -500,7 +500,7 @@ class SimServer:
             else parse_request(body, api, self.rules)
         )
 
-    def _script(self, parsed: dialect.ParsedRequest, number: int) -> Any:
+    def _script(self, parsed: wire_format.ParsedRequest, number: int) -> Any:
         """The bytes of the answer to a request; a response is kept for those that go on from it."""
         of = self.rules.dialect, number, int(time.time())
         if parsed.sequences:
@@ -513,18 +513,20 @@ class SimServer:
         return script
 
     def _fault(
-        self, incoming: Incoming, parsed: dialect.ParsedRequest
-    ) -> faults.PlannedFault | None:
+        self, incoming: Incoming, parsed: wire_format.ParsedRequest
+    ) -> fault_injection.InjectedFailure | None:
         requested_fault = incoming.headers.get(b"x-sim-fault")
         if requested_fault is None:
             return self.plan.draw(self._number, parsed.output_tokens)
         try:
-            fault = faults.one(requested_fault.decode("latin-1"), "X-Sim-Fault")
+            fault = fault_injection.parse_failure(requested_fault.decode("latin-1"), "X-Sim-Fault")
         except Wrong as error:
-            raise dialect.refused(self.rules.dialect, str(error), "X-Sim-Fault") from None
-        return faults.placed(fault, parsed.output_tokens, self.options.seed, self._number)
+            raise wire_format.refused(self.rules.dialect, str(error), "X-Sim-Fault") from None
+        return fault_injection.with_drawn_token(
+            fault, parsed.output_tokens, self.options.seed, self._number
+        )
 
-    def _begin(self, answer: SimAnswer, at_ns: int) -> None:
+    def _begin(self, answer: SimResponse, at_ns: int) -> None:
         """Send what comes before any token. The engine decides when the rest is sent."""
         connection, parsed = answer.connection, answer.ask
         data, end = answer.opening()
@@ -606,7 +608,7 @@ class SimServer:
         while self.fleet is not None and self.fleet.lost:
             self.fleet.lost.pop().connection.reset()
 
-    def _end(self, answer: SimAnswer, end: End) -> None:
+    def _end(self, answer: SimResponse, end: End) -> None:
         connection = answer.connection
         self._forget(answer)
         if end == "answered":
@@ -621,7 +623,7 @@ class SimServer:
     def _forget(self, answer: Any) -> None:
         """The engine works no more for this answer."""
         self.pace.cancel(answer)
-        if isinstance(answer, SimAnswer):
+        if isinstance(answer, SimResponse):
             for sequence in answer.sequences:
                 self.pace.cancel(sequence)
             answer.sequences.clear()  # they refer to it

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadgen.sim.engine.fleet import Fleet, Iteration
-from loadgen.sim.engine.latency_model import Pace
+from loadgen.sim.engine.latency_model import LatencyModel
 
 KEPT = 10_000  # request records kept until they are read
 
@@ -87,7 +87,7 @@ def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
     }
 
 
-class Tally:
+class ServerMetrics:
     """Counts finished requests for the Prometheus page, and keeps their records for `/perf_metrics`."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Tally:
         return records
 
     def prometheus(
-        self, engine: Pace | Fleet, model: str, weights: str = "", kv_cache: str = ""
+        self, engine: LatencyModel | Fleet, model: str, weights: str = "", kv_cache: str = ""
     ) -> str:
         """The text of `GET /prometheus/metrics`. `weights`, `kv_cache`: the precisions of a preset's model."""
         labels = f'model_name="{model}",engine_type="simulated"'

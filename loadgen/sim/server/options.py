@@ -16,7 +16,7 @@ PHYSICAL = {"preset": "gb300-vm"}
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One simulated server.
 
-    Times are written as `duration_ns` or `law` in latency_model.py read them: `5ms`, `normal:5ms,1ms`,
+    Times are written as `duration_ns` or `parse_distribution` in latency_model.py read them: `5ms`, `normal:5ms,1ms`,
     `lognormal:120ms,0.25`. `faults` is written as in faults.py: `truncate:0.05,http_429@2s:0.1`.
     """
 

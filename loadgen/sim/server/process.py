@@ -20,7 +20,7 @@ from loadgen.sim.server.endpoint import SimServer
 from loadgen.sim.server.options import Options
 
 if TYPE_CHECKING:
-    from loadgen.sim.server.embedded import Embedded
+    from loadgen.sim.server.embedded import EmbeddedServer
 
 
 def serve(options: Options, stdin: int = -1) -> int:
@@ -28,7 +28,7 @@ def serve(options: Options, stdin: int = -1) -> int:
 
     Prints the ready line on stdout: one JSON object `{"url": ..., "pid": ...}`.
     """
-    others: list[Embedded] = []
+    others: list[EmbeddedServer] = []
     if options.cores > 1 and options.core == 0:
         options, others = _several(options)
     server = SimServer(options)
@@ -48,7 +48,7 @@ def serve(options: Options, stdin: int = -1) -> int:
     return 0
 
 
-def _several(options: Options) -> tuple[Options, list[Embedded]]:
+def _several(options: Options) -> tuple[Options, list[EmbeddedServer]]:
     """Start all processes of a port except the first. Returns the first one's options, and the others.
 
     The kernel distributes the connections.
@@ -69,7 +69,7 @@ def _several(options: Options) -> tuple[Options, list[Embedded]]:
                 "another --port",
             ) from None
         first = msgspec.structs.replace(options, port=reserved.getsockname()[1])
-        others: list[Embedded] = []
+        others: list[EmbeddedServer] = []
         try:
             for core in range(1, options.cores):
                 log = f"{options.log}.{core}" if options.log else ""

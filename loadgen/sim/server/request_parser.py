@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.sim.server.dialect import Api, Dialect, ParsedRequest, malformed, refused
+from loadgen.sim.server.wire_format import Api, Dialect, ParsedRequest, malformed, refused
 
 TEMPLATE_TOKENS = 8  # tokens that the simulated chat template adds to every prompt
 NATURAL_TOKENS = 256  # typical output length if the request sets no limit

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from loadgen.sim.server import dialect
-from loadgen.sim.server.dialect import DONE, END, WORDS, ParsedRequest
-from loadgen.sim.server.faults import PlannedFault
-from loadgen.sim.server.message import Incoming, head
+from loadgen.sim.server import wire_format
+from loadgen.sim.server.fault_injection import InjectedFailure
+from loadgen.sim.server.http_messages import Incoming, head
+from loadgen.sim.server.wire_format import DONE, END, WORDS, ParsedRequest
 
 WRONG_COUNT = 7  # tokens that a `wrong_count` usage adds
 OVERSIZED_BYTES = 1 << 20
@@ -28,11 +28,11 @@ class Sequence:
     plain = False
     made = sent = 0
 
-    def __init__(self, answer: SimAnswer) -> None:
+    def __init__(self, answer: SimResponse) -> None:
         self.answer, self.connection = answer, answer.connection
 
 
-class SimAnswer:
+class SimResponse:
     """The state of one response. `made`: tokens sent, `sent`: events sent.
 
     `script`: the bytes of the API at hand (`Script`, `ResponseScript`, `ValueScript`). `connection` is stored for the
@@ -47,13 +47,13 @@ class SimAnswer:
         script: Any,
         number: int,
         per_event: int = 1,
-        fault: PlannedFault | None = None,
+        fault: InjectedFailure | None = None,
         *,
         timed: bool = True,
     ) -> None:
         self.connection, self.incoming, self.ask, self.number = connection, incoming, ask, number
         self.head, self.tail, self.digest = script.head, script.tail, ask.digest
-        self.fault = fault or PlannedFault("")
+        self.fault = fault or InjectedFailure("")
         self.made = self.sent = self.first_ns = 0
         self.keep_alive = incoming.keep_alive and self.fault.name not in (
             "close_delimited",
@@ -100,7 +100,7 @@ class SimAnswer:
         events, end = self._events(first, finished, now_ns)
         if self.fault.name == "close_delimited":
             return b"".join(events), end and "close"
-        data = b"".join([dialect.chunk(event) for event in events])
+        data = b"".join([wire_format.chunk(event) for event in events])
         return (data + END if end == "answered" else data), end
 
     def _events(self, first: int, finished: bool, now_ns: int) -> tuple[list[bytes], End]:
@@ -120,7 +120,10 @@ class SimAnswer:
             if hit and name in _ENDS:
                 return events, _ENDS[name]
             if hit and name in ("error_event", "engine_error"):
-                last_events, ends_properly = [dialect.error_event("simulated error"), DONE], True
+                last_events, ends_properly = (
+                    [wire_format.error_event("simulated error"), DONE],
+                    True,
+                )
                 if name == "engine_error":
                     last_events, ends_properly = script.failure()
                 return events + last_events, "answered" if ends_properly else "close"
@@ -132,7 +135,7 @@ class SimAnswer:
         if name != "no_done" and script.done:
             events.append(script.done)
         if self._timed:
-            events.append(dialect.perf_event(self._timing(now_ns)))
+            events.append(wire_format.perf_event(self._timing(now_ns)))
         return events, "answered"
 
     def _counted(self) -> int:
@@ -149,12 +152,12 @@ class SimAnswer:
         )
 
     def _timing(self, now_ns: int) -> dict[str, str]:
-        return dialect.perf_headers(
+        return wire_format.perf_headers(
             self.incoming.arrival_ns, self.first_ns or now_ns, now_ns, self._queue_ns()
         )
 
     def _metrics(self, now_ns: int) -> dict[str, float] | None:
-        return dialect.metrics(*self._instants(now_ns)) if self.ask.include_metrics else None
+        return wire_format.metrics(*self._instants(now_ns)) if self.ask.include_metrics else None
 
     def _instants(self, now_ns: int) -> tuple[int, int, int, int]:
         return self._queue_ns(), self.incoming.arrival_ns, self.first_ns or now_ns, now_ns
@@ -165,7 +168,7 @@ class SimAnswer:
         self.made, self.sent = self.ask.output_tokens, 1
         counted = self._counted()
         meta_info = (
-            dialect.meta_info(*self._instants(now_ns)) if self.ask.return_meta_info else None
+            wire_format.meta_info(*self._instants(now_ns)) if self.ask.return_meta_info else None
         )
         metrics = self._metrics(now_ns)
         body = self._script.whole(
@@ -177,7 +180,7 @@ class SimAnswer:
             body = body.replace(b'":"', b'":"' + b"a" * OVERSIZED_BYTES, 1)
         headers = tuple(self._timing(now_ns).items()) if self._timed else ()
         if name == "error_event" or name == "engine_error":
-            body = dialect.error(self._script.dialect, "the simulated engine failed", 500)
+            body = wire_format.error(self._script.dialect, "the simulated engine failed", 500)
             return head(500, JSON, len(body), keep_alive=self.keep_alive) + body, "answered"
         length = -1 if name == "close_delimited" else len(body)
         start = head(200, JSON, length, headers=headers, keep_alive=self.keep_alive)

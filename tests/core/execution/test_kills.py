@@ -21,7 +21,7 @@ from processes import children
 from servers import log
 
 from loadgen.core import run_folder
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.embedded import EmbeddedServer, start
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import SentRequests
 
@@ -85,7 +85,7 @@ KEEPS = ("raw", "gaps")
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Embedded]:
+def endpoint() -> Iterator[EmbeddedServer]:
     with start(Options(ttft="5ms", itl="0.2ms", log_bodies=True, log_events="ends")) as made:
         yield made
 
@@ -104,7 +104,7 @@ def endpoint() -> Iterator[Embedded]:
     ],
 )
 def test_some_kills(
-    tmp_path: Path, endpoint: Embedded, command: str, killed: str, keep: str, seed: int
+    tmp_path: Path, endpoint: EmbeddedServer, command: str, killed: str, keep: str, seed: int
 ) -> None:
     check(tmp_path, endpoint, command, killed, keep, seed)
 
@@ -122,13 +122,13 @@ def test_some_kills(
 )
 @pytest.mark.parametrize("seed", range(50))
 def test_fifty_instants(
-    tmp_path: Path, endpoint: Embedded, command: str, keep: str, seed: int
+    tmp_path: Path, endpoint: EmbeddedServer, command: str, keep: str, seed: int
 ) -> None:
     check(tmp_path, endpoint, command, KILLED[seed % len(KILLED)], keep, seed)
 
 
 def check(
-    folder: Path, endpoint: Embedded, command: str, killed: str, keep: str, seed: int
+    folder: Path, endpoint: EmbeddedServer, command: str, killed: str, keep: str, seed: int
 ) -> None:
     draw = random.Random(f"{command} {keep} {seed}")
     out = folder / "out"

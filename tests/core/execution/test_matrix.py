@@ -37,7 +37,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.workload import load, read_flags
-from loadgen.sim.server.faults import NAMES
+from loadgen.sim.server.fault_injection import FAILURE_EFFECTS
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import LoggedRequest, parse_log
 
@@ -56,7 +56,7 @@ AT = {
     "engine_error": ("@0", "@3", "@7"),
     "oversized": ("@0", "@3", "@7"),
 }
-FAULTS = [name + at for name in NAMES for at in AT.get(name, ("",))]
+FAULTS = [name + at for name in FAILURE_EFFECTS for at in AT.get(name, ("",))]
 ASKED = {  # how it is asked: settings
     "chat": {},
     "completions": {"api": "completions"},

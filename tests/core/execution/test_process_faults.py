@@ -31,19 +31,19 @@ from loadgen.core.execution.plan import Settings, Tuning
 from loadgen.core.results import manifest, store
 from loadgen.core.workload import load, read_flags
 from loadgen.runs import request_gaps
-from loadgen.sim.server.embedded import Embedded, start
+from loadgen.sim.server.embedded import EmbeddedServer, start
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Embedded]:
+def endpoint() -> Iterator[EmbeddedServer]:
     with start(Options(ttft="5ms", itl="0.2ms")) as made:
         yield made
 
 
-def to(endpoint: Embedded, folder: Path) -> Settings:
+def to(endpoint: EmbeddedServer, folder: Path) -> Settings:
     return Settings(url=endpoint.url, model="sim", server="trtllm", out=folder / "out", **NO_PAGES)
 
 
@@ -54,7 +54,7 @@ def of(module: str, parent: int) -> int:
 
 
 @pytest.mark.processes
-def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded) -> None:
+def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--concurrency", "4", "--duration", "2s")
     rows_written(tmp_path, 100)
     os.kill(of("sidecars.compactor_process", process.pid), signal.SIGKILL)
@@ -68,7 +68,7 @@ def test_the_compactor_alone_is_killed(tmp_path: Path, endpoint: Embedded) -> No
 
 
 @pytest.mark.processes
-def test_everything_is_killed(tmp_path: Path, endpoint: Embedded) -> None:
+def test_everything_is_killed(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     flags = ("--request-rate", "300", "-n", "3000", "--workers", "2", "--keep", "gaps")
     process = cli(tmp_path, "--url", endpoint.url, *flags)
     rows_written(tmp_path, 700)
@@ -89,7 +89,7 @@ def test_everything_is_killed(tmp_path: Path, endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: Embedded) -> None:
+def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
 
     def freeze(_: Any) -> None:
@@ -117,7 +117,7 @@ def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: Embedded) 
 
 @pytest.mark.processes
 def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
-    tmp_path: Path, endpoint: Embedded
+    tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     """Frozen before it has read its job, which is longer than a pipe holds."""
     (tmp_path / "w.yaml").write_text(
@@ -138,7 +138,7 @@ def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
 
 
 @pytest.mark.processes
-def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded) -> None:
+def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     (tmp_path / "w.yaml").write_text("name: t\nrequests: {input_tokens: 20, output_tokens: 8}\n")
     made = load(
         str(tmp_path / "w.yaml"),
@@ -163,7 +163,7 @@ def test_a_frozen_compactor_is_ended_and_said(tmp_path: Path, endpoint: Embedded
     ("number", "workers"), [(signal.SIGTERM, "1"), (signal.SIGHUP, "2")]
 )  # SIGINT: test_run.py
 def test_other_signals_are_one_ctrl_c(
-    tmp_path: Path, endpoint: Embedded, number: int, workers: str
+    tmp_path: Path, endpoint: EmbeddedServer, number: int, workers: str
 ) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     try:
@@ -191,7 +191,9 @@ def test_other_signals_are_one_ctrl_c(
 
 
 @pytest.mark.processes
-def test_signals_behind_the_load_disturb_no_worker(tmp_path: Path, endpoint: Embedded) -> None:
+def test_signals_behind_the_load_disturb_no_worker(
+    tmp_path: Path, endpoint: EmbeddedServer
+) -> None:
     """A worker is interrupted again and again until it is gone; it still says what its share came to."""
     process = cli(
         tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "4000", "--workers", "2"
@@ -214,7 +216,7 @@ def test_signals_behind_the_load_disturb_no_worker(tmp_path: Path, endpoint: Emb
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_an_interrupt_before_the_load_leaves_nothing(
-    tmp_path: Path, endpoint: Embedded, workers: str
+    tmp_path: Path, endpoint: EmbeddedServer, workers: str
 ) -> None:
     process = cli(
         tmp_path, "--url", endpoint.url, "--request-rate", "50", "-n", "4000", "--workers", workers
@@ -250,7 +252,7 @@ main()
 
 @pytest.mark.processes
 def test_an_interrupt_right_before_the_load_leaves_nothing(
-    tmp_path: Path, endpoint: Embedded
+    tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     """It was heard when the load was said to have begun: a folder without a summary stayed."""
     words = [
@@ -275,7 +277,7 @@ def test_an_interrupt_right_before_the_load_leaves_nothing(
 
 
 @pytest.mark.processes
-def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
+def test_nohup_stays_nohup(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     process = cli(
         tmp_path, "--url", endpoint.url, "--request-rate", "100", "-n", "100", before=("nohup",)
     )
@@ -287,7 +289,7 @@ def test_nohup_stays_nohup(tmp_path: Path, endpoint: Embedded) -> None:
 
 
 @pytest.mark.processes
-def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedded) -> None:
+def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     """The second begins while the first has not even probed its target."""
     with taken(tmp_path / "out", "first", datetime.now()) as first:
         code, _, err = ended(

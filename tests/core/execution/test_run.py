@@ -38,8 +38,8 @@ from loadgen.core.results.record import KINDS, ROW, STATUSES
 from loadgen.core.results.store import Stored
 from loadgen.core.workload import load, read_flags
 from loadgen.runs import text
-from loadgen.sim.server.embedded import Embedded
-from loadgen.sim.server.faults import NAMES, parse
+from loadgen.sim.server.embedded import EmbeddedServer
+from loadgen.sim.server.fault_injection import FAILURE_EFFECTS, parse_failure_plan
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import TEMPLATE_TOKENS
 
@@ -47,7 +47,7 @@ FAST = {"ttft": "5ms", "itl": "0.2ms"}
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Embedded]:
+def endpoint() -> Iterator[EmbeddedServer]:
     with start(Options(**FAST, log_bodies=True)) as made:
         yield made
 
@@ -98,12 +98,12 @@ def after_the_probe(plan: str) -> dict[str, Any]:
     seed = next(
         seed
         for seed in count()
-        if not any(parse(plan, seed).draw(number, 8) for number in range(6))
+        if not any(parse_failure_plan(plan, seed).draw(number, 8) for number in range(6))
     )
     return {"faults": plan, "seed": seed}
 
 
-def bodies(endpoint: Embedded) -> Counter[str]:
+def bodies(endpoint: EmbeddedServer) -> Counter[str]:
     """Of the requests of a run (a probe has no name), the hashes of what was received."""
     return Counter(request.body_sha256 for request in log(endpoint).requests if request.id)
 
@@ -118,7 +118,7 @@ def adds_up(summary: Summary) -> bool:
 
 STRIKE = {
     name: 0.04
-    for name in NAMES
+    for name in FAILURE_EFFECTS
     if name not in ("stall", "http_429", "slow_first_byte", "oversized")
 }
 EXPECTED = {
@@ -177,7 +177,7 @@ def test_every_slot_has_one_record_whatever_the_server_does(
 
 
 @pytest.mark.processes
-def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: Embedded) -> None:
+def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     log(endpoint)
     summary, stored = go(tmp_path, endpoint.url, request_rate="400", num_requests="60")
     rows = stored.rows
@@ -199,7 +199,7 @@ def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: Embedde
 
 
 @pytest.mark.processes
-def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: Embedded) -> None:
+def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     turns = "  turns: {count: 3, tool_result_tokens: 5, tool_time: 1ms, history: server}\n"
     (tmp_path / "a").mkdir()
     summary, stored = go(tmp_path / "a", endpoint.url, more=turns, concurrency="4", duration="0.3s")
@@ -224,7 +224,7 @@ def test_closed_loop_by_time_and_conversations(tmp_path: Path, endpoint: Embedde
 
 @pytest.mark.processes
 def test_whole_answers_are_not_judged_by_what_only_streams_have(
-    tmp_path: Path, endpoint: Embedded
+    tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     more = "slo: {ttft: 10s, tpot: 1ms, attainment: 90%}\n"
     flags = {"request_rate": "500", "num_requests": "30"}
@@ -246,7 +246,7 @@ def test_the_cap_drops(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_steps_of_connecting_are_told_apart(tmp_path: Path, endpoint: Embedded) -> None:
+def test_the_steps_of_connecting_are_told_apart(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     """The first request of each connection has TCP and the handshake; without TLS there is none, and an address has no
     name to look up.
     """
@@ -305,7 +305,7 @@ def test_lanes_wait_for_a_place_in_prefill(tmp_path: Path, workers: int) -> None
 
 @pytest.mark.processes
 def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(
-    tmp_path: Path, endpoint: Embedded
+    tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     load = {"concurrency": "4", "num_requests": "8", "max_in_prefill": "1"}
     for settings, words in (
@@ -318,7 +318,7 @@ def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(
 
 @pytest.mark.processes
 def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(
-    tmp_path: Path, endpoint: Embedded
+    tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     """The seed alone fixes what arrives; without one, the seed that was drawn and stored does."""
 
@@ -410,7 +410,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 @pytest.mark.processes
 @pytest.mark.parametrize("load", [("--request-rate", "200", "-n", "400"), ("-c", "6", "-d", "3s")])
 def test_a_worker_that_dies_leaves_its_rest_as_lost(
-    tmp_path: Path, endpoint: Embedded, load: tuple[str, ...]
+    tmp_path: Path, endpoint: EmbeddedServer, load: tuple[str, ...]
 ) -> None:
     process = cli(tmp_path, "--url", endpoint.url, "--workers", "2", *load)
     rows_written(tmp_path, 40)
@@ -444,7 +444,7 @@ def test_a_worker_that_dies_leaves_its_rest_as_lost(
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_interrupted_once_it_drains_and_reports(
-    tmp_path: Path, endpoint: Embedded, workers: str
+    tmp_path: Path, endpoint: EmbeddedServer, workers: str
 ) -> None:
     flags = ("--request-rate", "200", "-n", "4000", "--workers", workers)
     process = cli(tmp_path, "--url", endpoint.url, *flags)
@@ -495,7 +495,7 @@ def test_interrupted_twice_it_leaves(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(("workers", "rows"), [("1", 500), ("2", 50)])
 def test_killed_it_leaves_a_readable_folder(
-    tmp_path: Path, endpoint: Embedded, workers: str, rows: int
+    tmp_path: Path, endpoint: EmbeddedServer, workers: str, rows: int
 ) -> None:
     log(endpoint)
     process = cli(
@@ -655,7 +655,9 @@ def refused(folder: Path, url: str, **settings: Any) -> TargetError:
 
 
 @pytest.mark.processes
-def test_targets_that_cannot_be_used_are_told_at_once(tmp_path: Path, endpoint: Embedded) -> None:
+def test_targets_that_cannot_be_used_are_told_at_once(
+    tmp_path: Path, endpoint: EmbeddedServer
+) -> None:
     assert refused(tmp_path, "http://127.0.0.1:1").code == "connect"
     assert refused(tmp_path, "http://no-such-host.invalid:8000").code == "dns"
     assert refused(tmp_path, endpoint.url.replace("http", "https")).code == "tls"
@@ -726,7 +728,7 @@ def test_a_header_that_cannot_be_sent_is_the_users_fault(
 
 
 @pytest.mark.processes
-def test_a_drive_can_be_followed(tmp_path: Path, endpoint: Embedded) -> None:
+def test_a_drive_can_be_followed(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     seen: list[RunningLoad] = []
     go(tmp_path, endpoint.url, concurrency="2", num_requests="10", begun=seen.append)
     (running,) = seen
@@ -743,7 +745,7 @@ def test_wrong_workloads_never_reach_a_server(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_no_process_of_a_run_executes_code_from_the_current_folder(
-    tmp_path: Path, endpoint: Embedded
+    tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     """Two workers, the scraper, the compactor: one of these two is imported by each."""
     for name in ("numpy.py", "subprocess.py"):

@@ -49,7 +49,7 @@ def workload(folder: Path, turns: int = 0, **flags: str) -> Workload:
     return load(str(file), read_flags(**({"seed": "7", "warmup": "0"} | flags)))
 
 
-def to(server: embedded.Embedded, out: Path, **more: Any) -> Settings:
+def to(server: embedded.EmbeddedServer, out: Path, **more: Any) -> Settings:
     return Settings(
         url=server.url,
         model="sim",

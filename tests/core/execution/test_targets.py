@@ -24,7 +24,7 @@ from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 
-def beside(two: embedded.Embedded) -> dict[str, Any]:
+def beside(two: embedded.EmbeddedServer) -> dict[str, Any]:
     """Settings for a server that other tests use, too, and this one."""
     one = Endpoint(url=shared().url, name="one")
     return {"url": one.url, "targets": (one, Endpoint(url=two.url, name="two"))}

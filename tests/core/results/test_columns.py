@@ -33,7 +33,7 @@ from loadgen.core.results.record import BIN_NS, KINDS, ROW, STATUSES, joined, pi
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import BLOCK_ROWS, Histogram
-from loadgen.sim.row_columns import RowColumns
+from loadgen.sim.record_columns import RecordColumns
 
 S = 1_000_000_000
 instant = st.one_of(st.just(-1), st.integers(0, 10**12))
@@ -424,7 +424,7 @@ def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path:
 def test_blocks_of_columns_are_not_made_of_rows() -> None:
     """A row has all of its fields: to gather them for each figure was half of a run of a rack."""
 
-    class Whole(RowColumns):
+    class Whole(RecordColumns):
         def __getitem__(self, which: Any) -> Any:
             assert isinstance(which, str), "rows were made"
             return super().__getitem__(which)
@@ -521,7 +521,7 @@ def sent_rows(count: int, seed: int) -> NDArray[np.void]:
 def test_rows_side_by_side_are_not_copied() -> None:
     rows = blank(100)
     rows["due_ns"], rows["stage"][:10] = np.arange(100), 1
-    columns = RowColumns(100, {name: rows[name].copy() for name in ROW.names or ()})
+    columns = RecordColumns(100, {name: rows[name].copy() for name in ROW.names or ()})
     part = Columns(cast(Any, columns), columns["stage"] == 0)
     assert np.shares_memory(part["due_ns"], columns["due_ns"]) and part["due_ns"].tolist() == [
         *range(10, 100)

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from loadgen.sim.server.dialect import Dialect, ParsedRequest, malformed, refused, words
 from loadgen.sim.server.request_parser import (
     TEMPLATE_TOKENS,
     RequestRules,
@@ -20,6 +19,7 @@ from loadgen.sim.server.request_parser import (
     length_of,
     reader,
 )
+from loadgen.sim.server.wire_format import Dialect, ParsedRequest, malformed, refused, words
 
 KEPT_BYTES = 256 << 20  # of the texts of earlier responses; the oldest are forgotten
 

@@ -13,9 +13,9 @@ import msgspec
 
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.errors import LoadgenError as Wrong
-from loadgen.sim.engine.latency_model import duration_ns, uniform
+from loadgen.sim.engine.latency_model import draw_uniform, parse_duration_ns
 
-NAMES: dict[str, str] = {
+FAILURE_EFFECTS: dict[str, str] = {
     "http_429": "429 with Retry-After (@: that time, default 1s)",
     "http_500": "500",
     "http_503": "503",
@@ -42,19 +42,19 @@ NAMES: dict[str, str] = {
 }
 """All faults and their effects. `@` takes the index of a token (0 is the first), or a duration."""
 
-TIMED = {"http_429": 1_000_000_000, "slow_first_byte": 1_000_000_000}
+DURATION_FAILURES = {"http_429": 1_000_000_000, "slow_first_byte": 1_000_000_000}
 """Faults whose `@` is a duration, with the default in ns."""
 
-PLACED = frozenset(
+TOKEN_FAILURES = frozenset(
     ("reset_after", "truncate", "stall", "malformed", "error_event", "engine_error", "oversized")
 )
 """Faults that happen at a token; without `@` the token is drawn."""
 
-COUNTED: dict[str, int] = {"wrong_count": -1, "clamp": 8}
+COUNT_FAILURES: dict[str, int] = {"wrong_count": -1, "clamp": 8}
 """Faults whose `@` is a number of tokens, with the default."""
 
 
-class PlannedFault(msgspec.Struct, frozen=True):
+class InjectedFailure(msgspec.Struct, frozen=True):
     """One fault of one request.
 
     `at` is the token index for PLACED faults, ns for TIMED faults, tokens for COUNTED faults, and -1 if it is unused or
@@ -65,46 +65,52 @@ class PlannedFault(msgspec.Struct, frozen=True):
     at: int = -1
 
 
-class FaultPlan(msgspec.Struct, frozen=True):
+class FailurePlan(msgspec.Struct, frozen=True):
     """Faults, and the share of requests that has each; the shares sum to at most 1."""
 
-    entries: tuple[tuple[PlannedFault, float], ...] = ()
+    entries: tuple[tuple[InjectedFailure, float], ...] = ()
     seed: int = 0
 
-    def draw(self, number: int, output_tokens: int) -> PlannedFault | None:
+    def draw(self, number: int, output_tokens: int) -> InjectedFailure | None:
         """The fault of request `number` (counted from 0 by arrival), or None. A request has at most one fault."""
         if not self.entries:
             return None
-        point = uniform(self.seed, 3, number)
+        point = draw_uniform(self.seed, 3, number)
         for fault, share in self.entries:
             if point < share:
-                return placed(fault, output_tokens, self.seed, number)
+                return with_drawn_token(fault, output_tokens, self.seed, number)
             point -= share
         return None
 
 
-def placed(fault: PlannedFault, output_tokens: int, seed: int, number: int) -> PlannedFault:
+def with_drawn_token(
+    fault: InjectedFailure, output_tokens: int, seed: int, number: int
+) -> InjectedFailure:
     """`fault` with its token drawn if it needs a token and names none. The token is never after the last one."""
-    if fault.name not in PLACED:
+    if fault.name not in TOKEN_FAILURES:
         return fault
     last = output_tokens - 1
-    at = min(fault.at, last) if fault.at >= 0 else int(uniform(seed, 4, number) * output_tokens)
-    return PlannedFault(fault.name, at)
+    at = (
+        min(fault.at, last) if fault.at >= 0 else int(draw_uniform(seed, 4, number) * output_tokens)
+    )
+    return InjectedFailure(fault.name, at)
 
 
-def one(text: str, where: str = "") -> PlannedFault:
+def parse_failure(text: str, where: str = "") -> InjectedFailure:
     """Parse one fault of a header or flag: `truncate`, `truncate@3`, `http_429@2s`. Raises UserError."""
     name, at_sign, at = (part.strip() for part in text.partition("@"))
-    if name not in NAMES:
+    if name not in FAILURE_EFFECTS:
         raise UserError(
-            "unknown_name", f'unknown fault "{name}"', where, "known: " + ", ".join(NAMES)
+            "unknown_name", f'unknown fault "{name}"', where, "known: " + ", ".join(FAILURE_EFFECTS)
         )
-    if name in TIMED:
-        return PlannedFault(name, duration_ns(at, where) if at_sign else TIMED[name])
+    if name in DURATION_FAILURES:
+        return InjectedFailure(
+            name, parse_duration_ns(at, where) if at_sign else DURATION_FAILURES[name]
+        )
     if not at_sign:
-        return PlannedFault(name, COUNTED.get(name, -1))
-    if name not in PLACED and name not in COUNTED:
-        known = ", ".join((*TIMED, *COUNTED, *sorted(PLACED)))
+        return InjectedFailure(name, COUNT_FAILURES.get(name, -1))
+    if name not in TOKEN_FAILURES and name not in COUNT_FAILURES:
+        known = ", ".join((*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES)))
         raise UserError("unsupported", f'"{name}" takes no "@"', where, f"only these do: {known}")
     if not at.isascii() or not at.isdigit() or len(at) > 9:
         raise UserError(
@@ -113,10 +119,10 @@ def one(text: str, where: str = "") -> PlannedFault:
             where,
             f"write it as {name}@3; 0 is the first token",
         )
-    return PlannedFault(name, int(at))
+    return InjectedFailure(name, int(at))
 
 
-def parse(text: str, seed: int = 0, where: str = "--fault") -> FaultPlan:
+def parse_failure_plan(text: str, seed: int = 0, where: str = "--fault") -> FailurePlan:
     """Parse `truncate:0.05,http_429@2s:0.1`. A fault without a share applies to every request.
 
     Raises Faults, and UserError for a fault that has two shares.
@@ -128,16 +134,18 @@ def parse(text: str, seed: int = 0, where: str = "--fault") -> FaultPlan:
             what = f"{name.strip()} has two shares"
             raise UserError("duplicate", what, where, "keep one of them")
         shares[name.strip()] = share.strip() if colon else 1.0
-    return parse_faults(shares, seed, where)
+    return parse_failure_shares(shares, seed, where)
 
 
-def parse_faults(shares: Mapping[str, Any], seed: int = 0, where: str = "faults") -> FaultPlan:
+def parse_failure_shares(
+    shares: Mapping[str, Any], seed: int = 0, where: str = "faults"
+) -> FailurePlan:
     """The plan for a mapping (from YAML) of fault, with its `@` if any, to share. Raises Faults with all errors."""
-    entries: list[tuple[PlannedFault, float]] = []
+    entries: list[tuple[InjectedFailure, float]] = []
     errors: list[Wrong] = []
     for text, value in shares.items():
         try:
-            fault = one(str(text), where)
+            fault = parse_failure(str(text), where)
         except UserError as error:
             errors.append(error)
             continue
@@ -167,4 +175,4 @@ def parse_faults(shares: Mapping[str, Any], seed: int = 0, where: str = "faults"
         )
     if errors:
         raise CombinedError(errors)
-    return FaultPlan(tuple(entries), seed)
+    return FailurePlan(tuple(entries), seed)

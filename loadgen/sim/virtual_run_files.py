@@ -14,9 +14,9 @@ from loadgen.core.results.spool import STAMPS
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.quantiles import Histogram
-from loadgen.sim import virtual_gaps
+from loadgen.sim import event_gaps
 from loadgen.sim.presets.preset import Preset
-from loadgen.sim.virtual_rows import VirtualRows
+from loadgen.sim.virtual_records import VirtualRecords
 
 ROWS_PER_GROUP = 250_000  # per row group of the Parquet file, so that conversion needs no second copy of all rows
 
@@ -33,7 +33,7 @@ def replicas_told(preset: Preset) -> list[MetricSample]:
     ]
 
 
-def no_errors(results: VirtualRows) -> list[Histogram]:
+def no_errors(results: VirtualRecords) -> list[Histogram]:
     """The stamp errors of the output events of each stage: in virtual time every stamp is exact."""
     histograms = []
     for timeline in results.timeline:
@@ -45,7 +45,7 @@ def no_errors(results: VirtualRows) -> list[Histogram]:
 def write(
     folder: Path,
     header: RunManifest,
-    results: VirtualRows,
+    results: VirtualRecords,
     seconds: Sequence[WorkerSample],
     texts: Sequence[str],
     counted: Sequence[MetricSample],
@@ -69,7 +69,7 @@ def write(
     tables = (parquet.to_table(cast(Any, part), list(texts)) for part in parts)
     parquet.write(folder / "requests" / store.MERGED, tables)
     if results.emitted is not None:
-        gaps.write(folder, virtual_gaps.gaps(results.emitted))
+        gaps.write(folder, event_gaps.gaps(results.emitted))
     if counted:
         store.replace(
             folder / series.FILE, b"".join(msgspec.json.encode(one) + b"\n" for one in counted)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.core.results.record import ROW
-from loadgen.sim.row_columns import RowColumns
+from loadgen.sim.record_columns import RecordColumns
 
 
 @settings(deadline=None, max_examples=30)
@@ -19,7 +19,7 @@ def test_columns_are_those_of_an_array_of_rows(values: list[int], chosen: st.Dat
     for name in ("slot", "request", "output_tokens", "replica"):
         rows[name] = given_values
     rows["lane"] = -1
-    made = RowColumns(
+    made = RecordColumns(
         len(values),
         dict.fromkeys(("slot", "request", "output_tokens", "replica"), given_values) | {"lane": -1},
     )
@@ -35,7 +35,7 @@ def test_columns_are_those_of_an_array_of_rows(values: list[int], chosen: st.Dat
 
 def test_what_is_one_value_or_given_twice_is_stored_once() -> None:
     due = np.arange(1000)
-    made = RowColumns(
+    made = RecordColumns(
         1000, {"due_ns": due, "sent_ns": due, "status": np.zeros(1000, np.int64), "lane": -1}
     )
     assert made["due_ns"] is made["sent_ns"]

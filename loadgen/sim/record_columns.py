@@ -13,7 +13,7 @@ from loadgen.core.results.record import ROW
 Column = NDArray[Any] | int
 
 
-class RowColumns:
+class RecordColumns:
     """What an array of `record.ROW` says, by column. `rows["due_ns"]` is a column, read only; `rows[:10]` are rows.
 
     Fields that are one value for all rows are stored once, and so are fields that are given as the same array.
@@ -51,9 +51,9 @@ class RowColumns:
     def __iter__(self) -> Iterator[Any]:
         return iter(self[:])
 
-    def part(self, which: slice) -> RowColumns:
+    def part(self, which: slice) -> RecordColumns:
         """Neighbouring rows, in the memory of these."""
-        found = RowColumns.__new__(RowColumns)
+        found = RecordColumns.__new__(RecordColumns)
         found._columns = {name: column[which] for name, column in self._columns.items()}
         found._length = len(range(*which.indices(self._length)))
         return found

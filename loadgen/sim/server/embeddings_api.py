@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.sim.server.dialect import DONE, Dialect, ParsedRequest, malformed, refused
 from loadgen.sim.server.request_parser import RequestRules, check_model, count_tokens
+from loadgen.sim.server.wire_format import DONE, Dialect, ParsedRequest, malformed, refused
 
 DIMENSIONS = 1024
 MOST_DIMENSIONS = 8192

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from loadgen.sim.server.dialect import MARK, WORDS, Dialect, ParsedRequest, Refusal, words
 from loadgen.sim.server.request_parser import (
     TEMPLATE_TOKENS,
     RequestRules,
@@ -17,6 +16,7 @@ from loadgen.sim.server.request_parser import (
     length_of,
     reader,
 )
+from loadgen.sim.server.wire_format import MARK, WORDS, Dialect, ParsedRequest, Refusal, words
 
 
 class _Block(msgspec.Struct):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from runs import NO_PAGES
 from servers import start
-from test_doors import SHORT, workload
+from test_apis import SHORT, workload
 from test_sim_server import FAST, ask
 
 from loadgen.core.errors import LoadgenError
@@ -23,25 +23,25 @@ from loadgen.core.requests.build import build
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.presets.preset import load_preset
-from loadgen.sim.server.embedded import Embedded
+from loadgen.sim.server.embedded import EmbeddedServer
 from loadgen.sim.server.options import Options
 
 RANKED = {"input_tokens": 6_100, "output_tokens": 1, "chunks": {"count": 20, "tokens": 300}}
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Embedded]:
+def endpoint() -> Iterator[EmbeddedServer]:
     with start(Options(**FAST, max_seq_len=64)) as made:
         yield made
 
 
-def said(endpoint: Embedded, path: str, **body: Any) -> tuple[int, Any]:
+def said(endpoint: EmbeddedServer, path: str, **body: Any) -> tuple[int, Any]:
     status, _, pieces = ask(endpoint, path, {"model": "m", **body})
     return status, json.loads(b"".join(pieces))
 
 
 @pytest.mark.processes
-def test_embeddings_of_texts_and_token_ids(endpoint: Embedded) -> None:
+def test_embeddings_of_texts_and_token_ids(endpoint: EmbeddedServer) -> None:
     status, answer = said(endpoint, "/v1/embeddings", input=["a b c", "d", "a b c"], dimensions=8)
     vectors = [one["embedding"] for one in answer["data"]]
     assert (status, answer["usage"]) == (200, {"prompt_tokens": 7, "total_tokens": 7})
@@ -61,7 +61,7 @@ def test_embeddings_of_texts_and_token_ids(endpoint: Embedded) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
-def test_rerank_counts_the_query_with_each_document(endpoint: Embedded, path: str) -> None:
+def test_rerank_counts_the_query_with_each_document(endpoint: EmbeddedServer, path: str) -> None:
     documents = ["x y", {"text": "z"}, "one two three"]
     status, answer = said(endpoint, path, query="a b", documents=documents, top_n=2)
     assert (status, answer["usage"]["total_tokens"]) == (200, 3 * 2 + 6)
@@ -88,12 +88,12 @@ def test_rerank_counts_the_query_with_each_document(endpoint: Embedded, path: st
         ("/v1/responses", {"input": "a", "previous_response_id": "resp_of_nobody"}),
     ],
 )
-def test_what_the_doors_refuse(endpoint: Embedded, path: str, body: dict[str, Any]) -> None:
+def test_what_the_doors_refuse(endpoint: EmbeddedServer, path: str, body: dict[str, Any]) -> None:
     assert said(endpoint, path, **body)[0] == 400
 
 
 @pytest.mark.processes
-def test_a_response_goes_on_from_an_earlier_one(endpoint: Embedded) -> None:
+def test_a_response_goes_on_from_an_earlier_one(endpoint: EmbeddedServer) -> None:
     _, first = said(endpoint, "/v1/responses", input="hello there", max_output_tokens=3)
     assert (first["status"], first["incomplete_details"]) == (
         "incomplete",
@@ -116,7 +116,7 @@ def test_a_response_goes_on_from_an_earlier_one(endpoint: Embedded) -> None:
 
 @pytest.mark.processes
 def test_a_streamed_response_has_numbered_events_and_the_text_of_the_whole_one(
-    endpoint: Embedded,
+    endpoint: EmbeddedServer,
 ) -> None:
     body = {"model": "m", "input": "tell me", "max_output_tokens": 5}
     _, _, chunks = ask(endpoint, "/v1/responses", {**body, "stream": True})

@@ -28,32 +28,32 @@ from loadgen.core.results.record import (
 from loadgen.core.schedule.chains import Conversations, Singles
 from loadgen.core.schedule.timetable import Schedule
 from loadgen.core.stats.quantiles import Histogram
-from loadgen.sim.row_columns import Column, RowColumns
+from loadgen.sim.event_gaps import Emitted, Ints, Stretches
+from loadgen.sim.record_columns import Column, RecordColumns
 from loadgen.sim.simulated_requests import (
     PauseColumns,
     SentColumns,
     SimulatedRequests,
     UnsentColumns,
 )
-from loadgen.sim.virtual_gaps import Emitted, Ints, Stretches
 
 Counts = NDArray[np.signedinteger[Any]]
 
 
-class VirtualRows(NamedTuple):
+class VirtualRecords(NamedTuple):
     """What a simulated run recorded, as `summary.summarize` takes it.
 
     `gaps` and `timeline` (events per 10 ms) have one entry per stage. `emitted` holds the single
     events if they were requested.
     """
 
-    rows: RowColumns
+    rows: RecordColumns
     gaps: list[Histogram]
     timeline: list[Ints]
     emitted: Emitted | None = None
 
 
-def build_rows(
+def build_records(
     requests: SimulatedRequests,
     ends: Sequence[Ints],
     schedule: Schedule,
@@ -62,7 +62,7 @@ def build_rows(
     source: str,
     kept_cache: bool,
     keep_events: bool = False,
-) -> VirtualRows:
+) -> VirtualRecords:
     """Return the records, gaps and timeline of a simulated run.
 
     Args:
@@ -96,11 +96,11 @@ def build_rows(
     values["output_events"] = counts.events
     if len(unsent):
         values = _with_unsent(values, len(sent), unsent)
-    rows = RowColumns(len(number), {**values, **slots})
-    return VirtualRows(rows, counts.gaps, counts.timeline, emitted)
+    rows = RecordColumns(len(number), {**values, **slots})
+    return VirtualRecords(rows, counts.gaps, counts.timeline, emitted)
 
 
-def rows_of_ended_requests(
+def records_of_ended_requests(
     sent: SentColumns, *, first_ns: Ints, last_ns: Ints, schedule: Schedule
 ) -> NDArray[np.void]:
     """Return the records of requests that have ended, while the run goes on.

@@ -1,0 +1,86 @@
+"""The plan of faults: read from text, drawn by seed and number, everything wrong told at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from loadgen.core.errors import CombinedError, UserError
+from loadgen.sim.server.fault_injection import (
+    COUNT_FAILURES,
+    DURATION_FAILURES,
+    FAILURE_EFFECTS,
+    TOKEN_FAILURES,
+    FailurePlan,
+    InjectedFailure,
+    parse_failure,
+    parse_failure_plan,
+    parse_failure_shares,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("truncate", InjectedFailure("truncate")),
+        ("truncate@3", InjectedFailure("truncate", 3)),
+        ("http_429", InjectedFailure("http_429", 1_000_000_000)),
+        ("http_429@250ms", InjectedFailure("http_429", 250_000_000)),
+        (" slow_first_byte @ 2s ", InjectedFailure("slow_first_byte", 2_000_000_000)),
+        ("no_done", InjectedFailure("no_done")),
+    ],
+)
+def test_one_fault_as_written(text: str, expected: InjectedFailure) -> None:
+    assert parse_failure(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "explode", "truncate@soon", "truncate@-1", "no_done@3", "http_429@often"]
+)
+def test_a_fault_that_is_none_is_one_clear_error(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_failure(text, "X-Sim-Fault")
+    assert caught.value.hint
+
+
+def test_flag_and_mapping_say_the_same() -> None:
+    flag = parse_failure_plan("truncate@3:0.05,http_429:0.1", seed=4)
+    assert flag == parse_failure_shares({"truncate@3": 0.05, "http_429": 0.1}, seed=4)
+    assert parse_failure_plan("") == FailurePlan()
+    assert parse_failure_plan("stall").entries == ((InjectedFailure("stall"), 1.0),)
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    with pytest.raises(CombinedError) as caught:
+        parse_failure_plan("explode:0.1,truncate:2,stall:often")
+    assert len(caught.value.faults) == 3
+    with pytest.raises(CombinedError, match="--> --fault"):
+        parse_failure_plan("truncate:0.6,stall:0.6")
+
+
+def test_shares_hold_and_a_request_always_draws_the_same() -> None:
+    plan = parse_failure_plan("truncate:0.05,http_500:0.2", seed=9)
+    drawn = [plan.draw(number, 100) for number in range(8000)]
+    counts = Counter(fault.name for fault in drawn if fault)
+    assert counts["truncate"] == pytest.approx(400, rel=0.15)
+    assert counts["http_500"] == pytest.approx(1600, rel=0.1)
+    assert drawn[4000:] == [plan.draw(number, 100) for number in range(4000, 8000)]
+    assert drawn != [
+        parse_failure_plan("truncate:0.05,http_500:0.2", seed=10).draw(number, 100)
+        for number in range(8000)
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(TOKEN_FAILURES))
+def test_the_token_struck_is_one_that_exists(name: str) -> None:
+    plan = parse_failure_plan(name, seed=1)
+    tokens = {fault.at for number in range(200) if (fault := plan.draw(number, 7))}
+    assert tokens == set(range(7))
+    fixed = parse_failure_plan(f"{name}@90").draw(0, 7)
+    assert fixed is not None and fixed.at == 6
+
+
+def test_every_kind_of_fault_has_its_words() -> None:
+    assert TOKEN_FAILURES | set(DURATION_FAILURES) | set(COUNT_FAILURES) <= set(FAILURE_EFFECTS)
+    assert all(FAILURE_EFFECTS.values())
