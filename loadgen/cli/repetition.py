@@ -52,8 +52,8 @@ def parse_repetition(text: str | None) -> Repetition | None:
         raise CombinedError(errors)
     return repeats.Repetition(
         count=count,
-        most=most or repeats.MOST,
-        within=within or repeats.WITHIN,
+        most=most or repeats.DEFAULT_MAX_RUNS,
+        within=within or repeats.DEFAULT_PRECISION,
         pause_ns=pause_ns or 0,
     )
 
@@ -97,12 +97,12 @@ def _parse_most(text: str | None, place: str) -> int | None:
     if text is None:
         return None
     most = int(text) if text.isdecimal() else 0
-    if not repeats.FEWEST <= most <= MAX_RUNS:
+    if not repeats.MIN_RUNS <= most <= MAX_RUNS:
         raise UserError(
             "out_of_range",
             "no number of runs",
             place,
-            f"most from {repeats.FEWEST} to {MAX_RUNS}",
+            f"most from {repeats.MIN_RUNS} to {MAX_RUNS}",
         )
     return most
 

@@ -26,7 +26,7 @@ from loadgen.core.metrics.windows import Span, spread_tokens
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, element
-from loadgen.repeated.registry import Metric
+from loadgen.repeated.comparable_metrics import Metric
 
 RESAMPLES = 300  # enough to know a standard error to 4 %
 MANY = 20_000  # samples from which the rank of the quantile is blocked instead: the same result, and cheap

@@ -31,8 +31,8 @@ from loadgen.core.metrics.validity import answered_share
 from loadgen.core.results.manifest import ReasonCode, StepPlan
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
-from loadgen.repeated import registry
-from loadgen.repeated.registry import SHARES, Metric, figure, metric
+from loadgen.repeated import comparable_metrics
+from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, find_metric, metric_value
 from loadgen.runs.compared import ComparedRun, Side, SideFacts
 from loadgen.runs.headline import promises
 
@@ -101,7 +101,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def absolute(self) -> bool:
         """Whether `change` is a difference of shares, and not a ratio minus one."""
-        return self.metric.endswith(SHARES)
+        return self.metric.endswith(SHARE_PATHS)
 
     @property
     def outcome(self) -> Outcome:
@@ -154,7 +154,10 @@ def compare(
     """
     first = sides[0]
     extra_metrics = TOLD if any(side.told for side in sides) else ()
-    known_metrics = map(metric, dict.fromkeys((*registry.shown(), *extra_metrics, *also)))
+    known_metrics = map(
+        find_metric,
+        dict.fromkeys((*comparable_metrics.default_metric_paths(), *extra_metrics, *also)),
+    )
     metrics_compared = [one for one in known_metrics if one is not None]
     differences: list[Difference] = []
     for other in sides[1:]:
@@ -320,8 +323,8 @@ def _notes(sides: Sequence[Side]) -> list[str]:
         notes += [f"{side.name}: {note}" for note in side.notes]
         missing = [
             known_metric.name
-            for path in (*registry.shown(), *TOLD)
-            if path not in side.told and (known_metric := metric(path))
+            for path in (*comparable_metrics.default_metric_paths(), *TOLD)
+            if path not in side.told and (known_metric := find_metric(path))
         ]
         if side.told and missing:
             notes.append(f"{side.name} does not say: {'; '.join(missing)}")
@@ -438,7 +441,7 @@ def _differences(
             side=other.name,
             before=before,
             after=after,
-            change=_change(before, after, is_share=compared.path in SHARES),
+            change=_change(before, after, is_share=compared.path in SHARE_PATHS),
             why=reason or "no interval is known for it",
             repeated=repeated,
         )
@@ -556,7 +559,7 @@ def _value(side: Side, compared: Metric) -> float | None:
     """The figure of the summary; for repeats, the mean over the runs. None where a run has none."""
     if side.told:
         return side.told.get(compared.path)
-    values = [figure(run.summary, compared.path) for run in side.runs]
+    values = [metric_value(run.summary, compared.path) for run in side.runs]
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
@@ -570,7 +573,7 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
     reasons = dict.fromkeys(
         reason
         for run in side.runs
-        if figure(run.summary, compared.path) is None
+        if metric_value(run.summary, compared.path) is None
         and (reason := run.summary.withheld_reason(metric, statistic))
     )
     if reasons:
@@ -578,11 +581,11 @@ def _estimate(side: Side, compared: Metric, repeated: bool) -> tuple[Known | Non
     value = _value(side, compared)
     if value is None:
         return None, f"{side.name} has none"
-    is_share = compared.path in SHARES
+    is_share = compared.path in SHARE_PATHS
     if not is_share and value <= 0:
         return None, "zero"
     if repeated:
-        values = [figure(run.summary, compared.path) or 0.0 for run in side.runs]
+        values = [metric_value(run.summary, compared.path) or 0.0 for run in side.runs]
         if not is_share and min(values) <= 0:
             return None, "zero"
         scaled = np.array(values) if is_share else np.log(values)

@@ -24,7 +24,7 @@ from loadgen.compare.comparison import (
 )
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, UserError, closest
-from loadgen.repeated.registry import SHARES, metric, paths
+from loadgen.repeated.comparable_metrics import SHARE_PATHS, find_metric, metric_paths
 
 _FORM = re.compile(
     r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|>|<)\s*([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|us|ms|s|)\s*"
@@ -100,16 +100,16 @@ def _parse(text: str) -> Condition:
         name.replace(".", "_ms.", 1),
         re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name),
     )
-    path = next((spelled for spelled in spellings if metric(spelled) is not None), None)
+    path = next((spelled for spelled in spellings if find_metric(spelled) is not None), None)
     if path is None:
-        similar = closest(name, paths(), cutoff=0.5)
+        similar = closest(name, metric_paths(), cutoff=0.5)
         hint = (
             f"did you mean {similar}?"
             if similar
             else "as in summary.json: ttft_ms.p99, goodput.share"
         )
         raise UserError("unknown_name", f'no metric is called "{name}"', where, hint)
-    known_metric = metric(path)
+    known_metric = find_metric(path)
     assert known_metric is not None
     number = float(digits) * (-1 if sign == "-" else 1)
     if unit in _MS:
@@ -118,7 +118,7 @@ def _parse(text: str) -> Condition:
             raise UserError("invalid_value", f"{path} is no time", where, hint)
         number *= _MS[unit]
     if unit == "%":
-        if not sign and path not in SHARES:
+        if not sign and path not in SHARE_PATHS:
             raise UserError(
                 "invalid_value",
                 f"{path} is no share",
@@ -126,7 +126,13 @@ def _parse(text: str) -> Condition:
                 f"for a change write {name} {test} +{digits}%",
             )
         number /= 100
-    kind = "value" if not sign else "change" if unit == "%" and path not in SHARES else "difference"
+    kind = (
+        "value"
+        if not sign
+        else "change"
+        if unit == "%" and path not in SHARE_PATHS
+        else "difference"
+    )
     return Condition(text=text, metric=path, test=test, limit=number, kind=kind)
 
 

@@ -158,7 +158,7 @@ def validate(
     other = _other(asked, against, against_model, against_key_file, dry_run=dry_run)
     show = shown(_with_contract_prices(invocation, checked_contract, settings), quiet=dry_run)
     repeats = {
-        level.level.name: how.at_least if how else level.level.repeats
+        level.level.name: how.min_runs if how else level.level.repeats
         for level in checked_contract.levels
     }
     expected = [
@@ -180,7 +180,7 @@ def validate(
     execute = invocation.executor(show.hearers)
     runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
     of_level = [
-        (level.at_most, (one.requests if settings.virtual else one.duration_ns) or 0)
+        (level.max_runs, (one.requests if settings.virtual else one.duration_ns) or 0)
         for level, one in zip(runs, checked_contract.levels, strict=True)
     ]
     show.begin(
@@ -322,7 +322,7 @@ def _asked(
         checked = load_contract(
             contract,
             gpus=invocation["gpus"],
-            repeats=how.at_least if how else None,
+            repeats=how.min_runs if how else None,
             longest_ns=longest_ns,
             against=has_other,
         )

@@ -133,9 +133,9 @@ def _carry_out(
         summaries, interrupted, problem = runs(planned, how, settings)
         if problem:
             trouble[name] = problem
-        elif interrupted and not how.enough(summaries):
+        elif interrupted and not how.is_complete(summaries):
             trouble[name] = _Trouble(
-                f"the user broke it off after {len(summaries)} of {how.words} runs"
+                f"the user broke it off after {len(summaries)} of {how.description} runs"
             )
     if checked.contract.answers is not None:
         problem = unusable or _BROKEN_OFF
@@ -197,14 +197,14 @@ def _runs_of_level(
     """
     name = planned.level.name
     summaries: list[Summary] = []
-    while not how.enough(summaries):
+    while not how.is_complete(summaries):
         repeat = before + len(summaries) + 1
         if repeat > 1 and not pause(
             how, f"{name}, run {repeat}", virtual=settings.virtual, say=say, wait=wait
         ):
             return summaries, True, None
         say(
-            f"level {name}, run {repeat} of {how.words if not before else f'{before} + {how.words}'}"
+            f"level {name}, run {repeat} of {how.description if not before else f'{before} + {how.words}'}"
         )
         try:
             workload = _of_run(planned.workload, name, repeat, seed, salt)

@@ -33,7 +33,7 @@ from loadgen.core.limits import CACHED_SHARE, NO_SPAN_SHARE, NOT_OFFERED_SHARE
 from loadgen.core.metrics import reasons
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
-from loadgen.repeated.capacity import HORIZON_S, within
+from loadgen.repeated.capacity import HORIZON_S, describe_horizon
 
 SCHEMA = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
@@ -166,7 +166,7 @@ def horizon_words(validation: Validation) -> str:
     """What a contract does not look for that signs less than the usual horizon; "" where it signs no less."""
     if validation.horizon_s >= HORIZON_S:
         return ""
-    return f"signed: {within(validation.horizon_s)}"
+    return f"signed: {describe_horizon(validation.horizon_s)}"
 
 
 def confidence_words(validation: Validation) -> str:

@@ -16,7 +16,7 @@ from loadgen.pricing.evidence import Evidence, mean_answer_ms, starts
 from loadgen.pricing.reasons import note
 from loadgen.pricing.spread import Spread, rate_of_repeats
 from loadgen.pricing.unit_cost import tasks_of
-from loadgen.repeated.capacity import STILL_KEPT, unit_of
+from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED, rate_unit
 
 
 def scaled(rate: Spread[float], by: float) -> Spread[float]:
@@ -86,8 +86,10 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         )
     if capacity is not None:
         state = f", {capacity.state}" if capacity.state else ""
-        basis, noun = f"capacity by {capacity.method}{state}", str(unit_of(summary))
-        bound_why = (capacity.bound_why or STILL_KEPT) if capacity.lower_bound else ""
+        basis, noun = f"capacity by {capacity.method}{state}", str(rate_unit(summary))
+        bound_why = (
+            (capacity.lower_bound_reason or HIGHEST_LOAD_PASSED) if capacity.lower_bound else ""
+        )
         rate = Spread(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
         if capacity.unit == "requests" and summary.sessions is not None:
             rate = scaled(rate, starts(summary) / summary.requests.decided)
@@ -124,7 +126,7 @@ def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
     summaries = evidence.summaries
     if summaries[0].sessions is not None and tasks_of(summaries[0]) is None:
         noun, steady = (
-            str(unit_of(summaries[0])),
+            str(rate_unit(summaries[0])),
             [(one.load.steady_completed_rps, one) for one in summaries],
         )
         rates = [

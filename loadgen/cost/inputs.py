@@ -107,7 +107,7 @@ def _read_capacity(
     Raises UnsoundEvidence for one that was not found, and UserError for a file that does not fit
     its run.
     """
-    file = folder / capacity.FILE
+    file = folder / capacity.CAPACITY_FILE
     if stored.unfinished:
         _refuse_unfinished(stored, file, allowed=allow_invalid)
     summary = _summary(folder / stored.evidence, allow_invalid, f"named as the evidence of {file}")
@@ -148,7 +148,10 @@ def _refuse_unfinished(stored: capacity.Capacity, file: Path, *, allowed: bool) 
     """
     if stored.state == "none":
         raise UnsoundEvidence(
-            "unsound", f"no capacity was found: {stored.bound_why}", str(file), "a slower load"
+            "unsound",
+            f"no capacity was found: {stored.lower_bound_reason}",
+            str(file),
+            "a slower load",
         )
     rate = f"{stored.rate_per_s:.4g} {stored.unit}/s"
     so_far = (
@@ -158,12 +161,12 @@ def _refuse_unfinished(stored: capacity.Capacity, file: Path, *, allowed: bool) 
     )
     if allowed and stored.rate_per_s:
         return
-    hint = stored.what_to_do if _is_a_search(stored.go_on) else _resume_hint(stored)
-    if not stored.go_on:
+    hint = stored.resume_hint if _is_a_search(stored.resume_command) else _resume_hint(stored)
+    if not stored.resume_command:
         hint = f"loadgen report {shlex.quote(str(file.parent))} says why it stopped, and what to do"
     if stored.rate_per_s:
         hint += "; or --allow-invalid: at least that rate, at most so many machines"
-    raise UnsoundEvidence("unsound", f"{stored.bound_why}{so_far}", str(file), hint)
+    raise UnsoundEvidence("unsound", f"{stored.lower_bound_reason}{so_far}", str(file), hint)
 
 
 def _resume_hint(stored: capacity.Capacity) -> str:
@@ -229,7 +232,7 @@ def _repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[S
                 )
             names = f"{runs[0].name} and {run.name}"
             what = f"runs that are no repeats of each other: {names} differ in {', '.join(unequal)}"
-            hint = f"name one run; a sweep or search that leaves a {capacity.FILE} makes one offer of many loads"
+            hint = f"name one run; a sweep or search that leaves a {capacity.CAPACITY_FILE} makes one offer of many loads"
             raise UserError("mismatch", what, str(folder), hint)
     return summaries
 

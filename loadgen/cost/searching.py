@@ -51,7 +51,7 @@ def folder_of(
     from loadgen.repeated import capacity
 
     asked = load(profile, read_flags(slo=tuple(slo), request_rate=1.0, warmup=0, duration="1s"))
-    length = str(trial_ns or capacity.trial_ns(asked))
+    length = str(trial_ns or capacity.default_trial_ns(asked))
     words = [
         version,
         *slo,

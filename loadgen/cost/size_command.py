@@ -541,10 +541,10 @@ def _searched(
     say(f"loadgen {shlex.join(words)}")
     with contextlib.redirect_stdout(sys.stderr):
         code = call(words)
-    if code == SLO_MISSED or (code != OK and not (folder / capacity.FILE).is_file()):
-        file = folder / capacity.FILE
+    if code == SLO_MISSED or (code != OK and not (folder / capacity.CAPACITY_FILE).is_file()):
+        file = folder / capacity.CAPACITY_FILE
         why = (
-            capacity.load_capacity(file.read_bytes()).bound_why
+            capacity.load_capacity(file.read_bytes()).lower_bound_reason
             if file.is_file()
             else "the search came to no end"
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from loadgen.cli.output import foreign_pages
 from loadgen.core.errors import not_installed
 from loadgen.core.metrics.summary import Summary
-from loadgen.repeated import registry
+from loadgen.repeated import comparable_metrics
 
 PROJECT = "loadgen"  # experiment of MLflow, project of W&B
 FILES = ("summary.json", "run.json", "report.html")
@@ -22,8 +22,12 @@ _ENERGY = ("joules_per_output_token", "joules_per_request", "watts", "output_tok
 
 def figures(summary: Summary) -> dict[str, float]:
     """Every figure of the summary that can be compared, by its path; those that are not known are left out."""
-    paths = (*registry.paths(), *(f"energy.{name}" for name in _ENERGY))
-    found = {path: value for path in paths if (value := registry.figure(summary, path)) is not None}
+    paths = (*comparable_metrics.metric_paths(), *(f"energy.{name}" for name in _ENERGY))
+    found = {
+        path: value
+        for path in paths
+        if (value := comparable_metrics.metric_value(summary, path)) is not None
+    }
     found["verdict.valid"] = float(summary.verdict.valid)
     if summary.goodput.met is not None:
         found["goodput.met"] = float(summary.goodput.met)

@@ -15,7 +15,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.prompt_lengths import RunRecords
 from loadgen.pricing.reasons import note
-from loadgen.repeated.capacity import STILL_KEPT, Capacity, within
+from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED, Capacity, describe_horizon
 from loadgen.repeated.run_warnings import describe_other_work
 
 
@@ -106,13 +106,15 @@ def notes(evidence: Evidence) -> Iterator[ReasonCode]:
     if any(summary.goodput.met is False for summary in summaries):
         yield note("slo_missed_at_capacity" if capacity else "slo_missed")
     if capacity is not None and capacity.lower_bound:
-        yield note("lower_bound", why=capacity.bound_why or STILL_KEPT)
+        yield note("lower_bound", why=capacity.lower_bound_reason or HIGHEST_LOAD_PASSED)
     if capacity is not None and capacity.low_per_s is not None and capacity.high_per_s is not None:
         ends = {"lower": capacity.low_per_s, "upper": capacity.high_per_s}
         if at := [end for end, value in ends.items() if value == capacity.rate_per_s]:
             yield note("at_an_end", ends=at)
         if capacity.horizon_s is not None:
-            yield note("horizon", horizon_s=capacity.horizon_s, within=within(capacity.horizon_s))
+            yield note(
+                "horizon", horizon_s=capacity.horizon_s, within=describe_horizon(capacity.horizon_s)
+            )
     if any(summary.goodput.undecided for summary in summaries):
         yield note("slo_undecided")
     yield from _notes_on_sustained(evidence)
@@ -143,9 +145,11 @@ def _notes_on_sustained(evidence: Evidence) -> Iterator[ReasonCode]:
         return
     if capacity.confirmed is False:
         yield note("unconfirmed")
-    elif not capacity.sustained and capacity.sustained_why:
-        resume = f"; the search was stopped, {capacity.what_to_do}" if capacity.go_on else ""
-        yield note("not_sustained", why=capacity.sustained_why + resume)
+    elif not capacity.sustained and capacity.sustained_reason:
+        resume = (
+            f"; the search was stopped, {capacity.resume_hint}" if capacity.resume_command else ""
+        )
+        yield note("not_sustained", why=capacity.sustained_reason + resume)
 
 
 def own_target(summary: Summary) -> Summary:

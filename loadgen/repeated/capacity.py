@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from loadgen.core.workload import Workload
 
 SCHEMA = 1
-FILE = "capacity.json"
+CAPACITY_FILE = "capacity.json"
 CONFIDENCE = 0.95
-STILL_KEPT = "the highest load that was tried still kept the SLO"  # why a rate is a lower bound, unless a reason is given
+HIGHEST_LOAD_PASSED = "the highest load that was tried still kept the SLO"  # why a rate is a lower bound, unless a reason is given
 
 
-def trial_ns(workload: Workload) -> int:
+def default_trial_ns(workload: Workload) -> int:
     """How long a trial of a search lasts where nobody says: ten minutes, of tasks ten times as long as one may take.
 
     The tasks that find an empty server are quick, and one in ten that may miss is few: of 600 s a
@@ -41,7 +41,7 @@ HORIZON_S = 12 * 60.0
 """The usual horizon: what comes back within this time was looked for (`contracts.schema.HORIZON_NS` says why)."""
 
 
-def within(horizon_s: float) -> str:
+def describe_horizon(horizon_s: float) -> str:
     """What an interval or a verdict holds for, in words; and below the usual horizon what was not looked for."""
     words = f"what comes back within {format.duration(horizon_s)}"
     if horizon_s >= HORIZON_S:
@@ -50,7 +50,7 @@ def within(horizon_s: float) -> str:
     return f"{words} {usual}; slow spells of minutes that come back less often were not looked for"
 
 
-def covered(state: str | None, sustained_s: float | None) -> str:
+def describe_sustained_period(state: str | None, sustained_s: float | None) -> str:
     """Return the time that "sustained" covers, as it stands behind the word; "" if not known.
 
     A server that leaks and restarts each hour looks sustained within 20 minutes.
@@ -65,7 +65,7 @@ Unit = Literal["requests", "conversations", "starts"]
 ones and the others."""
 
 
-def unit_of(summary: Summary) -> Unit:
+def rate_unit(summary: Summary) -> Unit:
     """What a rate of what a run started counts."""
     if summary.sessions is None:
         return "requests"
@@ -85,13 +85,22 @@ State = Literal["sustained", "confirmed", "held", "stopped", "none"]
 """
 
 
-class WithoutCapacity(LoadgenError):
+class NoCapacityError(LoadgenError):
     """A search that was stopped, or found nothing, where one of its runs has to stand for it: exit code 3."""
 
     exit_code = UNSOUND
 
 
-class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+class Capacity(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "lower_bound_reason": "bound_why",
+        "resume_command": "go_on",
+        "sustained_reason": "sustained_why",
+    },
+):
     """The highest rate at which every term of the SLO was seen to hold; documented in docs/cost.md.
 
     `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint
@@ -103,11 +112,11 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     comes back within this time; null: of a server that does not change, or not known. `evidence` is
     a folder, relative to this file. `recipe` is the fingerprint of what was asked, without the
     rate: equal for two searches for the same thing. `lower_bound`: the capacity is at least this,
-    for the reason in `bound_why`: no load that was tried was too high, or the next one that was
+    for the reason in `lower_bound_reason`: no load that was tried was too high, or the next one that was
     tried is a step away. `sustained`: whether a longer run showed that nothing grows at this rate,
     with the reason; false: something grows; null: not known, "rules only". `state`: see `State`. Of
     a search that was stopped, or found nothing, `rate_per_s` may be 0: no load held to its end.
-    `go_on`: the command that goes on with a stopped search.
+    `resume_command`: the command that goes on with a stopped search.
     """
 
     schema: int = SCHEMA
@@ -117,7 +126,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float = CONFIDENCE
     horizon_s: float | None = None
     lower_bound: bool = False
-    bound_why: str = ""
+    lower_bound_reason: str = ""
     unit: Unit = "requests"
     method: Literal["search", "sweep", "repeats"]
     recipe: str = ""
@@ -126,9 +135,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_s: float | None = None
     total_tokens_per_s: float | None = None
     sustained: bool | None = None
-    sustained_why: str = ""
+    sustained_reason: str = ""
     state: State | None = None
-    go_on: str = ""
+    resume_command: str = ""
     sustained_s: float | None = None  # the load of its run, within which nothing grew
     warnings: tuple[str, ...] = ()  # of its run: repeated prompts, a cache, other lengths, replicas
     simulated: bool = False  # a performance model answered, and no real server was measured
@@ -146,7 +155,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         words = ", ".join(
             filter(None, (("at least " if self.lower_bound else "") + rate, self.state or ""))
         )
-        return words + covered(self.state, self.sustained_s)
+        return words + describe_sustained_period(self.state, self.sustained_s)
 
     @property
     def unfinished(self) -> bool:
@@ -154,12 +163,12 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in ("stopped", "none")
 
     @property
-    def what_to_do(self) -> str:
+    def resume_hint(self) -> str:
         """Return how to resume a search that was stopped, or "" if nothing is left to do."""
-        return f"go on with: {self.go_on}" if self.go_on else ""
+        return f"go on with: {self.resume_command}" if self.resume_command else ""
 
     @property
-    def stands_for(self) -> str:
+    def comparison_note(self) -> str:
         """Which run of its search is compared, and how much of its load was shown."""
         how = (
             "sustained"
@@ -175,12 +184,12 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return f"the run of the search at its capacity, {self.rate_per_s:.4g} {self.unit}/s{interval}, {how}{run}"
 
 
-def dump(capacity: Capacity) -> bytes:
+def dump_capacity(capacity: Capacity) -> bytes:
     return format.document(capacity)
 
 
-def load_capacity(data: bytes, where: str = FILE) -> Capacity:
-    """The inverse of `dump`. Raises UserError if damaged, of a newer schema, or not low <= rate <= high."""
+def load_capacity(data: bytes, where: str = CAPACITY_FILE) -> Capacity:
+    """The inverse of `dump_capacity`. Raises UserError if damaged, of a newer schema, or not low <= rate <= high."""
     hint = "the search or sweep that wrote it can write it again: the same command, or loadgen search --resume"
     capacity = decoded(data, Capacity, where, "a capacity", hint, schema=SCHEMA)
     low, rate, high = capacity.low_per_s, capacity.rate_per_s, capacity.high_per_s

@@ -14,20 +14,25 @@ import numpy as np
 
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import LEVEL
-from loadgen.repeated.registry import SHARES, figure, metric, shown
+from loadgen.repeated.comparable_metrics import (
+    SHARE_PATHS,
+    default_metric_paths,
+    find_metric,
+    metric_value,
+)
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import NamedSummary, Summary
 
 FILE = "repeats.json"
-FEWEST = 3  # runs, before an interval may be called tight: two agree by chance too often
-MOST = 10
-WITHIN = 0.05
-TIGHT = ("ttft_ms.p50", "tpot_ms.p50", "e2e_ms.p50", "tokens.steady_output_per_s")
+MIN_RUNS = 3  # runs, before an interval may be called tight: two agree by chance too often
+DEFAULT_MAX_RUNS = 10
+DEFAULT_PRECISION = 0.05
+TIGHT_METRICS = ("ttft_ms.p50", "tpot_ms.p50", "e2e_ms.p50", "tokens.steady_output_per_s")
 """The figures whose intervals have to be tight; those that a run has."""
 
 
-class RepeatedFigure(msgspec.Struct, frozen=True, kw_only=True):
+class RepeatedMetric(msgspec.Struct, frozen=True, kw_only=True):
     """One figure over all runs: `mean` with its interval (null with one run), and the values of the runs in order.
 
     `spread`: the standard deviation between runs, as a part of the mean; of a share, of one.
@@ -59,14 +64,14 @@ class RepeatSummary(msgspec.Struct, frozen=True, kw_only=True):
         left_out: The names of the runs that are INVALID and so count in no figure. Empty if every
             run is INVALID: then the figures are those of all runs, and `valid` is false.
         valid: Whether the figures are those of valid runs.
-        tight: Whether the figures of TIGHT are known to `within`. Null if that was not requested.
+        tight: Whether the figures of TIGHT_METRICS are known to `within`. Null if that was not requested.
     """
 
     schema: int = 1
     runs: tuple[str, ...]
     seeds: tuple[int | None, ...]
     confidence: float
-    figures: tuple[RepeatedFigure, ...]
+    figures: tuple[RepeatedMetric, ...]
     valid: bool
     simulated: bool
     within: float | None = None
@@ -83,36 +88,36 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True):
     """How often a load is repeated: `count` times, or (None) until tight, at most `most` times; with pauses between."""
 
     count: int | None = 1
-    most: int = MOST
-    within: float = WITHIN
+    most: int = DEFAULT_MAX_RUNS
+    within: float = DEFAULT_PRECISION
     pause_ns: int = 0
 
     @property
-    def at_most(self) -> int:
+    def max_runs(self) -> int:
         return self.most if self.count is None else self.count
 
     @property
-    def at_least(self) -> int:
-        return FEWEST if self.count is None else self.count
+    def min_runs(self) -> int:
+        return MIN_RUNS if self.count is None else self.count
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.count is not None:
             return f"{self.count}"
-        return f"{FEWEST} to {self.most}, until the figures are known to {self.within * 100:g} %"
+        return f"{MIN_RUNS} to {self.most}, until the figures are known to {self.within * 100:g} %"
 
-    def enough(self, summaries: Sequence[Summary]) -> bool:
+    def is_complete(self, summaries: Sequence[Summary]) -> bool:
         """Whether these runs are all that is asked for."""
-        if len(summaries) >= self.at_most:
+        if len(summaries) >= self.max_runs:
             return True
         return self.count is None and is_tight(_figures(valid_or_all(summaries)), self.within)
 
 
-def is_tight(figures: Sequence[RepeatedFigure], within: float) -> bool:
-    """Whether every figure of TIGHT that there is has an interval of at most `within` of it to either side."""
-    judged = [one for one in figures if one.metric in TIGHT and one.mean]
+def is_tight(figures: Sequence[RepeatedMetric], within: float) -> bool:
+    """Whether every figure of TIGHT_METRICS that there is has an interval of at most `within` of it to either side."""
+    judged = [one for one in figures if one.metric in TIGHT_METRICS and one.mean]
     return bool(judged) and all(
-        len(one.values) >= FEWEST and one.half_width is not None and one.half_width <= within
+        len(one.values) >= MIN_RUNS and one.half_width is not None and one.half_width <= within
         for one in judged
     )
 
@@ -155,34 +160,36 @@ def summarize_repeats(
     )
 
 
-def _figures(summaries: Sequence[Summary]) -> tuple[RepeatedFigure, ...]:
+def _figures(summaries: Sequence[Summary]) -> tuple[RepeatedMetric, ...]:
     """The figures that every run has."""
     made = []
-    for path in shown():
-        known = metric(path)
-        values = [value for summary in summaries if (value := figure(summary, path)) is not None]
+    for path in default_metric_paths():
+        known = find_metric(path)
+        values = [
+            value for summary in summaries if (value := metric_value(summary, path)) is not None
+        ]
         if known is None or not values or len(values) < len(summaries):
             continue
         mean = float(np.mean(values))
         interval = intervals.replications(values, LEVEL)
         several = len(values) > 1
         low, high = interval.low, interval.high
-        if path in SHARES:  # runs without a failure do not say that there is none
+        if path in SHARE_PATHS:  # runs without a failure do not say that there is none
             within = intervals.wilson(
                 mean, sum(summary.requests.scheduled for summary in summaries), LEVEL
             )
             _, low, high = intervals.widened(intervals.Interval(mean, *within, LEVEL), values)
         spread = float(np.std(values, ddof=1)) if several else None
-        if spread is not None and path not in SHARES:
+        if spread is not None and path not in SHARE_PATHS:
             spread = spread / abs(mean) if mean else None
         made.append(
-            RepeatedFigure(
+            RepeatedMetric(
                 metric=path,
                 name=known.name,
                 unit=known.unit,
                 mean=mean,
                 low=max(low, 0.0) if several else None,
-                high=(min(high, 1.0) if path in SHARES else high) if several else None,
+                high=(min(high, 1.0) if path in SHARE_PATHS else high) if several else None,
                 spread=spread,
                 values=tuple(values),
             )

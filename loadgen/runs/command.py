@@ -137,11 +137,11 @@ def run(
     repetition = plan.repetition
     if report_options.dry_run:
         if repetition is not None:
-            say(f"runs: {repetition.words}")
+            say(f"runs: {repetition.description}")
         return print_plans(plan.runs, invocation.budget())
     plan.build.begin(COMMAND)
     show = shown(invocation)
-    show.expect(plan.runs * (1 if repetition is None else repetition.at_least))
+    show.expect(plan.runs * (1 if repetition is None else repetition.min_runs))
     invocation.move_existing_results(plan.settings.out)
     as_json = report_options.as_json
     if repetition is not None:
@@ -310,11 +310,11 @@ def _run_repeatedly(
     from loadgen.runs.repetition import repeat, seeded
 
     (workload,) = plan.workloads.values()
-    show.begin(repetition.at_most, at_most=repetition.count is None)
+    show.begin(repetition.max_runs, at_most=repetition.count is None)
     with _open_series(invocation, plan, show) as series:
         is_complete = repeat(
             repetition,
-            lambda: repetition.enough([summary for _, summary in series.runs]),
+            lambda: repetition.is_complete([summary for _, summary in series.runs]),
             lambda number: series.run(f"r{number}", seeded(workload, number)),
             virtual=plan.settings.virtual,
             say=say,

@@ -89,7 +89,7 @@ def capacity_facts(folder: Path) -> CapacityFacts:
 
 def capacity_in(folder: Path) -> capacity.Capacity | None:
     """Return the capacity that is stored in a results directory, or None if there is none."""
-    file = folder / capacity.FILE
+    file = folder / capacity.CAPACITY_FILE
     return capacity.load_capacity(file.read_bytes(), str(file)) if file.is_file() else None
 
 

@@ -13,7 +13,7 @@ import msgspec
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND
 from loadgen.core.metrics.blocks import per_gpu
 from loadgen.core.metrics.summary import fails_by_errors
-from loadgen.repeated.capacity import STILL_KEPT
+from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED
 from loadgen.runs.headline import brief, promises
 from loadgen.runs.load_points import LoadPoint, PointGroup
 from loadgen.runs.rates import headline
@@ -337,7 +337,7 @@ def bound_why(curve: SweepCurve) -> str:
         last = not above or kept(above)
         at = best.load or best.name
         return (
-            STILL_KEPT
+            HIGHEST_LOAD_PASSED
             if last
             else f"no level above {at} is a valid measurement that decides the SLO"
         )

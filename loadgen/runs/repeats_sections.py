@@ -19,7 +19,7 @@ from loadgen.render.section import (
     section,
     simulated,
 )
-from loadgen.repeated.repeats import RepeatedFigure, RepeatSummary
+from loadgen.repeated.repeats import RepeatedMetric, RepeatSummary
 from loadgen.runs import levels_text
 from loadgen.runs import repeats_text as words
 from loadgen.runs.levels import SweepCurve
@@ -112,7 +112,7 @@ def _report(
     )
 
 
-def _beside(one: RepeatedFigure) -> str:
+def _beside(one: RepeatedMetric) -> str:
     return (
         f"95 % interval of the mean {words.interval_words(one)}"
         if one.low is not None

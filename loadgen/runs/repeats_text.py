@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from loadgen.core import format
 from loadgen.render.section import Table
-from loadgen.repeated.registry import SHARES
-from loadgen.repeated.repeats import TIGHT, RepeatedFigure, RepeatSummary
+from loadgen.repeated.comparable_metrics import SHARE_PATHS
+from loadgen.repeated.repeats import TIGHT_METRICS, RepeatedMetric, RepeatSummary
 
 MOST_COLUMNS = 5  # runs beside each other; of more only the least and the most
 
@@ -47,7 +47,7 @@ def figures_table(repeats: RepeatSummary) -> Table:
     return Table(head, rows)
 
 
-def interval_words(one: RepeatedFigure) -> str:
+def interval_words(one: RepeatedMetric) -> str:
     return "" if one.low is None else f"{value_words(one, one.low)} to {value_words(one, one.high)}"
 
 
@@ -68,12 +68,12 @@ def sentence(repeats: RepeatSummary) -> str:
     return f"{counted} of one load: {', '.join(known) or 'no figure of all'}.{left_out}"
 
 
-def _bounds(one: RepeatedFigure) -> str:
+def _bounds(one: RepeatedMetric) -> str:
     return f" ({interval_words(one)})" if one.low is not None else ""
 
 
-def main_figures(repeats: RepeatSummary) -> Iterator[RepeatedFigure]:
-    return (one for one in repeats.figures if one.metric in TIGHT)
+def main_figures(repeats: RepeatSummary) -> Iterator[RepeatedMetric]:
+    return (one for one in repeats.figures if one.metric in TIGHT_METRICS)
 
 
 def headline_of_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
@@ -121,7 +121,7 @@ def _counted_runs_text(repeats: RepeatSummary) -> str:
     return str(len(repeats.runs))
 
 
-def _with_half(one: RepeatedFigure | None) -> str:
+def _with_half(one: RepeatedMetric | None) -> str:
     if one is None:
         return format.NONE
     half = "" if one.half_width is None else f" ±{one.half_width * 100:.1f} %"
@@ -142,11 +142,11 @@ def legend(repeats: RepeatSummary) -> str:
     return text
 
 
-def value_words(one: RepeatedFigure, value: float | None) -> str:
-    return format.percent(value) if one.metric in SHARES else format.quantity(value)
+def value_words(one: RepeatedMetric, value: float | None) -> str:
+    return format.percent(value) if one.metric in SHARE_PATHS else format.quantity(value)
 
 
-def _spread(one: RepeatedFigure) -> str:
+def _spread(one: RepeatedMetric) -> str:
     if one.spread is None:
         return format.NONE
-    return f"{one.spread * 100:.1f} {'points' if one.metric in SHARES else '%'}"
+    return f"{one.spread * 100:.1f} {'points' if one.metric in SHARE_PATHS else '%'}"

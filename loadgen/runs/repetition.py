@@ -41,7 +41,7 @@ def repeat(
         name = f"r{number}"
         if number > 1 and not pause(how, name, virtual=virtual, say=say, wait=wait):
             return False
-        say(f"run {name} of {how.words}")
+        say(f"run {name} of {how.description}")
         if not one(number):
             return False
     return True

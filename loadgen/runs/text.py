@@ -37,7 +37,7 @@ from loadgen.render.section import (
     section,
     simulated,
 )
-from loadgen.repeated.capacity import unit_of
+from loadgen.repeated.capacity import rate_unit
 from loadgen.runs import (
     fairness,
     nodes,
@@ -281,7 +281,7 @@ def _load(summary: Summary) -> Iterator[str]:
         summary.sessions is not None and load.offered_rps is not None
     )  # their rate is not that of requests
     if load.arrival:
-        yield f"{load.arrival} ({unit_of(summary)})" if of_tasks else load.arrival
+        yield f"{load.arrival} ({rate_unit(summary)})" if of_tasks else load.arrival
     yield from _starts(summary)
     if load.offered_rps is not None:
         # the last request is due after the last start, where load is no longer said to be on

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
 from loadgen.render.section import Paragraph, Section, Table, section
-from loadgen.repeated.registry import SHARES, metric
+from loadgen.repeated.comparable_metrics import SHARE_PATHS, find_metric
 
 COVERS = (
     "95 %, by blocks of the time of this run: what changes within it. What another start of the server or another day "
@@ -19,10 +19,10 @@ def sections(summary: Summary) -> Iterator[Section]:
     """The intervals that a run has by itself; nothing of a short one."""
     rows = []
     for path, found in summary.within.items():
-        known = metric(path)
+        known = find_metric(path)
         shown = (
             format.percent
-            if path in SHARES
+            if path in SHARE_PATHS
             else format.milliseconds
             if path.endswith(_TIMES)
             else format.quantity

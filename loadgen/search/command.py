@@ -203,7 +203,7 @@ def search(
         goal = None if faults else _goal(checked, settings, workload or "loadgen search")
         trial_ns = parse_option(
             "--duration", length, partial(units.duration_ns, bare="s")
-        ) or capacity.trial_ns(checked)
+        ) or capacity.default_trial_ns(checked)
     with collecting(faults):
         longest_s = parse_option("--max-time", max_time, units.seconds)
     with collecting(faults):

@@ -200,7 +200,7 @@ def unit_of(plan: ExperimentPlan, counted: capacity.Unit) -> str:
 
 
 def counted_by(workload: Workload) -> capacity.Unit:
-    """What a rate of a workload counts, before a run of it says (`capacity.unit_of`)."""
+    """What a rate of a workload counts, before a run of it says (`capacity.rate_unit`)."""
     asked = workload.requests
     parts = [one.requests for one in asked.classes.values()] if isinstance(asked, Mix) else [asked]
     chained = [chains.of_requests(part, 0).turns > 1 for part in parts]
@@ -327,8 +327,8 @@ def finish(
     files = outputs(folder, told, answer, workload=workload, table=table, go_on=go_on)
     for name, data in files.items():
         store.replace(folder / name, data)
-    if capacity.FILE not in files:
-        (folder / capacity.FILE).unlink(missing_ok=True)
+    if capacity.CAPACITY_FILE not in files:
+        (folder / capacity.CAPACITY_FILE).unlink(missing_ok=True)
 
 
 def report_files(said: Report, table: str) -> dict[str, bytes]:
@@ -364,7 +364,7 @@ def outputs(
         return files
     is_simulated = any(result.figures.get("simulated") for result in told)
     found = msgspec.structs.replace(found, simulated=is_simulated)
-    return files | {capacity.FILE: capacity.dump(found)}
+    return files | {capacity.CAPACITY_FILE: capacity.dump_capacity(found)}
 
 
 RESUMABLE = ("", "interrupted", "gone", "nodes", "invalid", "refused", "probes", "time")
@@ -413,7 +413,7 @@ def with_state(
     shown = (None, None) if found is None else (bool(found.confirmed), found.sustained)
     state = state_of(answer, *shown)
     if found is not None and state in ("sustained", "confirmed", "held"):
-        return msgspec.structs.replace(found, state=state, go_on=go_on)
+        return msgspec.structs.replace(found, state=state, resume_command=go_on)
     nothing = capacity.Capacity(rate_per_s=0.0, method="search")
     return msgspec.structs.replace(
         found or nothing,
@@ -421,9 +421,11 @@ def with_state(
         high_per_s=None,
         horizon_s=None,
         lower_bound=True,
-        bound_why=NOT_FOUND.get(answer.reason, NOTHING_HELD) if state == "none" else STOPPED,
+        lower_bound_reason=NOT_FOUND.get(answer.reason, NOTHING_HELD)
+        if state == "none"
+        else STOPPED,
         state=state,
-        go_on=go_on,
+        resume_command=go_on,
     )
 
 
@@ -445,11 +447,11 @@ def with_state_of_sweep(
             high_per_s=None,
             horizon_s=None,
             lower_bound=True,
-            bound_why=SWEEP_STOPPED,
+            lower_bound_reason=SWEEP_STOPPED,
             state="stopped",
-            go_on=table.resume,
+            resume_command=table.resume,
         )
-    return found or msgspec.structs.replace(nothing, bound_why=NO_POINT_MET, state="none")
+    return found or msgspec.structs.replace(nothing, lower_bound_reason=NO_POINT_MET, state="none")
 
 
 SWEEP_STOPPED = "the sweep was stopped before all of its load points had run"
@@ -486,10 +488,10 @@ def highest(
     )
     if best is None or answer.load is None or answer.reason == "unconfirmed":
         return None
-    bound_why = (
+    lower_bound_reason = (
         levels.bound_why(table)
         if table is not None
-        else capacity.STILL_KEPT
+        else capacity.HIGHEST_LOAD_PASSED
         if answer.missed is None
         else ""
     )
@@ -511,9 +513,9 @@ def highest(
         low_per_s=min(ends.low, rate) if ends else None,
         high_per_s=high,
         horizon_s=answer.horizon_s if ends else None,
-        lower_bound=bool(bound_why),
-        bound_why=bound_why,
-        unit="requests" if closed else capacity.unit_of(summary),
+        lower_bound=bool(lower_bound_reason),
+        lower_bound_reason=lower_bound_reason,
+        unit="requests" if closed else capacity.rate_unit(summary),
         method="sweep" if best.ask.kind == "level" else "search",
         recipe=request_fingerprint(workload, _counted(summary), summary.run.tokenizer_sha256)
         if workload
@@ -523,7 +525,7 @@ def highest(
         output_tokens_per_s=summary.tokens.steady_output_per_s,
         total_tokens_per_s=summary.tokens.steady_total_per_s,
         sustained=_sustained(best, answer),
-        sustained_why=answer.sustained_why or best.sustained_why,
+        sustained_reason=answer.sustained_why or best.sustained_why,
         sustained_s=answer.steady_s if best.ask.kind == "sustain" else None,
         warnings=describe_other_work(summary),
         state="held" if best.ask.kind == "level" else None,

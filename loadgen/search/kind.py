@@ -36,7 +36,7 @@ class StoredTrials(NamedTuple):
 
     @property
     def unit(self) -> str:
-        of_runs = {capacity.unit_of(summary) for _, summary in self.runs} - {"requests"}
+        of_runs = {capacity.rate_unit(summary) for _, summary in self.runs} - {"requests"}
         return experiment.unit_of(experiment.plan_of(self.folder), min(of_runs, default="requests"))
 
     @property
@@ -140,19 +140,19 @@ def list_row(folder: Path) -> ListRow:
 
 
 def compare_side(folder: Path) -> Side:
-    """The run that shows the capacity: sustained, else confirmed. Raises WithoutCapacity where there is none."""
+    """The run that shows the capacity: sustained, else confirmed. Raises NoCapacityError where there is none."""
     held = capacity_in(folder)
     if held is None or held.unfinished:
         names = ", ".join(run.name for run in levels_kind.runs(folder)) or "none yet"
-        why = f": {held.bound_why}" if held is not None and held.bound_why else ""
+        why = f": {held.lower_bound_reason}" if held is not None and held.lower_bound_reason else ""
         what = f"a search without a capacity{why}; no run of it stands for a load that holds"
         go_on = _go_on(folder, experiment.stored_search(folder))
         hint = f"go on with: {go_on}; or name" if go_on else "name"
-        raise capacity.WithoutCapacity(
+        raise capacity.NoCapacityError(
             "no_figure", what, str(folder), f"{hint} one of its runs: {names}"
         )
     run = folder / held.evidence
-    return Side(name="", runs=(compared(run),), notes=(held.stands_for,))
+    return Side(name="", runs=(compared(run),), notes=(held.comparison_note,))
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
@@ -203,8 +203,8 @@ def of_trials(
 ) -> Iterator[RegeneratedFile]:
     """The files that a search and a sweep make of their trials. `table`: of a sweep."""
     files = experiment.outputs(folder, told, answer, table=table)
-    if (folder / capacity.FILE).is_file():
-        files.setdefault(capacity.FILE, b"null\n")
+    if (folder / capacity.CAPACITY_FILE).is_file():
+        files.setdefault(capacity.CAPACITY_FILE, b"null\n")
     for name, data in files.items():
         yield RegeneratedFile(name, data, SUMMARIES, leave=("recipe", "go_on"))
 

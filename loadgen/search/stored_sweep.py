@@ -164,9 +164,9 @@ def facts_without_capacity(folder: Path) -> CapacityFacts:
             rate_per_s=0.0,
             method="sweep",
             lower_bound=True,
-            bound_why=experiment.SWEEP_STOPPED,
+            lower_bound_reason=experiment.SWEEP_STOPPED,
             state="stopped",
-            go_on=resume_command(folder, plan),
+            resume_command=resume_command(folder, plan),
         )
         return CapacityFacts(stopped)
     if len(runs) == 1:

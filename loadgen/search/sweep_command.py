@@ -94,7 +94,7 @@ def sweep(
     folder = planned.settings.out or default_output_folder(f"sweep-{planned.workload.name}")
     sweep = in_directory(planned, folder)
     to_come = runs_to_come(sweep, folder, again=invocation["force"])
-    show.expect(to_come * (1 if repetition is None else repetition.at_least))
+    show.expect(to_come * (1 if repetition is None else repetition.min_runs))
     invocation.move_existing_results(folder if invocation["out"] else None)
     resume = f"the same command with --out {folder} resumes it"
     with alone(folder), telling_what_is_kept(folder, resume):
@@ -150,9 +150,11 @@ def _run_repeats(repetition: Repetition, run: SweepRun, output: _Output) -> int:
     repeats = _RepeatedSweep(run, strict=output.strict)
 
     def is_enough() -> bool:
-        counts = (repetition.enough([one for _, one in runs]) for runs in repeats.runs.values())
+        counts = (
+            repetition.is_complete([one for _, one in runs]) for runs in repeats.runs.values()
+        )
         done = len(repeats.codes)
-        return done >= repetition.at_most or (done > 0 and all(counts))
+        return done >= repetition.max_runs or (done > 0 and all(counts))
 
     completed = repeat(
         repetition, is_enough, repeats.run_one, virtual=run.sweep.settings.virtual, say=say

@@ -126,7 +126,7 @@ def capacity(answer: SearchAnswer, results: Sequence[TrialResult], unit: str) ->
         return f"not known; at least {load:.4g}{unit} held so far"
     if answer.only_allowed:
         return f"at least {load:.4g}{unit}"
-    return f"{load:.4g}{unit}, {state}{capacity_file.covered(state, answer.steady_s)}"
+    return f"{load:.4g}{unit}, {state}{capacity_file.describe_sustained_period(state, answer.steady_s)}"
 
 
 def found(
@@ -209,7 +209,11 @@ def covers(answer: SearchAnswer, simulated: bool) -> str:
     told = answer.run_spread_from != "learned"
     origin = "as told" if told else "learned from these runs: --run-spread tells it"
     spread = f"a variation from run to run of {answer.run_spread or 0.0:.1%} ({origin})"
-    within = "" if answer.horizon_s is None else f", for {capacity_file.within(answer.horizon_s)}"
+    within = (
+        ""
+        if answer.horizon_s is None
+        else f", for {capacity_file.describe_horizon(answer.horizon_s)}"
+    )
     if answer.horizon_s is not None and answer.horizon_s < capacity_file.HORIZON_S:
         enough_s = length_for(capacity_file.HORIZON_S, LEVEL)
         within += f" (trials of {format.duration(60 * math.ceil(enough_s / 60))} look for all of them: -d)"

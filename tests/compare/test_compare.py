@@ -35,7 +35,7 @@ from loadgen.render import html as as_page
 from loadgen.render import junit, table
 from loadgen.render import markdown as as_markdown
 from loadgen.render import text as as_text
-from loadgen.repeated import registry
+from loadgen.repeated import comparable_metrics
 from loadgen.runs.compared import SideFacts
 
 EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
@@ -354,12 +354,15 @@ def test_what_hangs_together_has_a_larger_error() -> None:
 
 def test_every_path_names_a_number_of_the_summary() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
-    for path in registry.paths():
-        assert registry.metric(path) is not None
-        value = registry.figure(summary, path)
+    for path in comparable_metrics.metric_paths():
+        assert comparable_metrics.find_metric(path) is not None
+        value = comparable_metrics.metric_value(summary, path)
         assert value is None or math.isfinite(value), path
-    assert registry.figure(summary, "ttft_ms.p99") == summary.ttft_ms.p99
-    assert registry.metric("ttft_ms.p98") is None and registry.metric("run.id") is None
+    assert comparable_metrics.metric_value(summary, "ttft_ms.p99") == summary.ttft_ms.p99
+    assert (
+        comparable_metrics.find_metric("ttft_ms.p98") is None
+        and comparable_metrics.find_metric("run.id") is None
+    )
 
 
 def difference(**told: object) -> Difference:

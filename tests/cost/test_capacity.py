@@ -19,7 +19,7 @@ from loadgen.cost.inputs import read_evidence
 from loadgen.cost.size_command import measured_rate
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.spread import Spread, rate_of_repeats
-from loadgen.repeated.capacity import Capacity, dump, load_capacity
+from loadgen.repeated.capacity import Capacity, dump_capacity, load_capacity
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
@@ -42,7 +42,7 @@ def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
         "requests",
         ".",
     )
-    assert load_capacity(dump(found)) == found
+    assert load_capacity(dump_capacity(found)) == found
     assert load_capacity(b'{"schema": 1, "rate_per_s": 3, "method": "sweep"}').low_per_s is None
 
 

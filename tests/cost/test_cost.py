@@ -44,8 +44,7 @@ from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.evidence import notes as evidence_notes
 from loadgen.pricing.unit_cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
 from loadgen.render import text as as_text
-from loadgen.repeated.capacity import Capacity
-from loadgen.repeated.capacity import dump as dump_capacity
+from loadgen.repeated.capacity import Capacity, dump_capacity
 
 DATA = places.DATA
 GPUS = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
@@ -1117,7 +1116,11 @@ def test_a_hint_says_no_command_that_somebody_wrote_into_a_result(
     stored: str, is_said: bool
 ) -> None:
     unfinished = Capacity(
-        rate_per_s=2.0, method="search", state="stopped", bound_why="it was stopped", go_on=stored
+        rate_per_s=2.0,
+        method="search",
+        state="stopped",
+        lower_bound_reason="it was stopped",
+        resume_command=stored,
     )
     with pytest.raises(inputs.UnsoundEvidence) as caught:
         inputs._refuse_unfinished(unfinished, Path("s"), allowed=False)

@@ -44,7 +44,7 @@ from loadgen.pricing.reasons import texts
 from loadgen.pricing.spread import Spread
 from loadgen.pricing.unit_cost import REQUEST, basis, cost, offer
 from loadgen.render import text as as_text
-from loadgen.repeated.capacity import FILE, Capacity, dump
+from loadgen.repeated.capacity import CAPACITY_FILE, Capacity, dump_capacity
 from loadgen.search.experiment import with_state
 from loadgen.search.load_search import SearchAnswer
 
@@ -243,7 +243,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         recipe="r",
         evidence="run",
     )
-    (tmp_path / "vm" / "capacity.json").write_bytes(dump(capacity))
+    (tmp_path / "vm" / "capacity.json").write_bytes(dump_capacity(capacity))
     return tmp_path
 
 
@@ -500,7 +500,7 @@ def test_a_search_that_finds_nothing_is_told_as_it_ended(folder: Path, reason: s
     def search(arguments: list[str]) -> int:
         out = Path(arguments[arguments.index("--out") + 1])
         out.mkdir(parents=True)
-        (out / FILE).write_bytes(dump(with_state(None, answer)))
+        (out / CAPACITY_FILE).write_bytes(dump_capacity(with_state(None, answer)))
         return 1
 
     with pytest.raises(UserError) as told:
@@ -571,14 +571,16 @@ def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> Non
     """As the text of its search does; and of one that was stopped before it could be known, how to go on."""
     why = "no trial was longer than the rules ask for"
     by_the_rules = msgspec.structs.replace(
-        CAPACITY, confirmed=True, state="confirmed", sustained_why=why, go_on="G"
+        CAPACITY, confirmed=True, state="confirmed", sustained_reason=why, resume_command="G"
     )
     said = " ".join(texts(notes(replace(EVIDENCE, capacity=by_the_rules))))
     assert (
         f"not known whether this load can be sustained: {why}; the search was stopped, "
         "go on with: G" in said
     )
-    sustained = msgspec.structs.replace(by_the_rules, state="sustained", sustained=True, go_on="")
+    sustained = msgspec.structs.replace(
+        by_the_rules, state="sustained", sustained=True, resume_command=""
+    )
     assert "can go on" not in " ".join(texts(notes(replace(EVIDENCE, capacity=sustained))))
 
 

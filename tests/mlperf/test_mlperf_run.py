@@ -287,7 +287,7 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
         exits("mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o"))
         == 0
     )
-    found = capacity.load_capacity((tmp_path / "o" / capacity.FILE).read_bytes())
+    found = capacity.load_capacity((tmp_path / "o" / capacity.CAPACITY_FILE).read_bytes())
     result = mlperf_run.read(tmp_path / "o")
     assert found.low_per_s is not None and found.high_per_s is not None
     assert found.low_per_s <= found.rate_per_s < found.high_per_s

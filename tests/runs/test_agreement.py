@@ -14,7 +14,7 @@ import loadgen
 from loadgen.cli.app import main
 from loadgen.core import format
 from loadgen.render import html as as_html
-from loadgen.repeated.capacity import covered
+from loadgen.repeated.capacity import describe_sustained_period
 from loadgen.runs import kind, outcome
 from loadgen.runs.text import render as text
 from loadgen.ui import page as results_page
@@ -181,7 +181,7 @@ def test_the_capacity_of_a_search_is_one_number(
 
     row = listed(folder.parent)
     bound = "at least " if held["lower_bound"] else ""
-    time_covered = covered(held["state"], held["sustained_s"])
+    time_covered = describe_sustained_period(held["state"], held["sustained_s"])
     assert row["outcome"] == f"{bound}{rate} requests/s, {held['state']}{time_covered}"
     assert row["tokens/s"] == format.quantity(held["output_tokens_per_s"])
     assert row["TTFT p99"].removeprefix("~") == format.milliseconds(run["ttft_ms"]["p99"])

@@ -508,7 +508,7 @@ def test_a_trial_is_judged_as_its_run_is(
 )
 def test_a_trial_of_tasks_lasts_long_beside_one(workload: str, trial_s: int) -> None:
     """Trials of 600 s found 0.849 of coding-agent, whose tasks may take 180 s: four hours at 0.83 keep 88.5 of 90 %."""
-    assert capacity.trial_ns(load(workload)) == trial_s * 10**9
+    assert capacity.default_trial_ns(load(workload)) == trial_s * 10**9
 
 
 @pytest.mark.commands
@@ -1028,7 +1028,7 @@ def test_a_search_killed_in_its_first_trial_is_told_as_stopped_by_every_command(
         command.perform(
             search, runner, plan, Show("off", quiet=True), unit="/s", as_json=False, trial_s=10
         )
-    assert capacity.load_capacity(Path("c", capacity.FILE).read_bytes()).state == "stopped"
+    assert capacity.load_capacity(Path("c", capacity.CAPACITY_FILE).read_bytes()).state == "stopped"
     assert not Path("c", "search.json").exists()
     for call in (
         ["cost", "c", "--accept-sample-prices"],
@@ -1047,9 +1047,9 @@ def test_a_search_that_is_killed_leaves_a_capacity_with_its_state(tmp_path: Path
     search = LoadSearch(low=1, high=10_000, start=20)
     search.tell(runs.run(_ask(20.0)))
     runs.keep(search)
-    found = capacity.load_capacity((tmp_path / capacity.FILE).read_bytes())
+    found = capacity.load_capacity((tmp_path / capacity.CAPACITY_FILE).read_bytes())
     assert (found.state, found.rate_per_s, found.lower_bound) == ("stopped", 20.0, True)
-    assert found.go_on == "loadgen search w --resume here"
+    assert found.resume_command == "loadgen search w --resume here"
 
 
 def test_the_state_of_a_capacity_is_how_far_the_way_was_gone() -> None:
@@ -1091,7 +1091,9 @@ def test_text_and_file_name_one_load_where_every_confirmation_grew(tmp_path: Pat
     for one in (steady, msgspec.structs.replace(steady, ask=ask, sustained=False)):
         search.tell(one)
     answer = msgspec.structs.replace(search.answer, reason="found")
-    found = capacity.load_capacity(experiment.outputs(tmp_path, search.told, answer)[capacity.FILE])
+    found = capacity.load_capacity(
+        experiment.outputs(tmp_path, search.told, answer)[capacity.CAPACITY_FILE]
+    )
     assert (found.rate_per_s, found.state) == (20.0, "held")
     said = found_text(answer, search.told)
     assert "\nCapacity   20/s, held\n" in said
@@ -1141,7 +1143,7 @@ def test_a_stopped_search_has_one_lower_bound(tmp_path: Path) -> None:
         search.tell(one)
     search.stop("time")
     found = capacity.load_capacity(
-        experiment.outputs(tmp_path, search.told, search.answer)[capacity.FILE]
+        experiment.outputs(tmp_path, search.told, search.answer)[capacity.CAPACITY_FILE]
     )
     assert (found.rate_per_s, found.state) == (20.0, "stopped")
     said = found_text(search.answer, search.told)
@@ -1206,10 +1208,10 @@ def test_two_capacities_that_are_compared_stand_there_with_their_intervals() -> 
     held = capacity.Capacity(
         rate_per_s=30.4, low_per_s=30.39, high_per_s=31.39, method="search", sustained=True
     )
-    assert "30.4 requests/s (30.39 to 31.39), sustained" in held.stands_for
+    assert "30.4 requests/s (30.39 to 31.39), sustained" in held.comparison_note
     assert (
         "30.4 requests/s, sustained"
-        in msgspec.structs.replace(held, low_per_s=None, high_per_s=None).stands_for
+        in msgspec.structs.replace(held, low_per_s=None, high_per_s=None).comparison_note
     )
 
 
@@ -1420,7 +1422,7 @@ def test_the_report_of_a_killed_search_states_the_bound_that_cost_and_size_state
     options = ("--url", "sim:gb300-vm", "--slo", "ttft:500ms", "-d", "20s", "--seed", "1")
     assert exits("search", "qa", *options, "--max-probes", "2", "-o", str(folder)) == 3
     (folder / "search.json").unlink()
-    stored = capacity.load_capacity((folder / capacity.FILE).read_bytes())
+    stored = capacity.load_capacity((folder / capacity.CAPACITY_FILE).read_bytes())
     assert stored.state == "stopped"
     capsys.readouterr()
     assert exits("report", str(folder)) == 3

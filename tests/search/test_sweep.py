@@ -569,7 +569,9 @@ def test_a_note_is_said_once_and_an_end_that_was_not_reached_is_a_lower_bound(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == len(set(said)) and sum(line.startswith("note: ") for line in said) >= 1
     assert sum(line.startswith("load: ") for line in said) == 3
-    assert capacity.load_capacity((tmp_path / "s" / capacity.FILE).read_bytes()).lower_bound
+    assert capacity.load_capacity(
+        (tmp_path / "s" / capacity.CAPACITY_FILE).read_bytes()
+    ).lower_bound
     assert exits("cost", out, "--prices", str(prices)) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "at least 4.00 requests/s" in told and "that follow from it are at most" in told
@@ -646,7 +648,10 @@ def test_what_a_search_leaves_is_priced_and_planned(
         "0",
     ]
     assert exits(*levels, "--out", str(tmp_path / "b")) == 0
-    a, b = (capacity.load_capacity((tmp_path / name / capacity.FILE).read_bytes()) for name in "ab")
+    a, b = (
+        capacity.load_capacity((tmp_path / name / capacity.CAPACITY_FILE).read_bytes())
+        for name in "ab"
+    )
     assert (a.method, b.method) == ("search", "sweep")
     assert a.recipe == b.recipe != ""
     for one in (a, b):

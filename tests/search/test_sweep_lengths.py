@@ -238,7 +238,7 @@ def test_a_sweep_over_lengths_is_one_result_that_agrees_in_all_its_forms(
     assert exits("report", tmp_path, "--json") == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["kind"], listed["word"]) == ("sweep", "4 of 4 load points")
-    assert not (folder / capacity.FILE).exists(), "no single load is the capacity"
+    assert not (folder / capacity.CAPACITY_FILE).exists(), "no single load is the capacity"
 
 
 @pytest.mark.commands
@@ -367,12 +367,12 @@ def test_cost_and_size_of_a_stopped_sweep_say_how_to_resume_it_and_exit_3(
     prices.write_text(PRICES)
     assert exits(*WITH_SLO, "-o", folder) == 0
     remove_runs(folder, "r4")
-    (folder / capacity.FILE).unlink()
+    (folder / capacity.CAPACITY_FILE).unlink()
     found = stored_sweep.judge(folder, [folder / "r1", folder / "r2"])
     files = experiment.outputs(folder, found.trials, found.answer, table=found.curve)
-    stored = capacity.load_capacity(files[capacity.FILE])
+    stored = capacity.load_capacity(files[capacity.CAPACITY_FILE])
     assert (stored.state, stored.rate_per_s, stored.lower_bound) == ("stopped", 2.0, True)
-    (folder / capacity.FILE).write_bytes(capacity.dump(stored))
+    (folder / capacity.CAPACITY_FILE).write_bytes(capacity.dump_capacity(stored))
     again = shlex.join(["loadgen", *WITH_SLO, "-o", str(folder)])
     capsys.readouterr()
     for command in (
@@ -383,7 +383,7 @@ def test_cost_and_size_of_a_stopped_sweep_say_how_to_resume_it_and_exit_3(
         assert again in capsys.readouterr().err
     assert exits("cost", folder, "--prices", prices, "--allow-invalid") == 0
     assert exits(*shlex.split(again)[1:]) == 0
-    assert capacity.load_capacity((folder / capacity.FILE).read_bytes()).state == "held"
+    assert capacity.load_capacity((folder / capacity.CAPACITY_FILE).read_bytes()).state == "held"
 
 
 @pytest.mark.processes
@@ -398,16 +398,16 @@ def test_a_sweep_that_was_killed_leaves_a_bound_and_the_command_that_resumes_it(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    while not (folder / capacity.FILE).is_file():
+    while not (folder / capacity.CAPACITY_FILE).is_file():
         assert process.poll() is None, "the sweep ended before it was killed"
         over.wait(0.001)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    stored = capacity.load_capacity((folder / capacity.FILE).read_bytes())
+    stored = capacity.load_capacity((folder / capacity.CAPACITY_FILE).read_bytes())
     assert stored.state == "stopped" and stored.lower_bound and stored.rate_per_s >= 1
-    assert stored.go_on == shlex.join(["loadgen", *load])
+    assert stored.resume_command == shlex.join(["loadgen", *load])
     assert exits("cost", folder, "--prices", prices) == 3
-    assert stored.go_on in capsys.readouterr().err
+    assert stored.resume_command in capsys.readouterr().err
 
 
 @pytest.mark.commands
@@ -418,7 +418,7 @@ def test_a_sweep_that_was_stopped_before_its_first_load_point_ended_says_so(
     prices.write_text(PRICES)
     assert exits(*WITH_SLO, "-o", folder) == 0
     remove_runs(folder, "r1", "r2", "r4")
-    (folder / capacity.FILE).unlink()
+    (folder / capacity.CAPACITY_FILE).unlink()
     capsys.readouterr()
     assert exits("cost", folder, "--prices", prices) == 3
     assert shlex.join(["loadgen", *WITH_SLO, "-o", str(folder)]) in capsys.readouterr().err

@@ -22,7 +22,7 @@ from canned import answering
 from loadgen.cli.app import run_command_line
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.pricing.price_file import load_prices
-from loadgen.repeated.capacity import Capacity, dump
+from loadgen.repeated.capacity import Capacity, dump_capacity
 from loadgen.repeated.repeats import summarize_repeats
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.ui import page as results_page
@@ -71,7 +71,7 @@ def results(tmp_path: Path) -> Path:
     rate = Capacity(
         rate_per_s=2.0, low_per_s=1.9, high_per_s=2.2, method="sweep", recipe="r", evidence="r2"
     )
-    (root / "swept" / "capacity.json").write_bytes(dump(rate))
+    (root / "swept" / "capacity.json").write_bytes(dump_capacity(rate))
     _store(root / "deep" / "er" / "run")
     (root / "damaged").mkdir()
     (root / "damaged" / "summary.json").write_text("{")

@@ -28,7 +28,7 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.workload.slo_fields import parse_stop_rule
 from loadgen.figures import FIGURES, PLACES
 from loadgen.plugins import without_plugins
-from loadgen.repeated import registry
+from loadgen.repeated import comparable_metrics
 from loadgen.runs import text
 from loadgen.runs.outcome import cases
 
@@ -69,14 +69,14 @@ def test_a_figure_of_another_package_stands_in_every_place(
         assert found.count == summary.requests.ok
         assert (
             found.p50 is not None
-            and registry.figure(summary, "figures.thinking_ms.p50") == found.p50
+            and comparable_metrics.metric_value(summary, "figures.thinking_ms.p50") == found.p50
         )
         assert load_summary(dump_summary(summary)) == summary
         assert "Time to think" in text.render(summary) and "Time to think" in run_page.render(
             summary
         )
-        assert "figures.thinking_ms.p50" in registry.shown()
-        known = registry.metric("figures.thinking_ms.p50")
+        assert "figures.thinking_ms.p50" in comparable_metrics.default_metric_paths()
+        known = comparable_metrics.find_metric("figures.thinking_ms.p50")
         assert known is not None and (known.name, known.unit, known.better) == (
             "Time to think p50",
             "ms",

@@ -335,7 +335,7 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     common = (str(short), *VM, "--slo", "ttft:2s:p95", "--slo", "tpot:40ms:p95")
     search = ("search", *common, "-d", "25s", "--low", "20", "--high", "400", "--precision", "0.1")
     assert exits(*search, "-o", str(tmp_path / "search")) == 0
-    found = capacity.load_capacity((tmp_path / "search" / capacity.FILE).read_bytes())
+    found = capacity.load_capacity((tmp_path / "search" / capacity.CAPACITY_FILE).read_bytes())
     evidence = load_summary((tmp_path / "search" / found.evidence / "summary.json").read_bytes())
     lanes = round(found.rate_per_s * (evidence.e2e_ms.mean or 0) / 1e3)  # in flight at that rate
     levels = f"{lanes // 2},{round(lanes * 0.9)},{lanes * 3}"
@@ -344,12 +344,12 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
         == 0
     )
     told = capsys.readouterr().out
-    swept = capacity.load_capacity((tmp_path / "sweep" / capacity.FILE).read_bytes())
+    swept = capacity.load_capacity((tmp_path / "sweep" / capacity.CAPACITY_FILE).read_bytes())
     assert swept.rate_per_s == pytest.approx(found.rate_per_s, rel=0.15), (
         "at nine tenths of the lanes"
     )
-    assert swept.lower_bound and "missed it, and the end lies between" in swept.bound_why
-    assert swept.bound_why in " ".join(told.split())
+    assert swept.lower_bound and "missed it, and the end lies between" in swept.lower_bound_reason
+    assert swept.lower_bound_reason in " ".join(told.split())
 
 
 def test_lanes_in_step_give_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -369,8 +369,8 @@ def test_lanes_in_step_give_a_bound(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert exits(*common, "-c", "8,32", "-n", "200", "--stagger", "0", "-o", out) == 0
     capsys.readouterr()
-    swept = capacity.load_capacity((tmp_path / "s" / capacity.FILE).read_bytes())
-    assert swept.lower_bound and "started at once" in swept.bound_why
+    swept = capacity.load_capacity((tmp_path / "s" / capacity.CAPACITY_FILE).read_bytes())
+    assert swept.lower_bound and "started at once" in swept.lower_bound_reason
     assert exits("report", out) == 0
     assert "lower bound of the capacity" in capsys.readouterr().out
 

@@ -33,7 +33,7 @@ class Metric(Struct, frozen=True):
     p: float | None = None
 
 
-SHARES = (
+SHARE_PATHS = (
     "ok_share",
     "goodput.share",
     "sessions.goodput.share",
@@ -52,7 +52,7 @@ _SHOWN = (
 )
 
 
-def shown() -> tuple[str, ...]:
+def default_metric_paths() -> tuple[str, ...]:
     """The metrics compared by default, between sides and between repeats, each where all have it."""
     return (
         *(f"{row.path}.{quantile}" for row in FIGURES.here() for quantile in row.compared),
@@ -64,7 +64,7 @@ _QUANTILES = dict(QUANTILES)
 _STATS = (*_QUANTILES, "mean", "min", "max")
 
 
-def metric(path: str) -> Metric | None:
+def find_metric(path: str) -> Metric | None:
     """The metric of a path of `summary.json` (`ttft_ms.p99`, `tokens.output_per_s`), or of `ok_share`.
 
     None when there is no such figure.
@@ -132,7 +132,7 @@ def _of_tasks(path: str) -> Metric | None:
     return Metric(path, f"{_TASK_TIMES[time]} {last.replace('_', '.')}", "ms", -1)
 
 
-def paths() -> list[str]:
+def metric_paths() -> list[str]:
     """All paths that `metric` accepts."""
     latency_paths = [f"{row.path}.{stat}" for row in FIGURES.here() for stat in _STATS]
     task_paths = [f"sessions.{name}.{stat}" for name in _TASK_TIMES for stat in _STATS] + list(
@@ -141,7 +141,7 @@ def paths() -> list[str]:
     return [
         path
         for path in [*latency_paths, "ok_share", *sorted(_paths()), *task_paths]
-        if metric(path) is not None
+        if find_metric(path) is not None
     ]
 
 
@@ -167,7 +167,7 @@ def _paths() -> set[str]:
     return block_paths | {f"stalls.{field}" for field in Stalls.__struct_fields__}
 
 
-def figure(summary: Summary, path: str) -> float | None:
+def metric_value(summary: Summary, path: str) -> float | None:
     """The number at a path of a summary; None where the summary has none."""
     if path == "ok_share":
         counted = summary.requests.decided
