@@ -5,6 +5,7 @@ Pure: summaries in, values out. `levels_text.py` renders them.
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -290,29 +291,40 @@ def kept(levels: Sequence[SweepLevel]) -> list[SweepLevel]:
 
 
 def lowest_missed(levels: Sequence[SweepLevel]) -> SweepLevel | None:
-    """The level of least load that missed the SLO."""
+    """Return the load point of least load that missed the SLO."""
     return next((level for level in levels if outcome(level) == "over"), None)
 
 
+def lowest_growing(levels: Sequence[SweepLevel]) -> SweepLevel | None:
+    """Return the load point of least load that met the SLO and was not sustained."""
+    return next((level for level in kept(levels) if level.sustained is False), None)
+
+
 def best(levels: Sequence[SweepLevel]) -> SweepLevel | None:
-    """The level that answers what load is held within the SLO. `levels`: in order of load.
+    """Return the load point with the highest load within the SLO, or None. `levels` are in order of load.
 
-    Of those that kept it at less load than any that missed it: what passed once above a miss is no capacity. One that
-    grew while it went on only where no other is. Of an open loop that of most load; of a closed one, whose load is what
-    its lanes complete, that which completed most.
+    A load point counts only below the lowest load that missed the SLO or was not sustained: one
+    that passed above it shows no capacity. In an open loop the highest load is the one with the
+    highest rate. In a closed loop, where the load is what the virtual users complete, it is the one
+    that completed most.
     """
-    missed = lowest_missed(levels)
-    below = [
-        level
-        for level in kept(levels)
-        if missed is None or (level.amount or 0) < (missed.amount or 0)
+    limits = [
+        level.amount or 0.0
+        for level in (lowest_missed(levels), lowest_growing(levels))
+        if level is not None
     ]
+    limit = min(limits, default=math.inf)
+    return max(
+        (level for level in kept(levels) if (level.amount or 0.0) < limit),
+        key=_sustained_load,
+        default=None,
+    )
 
-    def rank(level: SweepLevel) -> tuple[bool, float]:
-        load = level.requests_per_s if level.closed else level.amount
-        return level.sustained is not False, load or 0.0
 
-    return max(below, key=rank, default=None)
+def _sustained_load(level: SweepLevel) -> float:
+    """Return the rate of an open loop, and of a closed loop the rate that it completed."""
+    load = level.requests_per_s if level.closed else level.amount
+    return load or 0.0
 
 
 def bound_why(curve: SweepCurve) -> str:
@@ -347,14 +359,11 @@ def bound_why(curve: SweepCurve) -> str:
 
 
 def grew_above(curve: SweepCurve) -> SweepLevel | None:
-    """The lowest level above the best one that kept the SLO and grew while it went on, where the best one did not."""
+    """Return the lowest load point above the best one that met the SLO and was not sustained."""
     names = [level.name for level in curve.levels]
-    place = names.index(curve.best) if curve.best in names else len(names)
-    if any(level.sustained is False for level in curve.levels[place : place + 1]):
+    if curve.best not in names:
         return None
-    return next(
-        (level for level in kept(curve.levels[place + 1 :]) if level.sustained is False), None
-    )
+    return lowest_growing(curve.levels[names.index(curve.best) + 1 :])
 
 
 def _began_at_once(stages: Sequence[StageSummary]) -> bool:

@@ -130,16 +130,19 @@ def _groups_without_best(curves: Sequence[SweepCurve]) -> dict[str, list[str]]:
     """Return the labels of the groups without a best load point, by the reason."""
     by_reason: dict[str, list[str]] = {
         "No load point met the SLO": [],
+        "No load point that met the SLO was sustained": [],
         "No load point decides the SLO": [],
         "No load point is a valid measurement": [],
     }
-    missed, undecided, invalid = by_reason.values()
+    missed, growing, undecided, invalid = by_reason.values()
     for one in curves:
         label = one.levels[0].group.label
         if not any(level.valid for level in one.levels):
             invalid.append(label)
         elif representative(one) is not None:
             continue
+        elif levels.lowest_growing(one.levels) is not None:
+            growing.append(label)
         elif any(level.slo_met is False for level in one.levels):
             missed.append(label)
         else:
@@ -195,13 +198,17 @@ def headline(curve: SweepCurve) -> str:
 
 def _kept_above(curve: SweepCurve, best: SweepLevel) -> Iterator[str]:
     """Why levels of more load that kept the SLO too are not the best one."""
+    growing = levels.lowest_growing(curve.levels)
     for level in levels.kept(curve.levels[curve.levels.index(best) + 1 :]):
         missed, name = levels.lowest_missed(curve.levels), level.load or level.name
         if missed is not None and (level.amount or 0) >= (missed.amount or 0):
             lower = missed.load or missed.name
             yield f"{name} kept it too, but no capacity lies above a level that missed it ({lower})."
-        elif level.sustained is False and best.sustained is not False:
+        elif level.sustained is False:
             yield f"{name} kept it too, but grew while it went on: it would not last."
+        elif growing is not None and (level.amount or 0) > (growing.amount or 0):
+            lower = growing.load or growing.name
+            yield f"{name} kept it too, but no capacity lies above a level that grew ({lower})."
         else:
             yield f"{name} kept it too, but completed less: {format.quantity(level.requests_per_s)} requests/s."
 
@@ -215,9 +222,16 @@ def _without_best(curve: SweepCurve) -> Iterator[str]:
         if not level.valid or level.state != "finished" or not level.full
     ]
     kept = sum(level.slo_met is True for level in unsound)
-    undecided = len(curve.levels) - len(missed) - len(unsound)
-    if missed:
-        lowest, above = missed[0], [level.load or level.name for level in levels.kept(curve.levels)]
+    within_slo = levels.kept(curve.levels)
+    undecided = len(curve.levels) - len(missed) - len(unsound) - len(within_slo)
+    growing = levels.lowest_growing(curve.levels)
+    if growing is not None and (not missed or (growing.amount or 0) < (missed[0].amount or 0)):
+        yield (
+            f"No level within the SLO ({curve.slo}) is sustained: {growing.load or growing.name} kept it, but grew "
+            "while it went on: it would not last. Add levels below it."
+        )
+    elif missed:
+        lowest, above = missed[0], [level.load or level.name for level in within_slo]
         name = lowest.load or lowest.name
         if above:
             yield (

@@ -451,11 +451,19 @@ def with_state_of_sweep(
             state="stopped",
             resume_command=table.resume,
         )
-    return found or msgspec.structs.replace(nothing, lower_bound_reason=NO_POINT_MET, state="none")
+    return found or msgspec.structs.replace(
+        nothing, lower_bound_reason=_no_capacity_reason(table), state="none"
+    )
+
+
+def _no_capacity_reason(table: levels.SweepCurve) -> str:
+    """Return why a finished sweep with an SLO has no capacity."""
+    return NO_POINT_MET if levels.lowest_growing(table.levels) is None else NO_POINT_SUSTAINED
 
 
 SWEEP_STOPPED = "the sweep was stopped before all of its load points had run"
 NO_POINT_MET = "no load point of the sweep is a valid measurement that met the SLO"
+NO_POINT_SUSTAINED = "no load point of the sweep met the SLO and was sustained"
 STOPPED = "the search was stopped before it confirmed a load"
 NOTHING_HELD = "no load held"
 NOT_FOUND = {

@@ -348,13 +348,26 @@ def test_a_folder_of_any_name_is_the_level_that_its_record_says(tmp_path: Path) 
     assert not rate.closed and rate.amount == pytest.approx(3.0, rel=0.2)
 
 
-def test_a_level_that_grew_is_the_best_only_where_no_other_is() -> None:
+def test_a_load_point_that_was_not_sustained_is_never_the_best() -> None:
     lasts, grew = judged("r8", True, sustained=True), judged("r16", True, sustained=False)
     found = curve_of(lasts, grew)
     assert found.best == "r8"
     assert "r16 kept it too, but grew while it went on: it would not last" in told_of(lasts, grew)
     assert "r8 kept the SLO, r16 grew, and the end lies between" in levels.bound_why(found)
-    assert curve_of(grew).best == "r16" and not levels.grew_above(curve_of(grew))
+    assert curve_of(grew).best == ""
+    assert told_of(grew).startswith("No level within the SLO")
+    assert "undecided" not in told_of(grew)
+
+
+def test_a_load_point_above_one_that_was_not_sustained_is_not_the_best() -> None:
+    sustained = judged("r8", True, sustained=True)
+    growing = judged("r16", True, sustained=False)
+    passed_above = judged("r32", True)
+    assert curve_of(sustained, growing, passed_above).best == "r8"
+    assert "no capacity lies above a level that grew (r16)" in told_of(
+        sustained, growing, passed_above
+    )
+    assert curve_of(growing, passed_above).best == ""
 
 
 @pytest.mark.parametrize(("rates", "met", "best"), [((3.0, 6.0, 9.0), (True, False, True), "r3")])
