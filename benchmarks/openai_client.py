@@ -17,11 +17,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from loadgen_sdk.dialects.body import maker
-from loadgen_sdk.dialects.events import ERROR_TEXT_CHARS
-from loadgen_sdk.dialects.package_errors import kind_of
-from loadgen_sdk.dialects.quirks import ServerProfile
-from loadgen_sdk.dialects.reader import EventTimeline
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
@@ -29,6 +24,11 @@ from loadgen_sdk.transport.http1 import merged
 from loadgen_sdk.transport.response_state import OnDone
 from loadgen_sdk.transport.target import Target, header_secrets
 from loadgen_sdk.transport.wire import Tls
+from loadgen_sdk.wire_formats.event_fields import ERROR_TEXT_CHARS
+from loadgen_sdk.wire_formats.library_errors import classify_library_error
+from loadgen_sdk.wire_formats.request_body import make_body_encoder
+from loadgen_sdk.wire_formats.response_reader import EventTimeline
+from loadgen_sdk.wire_formats.server_profiles import ServerProfile
 
 CONNECT_S = 30.0
 _CANCELLED = Failure("interrupted", "cancelled")
@@ -48,7 +48,7 @@ class OpenAIClient:
         target: Target,
         *,
         model: str,
-        quirk: ServerProfile,
+        server_profile: ServerProfile,
         stream: bool = True,
         api_key: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
@@ -59,13 +59,13 @@ class OpenAIClient:
         keep_text: bool = False,
         continuous_usage: bool = False,
     ) -> None:
-        self.target, self.quirk, self._streaming = target, quirk, stream
+        self.target, self.server_profile, self._streaming = target, server_profile, stream
         self._api_key, self._headers = api_key, headers
         self._timeout_ns, self._stall_ns = timeout_ns, stall_timeout_ns
         self._keep_text = keep_text
         self._tls: ssl.SSLContext | bool = (tls or Tls()).context() if target.tls else False
-        self.prepare = maker(  # the same bytes that our own client sends
-            quirk,
+        self.prepare = make_body_encoder(  # the same bytes that our own client sends
+            server_profile,
             target.api,
             model,
             stream,
@@ -91,7 +91,7 @@ class OpenAIClient:
         limits = type(DEFAULT_CONNECTION_LIMITS)(
             max_connections=None,
             max_keepalive_connections=None,
-            keepalive_expiry=self.quirk.reuse_s,
+            keepalive_expiry=self.server_profile.max_idle_s,
         )
         timeout = openai.Timeout(None, connect=CONNECT_S)
         headers = dict(merged(self.target.auth(self._api_key), self._headers))
@@ -197,7 +197,7 @@ class OpenAIClient:
                     await self._attempt(exchange, headers, limit, deadline)
                 except Exception as error:
                     unanswered = exchange.reused and exchange.sent >= 0 and exchange.first_byte < 0
-                    if not (unanswered and kind_of(error)[0] == "reset"):
+                    if not (unanswered and classify_library_error(error)[0] == "reset"):
                         raise
                     exchange.resent = (
                         1  # the server had closed the idle connection: metrics.md allows one resend
@@ -234,7 +234,7 @@ class OpenAIClient:
         if not self._streaming:
             at = monotonic_ns()
             exchange.response.status = 200
-            reading.take([_json(answer)], at)
+            reading.feed([_json(answer)], at)
             reading.first_event_tokens = (
                 reading.usage().output or 0
             )  # the whole answer came at once
@@ -243,7 +243,7 @@ class OpenAIClient:
         try:
             async for event in answer:
                 at, waited = monotonic_ns(), reading.first_token < 0
-                reading.take([_json(event)], at)
+                reading.feed([_json(event)], at)
                 if waited and reading.first_token >= 0 and exchange.on_first is not None:
                     exchange.on_first(at)
                 limit.reschedule(min(deadline, loop.time() + stall_s) if stall_s else deadline)
@@ -252,7 +252,7 @@ class OpenAIClient:
 
     def _failure_of(self, error: Exception, exchange: Exchange) -> Failure:
         """The Failure of an exception of the package; its kind is one of loadgen_sdk.errors.KINDS."""
-        kind, text, status = kind_of(error)
+        kind, text, status = classify_library_error(error)
         exchange.response.status = status or exchange.response.status
         if kind in ("reset", "truncated") and exchange.first_byte >= 0:
             text = f"{text}, after {exchange.reading.output_events} output events"

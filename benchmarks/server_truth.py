@@ -24,8 +24,8 @@ import rig
 import uvloop
 from canned import COUNT, chunk, events, serving
 from loadgen_sdk.app.client import Client
-from loadgen_sdk.dialects.body import body
 from loadgen_sdk.request import Request
+from loadgen_sdk.wire_formats.request_body import encode_body
 
 from loadgen.core import seeds
 from loadgen.core.execution.plan import Settings
@@ -90,7 +90,7 @@ async def measure(
     theirs, ours, witness = [], [], []
     target = found.target
     async with Client(
-        found.target, model=found.model, quirk=found.quirk, extra_body=extra
+        found.target, model=found.model, server_profile=found.server_profile, extra_body=extra
     ) as client:
         for number in range(count):
             built: Request = requests[2 * number]
@@ -107,8 +107,13 @@ async def measure(
                     (done.end - done.sent) / 1e6 - told[1],
                 )
             )
-            other = body(
-                requests[2 * number + 1], found.quirk, "chat", found.model, True, extra_body=extra
+            other = encode_body(
+                requests[2 * number + 1],
+                found.server_profile,
+                "chat",
+                found.model,
+                True,
+                extra_body=extra,
             )
             witness.append(bare(target.host, target.port, f"{target.base}/chat/completions", other))
     return theirs, ours, witness

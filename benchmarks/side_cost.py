@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import rig
-from loadgen_sdk.dialects.account_lookup import server_account
+from loadgen_sdk.wire_formats.server_timing_lookup import parse_server_timing
 
 import loadgen
 from loadgen.core.server_metrics import energy, request_accounts, series
@@ -87,7 +87,7 @@ def main() -> int:
         )
     client = run.summary.client
     per_request = client.cpu_s / max(run.summary.requests.ok, 1) if client.cpu_s else 0.0
-    account = each(lambda: server_account(TIMING))
+    account = each(lambda: parse_server_timing(TIMING))
     share = account / per_request if per_request else 0.0
     print(f"a request of 100 events: {per_request * 1e6:,.0f} µs CPU of the worker")
     print(f"its account: {account * 1e6:.1f} µs, {share:.2%} of that")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen_sdk.dialects import reference, sse
 from loadgen_sdk.transport import http1, plain
+from loadgen_sdk.wire_formats import reference, sse
 
 DIGITS = frozenset(b"0123456789abcdefABCDEF")
 BEFORE, AFTER = b'{"choices":[{"delta":{"content":"', b'"}}]}'
@@ -33,7 +33,7 @@ def check_chunks(compiled: Any, data: bytes, *, templated: bool) -> None:
     """
     template = (BEFORE, AFTER) if templated else (b"", b"")
     chunks, events, used = compiled.whole_chunks(data, *template)
-    response, decoder = http1.Response(), sse.Decoder()
+    response, decoder = http1.Response(), sse.SseDecoder()
     response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     decoder.started = True
     bodies = response.feed(data[:used])

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from loadgen_sdk.dialects.reader import EventTimeline
-from loadgen_sdk.dialects.reference import DecoderState, ReadingState
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.response_state import ExchangeState, ResponseState
+from loadgen_sdk.wire_formats.reference import DecoderState, ResponseReaderState
+from loadgen_sdk.wire_formats.response_reader import EventTimeline
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 FIELDS = {
     "Exchange": ExchangeState.__slots__,
     "Response": ResponseState.__slots__,
-    "Decoder": DecoderState.__slots__,
-    "Reading": ReadingState.__slots__,
+    "SseDecoder": DecoderState.__slots__,
+    "ResponseReader": ResponseReaderState.__slots__,
 }
 CALLBACKS = ("on_done", "on_first")
 STEP_NS = 1_000

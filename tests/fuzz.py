@@ -20,10 +20,10 @@ from pathlib import Path
 from random import Random
 
 INSTRUMENTED = [  # all else only slows it down
-    "loadgen_sdk.dialects",
+    "loadgen_sdk.wire_formats",
     "loadgen_sdk.transport.http1",
     "loadgen_sdk.transport.target",
-    "loadgen_sdk.probe.server_facts",
+    "loadgen_sdk.probe.server_info",
     "loadgen.core.workload",
     "loadgen.contracts",
     "loadgen.pricing.price_file",

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pyarrow as pa
 from fuzz_documents import BETWEEN
-from loadgen_sdk.dialects.events import error_text
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES, Api
-from loadgen_sdk.dialects.reader import EventTimeline, Reading
-from loadgen_sdk.dialects.sse import Decoder, EventTooLarge
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.probe.server_facts import server_facts
+from loadgen_sdk.probe.server_info import parse_server_info
 from loadgen_sdk.transport.chunk_size import Malformed
 from loadgen_sdk.transport.http1 import Response
 from loadgen_sdk.transport.target import Target
+from loadgen_sdk.wire_formats.event_fields import error_text
+from loadgen_sdk.wire_formats.response_reader import EventTimeline, ResponseReader
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES, Api
+from loadgen_sdk.wire_formats.sse import EventTooLargeError, SseDecoder
 from pyarrow import parquet
 
 import loadgen
@@ -62,18 +62,18 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 def sse(data: bytes) -> None:
-    decoder, reading = Decoder(), Reading(EventTimeline())
-    with contextlib.suppress(EventTooLarge):
+    decoder, reading = SseDecoder(), ResponseReader(EventTimeline())
+    with contextlib.suppress(EventTooLargeError):
         for at, piece in enumerate(_pieces(data)):
-            reading.take(decoder.feed(piece), at)
-        reading.take(decoder.end(), 10**9)
+            reading.feed(decoder.feed(piece), at)
+        reading.feed(decoder.end(), 10**9)
     reading.judge(True, False, True)
     reading.usage()
 
 
 def whole_answer(data: bytes) -> None:
-    reading = Reading(EventTimeline())
-    reading.take([data], 0)
+    reading = ResponseReader(EventTimeline())
+    reading.feed([data], 0)
     reading.judge(True, False, False)
     error_text(data)
 
@@ -214,7 +214,7 @@ def page(data: bytes) -> None:
 
 def facts(data: bytes) -> None:
     for server in ("trtllm", "vllm", "sglang", "llamacpp"):
-        server_facts(SERVER_PROFILES[server], "1.0", data.decode("utf-8", "replace"))
+        parse_server_info(SERVER_PROFILES[server], "1.0", data.decode("utf-8", "replace"))
 
 
 def request(data: bytes) -> None:

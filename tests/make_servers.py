@@ -1,16 +1,16 @@
 """Writes the table of servers in `docs/servers.md` from their rows, and from nothing else.
 
-`python tests/make_servers.py` writes it again; `sdk/test_dialects.py` checks that it is what it would write.
+`python tests/make_servers.py` writes it again; `sdk/test_wire_formats.py` checks that it is what it would write.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from loadgen_sdk.dialects.quirks import SERVERS
+from loadgen_sdk.wire_formats.server_profiles import SERVERS
 
 PAGE = Path(__file__).parent.parent / "docs" / "servers.md"
-BEGIN = "<!-- servers: made by tests/make_servers.py from the rows of sdk/loadgen_sdk/dialects/quirks.py -->"
+BEGIN = "<!-- servers: made by tests/make_servers.py from the rows of sdk/loadgen_sdk/wire_formats/server_profiles.py -->"
 END = "<!-- end of the servers -->"
 HEAD = (
     "`--server`",
@@ -26,8 +26,13 @@ HEAD = (
 def table() -> str:
     lines = [HEAD, ["---"] * len(HEAD)]
     for row in SERVERS.own:
-        exact = ", ".join(f"`{field}`" for field in row.forces) or "none"
-        answers = (row.on_unknown_field, row.on_unknown_model, row.cached_told, row.timing_told)
+        exact = ", ".join(f"`{field}`" for field in row.length_fields) or "none"
+        answers = (
+            row.response_to_unknown_field,
+            row.response_to_unknown_model,
+            row.cached_tokens_reported,
+            row.timing_reported,
+        )
         lines.append((f"`{row.name}`", row.title, exact, *answers))
     return "\n".join([BEGIN, "", *(f"| {' | '.join(cells)} |" for cells in lines), "", END])
 

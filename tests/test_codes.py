@@ -21,7 +21,7 @@ FAULTS = {
     "UnsoundEvidence",
     "WrongUse",
     "TargetUnusable",
-    "FailedOnce",
+    "TransientFailure",
     "Wrong",
     "BadRow",
 }
@@ -64,7 +64,7 @@ FOREIGN = {
     "loadgen/core/workload/yaml_marks.py": "PyYAML has one class of syntax errors, and says which in its message",
     "sdk/loadgen_sdk/probe/fetch.py": "Python: OpenSSL's reason, and several refused connections in one OSError",
     "sdk/loadgen_sdk/probe/probe.py": "what a server says of a model that it does not have",
-    "sdk/loadgen_sdk/dialects/package_errors.py": "httpx tells ends of a connection apart in its message only",
+    "sdk/loadgen_sdk/wire_formats/library_errors.py": "httpx tells ends of a connection apart in its message only",
 }
 """Files that read messages of a server or a library, and why they have to."""
 

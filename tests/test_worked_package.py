@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from canned import answering
 from command_line import exits
-from loadgen_sdk.dialects.account_lookup import find_parser, server_account
-from loadgen_sdk.dialects.quirks import SERVERS
-from loadgen_sdk.dialects.server_account import NO_ACCOUNT
 from loadgen_sdk.probe.probe import _match_signs
+from loadgen_sdk.wire_formats.server_profiles import SERVERS
+from loadgen_sdk.wire_formats.server_timing import NO_SERVER_TIMING
+from loadgen_sdk.wire_formats.server_timing_lookup import find_timing_parser, parse_server_timing
 from plugin_packages import forgetting, install
 
 import loadgen
@@ -73,9 +73,9 @@ def site(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     with ExitStack() as stack:
         for table in plugin_checks.TABLES:
             stack.enter_context(forgetting(table, "acme_loadgen"))
-        find_parser.cache_clear()
+        find_timing_parser.cache_clear()
         yield folder
-    find_parser.cache_clear()
+    find_timing_parser.cache_clear()
 
 
 @pytest.fixture
@@ -234,10 +234,12 @@ def test_its_server_is_known_by_its_sign_and_its_words(acme: Path, capsys: Any) 
         "models",
         '"owned_by": "acme"',
     )
-    told = server_account({"acme.metrics": {"queued_s": 0.5, "prefill_s": 0.25}})
+    told = parse_server_timing({"acme.metrics": {"queued_s": 0.5, "prefill_s": 0.25}})
     assert (told.queue, told.prefill) == (500_000_000, 250_000_000)
     assert (
-        server_account({"acme.metrics": {}}) == server_account({"acme.metrics": {}}) == NO_ACCOUNT
+        parse_server_timing({"acme.metrics": {}})
+        == parse_server_timing({"acme.metrics": {}})
+        == NO_SERVER_TIMING
     )
     assert capsys.readouterr().err.count("plug-in acme of acme-loadgen 1.0 failed: KeyError") == 1
     assert series.names_for(servers.find("acme").metrics) == {
@@ -355,7 +357,7 @@ def test_a_worker_with_another_version_refuses_the_run(acme: Path) -> None:
 
 
 TRIALS = {
-    "server": (r'"transformers"', {"sdk/loadgen_sdk/dialects/quirks.py"}),
+    "server": (r'"transformers"', {"sdk/loadgen_sdk/wire_formats/server_profiles.py"}),
     "format": (r"genai_bench\b", {"loadgen/formats.py", "loadgen/interop/tools.py"}),
     "command": (
         r"doctor\.command|def doctor\(",

@@ -3,8 +3,8 @@
 import json
 from contextlib import contextmanager
 
-from loadgen_sdk.dialects.quirks import DetectionRule, ServerProfile
-from loadgen_sdk.dialects.server_account import ServerAccount
+from loadgen_sdk.wire_formats.server_profiles import DetectionRule, ServerProfile
+from loadgen_sdk.wire_formats.server_timing import ServerTiming
 from msgspec.structs import replace
 
 import loadgen
@@ -22,18 +22,16 @@ from loadgen.result_kinds import ListRow, ResultFunctions, ResultKind
 
 def parse_account(form):
     """Read an event `acme.metrics` in the stream of a response."""
-    return ServerAccount(
-        queue=round(form["queued_s"] * 1e9), prefill=round(form["prefill_s"] * 1e9)
-    )
+    return ServerTiming(queue=round(form["queued_s"] * 1e9), prefill=round(form["prefill_s"] * 1e9))
 
 
 SERVER = ServerProfile(
     name="acme",
     title="Acme Serve",
-    signs=(DetectionRule("models", r'"owned_by"\s*:\s*"acme"'),),
-    forces=("ignore_eos",),
+    detection_rules=(DetectionRule("models", r'"owned_by"\s*:\s*"acme"'),),
+    length_fields=("ignore_eos",),
     profiler="start it with --profile",
-    account={"acme.metrics": parse_account},
+    timing_parsers={"acme.metrics": parse_account},
     metrics_paths=("/acme/metrics",),
     metrics={"running": ("acme_active",), "waiting": ("acme_queued",)},
 )

@@ -134,7 +134,7 @@ async def _ask(
     tell: Callable[[int], None],
 ) -> Asked:
     from loadgen_sdk import Client, Request, Retry
-    from loadgen_sdk.dialects.usage import believable
+    from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 
     answers: list[str | None] = [None] * len(questions)
     tokens: list[int | None] = [None] * len(questions)
@@ -170,7 +170,7 @@ async def _ask(
                 completion = await client.complete(request)
                 if completion.failure is None:
                     answers[i] = completion.text
-                    usage = believable(completion.usage)
+                    usage = without_doubtful_counts(completion.usage)
                     tokens[i] = usage.input
                     output_tokens[i] = usage.output
                 elif len(reasons) < 5:

@@ -14,14 +14,14 @@ YAML_SUFFIXES = (".yaml", ".yml")
 
 def complete_workload(incomplete: str) -> list[str]:
     """Return packaged workloads and YAML files."""
-    names = _matching(packaged_names("workloads"), incomplete)
-    return [*names, *_matching_paths(incomplete, YAML_SUFFIXES)]
+    server_names = _matching(packaged_names("workloads"), incomplete)
+    return [*server_names, *_matching_paths(incomplete, YAML_SUFFIXES)]
 
 
 def complete_contract(incomplete: str) -> list[str]:
     """Return packaged contracts and YAML files."""
-    names = _matching(packaged_names("contracts"), incomplete)
-    return [*names, *_matching_paths(incomplete, YAML_SUFFIXES)]
+    server_names = _matching(packaged_names("contracts"), incomplete)
+    return [*server_names, *_matching_paths(incomplete, YAML_SUFFIXES)]
 
 
 def complete_target(incomplete: str) -> list[str]:
@@ -32,9 +32,9 @@ def complete_target(incomplete: str) -> list[str]:
 
 def complete_server(incomplete: str) -> list[str]:
     """Return the kinds of servers."""
-    from loadgen_sdk.dialects.quirks import names
+    from loadgen_sdk.wire_formats.server_profiles import server_names
 
-    return _matching(names(), incomplete)
+    return _matching(server_names(), incomplete)
 
 
 def complete_slo_term(incomplete: str) -> list[str]:
@@ -58,8 +58,8 @@ def complete_capacity_source(incomplete: str) -> list[str]:
 
 def complete_baseline(incomplete: str) -> list[str]:
     """Return the results that `compare --save` has saved in the default folder."""
-    names = sorted(path.name for path in Path("baselines").glob("*/"))
-    return _matching(names, incomplete)
+    server_names = sorted(path.name for path in Path("baselines").glob("*/"))
+    return _matching(server_names, incomplete)
 
 
 def complete_choice(list_choices: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -72,12 +72,12 @@ def complete_choice(list_choices: Callable[[], Iterable[str]]) -> Callable[[str]
 
 
 def list_presets() -> list[str]:
-    """Return the names of the simulated machines."""
+    """Return the server_names of the simulated machines."""
     return sorted(path.stem for path in (PACKAGE_DIR / "sim" / "presets").glob("*.yaml"))
 
 
 def packaged_names(kind: str) -> list[str]:
-    """Return the names of packaged files; in a checkout they are beside the package."""
+    """Return the server_names of packaged files; in a checkout they are beside the package."""
     directory = PACKAGE_DIR / "data" / kind
     if not directory.is_dir():
         directory = PACKAGE_DIR.parent / kind
@@ -100,5 +100,5 @@ def _matching_paths(incomplete: str, suffixes: tuple[str, ...] = ()) -> Iterator
             yield f"{parent}{slash}{path.name}"
 
 
-def _matching(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
+def _matching(server_names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in server_names if name.startswith(incomplete)]

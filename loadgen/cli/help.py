@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from loadgen_sdk.dialects.quirks import SERVERS
 from loadgen_sdk.plugins import OpenTable
+from loadgen_sdk.wire_formats.server_profiles import SERVERS
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from loadgen.cli.completion import packaged_names

@@ -131,11 +131,11 @@ def parse_percentiles(value: Any) -> tuple[float, ...]:
 
 def parse_server(value: Any) -> str:
     """Return the name of a kind of server: auto, or one of this package or of a plug-in."""
-    from loadgen_sdk.dialects.quirks import SERVERS, names
+    from loadgen_sdk.wire_formats.server_profiles import SERVERS, server_names
 
     if isinstance(value, str) and (value == "auto" or SERVERS.find(value) is not None):
         return value
-    return ChoiceParser(*names())(value)
+    return ChoiceParser(*server_names())(value)
 
 
 def parse_system_file(value: Any) -> SystemSaid:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 
 from loadgen.cli import completion
 from loadgen.cli import option_parsers as parsers

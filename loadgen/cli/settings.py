@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen_sdk.dialects.quirks import VALUES
 from loadgen_sdk.transport.wire import Tls
+from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 
 from loadgen import backends
 from loadgen.cli import targets
@@ -39,7 +39,7 @@ def build_settings(options: Mapping[str, Any]) -> Settings:
         values = system.target | values
     if values.get("ray") is not None:
         values.setdefault("workers", 0)
-    if values.get("api") in VALUES:
+    if values.get("api") in NON_GENERATIVE_APIS:
         values["stream"] = False
     api_key = _api_key(values, urls)
     endpoints: tuple[Endpoint, ...] = ()

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadgen_sdk.dialects.quirks import VALUES
+from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 
 from loadgen import result_kinds
 from loadgen.core import format
@@ -298,7 +298,7 @@ def _uncounted(summary: Summary, data: bytes, file: Path) -> list[LoadgenError]:
         ("output", summary.tokens.output, sources.output),
     ):
         known = sum(count for source, count in by.items() if source != "none")
-        if key == "output" and summary.run.api in VALUES:
+        if key == "output" and summary.run.api in NON_GENERATIVE_APIS:
             continue  # numbers are answered: there are none, and what is paid by the request or the hour has its price
         if total is None or known < summary.requests.ok:
             what = f"{key} tokens were counted for {known:,} of {summary.requests.ok:,} answers"

@@ -17,17 +17,17 @@ from typing import Any
 
 import msgspec
 from loadgen_sdk import compiled
-from loadgen_sdk.dialects.quirks import ServerProfile
-from loadgen_sdk.dialects.reader import EventTimeline
-from loadgen_sdk.dialects.usage import believable
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.probe.fetch import Fetcher
-from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
+from loadgen_sdk.probe.fetch import HttpFetcher
+from loadgen_sdk.probe.probe import HttpResponse, ProbeResult
 from loadgen_sdk.redaction import redact
 from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.transport.http1 import merged
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target, header_secrets
+from loadgen_sdk.wire_formats.response_reader import EventTimeline
+from loadgen_sdk.wire_formats.server_profiles import ServerProfile
+from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 
 from loadgen.core.execution import backend, probing, resource_limits
 from loadgen.core.execution.plan import Settings
@@ -78,7 +78,7 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
         server=None if settings.server == "auto" else settings.server,
     )
     context = settings.tls.context() if target.tls else None
-    fetcher = Fetcher(target, context, timeout_s=REPLY_S)
+    fetcher = HttpFetcher(target, context, timeout_s=REPLY_S)
     started_ns = monotonic_ns()
     await fetcher.connect()  # resolves the name, and raises with the reason where it cannot
     addresses = await _addresses(target)
@@ -88,11 +88,13 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
     headers = (("Accept", "application/json"), *settings.headers)
     if context is not None:
         report(await _handshake(target, context, settings.tls.verify))
-    model_list = await fetcher.exchange(
+    model_list = await fetcher.send_request(
         "GET", target.models, merged(target.auth(settings.api_key), headers), b""
     )
     clock_finding = target_checks.wall_clock(model_list.headers.get("date", ""), datetime.now(UTC))
-    without_key = await fetcher.exchange("GET", target.models, headers, b"") if has_key else None
+    without_key = (
+        await fetcher.send_request("GET", target.models, headers, b"") if has_key else None
+    )
     report(
         verdict := target_checks.auth(
             has_key, model_list.status, without_key.status if without_key else None
@@ -116,12 +118,12 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
     report(target_checks.usage(probe_result, settings.stream))
     trials = await _trials(settings, probe_result, long_prompt)
     has_no_force = settings.api in ("responses", "messages")  # neither has a field for it
-    quirk = (
-        msgspec.structs.replace(probe_result.quirk, forces=())
+    server_profile = (
+        msgspec.structs.replace(probe_result.server_profile, length_fields=())
         if has_no_force
-        else probe_result.quirk
+        else probe_result.server_profile
     )
-    report(target_checks.forced(quirk, trials.forced, trials.free, trials.tried))
+    report(target_checks.forced(server_profile, trials.forced, trials.free, trials.tried))
     if settings.stream and (first := target_checks.first_token([trials.forced, trials.free])):
         report(first)
     if settings.stream:
@@ -154,7 +156,7 @@ async def _handshake(target: Target, context: Any, verify: bool) -> Finding:
     except (
         OSError,
         TimeoutError,
-    ):  # the next request of the Fetcher fails the same way and reports the reason
+    ):  # the next request of the fetcher fails the same way and reports the reason
         return Finding(
             "tls",
             target_checks.UNKNOWN,
@@ -174,7 +176,9 @@ async def _handshake(target: Target, context: Any, verify: bool) -> Finding:
     return target_checks.tls(session.version() or "TLS", verify, expires, now, took_ms)
 
 
-async def _probe(settings: Settings, target: Target, fetcher: Fetcher) -> tuple[ProbeResult, str]:
+async def _probe(
+    settings: Settings, target: Target, fetcher: HttpFetcher
+) -> tuple[ProbeResult, str]:
     """The same probe as before a run, with prompts made from our tokenizer's words; and the longer prompt."""
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     samples = probing.random_samples(tokenizer, PROMPTS)
@@ -192,13 +196,15 @@ class _Trials(msgspec.Struct, frozen=True):
 
 async def _trials(settings: Settings, probe_result: ProbeResult, long_prompt: str) -> _Trials:
     """Send the question with forced and with free length, and the probe's longer prompt again."""
-    quirk, tried = probe_result.quirk, ""
-    if not quirk.forces and probe_result.server == "generic":
+    server_profile, tried = probe_result.server_profile, ""
+    if not server_profile.length_fields and probe_result.server == "generic":
         tried = " and ".join(FORCING)
-        quirk = msgspec.structs.replace(quirk, forces=FORCING)
-    [forced] = await _send_trials(settings, probe_result, quirk, [(QUESTION, TRIAL_TOKENS, True)])
+        server_profile = msgspec.structs.replace(server_profile, length_fields=FORCING)
+    [forced] = await _send_trials(
+        settings, probe_result, server_profile, [(QUESTION, TRIAL_TOKENS, True)]
+    )
     questions = [(QUESTION, TRIAL_TOKENS, False), (long_prompt, 8, False), (QUESTION, 1, False)]
-    free = await _send_trials(settings, probe_result, probe_result.quirk, questions)
+    free = await _send_trials(settings, probe_result, probe_result.server_profile, questions)
     return _Trials(forced, free[0], free[1], any(trial.reused for trial in free), tried)
 
 
@@ -209,14 +215,14 @@ async def _answers(
     shorts: list[Trial] = []
     longs = [trials.forced if not trials.forced.failure else trials.free]
     is_exact = not trials.forced.failure
-    quirk = (
-        msgspec.structs.replace(probe_result.quirk, forces=FORCING)
+    server_profile = (
+        msgspec.structs.replace(probe_result.server_profile, length_fields=FORCING)
         if trials.tried
-        else probe_result.quirk
+        else probe_result.server_profile
     )
     while target_checks.lumped(longs[-1]) and len(shorts) < target_checks.PAIRS:
         questions = [(QUESTION, 1, False), (QUESTION, TRIAL_TOKENS, is_exact)]
-        short, long = await _send_trials(settings, probe_result, quirk, questions)
+        short, long = await _send_trials(settings, probe_result, server_profile, questions)
         shorts.append(short)
         longs.append(long)
     return longs, shorts
@@ -225,7 +231,7 @@ async def _answers(
 async def _answer_of_values(settings: Settings, probe_result: ProbeResult) -> Finding:
     """One text to embed, or a query with one document, twice: whether numbers come, and how soon."""
     trials = await _send_trials(
-        settings, probe_result, probe_result.quirk, [(QUESTION, 1, False)] * 2
+        settings, probe_result, probe_result.server_profile, [(QUESTION, 1, False)] * 2
     )
     return target_checks.values(settings.api, trials)
 
@@ -233,12 +239,12 @@ async def _answer_of_values(settings: Settings, probe_result: ProbeResult) -> Fi
 async def _send_trials(
     settings: Settings,
     probe_result: ProbeResult,
-    quirk: ServerProfile,
+    server_profile: ServerProfile,
     questions: list[tuple[str, int, bool]],
 ) -> list[Trial]:
     """Send questions one after the other with one client. Each is (text, max tokens, whether to force the length)."""
     options = probing.client_options(settings, probe_result) | {
-        "quirk": quirk,
+        "server_profile": server_profile,
         "keep_headers": True,
     }
     reply_ns = int(REPLY_S * 1e9)
@@ -277,7 +283,7 @@ async def _send_trial(
         if failed is not None
         else ""
     )
-    usage = believable(completion.usage)
+    usage = without_doubtful_counts(completion.usage)
     return Trial(
         failure=failure[:200],
         asked=max_tokens,
@@ -294,15 +300,15 @@ async def _send_trial(
 
 
 async def _optional_page(
-    fetcher: Fetcher, target: Target, headers: Any, settings: Settings, path: str
-) -> HttpAnswer:
+    fetcher: HttpFetcher, target: Target, headers: Any, settings: Settings, path: str
+) -> HttpResponse:
     """Fetch a page that may be missing or too large; status 0 where it cannot be fetched."""
     try:
-        return await fetcher.exchange(
+        return await fetcher.send_request(
             "GET", target.beside(path), merged(target.auth(settings.api_key), headers), b""
         )
     except TargetUnusable:
-        return HttpAnswer(0, {}, b"")
+        return HttpResponse(0, {}, b"")
 
 
 # -- this host ---------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from loadgen_sdk.dialects.quirks import SERVERS
 from loadgen_sdk.plugins import OpenTable, Plugin
+from loadgen_sdk.wire_formats.server_profiles import SERVERS
 
 from loadgen.backends import BACKENDS
 from loadgen.commands import COMMANDS

@@ -16,8 +16,8 @@ from statistics import median
 from typing import Literal
 
 import msgspec
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES, ServerProfile
-from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
+from loadgen_sdk.probe.probe import HttpResponse, ProbeResult
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES, ServerProfile
 
 from loadgen.core import format
 from loadgen.render.section import Kind, Paragraph, Report, Table, section
@@ -159,7 +159,7 @@ def models(probe_result: ProbeResult) -> Finding:
             "it answers to a name that it does not list: the numbers are of whatever it serves"
         )
         return Finding("model", WARNING, words, meaning, "name one of its own with --model")
-    if not probe_result.quirk.checks_model:
+    if not probe_result.server_profile.rejects_unknown_models:
         return Finding(
             "model",
             OK,
@@ -186,8 +186,8 @@ def context(probed: ProbeResult) -> Finding:
 
 
 def make(probed: ProbeResult) -> Finding:
-    """The detected make of server: which entry of the quirks table applies."""
-    words = f"{probed.quirk.title}{' ' + probed.version if probed.version else ''} ({'; '.join(probed.evidence)})"
+    """The detected make of server: which entry of the table of server profiles applies."""
+    words = f"{probed.server_profile.title}{' ' + probed.version if probed.version else ''} ({'; '.join(probed.evidence)})"
     if probed.server == "generic":
         meaning = "only fields that all servers take are sent: output lengths cannot be forced"
         return Finding("make", WARNING, words, meaning, "say what it is with --server, if you know")
@@ -221,12 +221,14 @@ def tokenizer(probe_result: ProbeResult, called: str, own: bool) -> Finding:
     return Finding("tokenizer", WARNING, words, meaning, f"{wrong if own else better} --tokenizer")
 
 
-def forced(quirk: ServerProfile, with_force: Trial, free: Trial, tried: str = "") -> Finding:
+def forced(
+    server_profile: ServerProfile, with_force: Trial, free: Trial, tried: str = ""
+) -> Finding:
     """Whether output lengths can be forced: a one-word question with TRIAL_TOKENS tokens, forced and not forced.
 
-    `tried`: fields that were sent as a test although the quirks table has none for this make.
+    `tried`: fields that were sent as a test although the table of server profiles has none for this make.
     """
-    fields = " and ".join(quirk.forces) or tried
+    fields = " and ".join(server_profile.length_fields) or tried
     asked = with_force.asked
     if with_force.failure:
         words = f"{fields or 'the question'} on trial: {with_force.failure}"
@@ -265,7 +267,7 @@ def forced(quirk: ServerProfile, with_force: Trial, free: Trial, tried: str = ""
         return Finding(
             "length", NOTE, words, meaning, f"add --extra-body '{{{body}}}'" if body else ""
         )
-    if not quirk.forces:
+    if not server_profile.length_fields:
         meaning = "nothing forces a length on this make: answers of other prompts may end early"
         return Finding(
             "length", NOTE, words, meaning, "compare only runs with equal output token counts"
@@ -424,16 +426,16 @@ def values(api: str, trials: Sequence[Trial]) -> Finding:
 
 def usage(probe_result: ProbeResult, streamed: bool) -> Finding:
     """Whether answers (streamed or not, as in the run) carry token counts."""
-    if probe_result.contradiction:
+    if probe_result.usage_contradiction:
         return Finding(
             "usage",
             WARNING,
-            f"token counts contradict each other: {probe_result.contradiction}",
+            f"token counts contradict each other: {probe_result.usage_contradiction}",
             "the counts in doubt are not used: rates and costs that need them are missing",
             "fix the usage that the server reports, or give --tokenizer",
         )
     kind = "streamed answers" if streamed else "answers"
-    if probe_result.usage:
+    if probe_result.reports_usage:
         return Finding(
             "usage", OK, f"{kind} carry token counts", "tokens are counted by the server"
         )
@@ -499,7 +501,7 @@ def rate_limit(headers: Mapping[str, str]) -> Finding | None:
     )
 
 
-def metrics_pages(pages: Mapping[str, HttpAnswer]) -> Finding:
+def metrics_pages(pages: Mapping[str, HttpResponse]) -> Finding:
     """The server's metrics pages, by path."""
     words = [text for path, answer in pages.items() if (text := _metrics_page_words(path, answer))]
     if not words:
@@ -516,7 +518,7 @@ def metrics_pages(pages: Mapping[str, HttpAnswer]) -> Finding:
     return Finding("metrics", NOTE if drained else OK, "; ".join(words), meaning)
 
 
-def _metrics_page_words(path: str, answer: HttpAnswer) -> str:
+def _metrics_page_words(path: str, answer: HttpResponse) -> str:
     if answer.status != 200:
         return ""
     text = answer.body.decode("utf-8", "replace")

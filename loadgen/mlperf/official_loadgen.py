@@ -17,9 +17,9 @@ from time import monotonic_ns
 from typing import Any
 
 import numpy as np
-from loadgen_sdk.dialects.usage import believable
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import Completion
+from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 
 from loadgen.core import seeds
 from loadgen.core.errors import UserError
@@ -148,7 +148,7 @@ class Carrier:
             self._send(query, number, len(self.done) - len(self._waiting) - 1)
 
     def _send(self, query: int, number: int, slot: int) -> None:
-        from loadgen_sdk.dialects.reader import EventTimeline
+        from loadgen_sdk.wire_formats.response_reader import EventTimeline
 
         lg = self._lg
         body = self._bodies.pop(number, None) or self.client.prepare(self._requests[number])
@@ -181,7 +181,7 @@ class Carrier:
 
 def _output_tokens(completion: Completion) -> int:
     """Return the output tokens by the server's count or, without one, the events of the stream."""
-    counted = believable(completion.usage).output
+    counted = without_doubtful_counts(completion.usage).output
     return completion.output_events if counted is None else counted
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from loadgen_sdk.dialects.quirks import Api
+from loadgen_sdk.wire_formats.server_profiles import Api
 from msgspec.structs import replace
 from numpy.typing import NDArray
 

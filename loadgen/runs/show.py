@@ -284,7 +284,10 @@ class Show:
         if virtual and self._budget is None:
             return
         found, tokens = plan.job.found[0], lane_start.mean_lengths(plan.requests)
-        answer_s = lane_start.by_probe(found.first_ms, found.token_ms).ns(1, *tokens) / 1e9
+        answer_s = (
+            lane_start.by_probe(found.one_token_response_ms, found.per_token_ms).ns(1, *tokens)
+            / 1e9
+        )
         measured, load = forecasts(plan.timetable, tokens, answer_s)
         if self._budget is not None:
             self._planned = load, header.targets

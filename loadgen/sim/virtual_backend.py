@@ -21,9 +21,9 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from numpy.typing import NDArray
 
 from loadgen.backends import after_scheme
@@ -294,7 +294,7 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
     return ProbeResult(
         target=Target.parse("http://simulated", api=settings.api),
         server="trtllm",
-        quirk=SERVER_PROFILES["trtllm"],
+        server_profile=SERVER_PROFILES["trtllm"],
         model=settings.model or preset.model.name,
         models=(preset.model.name,),
         version="",
@@ -302,14 +302,14 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
         rtt_ms=0.0,
         template_tokens=0,
         token_ratio=1.0,
-        usage=not settings.values,
-        exact=True,
+        reports_usage=not settings.values,
+        has_exact_length=True,
         tokens_per_event=float(preset.server.stream_interval),
         warnings=(),
         engine="simulated",
         precision=preset.precision,
         max_context=preset.limits.max_seq_len,
-        account=True,
+        reports_server_timing=True,
     )
 
 

@@ -1,7 +1,7 @@
 """Load the compiled modules, which are built on installation where there is a C compiler.
 
 With `LOADGEN_PURE=1` in the environment they are not loaded. Then, and where they were not built,
-the implementations in Python are used (see `dialects/implementation.py` and
+the implementations in Python are used (see `wire_formats/implementation.py` and
 `transport/implementation.py`). The tests run with both.
 """
 

@@ -19,9 +19,9 @@ from typing import Any
 import canned
 import pytest
 import trustme
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
-from loadgen_sdk.probe.probe import HttpAnswer
+from loadgen_sdk.probe.probe import HttpResponse
 from loadgen_sdk.transport.wire import Tls
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
 from relay import Relay
 from servers import start
@@ -377,10 +377,10 @@ VLLM, GENERIC = SERVER_PROFILES["vllm"], SERVER_PROFILES["generic"]
         (target_checks.auth(False, 403, None), FAULT, "OPENAI_API_KEY"),
         (target_checks.name("h", ["10.0.0.1", "10.0.0.2"], 1.0), NOTE, "others stay idle"),
         (target_checks.connect([180.0, 150.0, 190.0]), WARNING, "network"),
-        (target_checks.metrics_pages({"/metrics": HttpAnswer(404, {}, b"")}), NOTE, "unknown"),
+        (target_checks.metrics_pages({"/metrics": HttpResponse(404, {}, b"")}), NOTE, "unknown"),
         (
             target_checks.metrics_pages(
-                {"/metrics": HttpAnswer(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}
+                {"/metrics": HttpResponse(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}
             ),
             OK,
             "1 Prometheus metrics of vLLM",

@@ -19,7 +19,7 @@ import _fuzz
 from compare_chunks import AFTER, BEFORE, check_chunks
 from compare_responses import as_reads, check_response, chunked
 from loadgen_sdk import _compiled as compiled
-from loadgen_sdk.dialects import reference
+from loadgen_sdk.wire_formats import reference
 
 EVENT = b"data: " + BEFORE + b"word" + AFTER + b"\n\n"
 CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)

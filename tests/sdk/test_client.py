@@ -24,8 +24,6 @@ import pytest
 import trustme
 import uvloop
 from loadgen_sdk.app.client import Client, Event
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
-from loadgen_sdk.dialects.reader import EventTimeline
 from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
@@ -33,6 +31,8 @@ from loadgen_sdk.transport.pool import CONNECT_NS, Pool
 from loadgen_sdk.transport.receiver import Receiver
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import FOREVER, Tls, Wire
+from loadgen_sdk.wire_formats.response_reader import EventTimeline
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
 from servers import start
 
@@ -68,7 +68,7 @@ def client_of(
         "model": "sim",
         "keep_text": True,
         "headers": headers,
-        "quirk": SERVER_PROFILES[server],
+        "server_profile": SERVER_PROFILES[server],
     } | options
     return Client(Target.parse(url, api=api), **options)
 
@@ -969,7 +969,7 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
         client = Pool(
             Target.parse("http://127.0.0.1:9"),
             model="m",
-            quirk=SERVER_PROFILES["trtllm"],
+            server_profile=SERVER_PROFILES["trtllm"],
             wire=wire,
         )
         told: list[tuple[str, str]] = []

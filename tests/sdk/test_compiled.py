@@ -21,9 +21,9 @@ import pytest
 from compare_chunks import AFTER, BEFORE, check_chunks
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from loadgen_sdk.dialects import reference, sse
 from loadgen_sdk.transport import chunk_size, http1, plain, receiver
 from loadgen_sdk.transport.clock import TimerFd
+from loadgen_sdk.wire_formats import reference, sse
 
 compiled = pytest.importorskip(
     "loadgen_sdk._compiled", reason="built by pip install where a C compiler is"
@@ -474,7 +474,7 @@ def test_whole_chunks_are_what_http_and_the_grammar_say(
 
 @settings(RELAXED, max_examples=2 * settings().max_examples)
 @given(
-    st.lists(st.one_of(LINE, st.integers(1, 9), st.just(sse.Named(b"a", b"b"))), max_size=8),
+    st.lists(st.one_of(LINE, st.integers(1, 9), st.just(sse.NamedEvent(b"a", b"b"))), max_size=8),
     st.integers(0, 9),
 )
 def test_the_same_runs(events: list[Any], start: int) -> None:

@@ -20,14 +20,14 @@ import pytest
 from compare_responses import HEAD, as_reads, check_response, chunked, read_response
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from loadgen_sdk.dialects import reader, reference
-from loadgen_sdk.dialects.reader import EventTimeline
-from loadgen_sdk.dialects.reference import DecoderState, ReadingState
-from loadgen_sdk.dialects.server_account import HEADER
 from loadgen_sdk.transport import receiver
 from loadgen_sdk.transport.clock import TimerFd
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.response_state import ExchangeState, ResponseState
+from loadgen_sdk.wire_formats import reference, response_reader
+from loadgen_sdk.wire_formats.reference import DecoderState, ResponseReaderState
+from loadgen_sdk.wire_formats.response_reader import EventTimeline
+from loadgen_sdk.wire_formats.server_timing import HEADER
 
 compiled = pytest.importorskip(
     "loadgen_sdk._compiled", reason="built by pip install where a C compiler is"
@@ -249,7 +249,7 @@ class ReferenceDecoder(DecoderState):
     """A decoder whose fields are kept in Python."""
 
 
-class ReferenceReading(ReadingState):
+class ReferenceReading(ResponseReaderState):
     """A reading whose fields are kept in Python."""
 
 
@@ -274,13 +274,13 @@ def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference
     options: dict[str, Any] = {"stream": True, "asked_output": 3, "keep_text": True, "sink": print}
     ours = Exchange(None, b"h", b"b", 5, print, flow, **options)
     theirs = ReferenceExchange(None, b"h", b"b", 5, print, flow, **options)
-    few = reader.Reading(flow, few=True), ReferenceReading(flow, few=True)
+    few = response_reader.ResponseReader(flow, few=True), ReferenceReading(flow, few=True)
     for state_class, compiled_state, reference_state in (
         (ExchangeState, ours, theirs),
         (ResponseState, ours.response, theirs.response),
         (DecoderState, ours.decoder, theirs.decoder),
-        (ReadingState, ours.reading, theirs.reading),
-        (ReadingState, *few),
+        (ResponseReaderState, ours.reading, theirs.reading),
+        (ResponseReaderState, *few),
     ):
         base = type(compiled_state).__mro__[1]
         assert base.__module__ == "loadgen_sdk._compiled"

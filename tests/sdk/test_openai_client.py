@@ -9,13 +9,13 @@ from time import monotonic_ns
 from typing import Any
 
 import pytest
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
-from loadgen_sdk.dialects.reader import EventTimeline, Reading
-from loadgen_sdk.dialects.sse import Decoder
 from loadgen_sdk.errors import KINDS, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target
+from loadgen_sdk.wire_formats.response_reader import EventTimeline, ResponseReader
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
+from loadgen_sdk.wire_formats.sse import SseDecoder
 from openai_client import OpenAIClient
 from refusals import refused
 from servers import start
@@ -98,7 +98,7 @@ def meet(
             lambda *ends: serving.append(asyncio.create_task(serve(*ends))), "127.0.0.1", 0
         )
         target = Target.parse(url.format(listening.sockets[0].getsockname()[1]), server=server)
-        client = OpenAIClient(target, model="m", quirk=SERVER_PROFILES[server], **options)
+        client = OpenAIClient(target, model="m", server_profile=SERVER_PROFILES[server], **options)
         try:
             await client.open()
             await drive(client)
@@ -202,9 +202,9 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_it_reads_what_our_own_reader_reads(name: str) -> None:
     body = events(*STREAMS[name])
-    ours, theirs = Reading(EventTimeline(), keep_text=True), EventTimeline()
-    decoder = Decoder()
-    ours.take([*decoder.feed(body), *decoder.end()], 1)
+    ours, theirs = ResponseReader(EventTimeline(), keep_text=True), EventTimeline()
+    decoder = SseDecoder()
+    ours.feed([*decoder.feed(body), *decoder.end()], 1)
     got = completion(answer(body), theirs)
     failure = ours.judge(True, False, True)
     assert (got.failure and got.failure.kind) == (failure and failure.kind)
@@ -422,7 +422,9 @@ def test_what_is_sent_is_what_our_own_client_would_send(
 
 def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "openai", None)
-    client = OpenAIClient(Target.parse("http://h"), model="m", quirk=SERVER_PROFILES["vllm"])
+    client = OpenAIClient(
+        Target.parse("http://h"), model="m", server_profile=SERVER_PROFILES["vllm"]
+    )
     with refused(TargetUnusable, "not_installed"):
         asyncio.run(client.open())
 
@@ -446,7 +448,7 @@ def test_both_clients_see_the_same_answers(stream: bool) -> None:
     async def both(url: str) -> None:
         options: Any = {
             "model": "sim",
-            "quirk": SERVER_PROFILES["trtllm"],
+            "server_profile": SERVER_PROFILES["trtllm"],
             "stream": stream,
             "keep_text": True,
         }

@@ -11,11 +11,11 @@ from typing import Any
 import places
 import pytest
 import trustme
-from loadgen_sdk.dialects.quirks import Api
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.probe.fetch import Fetcher
-from loadgen_sdk.probe.probe import ASKED_TOKENS, HttpAnswer, ProbeResult, probe
+from loadgen_sdk.probe.fetch import HttpFetcher
+from loadgen_sdk.probe.probe import ASKED_TOKENS, HttpResponse, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
+from loadgen_sdk.wire_formats.server_profiles import Api
 from refusals import refused
 from servers import start
 
@@ -34,7 +34,7 @@ class InMemory:
         self.waited: list[float] = []
         self._times = iter((9_000_000, 1_000_000, 2_000_000, 3_000_000, 2_000_000))
 
-    async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+    async def send_request(self, method: str, path: str, headers: Any, body: bytes) -> HttpResponse:
         name = f"{method} {path}"
         if body:
             fields = json.loads(body)
@@ -43,7 +43,7 @@ class InMemory:
             name += f" {fields['model'] if fields['model'] == 'unnamed' else limit}"
         self.asked.append((name, dict(headers)))
         status, head, text = self.answers.get(name, [404, {}, "no such route"])
-        return HttpAnswer(status, head, text.encode())
+        return HttpResponse(status, head, text.encode())
 
     async def connect(self) -> int:
         return next(self._times)
@@ -51,7 +51,13 @@ class InMemory:
     def probe(self, url: str = "http://h", *, api: Api = "chat", **options: Any) -> ProbeResult:
         target = Target.parse(url, api=api)
         return asyncio.run(
-            probe(target, exchange=self.exchange, connect=self.connect, wait=self.wait, **options)
+            probe(
+                target,
+                send_request=self.send_request,
+                connect=self.connect,
+                wait=self.wait,
+                **options,
+            )
         )
 
     async def wait(self, seconds: float) -> None:
@@ -108,12 +114,16 @@ def test_real_servers_are_known_by_their_answers(
     server: str, model: str, warned: bool, api: Api
 ) -> None:
     found = InMemory(RECORDED[server]["answers"]).probe(api=api)
-    assert (found.server, found.quirk.name, found.model) == (server, server, model)
+    assert (found.server, found.server_profile.name, found.model) == (server, server, model)
     assert found.template_tokens == (
         10 if api == "chat" else 0
     )  # role tags of the tiny model's chat template
     assert found.token_ratio == 3.0  # its vocabulary has no "hello"
-    assert (found.usage, found.exact, found.tokens_per_event) == (True, True, 1.0)
+    assert (found.reports_usage, found.has_exact_length, found.tokens_per_event) == (
+        True,
+        True,
+        1.0,
+    )
     assert found.rtt_ms == 2.0
     assert bool(found.warnings) is warned  # only one of them cannot be made to stop where we want
     assert found.evidence
@@ -168,10 +178,12 @@ def test_hosted_services_are_asked_nothing_beside_their_api(
     url: str, server: str, models: str
 ) -> None:
     class Anything(InMemory):
-        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
-            await super().exchange(method, path, headers, body)
+        async def send_request(
+            self, method: str, path: str, headers: Any, body: bytes
+        ) -> HttpResponse:
+            await super().send_request(method, path, headers, body)
             status, head, text = served("x", "D", "E") if method == "GET" else streamed(8, 8, 20)
-            return HttpAnswer(status, head, text.encode())
+            return HttpResponse(status, head, text.encode())
 
     endpoint = Anything({})
     found = endpoint.probe(url, model=None if "deployments" in url else "gpt-5-nano", api_key=KEY)
@@ -297,11 +309,11 @@ def test_what_recorded_servers_say_of_themselves() -> None:
     ("changed", "warning", "fields"),
     [
         ({"long": streamed(8, 2, 43)}, "several tokens per event", {"tokens_per_event": 4.0}),
-        ({"long": streamed(3, 3, 43)}, "3 came", {"exact": False}),
+        ({"long": streamed(3, 3, 43)}, "3 came", {"has_exact_length": False}),
         (
             {"short": streamed(1, 1, None), "long": streamed(8, 8, None)},
             "no usage",
-            {"usage": False, "exact": None},
+            {"reports_usage": False, "has_exact_length": None},
         ),
         ({"models": served("tensorrt_llm", "other")}, "any model name", {"model": "mine"}),
     ],
@@ -317,20 +329,24 @@ def test_what_is_odd_is_said(
 def test_a_limit_of_the_users_own_is_not_called_inexact() -> None:
     endpoint = InMemory(healthy() | {"POST /v1/chat/completions 3": streamed(3, 3, 20)})
     found = endpoint.probe(extra_body={"max_tokens": 3})
-    assert found.exact is None
+    assert found.has_exact_length is None
     assert all(body["max_tokens"] == 3 for body in endpoint.bodies)
 
 
 def test_the_other_name_of_the_limit_is_learnt() -> None:
     class Modern(InMemory):
-        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+        async def send_request(
+            self, method: str, path: str, headers: Any, body: bytes
+        ) -> HttpResponse:
             if b'"max_tokens"' in body:
                 said = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'"
-                return HttpAnswer(400, JSON, json.dumps({"error": {"message": said}}).encode())
-            return await super().exchange(method, path, headers, body)
+                return HttpResponse(400, JSON, json.dumps({"error": {"message": said}}).encode())
+            return await super().send_request(method, path, headers, body)
 
     found = Modern(healthy()).probe(server="azure")
-    assert found.quirk.limit_field("chat", "any name") == "max_completion_tokens"
+    assert (
+        found.server_profile.output_limit_field_for("chat", "any name") == "max_completion_tokens"
+    )
     assert found.template_tokens == 7
 
 
@@ -362,15 +378,17 @@ def test_lists_that_end_it(listed: list[Any], model: str | None, code: str, hint
 @pytest.mark.parametrize("status", [401, 403, 404, 408, 429, 500, 503])
 def test_a_list_of_models_that_is_refused_is_not_needed_where_a_model_is_named(status: int) -> None:
     found = InMemory(healthy(models=[status, JSON, "{}"])).probe(model="tiny", api_key=KEY)
-    assert found.model == "tiny" and found.usage
+    assert found.model == "tiny" and found.reports_usage
 
 
 def test_a_list_of_models_that_never_comes_is_not_needed_where_a_model_is_named() -> None:
     class WithoutList(InMemory):
-        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+        async def send_request(
+            self, method: str, path: str, headers: Any, body: bytes
+        ) -> HttpResponse:
             if path.endswith("/models"):
                 raise TargetUnusable("timeout", "no whole answer within 60 s")
-            return await super().exchange(method, path, headers, body)
+            return await super().send_request(method, path, headers, body)
 
     assert WithoutList(healthy()).probe(model="tiny").model == "tiny"
     with refused(TargetUnusable, "timeout"):
@@ -399,23 +417,29 @@ def test_a_key_that_is_refused_ends_the_probe_though_a_model_is_named() -> None:
 )
 def test_the_least_output_limit_is_learnt(refusal: str, minimum: int) -> None:
     class Strict(InMemory):
-        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
+        async def send_request(
+            self, method: str, path: str, headers: Any, body: bytes
+        ) -> HttpResponse:
             limit = json.loads(body)["max_tokens"] if body else minimum
             if limit < minimum:
-                return HttpAnswer(400, JSON, json.dumps({"error": {"message": refusal}}).encode())
+                return HttpResponse(400, JSON, json.dumps({"error": {"message": refusal}}).encode())
             if body:
                 status, head, text = streamed(limit, limit, 43)
-                return HttpAnswer(status, head, text.encode(), took_ns=limit * 1_000_000)
-            return await super().exchange(method, path, headers, body)
+                return HttpResponse(status, head, text.encode(), duration_ns=limit * 1_000_000)
+            return await super().send_request(method, path, headers, body)
 
     found = Strict(healthy()).probe()
-    assert (found.exact, found.token_ms, found.first_ms) == (True, 1.0, 1.0)
+    assert (found.has_exact_length, found.per_token_ms, found.one_token_response_ms) == (
+        True,
+        1.0,
+        1.0,
+    )
 
 
 def test_a_media_type_in_capitals_and_any_status_of_success_are_read() -> None:
     _, _, text = streamed(ASKED_TOKENS, ASKED_TOKENS, 43)
     accepted = [201, {"content-type": "Text/Event-Stream"}, text]
-    assert InMemory(healthy(long=accepted)).probe().exact
+    assert InMemory(healthy(long=accepted)).probe().has_exact_length
 
 
 def test_one_object_where_a_stream_was_requested_is_said() -> None:
@@ -439,7 +463,7 @@ def test_counts_that_contradict_each_other_are_named_and_not_used() -> None:
     status, head, text = streamed(ASKED_TOKENS, ASKED_TOKENS, 43)
     both = text.replace('"prompt_tokens": 43', '"prompt_tokens": 43, "cached_tokens": 99')
     found = InMemory(healthy(long=[status, head, both])).probe()
-    assert found.template_tokens is None and found.usage
+    assert found.template_tokens is None and found.reports_usage
     assert sum("contradict" in warning for warning in found.warnings) == 1
 
 
@@ -565,11 +589,11 @@ class Shaky(InMemory):
         super().__init__(answers)
         self.times, self.status = times, status
 
-    async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
-        answer = await super().exchange(method, path, headers, body)
+    async def send_request(self, method: str, path: str, headers: Any, body: bytes) -> HttpResponse:
+        answer = await super().send_request(method, path, headers, body)
         if body and self.times:
             self.times -= 1
-            return HttpAnswer(self.status, {}, b"out of luck")
+            return HttpResponse(self.status, {}, b"out of luck")
         return answer
 
 
@@ -613,7 +637,7 @@ def ask(
     url: str = "http://127.0.0.1",
     server_tls: ssl.SSLContext | None = None,
     **options: Any,
-) -> HttpAnswer:
+) -> HttpResponse:
     serving: list[asyncio.Task[None]] = []
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -625,14 +649,14 @@ def ask(
         finally:
             writer.close()
 
-    async def run() -> HttpAnswer:
+    async def run() -> HttpResponse:
         accept = lambda *ends: serving.append(asyncio.create_task(once(*ends)))  # noqa: E731
         server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=server_tls)
         try:
             target = Target.parse(f"{url}:{server.sockets[0].getsockname()[1]}")
-            direct = Fetcher(target, **options)
+            direct = HttpFetcher(target, **options)
             assert await direct.connect() > 0
-            return await direct.exchange("POST", "/x", (("X-A", "b"),), b"{}")
+            return await direct.send_request("POST", "/x", (("X-A", "b"),), b"{}")
         finally:
             server.close()
             await asyncio.gather(*serving)
@@ -710,7 +734,7 @@ def test_direct_does_not_wait_for_ever() -> None:
 
 def test_nothing_there() -> None:
     async def run(url: str) -> None:
-        await Fetcher(Target.parse(url)).connect()
+        await HttpFetcher(Target.parse(url)).connect()
 
     with refused(TargetUnusable, "connect"):
         asyncio.run(run("http://user:word@127.0.0.1:1/v1"))
@@ -737,7 +761,7 @@ def test_a_proxy_that_is_not_used_is_named_where_it_may_be_the_cause(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with refused(TargetUnusable, "connect") as caught:
-        asyncio.run(Fetcher(Target.parse("http://127.0.0.1:1")).connect())
+        asyncio.run(HttpFetcher(Target.parse("http://127.0.0.1:1")).connect())
     assert ("proxy" in caught.value.hint) is told
 
 
@@ -773,12 +797,14 @@ def test_tls() -> None:
 def test_the_embedded_endpoint() -> None:
     async def run(url: str, **options: Any) -> ProbeResult:
         target = Target.parse(url)
-        direct = Fetcher(target)
-        return await probe(target, exchange=direct.exchange, connect=direct.connect, **options)
+        direct = HttpFetcher(target)
+        return await probe(
+            target, send_request=direct.send_request, connect=direct.connect, **options
+        )
 
     with start(Options(ttft="1ms", itl="0", stream_interval=4)) as endpoint:
         found = asyncio.run(run(endpoint.url))
-        assert (found.server, found.model, found.exact, found.usage) == (
+        assert (found.server, found.model, found.has_exact_length, found.reports_usage) == (
             "trtllm",
             "sim",
             True,
@@ -799,9 +825,11 @@ def test_a_rate_limit_that_the_probe_itself_uses_up_is_waited_for(
     head: dict[str, str], waits: float
 ) -> None:
     class Limited(Shaky):
-        async def exchange(self, method: str, path: str, headers: Any, body: bytes) -> HttpAnswer:
-            answer = await super().exchange(method, path, headers, body)
-            return HttpAnswer(429, head, answer.body) if answer.status == 429 else answer
+        async def send_request(
+            self, method: str, path: str, headers: Any, body: bytes
+        ) -> HttpResponse:
+            answer = await super().send_request(method, path, headers, body)
+            return HttpResponse(429, head, answer.body) if answer.status == 429 else answer
 
     server = Limited(healthy(), 1, 429)
     assert server.probe().model == "tiny"

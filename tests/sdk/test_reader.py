@@ -11,12 +11,17 @@ import places
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk.dialects.events import error_text
-from loadgen_sdk.dialects.reader import NOT_STREAMED, NOT_UTF8, EventTimeline, Reading
-from loadgen_sdk.dialects.sse import Named
-from loadgen_sdk.dialects.usage import believable
 from loadgen_sdk.request import NEVER, Completion, Usage
 from loadgen_sdk.transport.exchange import Exchange
+from loadgen_sdk.wire_formats.event_fields import error_text
+from loadgen_sdk.wire_formats.response_reader import (
+    NOT_STREAMED,
+    NOT_UTF8,
+    EventTimeline,
+    ResponseReader,
+)
+from loadgen_sdk.wire_formats.sse import NamedEvent
+from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 
 TRANSCRIPTS = places.DATA / "transcripts"
 
@@ -900,14 +905,15 @@ PAYLOADS = st.one_of(
 @given(
     st.lists(
         st.one_of(
-            PAYLOADS, st.builds(Named, st.sampled_from([b"error", b"x", b"y.metrics"]), PAYLOADS)
+            PAYLOADS,
+            st.builds(NamedEvent, st.sampled_from([b"error", b"x", b"y.metrics"]), PAYLOADS),
         ),
         max_size=5,
     )
 )
-def test_no_payload_raises(payloads: list[bytes | Named]) -> None:
-    reading = Reading(EventTimeline(), keep_text=True)
-    reading.take(payloads, 10)
+def test_no_payload_raises(payloads: list[bytes | NamedEvent]) -> None:
+    reading = ResponseReader(EventTimeline(), keep_text=True)
+    reading.feed(payloads, 10)
     reading.judge(True, False, True)
     usage = reading.usage()
     assert all(
@@ -1115,10 +1121,12 @@ def test_counts_that_contradict_each_other_are_not_believed(
 ) -> None:
     usage = after_usage(**counted(2) | counts).usage
     assert usage.contradiction
-    assert {name for name in ("input", "output") if getattr(believable(usage), name) is None} == (
-        unbelievable & {"input", "output"}
-    )
-    assert all(getattr(believable(usage), name) is None for name in unbelievable)
+    assert {
+        name
+        for name in ("input", "output")
+        if getattr(without_doubtful_counts(usage), name) is None
+    } == (unbelievable & {"input", "output"})
+    assert all(getattr(without_doubtful_counts(usage), name) is None for name in unbelievable)
 
 
 def test_reasoning_that_a_total_shows_beside_the_output_is_part_of_it() -> None:

@@ -77,7 +77,7 @@ def test_a_url_is_enough() -> None:
     async def go(url: str) -> None:
         client = Client(url)  # opened by its first call
         completion = await client.complete("Hello")
-        assert (client.model, client.quirk.name) == ("sim", "trtllm")
+        assert (client.model, client.server_profile.name) == ("sim", "trtllm")
         assert completion.failure is None and completion.text and completion.usage.output
         client.close()
 

@@ -9,12 +9,12 @@ from time import process_time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk.dialects.sse import MAX_EVENT_BYTES, Decoder, EventTooLarge, Named
+from loadgen_sdk.wire_formats.sse import MAX_EVENT_BYTES, EventTooLargeError, NamedEvent, SseDecoder
 
 
-def reference(body: bytes) -> list[bytes | Named]:
+def reference(body: bytes) -> list[bytes | NamedEvent]:
     """Line by line, as the WHATWG grammar says it; the event that lacks its blank line at the end is given as well."""
-    events: list[bytes | Named] = []
+    events: list[bytes | NamedEvent] = []
     name, error, data = b"", b"", []
     for line in [*re.split(rb"\r\n|\n|\r", body.removeprefix(b"\xef\xbb\xbf")), b""]:
         field, colon, value = line.partition(b":")
@@ -22,9 +22,9 @@ def reference(body: bytes) -> list[bytes | Named]:
         if not line:
             joined = b"\n".join(data)
             if joined:
-                events.append(Named(name, joined) if name not in (b"", b"message") else joined)
+                events.append(NamedEvent(name, joined) if name not in (b"", b"message") else joined)
             if error:
-                events.append(Named(b"error", error))
+                events.append(NamedEvent(b"error", error))
             name, error, data = b"", b"", []
         elif field == b"data":
             data.append(value if colon else b"")
@@ -35,8 +35,8 @@ def reference(body: bytes) -> list[bytes | Named]:
     return events
 
 
-def decoded(*pieces: bytes) -> list[bytes | Named]:
-    decoder = Decoder()
+def decoded(*pieces: bytes) -> list[bytes | NamedEvent]:
+    decoder = SseDecoder()
     return [*(event for piece in pieces for event in decoder.feed(piece)), *decoder.end()]
 
 
@@ -59,11 +59,14 @@ TABLE = {
     "several lines": (b"data: a\ndata:b\ndata\ndata: \n\n", [b"a\nb\n\n"]),
     "empty data": (b"data:\n\ndata\n\ndata: \n\ndata: a\n\n", [b"a"]),
     "a name and empty data": (b"event: heartbeat\ndata:\n\ndata: a\n\n", [b"a"]),
-    "an error as a field": (b'error: {"message":"x"}\n\n', [Named(b"error", b'{"message":"x"}')]),
-    "data and an error as a field": (b"data: a\nerror: x\n\n", [b"a", Named(b"error", b"x")]),
+    "an error as a field": (
+        b'error: {"message":"x"}\n\n',
+        [NamedEvent(b"error", b'{"message":"x"}')],
+    ),
+    "data and an error as a field": (b"data: a\nerror: x\n\n", [b"a", NamedEvent(b"error", b"x")]),
     "comments": (b": ping\n\n:\n\n: x\ndata: a\n: y\n\n", [b"a"]),
-    "named": (b"event: m.perf\ndata: a\n\ndata: b\n\n", [Named(b"m.perf", b"a"), b"b"]),
-    "named, name last": (b"data: a\nevent:n\n\n", [Named(b"n", b"a")]),
+    "named": (b"event: m.perf\ndata: a\n\ndata: b\n\n", [NamedEvent(b"m.perf", b"a"), b"b"]),
+    "named, name last": (b"data: a\nevent:n\n\n", [NamedEvent(b"n", b"a")]),
     "the default name": (b"event: message\ndata: a\n\n", [b"a"]),
     "name without data": (b'event: request_id\n: "7b"\n\ndata: b\n\n', [b"b"]),
     "other fields": (b"id: 7\nretry: 3\ndatum: x\ndata: a\n\n", [b"a"]),
@@ -127,12 +130,12 @@ def test_an_event_comes_with_the_byte_that_ends_it() -> None:
         (b"data: a\r\n\r\nd", 10),
         (b"data: a\r\rd", 9),
     ):  # a CR ends a line
-        decoder = Decoder()
+        decoder = SseDecoder()
         assert [i for i in range(1, len(body) + 1) if decoder.feed(body[i - 1 : i])] == [ends], body
 
 
 def test_pending_while_an_event_is_unfinished() -> None:
-    decoder = Decoder()
+    decoder = SseDecoder()
     assert not decoder.pending
     decoder.feed(b"data: a\n\nda")
     assert decoder.pending
@@ -141,9 +144,9 @@ def test_pending_while_an_event_is_unfinished() -> None:
 
 
 def test_an_event_without_end_is_refused() -> None:
-    decoder = Decoder()
+    decoder = SseDecoder()
     piece = b"x" * (1 << 20)
-    with pytest.raises(EventTooLarge):
+    with pytest.raises(EventTooLargeError):
         for _ in range(MAX_EVENT_BYTES // len(piece) + 1):
             decoder.feed(piece)
 

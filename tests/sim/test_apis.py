@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from canned import Heard, answer, events, serving
 from command_line import exits
-from loadgen_sdk.dialects.body import body
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
 from loadgen_sdk.transport.target import Target
+from loadgen_sdk.wire_formats.request_body import encode_body
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
 from runs import NO_PAGES
 from servers import log, shared, start
@@ -128,10 +128,10 @@ def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> No
 )
 def test_how_a_response_ends(last: dict[str, Any], ok: bool, tmp_path: Path) -> None:
     import msgspec
-    from loadgen_sdk.dialects.reader import EventTimeline, Reading
+    from loadgen_sdk.wire_formats.response_reader import EventTimeline, ResponseReader
 
-    reading = Reading(EventTimeline(), keep_text=True)
-    reading.take([msgspec.json.encode(last)], 5)
+    reading = ResponseReader(EventTimeline(), keep_text=True)
+    reading.feed([msgspec.json.encode(last)], 5)
     failure = reading.judge(True, False, False)
     assert (failure is None) == ok
     if ok:
@@ -215,13 +215,13 @@ WHOLE = MESSAGE | {
 def read(*said: dict[str, Any], streamed: bool = True) -> Any:
     """The reading of these events, one read each, or of whole answers."""
     import msgspec
-    from loadgen_sdk.dialects.reader import EventTimeline, Reading
-    from loadgen_sdk.dialects.sse import Named
+    from loadgen_sdk.wire_formats.response_reader import EventTimeline, ResponseReader
+    from loadgen_sdk.wire_formats.sse import NamedEvent
 
-    reading = Reading(EventTimeline(), keep_text=True)
+    reading = ResponseReader(EventTimeline(), keep_text=True)
     for at, one in enumerate(said):
         text = msgspec.json.encode(one)
-        reading.take([Named(one["type"].encode(), text) if streamed else text], at)
+        reading.feed([NamedEvent(one["type"].encode(), text) if streamed else text], at)
     return reading
 
 
@@ -294,7 +294,7 @@ def test_a_chat_is_sent_as_messages() -> None:
     ]
     extra = {"tools": tools, "tool_choice": "required", "stop": "\n", "temperature": 0}
     request = Request(id="r", messages=said, max_tokens=7, extra=extra)
-    assert json.loads(body(request, SERVER_PROFILES["vllm"], "messages", "m", True)) == {
+    assert json.loads(encode_body(request, SERVER_PROFILES["vllm"], "messages", "m", True)) == {
         "model": "m",
         "max_tokens": 7,
         "stream": True,
@@ -326,7 +326,9 @@ def test_a_chat_is_sent_as_messages() -> None:
         ],
     }
     alone = json.loads(
-        body(Request(id="r", prompt="hi"), SERVER_PROFILES["anthropic"], "messages", "m", False)
+        encode_body(
+            Request(id="r", prompt="hi"), SERVER_PROFILES["anthropic"], "messages", "m", False
+        )
     )
     assert alone == {
         "model": "m",
@@ -493,7 +495,7 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
             )
             urls.add(data)
     assert len(urls) == 6
-    parts = body(prompts[0], SERVER_PROFILES["openai"], "responses", "m", False)
+    parts = encode_body(prompts[0], SERVER_PROFILES["openai"], "responses", "m", False)
     assert (
         b'"type":"input_image","image_url":"data:image/png' in parts
         and b'"type":"input_text"' in parts
@@ -581,10 +583,10 @@ def test_doctor_and_search_take_embeddings(
 def test_what_an_api_does_not_take_is_refused() -> None:
     assert build_settings({"api": "embeddings", "url": ["http://a"]}).stream is False
     ids = Request(id="r", prompt=[1, 2, 3], max_tokens=2)
-    assert b'"input":[1,2,3]' in body(ids, SERVER_PROFILES["vllm"], "embeddings", "m", False)
+    assert b'"input":[1,2,3]' in encode_body(ids, SERVER_PROFILES["vllm"], "embeddings", "m", False)
     for api in ("chat", "responses", "messages"):
         with refused(TargetUnusable, "unsupported"):
-            body(ids, SERVER_PROFILES["vllm"], api, "m", False)
+            encode_body(ids, SERVER_PROFILES["vllm"], api, "m", False)
 
 
 @pytest.mark.parametrize("api", ["chat", "completions", "responses", "messages", "embeddings"])

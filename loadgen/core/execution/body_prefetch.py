@@ -19,8 +19,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from loadgen_sdk.dialects.body import maker
 from loadgen_sdk.request import Request
+from loadgen_sdk.wire_formats.request_body import make_body_encoder
 
 from loadgen.core import child_process
 from loadgen.core.execution import step_targets
@@ -245,8 +245,8 @@ def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:
     """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
     each = [job.settings.of(endpoint) for endpoint in job.settings.endpoints]
     makers = [
-        maker(
-            at.quirk,
+        make_body_encoder(
+            at.server_profile,
             at.target.api,
             at.model,
             one.stream,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen_sdk.dialects.quirks import VALUES
 from loadgen_sdk.probe.probe import ProbeResult
+from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 from msgspec import Struct
 
 from loadgen.core.errors import UserError
@@ -59,7 +59,7 @@ def shortest(found: Sequence[ProbeResult]) -> Context | None:
     known = [
         Context(one.model, one.max_context, one.template_tokens, one.token_ratio)
         for one in found
-        if one.max_context is not None and one.target.api not in VALUES
+        if one.max_context is not None and one.target.api not in NON_GENERATIVE_APIS
     ]
     return min(known, key=lambda one: one.tokens, default=None)
 

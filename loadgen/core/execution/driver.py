@@ -16,9 +16,9 @@ from time import monotonic_ns
 from typing import Any, Protocol
 
 import msgspec
-from loadgen_sdk.dialects.reader import EventTimeline
 from loadgen_sdk.request import Completion, Failure
 from loadgen_sdk.transport.wire import FOREVER
+from loadgen_sdk.wire_formats.response_reader import EventTimeline
 
 from loadgen.core.execution import stop_signals
 from loadgen.core.execution.events import Counters, Emit, LoadStarted, RunningLoad

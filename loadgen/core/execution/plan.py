@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import msgspec
 from loadgen_sdk import compiled
-from loadgen_sdk.dialects.quirks import VALUES, Api
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.wire import Tls
+from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS, Api
 from msgspec import structs
 from msgspec.structs import replace
 
@@ -179,7 +179,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def values(self) -> bool:
         """Whether answers are numbers that come at once (embeddings, rerank): no tokens, no TTFT."""
-        return self.api in VALUES
+        return self.api in NON_GENERATIVE_APIS
 
     @property
     def backend(self) -> BackendRow:
@@ -213,7 +213,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             return only
         api = endpoint.api or self.api
         only = replace(only, api=api, model=endpoint.model, server="auto")
-        return replace(only, stream=False, extra_body=None) if api in VALUES else only
+        return replace(only, stream=False, extra_body=None) if api in NON_GENERATIVE_APIS else only
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,7 +313,7 @@ def prepare(
     plan = structs.replace(
         plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found))
     )
-    answer = answer or lane_start.by_probe(found[0].first_ms, found[0].token_ms)
+    answer = answer or lane_start.by_probe(found[0].one_token_response_ms, found[0].per_token_ms)
     started, begins = lane_start.resolve(
         workload, plan.requests, answer, leave_out=settings.leave_out_first_round
     )

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from loadgen_sdk.dialects.body import asking_for_timing
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.probe.fetch import Fetcher
+from loadgen_sdk.probe.fetch import HttpFetcher
 from loadgen_sdk.probe.probe import SAMPLES, ProbeResult, probe
 from loadgen_sdk.transport.target import Target
+from loadgen_sdk.wire_formats.request_body import add_timing_request
 
 from loadgen.core import seeds
 from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserError
@@ -27,13 +27,13 @@ Known = dict[Endpoint, ProbeResult]
 async def ask(
     settings: Settings,
     target: Target,
-    fetcher: Fetcher,
+    fetcher: HttpFetcher,
     samples: Sequence[tuple[str, int]] = SAMPLES,
 ) -> ProbeResult:
     """Probe one target as a load will use it. Raises TargetUnusable. `samples`: prompts, and our count of each."""
     return await probe(
         target,
-        exchange=fetcher.exchange,
+        send_request=fetcher.send_request,
         connect=fetcher.connect,
         model=settings.model,
         server=settings.server,
@@ -50,12 +50,12 @@ def client_options(settings: Settings, probed: ProbeResult) -> dict[str, Any]:
     """How a client asks this target: what the settings say, and what the probe found out."""
     headers, extra_body = settings.headers, settings.extra_body
     if settings.server_timing:
-        headers, extra_body = asking_for_timing(
-            probed.quirk, headers, extra_body, stream=settings.stream
+        headers, extra_body = add_timing_request(
+            probed.server_profile, headers, extra_body, stream=settings.stream
         )
     return {
         "model": probed.model,
-        "quirk": probed.quirk,
+        "server_profile": probed.server_profile,
         "stream": settings.stream,
         "api_key": settings.api_key,
         "headers": headers,
@@ -102,7 +102,7 @@ async def find(settings: Settings, timeout_s: float) -> ProbeResult:
     except TargetUnusable as error:
         raise UserError(error.code, str(error), shown, error.hint) from None
     try:
-        fetcher = Fetcher(target, settings.tls.context() if target.tls else None, timeout_s)
+        fetcher = HttpFetcher(target, settings.tls.context() if target.tls else None, timeout_s)
         found = await ask(settings, target, fetcher, probe_samples(settings.tokenizer))
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), shown, error.hint) from None
@@ -163,7 +163,7 @@ def _differences(
 ) -> Iterator[TargetError]:
     """Faults of a target whose model or server type differs from the first target (`first`, `wanted`)."""
     ours, theirs = _served_model(result), _served_model(first_result)
-    if (ours, result.quirk) != (theirs, first_result.quirk):
+    if (ours, result.server_profile) != (theirs, first_result.server_profile):
         what = f"serves {ours} ({result.server}), but {first.shown} serves {theirs} ({first_result.server})"
         hint = "one run needs the same model and server behind every target; --model names one that all of them list"
         yield TargetError("targets_differ", what, endpoint.shown, hint)

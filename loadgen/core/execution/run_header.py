@@ -69,7 +69,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Run
     unjudged |= unjudged_of_classes
     source = (
         "server"
-        if all(result.usage for result in found if result.target.api == settings.api)
+        if all(result.reports_usage for result in found if result.target.api == settings.api)
         else tokenizer.tag
     )
     # how lanes begin by default is the target's doing: fingerprints are of what was asked

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from loadgen_sdk.dialects.quirks import Api
+from loadgen_sdk.wire_formats.server_profiles import Api
 from msgspec.structs import replace
 
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, did_you_mean

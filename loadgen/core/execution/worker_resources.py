@@ -200,6 +200,6 @@ def _create_pool(job: Job, target: int, keep_text: bool, wire: Wire) -> Pool:
         "timeout_ns": job.workload.timeout_ns,
         "stall_timeout_ns": job.workload.stall_timeout_ns,
         # Without usage from the server, output tokens are counted from the text.
-        "keep_text": keep_text or probed.usage is False,
+        "keep_text": keep_text or probed.reports_usage is False,
     }
     return Pool(probed.target, wire=wire, ahead=has_open_loop, sources=settings.sources, **options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from loadgen_sdk.dialects.quirks import VALUES
+from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 
 from loadgen.core import seeds
 from loadgen.core.errors import UserError
@@ -47,7 +47,7 @@ def build(
             for index, one in enumerate(requests.classes.values())
         ]
         return MixPrompts(requests.classes, seed, parts)
-    if api in VALUES and (
+    if api in NON_GENERATIVE_APIS and (
         hasattr(requests, "steps") or getattr(requests, "turns", None) is not None
     ):
         hint = (

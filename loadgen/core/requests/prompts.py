@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from loadgen_sdk.dialects.quirks import VALUES
 from loadgen_sdk.hashing import sum_of_hashes
 from loadgen_sdk.request import Request
+from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 from loadgen_sdk.words import text_writer
 
 from loadgen.core import format
@@ -179,7 +179,7 @@ class SyntheticPrompts:
         name, source, values, key = (
             self._id,
             self._tokenizer.tag,
-            self._api in VALUES,
+            self._api in NON_GENERATIVE_APIS,
             self._lengths_key,
         )
         first_message, length = self._first_message, self._output_length
@@ -220,7 +220,9 @@ class SyntheticPrompts:
 
     def asked_output(self, number: int) -> int:
         return (
-            0 if self._api in VALUES else self._output_length(self._lengths_key, "output", number)
+            0
+            if self._api in NON_GENERATIVE_APIS
+            else self._output_length(self._lengths_key, "output", number)
         )
 
     def drawn(self, what: str, numbers: Sequence[int]) -> list[int]:
@@ -495,7 +497,7 @@ class FilePrompts:
         self._tokenizer = tokenizer
         self._output_length: Law | None = None
         self._default_limit: int | None = DEFAULT_OUTPUT_LIMIT
-        if requests.output_tokens == UNLIMITED or api in VALUES:
+        if requests.output_tokens == UNLIMITED or api in NON_GENERATIVE_APIS:
             self._default_limit = None
         elif requests.output_tokens:
             self._output_length = law(requests.output_tokens)

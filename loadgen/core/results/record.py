@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from loadgen_sdk.dialects.account_lookup import server_account
-from loadgen_sdk.dialects.server_account import NO_ACCOUNT
-from loadgen_sdk.dialects.usage import believable
 from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
 from loadgen_sdk.request import Completion, Usage
+from loadgen_sdk.wire_formats.server_timing import NO_SERVER_TIMING
+from loadgen_sdk.wire_formats.server_timing_lookup import parse_server_timing
+from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 from numpy.typing import NDArray
 
 SCHEMA = 1  # version of records and header; a reader refuses newer ones
@@ -264,7 +264,7 @@ def sent_record(
     values |= _times(completion, start_ns)
     usage = completion.usage
     if usage.contradiction:
-        usage = believable(usage)
+        usage = without_doubtful_counts(usage)
     values |= _token_counts(completion, usage, built)
     values |= _server_timing(completion, usage)
     values["bytes_sent"] = completion.bytes_sent
@@ -373,9 +373,9 @@ def _token_counts(completion: Completion, usage: Usage, built: Built) -> dict[st
 
 def _server_timing(completion: Completion, usage: Usage) -> dict[str, int]:
     """Return what the server says of its own time and of its speculation; cached tokens too."""
-    account = NO_ACCOUNT
+    account = NO_SERVER_TIMING
     if completion.server_timing is not None:
-        account = server_account(completion.server_timing)
+        account = parse_server_timing(completion.server_timing)
     cached = usage.cached
     return {
         "cached_tokens": account.cached if cached is None else cached,

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from loadgen_sdk.dialects.quirks import METRICS, SERVERS
+from loadgen_sdk.wire_formats.server_profiles import SERVER_METRICS, SERVERS
 
 from loadgen.core.limits import CACHED_SHARE
 
@@ -44,7 +44,7 @@ AGREE = 0.02  # two counts of the same tokens that differ by more than this shar
     ACCEPTED_AT,
     ACCEPT_SHARE,
     ACCEPT_LENGTH,
-) = METRICS
+) = SERVER_METRICS
 """PAUSED: now without room in the KV cache; PREEMPTED: so far taken out of the batch for it; REPLICAS: ready now. Of
 speculation so far: drafts, their tokens, those accepted, and those by `position`; else a share or a length of late."""
 
@@ -55,7 +55,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         *(name for row in SERVERS.own for name in row.metrics.get(quantity, ())),
         OURS + quantity,
     )
-    for quantity in METRICS
+    for quantity in SERVER_METRICS
 }
 """Quantity -> the names it has on different servers."""
 _SHARES = (KV_USE, HITS, ACCEPT_SHARE, ACCEPT_LENGTH)  # of several pages the mean, not the sum
@@ -81,7 +81,7 @@ def names_for(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
     return {
         name: OURS + quantity
         for name, quantity in pairs
-        if name not in QUANTITY_OF and quantity in METRICS
+        if name not in QUANTITY_OF and quantity in SERVER_METRICS
     }
 
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
-from loadgen_sdk.dialects.events import error_text
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.probe.fetch import Fetcher
-from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
+from loadgen_sdk.probe.fetch import HttpFetcher
+from loadgen_sdk.probe.probe import HttpResponse, ProbeResult
+from loadgen_sdk.wire_formats.event_fields import error_text
 
 from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserError
 from loadgen.core.execution.plan import Settings
@@ -31,27 +31,29 @@ async def empty(settings: Settings, found: Sequence[ProbeResult]) -> None:
 
 
 async def _empty(settings: Settings, found: ProbeResult) -> None:
-    target, quirk = found.target, found.quirk
-    if not quirk.reset_path:
+    target, server_profile = found.target, found.server_profile
+    if not server_profile.cache_reset_path:
         hint = "leave reset_cache out; --salt fresh sends prompts that no cache knows, and a restart empties it"
         raise UserError(
             "unsupported",
-            f"{quirk.title} has no request that empties its prefix cache",
+            f"{server_profile.title} has no request that empties its prefix cache",
             target.redacted,
             hint,
         )
-    fetcher = Fetcher(target, settings.tls.context() if target.tls else None, SECONDS)
+    fetcher = HttpFetcher(target, settings.tls.context() if target.tls else None, SECONDS)
     headers = (*target.auth(settings.api_key), *settings.headers, ("Content-Length", "0"))
     try:
-        answer = await fetcher.exchange("POST", target.beside(quirk.reset_path), headers, b"")
+        answer = await fetcher.send_request(
+            "POST", target.beside(server_profile.cache_reset_path), headers, b""
+        )
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), target.redacted, error.hint) from None
     if problem := _refused(answer):
-        what = f"{quirk.title} does not empty its cache: POST {quirk.reset_path} {target.redact(problem)}"
-        raise TargetError("invalid_answer", what, target.redacted, quirk.reset_hint)
+        what = f"{server_profile.title} does not empty its cache: POST {server_profile.cache_reset_path} {target.redact(problem)}"
+        raise TargetError("invalid_answer", what, target.redacted, server_profile.cache_reset_hint)
 
 
-def _refused(answer: HttpAnswer) -> str:
+def _refused(answer: HttpResponse) -> str:
     """Why the cache is not empty; "" if it is."""
     if not 200 <= answer.status < 300:
         return f"answers {answer.status}: {error_text(answer.body) or 'no text'}"

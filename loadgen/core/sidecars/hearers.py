@@ -15,8 +15,8 @@ from threading import Thread
 from time import monotonic, monotonic_ns
 
 import msgspec
-from loadgen_sdk.dialects.quirks import VALUES
 from loadgen_sdk.probe.probe import ProbeResult
+from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 
 from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution import events, run_header, shard
@@ -75,7 +75,9 @@ class Pages:
             case events.TargetsProbed(folder, settings, found):
                 self._scraper = Scraper(folder, settings.pages, found)
                 self._silent = [
-                    one.server for one in found if settings.server_timing and not one.account
+                    one.server
+                    for one in found
+                    if settings.server_timing and not one.reports_server_timing
                 ]
             case events.ManifestCreated(header) if self._scraper is not None:
                 pages = self._scraper.found()
@@ -149,7 +151,7 @@ class CacheReset:
             case events.TargetsProbed(_, settings, found) if settings.reset_cache:
                 self._settings, self._found = (
                     settings,
-                    [one for one in found if one.target.api not in VALUES],
+                    [one for one in found if one.target.api not in NON_GENERATIVE_APIS],
                 )
             case events.RunPlanned() if self._settings is not None:
                 asyncio.run(cache_reset.empty(self._settings, self._found))

@@ -16,8 +16,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from loadgen_sdk.transport.wire import Tls
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 
 from loadgen.core import child_process, units
 from loadgen.core.errors import TargetError, UserError
@@ -116,8 +116,8 @@ class Profiler:
 
     def __init__(self, pages: MetricsPageOptions, found: Sequence[ProbeResult]) -> None:
         for probe in found:
-            if not probe.quirk.profiler:
-                title = probe.quirk.title
+            if not probe.server_profile.profiler:
+                title = probe.server_profile.title
                 known = ", ".join(row.title for row in SERVER_PROFILES.values() if row.profiler)
                 raise UserError(
                     "unsupported",
@@ -149,8 +149,8 @@ class Profiler:
         missing = self._heard().missing
         if missing:
             self.close()
-            quirk = next(probe.quirk for probe in found)
-            hint = f"{quirk.title}: {quirk.profiler}"
+            server_profile = next(probe.server_profile for probe in found)
+            hint = f"{server_profile.title}: {server_profile.profiler}"
             raise TargetError("unsupported", "it has no /start_profile", ", ".join(missing), hint)
 
     def begin(self, start_ns: int, stages: Sequence[StagePlan], wanted: ProfilerOptions) -> None:

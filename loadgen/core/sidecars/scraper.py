@@ -149,9 +149,9 @@ def _metrics_places(
 
     def paths(probe: ProbeResult) -> tuple[str, ...]:
         return (
-            (probe.quirk.drained_path,)
-            if drains and probe.quirk.drained_path
-            else probe.quirk.metrics_paths
+            (probe.server_profile.consumed_metrics_path,)
+            if drains and probe.server_profile.consumed_metrics_path
+            else probe.server_profile.metrics_paths
         )
 
     return _beside(asked, probes, paths, "metrics", drains=drains)
@@ -164,7 +164,10 @@ def _energy_places(
         _address_of_url(url, None, asked, probes) for url in asked.energy if url not in ENERGY_WORDS
     ]
     own = _beside(
-        asked, probes, lambda probe: tuple(filter(None, (probe.quirk.energy_path,))), "energy"
+        asked,
+        probes,
+        lambda probe: tuple(filter(None, (probe.server_profile.energy_path,))),
+        "energy",
     )
     pages = [msgspec.structs.replace(place, kind="energy", drains=False) for place in urls]
     return (*pages, *(own if "auto" in asked.energy else ()))
@@ -177,7 +180,9 @@ def _accounts_places(
 
     def paths(probe: ProbeResult) -> tuple[str, ...]:
         return (
-            (probe.quirk.accounts_path,) if probe.quirk.accounts_path and not probe.account else ()
+            (probe.server_profile.timing_records_path,)
+            if probe.server_profile.timing_records_path and not probe.reports_server_timing
+            else ()
         )
 
     return _beside(asked, probes, paths, "accounts") if asked.accounts else ()
@@ -209,7 +214,9 @@ def _beside(
                     paths=tuple(target.beside(path) for path in paths),
                     shown=shown,
                     headers=target_headers(asked, i, probe),
-                    names=series.names_for(probe.quirk.metrics) if kind == "metrics" else {},
+                    names=series.names_for(probe.server_profile.metrics)
+                    if kind == "metrics"
+                    else {},
                 )
             )
     return tuple(addresses)

@@ -1,6 +1,6 @@
 /* The state of an answer, and how it begins. Part of _compiled.c. */
 
-/* The state of a response. The reference is transport/response_state.py and dialects/reference.py. The fields are members
+/* The state of a response. The reference is transport/response_state.py and wire_formats/reference.py. The fields are members
    of these types, so that the methods in Python, of their subclasses, use them too. `arrived` processes a usual read itself
    (a head that was seen before, whole chunks of whole events of one choice, no template to learn) and leaves every other
    read to the methods in Python. It looks at a read before it takes anything of it, so that a read that is not usual is

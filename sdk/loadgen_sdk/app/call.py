@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from ..dialects.usage import believable
 from ..errors import warn
 from ..prices import price_of
 from ..request import NEVER, Failure, Usage
+from ..wire_formats.usage import without_doubtful_counts
 from .budget import BudgetHold
 from .labels import Labels
 from .measurement import (
@@ -287,7 +287,7 @@ class Call:
         )
         if observed.usage.contradiction:
             warn_contradiction(self.model, observed.usage.contradiction)
-        usage = believable(observed.usage)
+        usage = without_doubtful_counts(observed.usage)
         input_tokens, output_tokens, cached = usage.input, usage.output, usage.cached
         self._attempt_ended(done, failure)
         cost, total, counted = None, None, output_tokens is not None

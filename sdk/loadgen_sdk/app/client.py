@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ..dialects.quirks import SERVER_PROFILES, SERVERS, Api, ServerProfile, names
-from ..dialects.reader import EventTimeline
 from ..errors import (
     BudgetExceeded,
     ClientError,
@@ -33,6 +31,14 @@ from ..transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool, SendingOptions
 from ..transport.proxy import proxy_for
 from ..transport.target import Target
 from ..transport.wire import Tls
+from ..wire_formats.response_reader import EventTimeline
+from ..wire_formats.server_profiles import (
+    SERVER_PROFILES,
+    SERVERS,
+    Api,
+    ServerProfile,
+    server_names,
+)
 from .budget import Given
 from .call import Call, Observed, Setting
 from .fallback import Fallback, checked_fallback, failure_of_client
@@ -97,7 +103,7 @@ class ClientOptions(SendingOptions, total=False):
     """What a `Client` takes beside its target. Those of `SendingOptions` are of the same names there."""
 
     model: str | None
-    quirk: ServerProfile | None
+    server_profile: ServerProfile | None
     api: Api
     server: str
     timeout_s: float | None
@@ -164,7 +170,7 @@ class Client:
     def __init__(self, target: Target | str, **options: Unpack[ClientOptions]) -> None:
         refuse_unknown(options, ClientOptions, "Client()")
         given: dict[str, Any] = {**DEFAULTS, **options}
-        model, quirk, server = given["model"], given["quirk"], given["server"]
+        model, server_profile, server = given["model"], given["server_profile"], given["server"]
         timeout_ns = _ns("timeout_s", given["timeout_s"], given["timeout_ns"])
         stall_timeout_ns = _ns(
             "stall_timeout_s", given["stall_timeout_s"], given["stall_timeout_ns"]
@@ -176,14 +182,16 @@ class Client:
         if server != "auto":
             if (known := SERVERS.find(server)) is None:
                 raise WrongUse(
-                    "unknown_name", f"unknown server {server!r}", f"known: {', '.join(names())}"
+                    "unknown_name",
+                    f"unknown server {server!r}",
+                    f"known: {', '.join(server_names())}",
                 )
-            quirk = quirk or known
+            server_profile = server_profile or known
         self.policy = make_policy(**{name: given[name] for name in POLICY})
-        self.target, self.model, self.quirk = (
+        self.target, self.model, self.server_profile = (
             target,
             model or "",
-            quirk or SERVER_PROFILES["generic"],
+            server_profile or SERVER_PROFILES["generic"],
         )
         self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, given["stream"], given["tls"]
         self._setting = Setting(
@@ -197,7 +205,7 @@ class Client:
         asked = {
             name: given[name] for name in ("server", "stream", "api_key", "headers", "extra_body")
         }
-        self._probe_options = asked if quirk is None or not model else None
+        self._probe_options = asked if server_profile is None or not model else None
         self.is_simulated = False  # True once a probe finds that a simulated server answers
         self._proxy = proxy_for(target, given["proxy"])
         self._opening = asyncio.Lock()
@@ -209,7 +217,7 @@ class Client:
             "keep_headers": given_url if keep_headers is None else keep_headers,
         }
         self._make_pool = partial(Pool, target, **sending, proxy=self._proxy)
-        self._pool = self._make_pool(model=self.model, quirk=self.quirk)
+        self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
         self._exchanges: set[Exchange] = set()  # of the calls in flight
         self._closed = False
         self._fallback = checked_fallback(given["fallback"], type, self)
@@ -234,22 +242,26 @@ class Client:
         self._check_usable()
         async with self._opening:
             if self._probe_options is not None:
-                from ..probe.fetch import Fetcher
+                from ..probe.fetch import HttpFetcher
                 from ..probe.probe import probe
 
                 tls = (self._tls or Tls()).context() if self.target.tls else None
-                fetcher = Fetcher(self.target, tls, timeout_s=self.timeout_s, proxy=self._proxy)
+                fetcher = HttpFetcher(self.target, tls, timeout_s=self.timeout_s, proxy=self._proxy)
                 result = await probe(
                     self.target,
-                    exchange=fetcher.exchange,
+                    send_request=fetcher.send_request,
                     connect=fetcher.connect,
                     model=self.model or None,
                     **self._probe_options,
                 )
                 self._pool.close()
-                self.model, self.quirk, self._probe_options = result.model, result.quirk, None
+                self.model, self.server_profile, self._probe_options = (
+                    result.model,
+                    result.server_profile,
+                    None,
+                )
                 self.is_simulated = result.simulated
-                self._pool = self._make_pool(model=self.model, quirk=self.quirk)
+                self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
             await self._pool.open(connections)
 
     async def __aenter__(self) -> Client:

@@ -1,6 +1,6 @@
 """What an answer says while it arrives: instants, finish reason, token counts, texts if asked.
 
-It depends on no package, only on the attributes of the objects of openai and anthropic. `dialects/reader.py` has the
+It depends on no package, only on the attributes of the objects of openai and anthropic. `wire_formats/response_reader.py` has the
 same rules for bytes.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from ..dialects.implementation import token_count
-from ..dialects.usage import checked_usage
 from ..request import NEVER, Usage
+from ..wire_formats.implementation import token_count
+from ..wire_formats.usage import check_usage
 from .measurement import WRITING, Api, Choice
 
 
@@ -250,7 +250,7 @@ class OutputTracker:
             prompt_tokens = None if parts[0] is None else sum(part or 0 for part in parts)
             output_tokens = token_count(getattr(usage, "output_tokens", None))
             _, cached, written = parts
-            return checked_usage(Usage(prompt_tokens, output_tokens, cached, None, written))
+            return check_usage(Usage(prompt_tokens, output_tokens, cached, None, written))
         prompt, answer, prompt_details, answer_details = _USAGE.get(api, _CHAT_USAGE)
         counts = _fields(usage)
         inputs = _fields(counts.get(prompt_details))
@@ -265,11 +265,11 @@ class OutputTracker:
             reasoning=token_count(outputs.get("reasoning_tokens")),
             cache_written=token_count(written),
         )
-        return checked_usage(checked, token_count(counts.get("total_tokens")))
+        return check_usage(checked, token_count(counts.get("total_tokens")))
 
 
 UNKNOWN_OUTPUTS = 2
-"""As in `dialects.reader`: so many events with a text in an unknown field are output."""
+"""As in `wire_formats.response_reader`: so many events with a text in an unknown field are output."""
 
 _REASONING = ("reasoning_content", "reasoning")
 

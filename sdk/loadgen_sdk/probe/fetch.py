@@ -16,7 +16,7 @@ from ..transport.http1 import HTTP_2, Response, head, merged
 from ..transport.proxy import Proxy, proxy_for, refusal
 from ..transport.target import Target
 from ..transport.wire import resolve
-from .probe import FailedOnce, Headers, HttpAnswer
+from .probe import Headers, HttpResponse, TransientFailure
 
 MAX_BODY_BYTES = 4 << 20
 PAGE_S = 60.0  # longest wait for a page: list of models, version
@@ -29,7 +29,7 @@ _CERTIFICATE_HINT = (
 )
 
 
-class Fetcher:
+class HttpFetcher:
     """The two functions that `probe` needs, over TCP and TLS. They raise TargetUnusable with a text for the user.
 
     `timeout_s`: of a generation, as in the load that follows. A page is answered within PAGE_S at most. `most_bytes`:
@@ -68,7 +68,9 @@ class Fetcher:
         writer.transport.abort()
         return duration_ns
 
-    async def exchange(self, method: str, path: str, headers: Headers, body: bytes) -> HttpAnswer:
+    async def send_request(
+        self, method: str, path: str, headers: Headers, body: bytes
+    ) -> HttpResponse:
         """Send one request on its own connection. See `probe.Exchange`."""
         target = self._target
         reader, writer = await self._open(self._address or await self._resolve(), self._tls)
@@ -105,7 +107,7 @@ class Fetcher:
                     "wrong_protocol", f"{target.address}: {HTTP_2}", _HTTP_2_HINT
                 ) from None
             hint = "check the port" if target.tls else target.tls_hint
-            raise FailedOnce(
+            raise TransientFailure(
                 "wrong_protocol", f"{target.address} does not speak HTTP/1.1", hint
             ) from None
         except TimeoutError:
@@ -114,23 +116,23 @@ class Fetcher:
         except OSError as error:
             reason = error.strerror or "the connection broke"
             hint = "" if target.tls else target.tls_hint
-            raise FailedOnce(
+            raise TransientFailure(
                 "reset", f"{target.address}: {reason}", _BROKEN_HINT if size else hint
             ) from None
         finally:
             writer.transport.abort()
-        return HttpAnswer(
+        return HttpResponse(
             response.status, response.headers, b"".join(pieces), monotonic_ns() - started
         )
 
-    def _cut_short(self, method: str, size: int) -> FailedOnce:
+    def _cut_short(self, method: str, size: int) -> TransientFailure:
         """The server closed the connection after `size` bytes. With 0 bytes, it may expect TLS."""
         target = self._target
         if size:
             what = f"{target.address} closed the connection in the middle of its answer to {method}"
-            return FailedOnce("reset", what, _BROKEN_HINT)
+            return TransientFailure("reset", what, _BROKEN_HINT)
         hint = "see the server's log" if target.tls else target.tls_hint
-        return FailedOnce(
+        return TransientFailure(
             "reset", f"{target.address} closed the connection without an answer to {method}", hint
         )
 

@@ -16,16 +16,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..dialects.account_lookup import server_account
-from ..dialects.body import asking_for_timing, body
-from ..dialects.events import error_text
-from ..dialects.implementation import token_count
-from ..dialects.lenient_events import decode_leniently
-from ..dialects.quirks import MAX_FIELDS, SERVERS, SOURCES, VALUES, ServerProfile, row_of
-from ..dialects.reader import NOT_STREAMED, EventTimeline, Reading
-from ..dialects.server_account import HEADER
-from ..dialects.sse import Decoder, EventTooLarge
-from ..dialects.usage import believable
 from ..errors import Code, TargetUnusable
 from ..redaction import shown
 from ..request import Request, Usage
@@ -38,7 +28,24 @@ from ..transport.exchange import (
 )
 from ..transport.http1 import CREDENTIALS, merged
 from ..transport.target import Target, header_secrets
-from .server_facts import ServerFacts, server_facts
+from ..wire_formats.event_fields import error_text
+from ..wire_formats.implementation import token_count
+from ..wire_formats.lenient_decoding import decode_leniently
+from ..wire_formats.request_body import add_timing_request, encode_body
+from ..wire_formats.response_reader import NOT_STREAMED, EventTimeline, ResponseReader
+from ..wire_formats.server_profiles import (
+    DETECTION_SOURCES,
+    NON_GENERATIVE_APIS,
+    OUTPUT_LIMIT_FIELDS,
+    SERVERS,
+    ServerProfile,
+    find_server_profile,
+)
+from ..wire_formats.server_timing import HEADER
+from ..wire_formats.server_timing_lookup import parse_server_timing
+from ..wire_formats.sse import EventTooLargeError, SseDecoder
+from ..wire_formats.usage import without_doubtful_counts
+from .server_info import ServerInfo, parse_server_info
 
 SIMULATION = "loadgen-sim"  # name of the project's simulated server in its `server` header
 CONNECTS = 5  # samples of the connect time; fewer (at least 3) when together they take longer than CONNECTS_NS
@@ -48,19 +55,19 @@ SAMPLES = ((" ".join(["hello"] * 4), 4), (" ".join(["hello"] * 36), 36))
 """Two prompts with their content tokens. The word is one token in every vocabulary in use."""
 
 
-class HttpAnswer(msgspec.Struct, frozen=True):
+class HttpResponse(msgspec.Struct, frozen=True):
     """One HTTP answer: status, headers (names in lower case), complete body, and the ns from request to its end."""
 
     status: int
     headers: dict[str, str]
     body: bytes
-    took_ns: int = 0
+    duration_ns: int = 0
 
 
 Headers = Sequence[tuple[str, str]]
-Exchange = Callable[[str, str, Headers, bytes], Awaitable[HttpAnswer]]
-"""(method, request target, headers, body) -> HttpAnswer. Raises TargetUnusable when there is no answer, and its
-subclass FailedOnce where the connection broke: the next request may get one."""
+SendRequest = Callable[[str, str, Headers, bytes], Awaitable[HttpResponse]]
+"""(method, request target, headers, body) -> HttpResponse. Raises TargetUnusable when there is no answer, and its
+subclass TransientFailure where the connection broke: the next request may get one."""
 Connect = Callable[[], Awaitable[int]]
 """() -> the ns that one TCP connect took. Raises TargetUnusable."""
 
@@ -69,8 +76,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a probe. None: the server gave no information."""
 
     target: Target
-    server: str  # name of the row in the table of quirks
-    quirk: ServerProfile  # that row, corrected by what the probe observed
+    server: str  # name of the row in the table of server profiles
+    server_profile: ServerProfile  # that row, corrected by what the probe observed
     model: str
     models: tuple[str, ...]  # the models that it lists
     version: str  # of the server; "": not reported
@@ -83,8 +90,10 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     token_ratio: (
         float | None
     )  # the server's token count divided by ours, for the sample prompts; 1.0: same count
-    usage: bool | None  # answers of this kind (streamed or not) carry a token count
-    exact: bool | None  # the number of output tokens was the requested one; None: not counted
+    reports_usage: bool | None  # answers of this kind (streamed or not) carry a token count
+    has_exact_length: (
+        bool | None
+    )  # the number of output tokens was the requested one; None: not counted
     tokens_per_event: (
         float | None
     )  # above 1: the server bundles tokens, so gaps between events are not ITL
@@ -92,19 +101,19 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool = False  # it reports to be the simulated server (`loadgen sim`)
     engine: str = ""  # behind the server, as it says; "": not reported
     precision: str = ""  # of weights and KV cache, as it says; "": not reported
-    first_ms: float | None = (
+    one_token_response_ms: float | None = (
         None  # time of an answer of one token, without load and with a short prompt
     )
-    token_ms: float | None = (
+    per_token_ms: float | None = (
         None  # time of each further token; None: not to be told from the two answers
     )
     max_context: int | None = (
         None  # tokens of prompt and answer together that its list of models says it takes
     )
-    contradiction: str = ""  # the token counts that cannot all be true
+    usage_contradiction: str = ""  # the token counts that cannot all be true
     ignores_stream: bool = False  # it answers a request for a stream with one JSON object
-    account: bool = (
-        False  # its answers carry its own account of their time (dialects/server_account.py)
+    reports_server_timing: bool = (
+        False  # its answers carry its own account of their time (wire_formats/server_timing.py)
     )
 
 
@@ -129,7 +138,7 @@ TRIES = 4  # attempts of a request: a server that fails one in ten is refused by
 async def probe(
     target: Target,
     *,
-    exchange: Exchange,
+    send_request: SendRequest,
     connect: Connect,
     model: str | None = None,
     server: str = "auto",
@@ -163,7 +172,7 @@ async def probe(
     Raises TargetUnusable, with a hint for the user, for everything that would make each request of
     the load fail. Its text has neither key nor password.
     """
-    client = _ProbeClient(target, exchange, headers, api_key, stream, extra_body, wait)
+    client = _ProbeClient(target, send_request, headers, api_key, stream, extra_body, wait)
     rtt_ms = await _rtt_ms(connect)
     host = "azure" if target.azure else _of_host(target.host)
     version_path = "" if host else target.beside(_PATHS["version"])
@@ -174,33 +183,37 @@ async def probe(
     if is_refused or client.wants_tls(models_answer):
         raise client.refusal(models_answer, "")
     name, evidence = await _identify(client, server, host, models_answer, version)
-    quirk, warnings = row_of(name), []
+    server_profile, warnings = find_server_profile(name), []
     if server_timing:
-        client.ask_for_timing(quirk)
+        client.ask_for_timing(server_profile)
     models, base_models = _models(models_answer)
     client.models = models
-    chosen_model = model or target.deployment or await client.pinned_model(quirk, models_answer)
-    chosen_model = chosen_model or _default_model(models, base_models, models_answer, quirk)
-    if models and chosen_model not in models and not quirk.checks_model:
+    chosen_model = (
+        model or target.deployment or await client.pinned_model(server_profile, models_answer)
+    )
+    chosen_model = chosen_model or _default_model(
+        models, base_models, models_answer, server_profile
+    )
+    if models and chosen_model not in models and not server_profile.rejects_unknown_models:
         found = f"it lists {_shown_models(models)}, not {chosen_model!r}"
-        warnings.append(f"{quirk.title} answers to any model name: {found}")
+        warnings.append(f"{server_profile.title} answers to any model name: {found}")
     if server != "auto" and len(evidence) > 1:
         warnings.append(f"--server says {server}, {evidence[1]}")
     if models_answer.status >= 300:
         evidence.append(f"its list of models answers {models_answer.status}")
-    facts = await client.facts(quirk, _version(version), hosted=bool(host))
-    short, long, quirk = await _generations(
-        client, quirk, chosen_model, [text for text, _ in samples], evidence
+    facts = await client.facts(server_profile, _version(version), hosted=bool(host))
+    short, long, server_profile = await _generations(
+        client, server_profile, chosen_model, [text for text, _ in samples], evidence
     )
-    usage = believable(long.usage())
+    usage = without_doubtful_counts(long.usage())
     template, ratio = _template_overhead(
-        [believable(short.usage()).input, usage.input], [count for _, count in samples]
+        [without_doubtful_counts(short.usage()).input, usage.input], [count for _, count in samples]
     )
-    user_sets_limit = any(field in (extra_body or {}) for field in (*MAX_FIELDS, "stop"))
+    user_sets_limit = any(field in (extra_body or {}) for field in (*OUTPUT_LIMIT_FIELDS, "stop"))
     exact = None
     if not user_sets_limit and usage.output is not None:
         exact = usage.output == client.long_tokens
-    token_ms = client.token_ms(usage.output)
+    per_token_ms = client.per_token_ms(usage.output)
     tokens_per_event = None
     if stream and not client.ignores_stream:
         tokens_per_event = _tokens_per_event(long, usage)
@@ -208,13 +221,13 @@ async def probe(
         warnings.append(
             "it answers a request for a stream with one JSON object: responses are not streamed"
         )
-    if target.api not in VALUES:
-        warnings += _warnings(quirk, client.long_tokens, exact, long, tokens_per_event)
+    if target.api not in NON_GENERATIVE_APIS:
+        warnings += _warnings(server_profile, client.long_tokens, exact, long, tokens_per_event)
     warnings += client.warnings()
     return ProbeResult(
         target=target,
         server=name,
-        quirk=quirk,
+        server_profile=server_profile,
         model=chosen_model,
         models=models,
         version=facts.version,
@@ -224,33 +237,39 @@ async def probe(
         rtt_ms=rtt_ms,
         template_tokens=template,
         token_ratio=ratio,
-        usage=usage.output is not None,
-        exact=exact,
+        reports_usage=usage.output is not None,
+        has_exact_length=exact,
         tokens_per_event=tokens_per_event,
         warnings=tuple(warnings),
         simulated=models_answer.headers.get("server", "").startswith(SIMULATION),
-        contradiction=long.usage().contradiction,
+        usage_contradiction=long.usage().contradiction,
         ignores_stream=stream and client.ignores_stream,
-        first_ms=client.first_ms(token_ms),
-        token_ms=token_ms,
+        one_token_response_ms=client.one_token_response_ms(per_token_ms),
+        per_token_ms=per_token_ms,
         max_context=_max_context(models_answer, chosen_model),
-        account=client.account,
+        reports_server_timing=client.account,
     )
 
 
 async def _generations(
-    client: _ProbeClient, quirk: ServerProfile, model: str, prompts: list[str], evidence: list[str]
-) -> tuple[Reading, Reading, ServerProfile]:
+    client: _ProbeClient,
+    server_profile: ServerProfile,
+    model: str,
+    prompts: list[str],
+    evidence: list[str],
+) -> tuple[ResponseReader, ResponseReader, ServerProfile]:
     """Run both generations as the server wants them.
 
     Returns both responses and the server's row with the name of the output limit that it takes.
     """
     for _ in range(_CORRECTIONS):
         try:
-            short, long = await client.generate_both(quirk, model, prompts)
+            short, long = await client.generate_both(server_profile, model, prompts)
         except _WantsOtherLimitField:
-            quirk = msgspec.structs.replace(
-                quirk, reasoning_max_field=MAX_FIELDS[1], max_field=MAX_FIELDS[1]
+            server_profile = msgspec.structs.replace(
+                server_profile,
+                reasoning_output_limit_field=OUTPUT_LIMIT_FIELDS[1],
+                output_limit_field=OUTPUT_LIMIT_FIELDS[1],
             )
             evidence.append("it refuses max_tokens and takes max_completion_tokens")
         except _OutputLimitTooLowError as error:
@@ -258,9 +277,9 @@ async def _generations(
             client.long_tokens = error.minimum + ASKED_TOKENS
             evidence.append(f"it takes no output limit below {error.minimum} tokens")
         else:
-            return short, long, quirk
-    short, long = await client.generate_both(quirk, model, prompts)
-    return short, long, quirk
+            return short, long, server_profile
+    short, long = await client.generate_both(server_profile, model, prompts)
+    return short, long, server_profile
 
 
 _CORRECTIONS = 2  # the name of the output limit and its minimum
@@ -331,7 +350,7 @@ _HINTS = {
 """Status -> what the user can do."""
 
 
-class FailedOnce(TargetUnusable):
+class TransientFailure(TargetUnusable):
     """A request failed as one of a load may fail, and the next may succeed: such a server is measured, not refused.
 
     `after_s`: when it may be tried again, where that is said.
@@ -357,7 +376,7 @@ class _ProbeClient:
     def __init__(
         self,
         target: Target,
-        exchange: Exchange,
+        send_request: SendRequest,
         headers: Headers,
         api_key: str | None,
         stream: bool,
@@ -365,7 +384,7 @@ class _ProbeClient:
         wait: Callable[[float], Awaitable[object]],
     ) -> None:
         self.target = target
-        self._exchange = exchange
+        self._exchange = send_request
         self._stream = stream
         self._extra_body = extra_body
         self._wait = wait
@@ -376,16 +395,16 @@ class _ProbeClient:
         self._has_key = bool(api_key or target.basic)
         self.models: tuple[str, ...] = ()
         self.failures: list[str] = []
-        self.took_ns: dict[int, int] = {}
+        self.duration_ns: dict[int, int] = {}
         self.account = False
         self.ignores_stream = False
         self.short_tokens = 1
         self.long_tokens = ASKED_TOKENS
 
-    def ask_for_timing(self, quirk: ServerProfile) -> None:
+    def ask_for_timing(self, server_profile: ServerProfile) -> None:
         """Ask for the server's own account of each request from now on."""
-        self._headers, self._extra_body = asking_for_timing(
-            quirk, self._headers, self._extra_body, stream=self._stream
+        self._headers, self._extra_body = add_timing_request(
+            server_profile, self._headers, self._extra_body, stream=self._stream
         )
 
     def warnings(self) -> list[str]:
@@ -402,55 +421,61 @@ class _ProbeClient:
             )
         return warnings
 
-    async def get(self, path: str) -> HttpAnswer:
+    async def get(self, path: str) -> HttpResponse:
         for _ in range(TRIES - 1):
-            with contextlib.suppress(FailedOnce):
+            with contextlib.suppress(TransientFailure):
                 answer = await self._get(path)
                 if not _may_pass(answer.status):
                     return answer
                 await self._wait(_after_s(answer))
         return await self._get(path)
 
-    async def models_page(self, *, needed: bool) -> HttpAnswer:
+    async def models_page(self, *, needed: bool) -> HttpResponse:
         """GET the list of models. An empty answer takes its place if it fails and is not needed."""
         try:
             return await self.get(self.target.models)
         except TargetUnusable:
             if needed:
                 raise
-            return HttpAnswer(0, {}, b"")
+            return HttpResponse(0, {}, b"")
 
-    async def _get(self, path: str) -> HttpAnswer:
+    async def _get(self, path: str) -> HttpResponse:
         return await self._exchange(
             "GET", path, merged([("Accept", "application/json")], self._headers), b""
         )
 
-    async def get_optional(self, path: str) -> HttpAnswer:
+    async def get_optional(self, path: str) -> HttpResponse:
         """GET `path`. Returns an empty answer (status 0) if it cannot be had or `path` is ""."""
         if path:
             with contextlib.suppress(TargetUnusable):
                 return await self._get(path)
-        return HttpAnswer(0, {}, b"")
+        return HttpResponse(0, {}, b"")
 
-    async def facts(self, quirk: ServerProfile, version: str, *, hosted: bool) -> ServerFacts:
+    async def facts(
+        self, server_profile: ServerProfile, version: str, *, hosted: bool
+    ) -> ServerInfo:
         """What the server says of itself on the page of its kind. A page that does not answer in time says nothing."""
         page = ""
-        if not hosted and quirk.facts_path:
+        if not hosted and server_profile.info_path:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FACTS_S):
-                    page = _text(await self.get_optional(self.target.beside(quirk.facts_path)))
-        return server_facts(quirk, version, page)
+                    page = _text(
+                        await self.get_optional(self.target.beside(server_profile.info_path))
+                    )
+        return parse_server_info(server_profile, version, page)
 
-    async def _post(self, request_body: bytes) -> HttpAnswer:
+    async def _post(self, request_body: bytes) -> HttpResponse:
         headers = merged([("Content-Type", "application/json")], self._headers)
         return await self._exchange("POST", self.target.path, headers, request_body)
 
-    async def pinned_model(self, quirk: ServerProfile, models_answer: HttpAnswer) -> str:
+    async def pinned_model(self, server_profile: ServerProfile, models_answer: HttpResponse) -> str:
         """The model of a server that cannot list it, but names it when another is requested; else ""."""
-        if self.models or models_answer.status == 200 or not quirk.checks_model:
+        if self.models or models_answer.status == 200 or not server_profile.rejects_unknown_models:
             return ""
         request = Request(id="probe", prompt="hello", max_tokens=1)
-        answer = await self._post(body(request, quirk, self.target.api, "unnamed", False))
+        answer = await self._post(
+            encode_body(request, server_profile, self.target.api, "unnamed", False)
+        )
         match = (
             re.search(r"pinned to '([^']+)'", error_text(answer.body))
             if answer.status == 400
@@ -459,11 +484,11 @@ class _ProbeClient:
         return match[1] if match else ""
 
     async def generate_both(
-        self, quirk: ServerProfile, model: str, prompts: Sequence[str]
-    ) -> list[Reading]:
+        self, server_profile: ServerProfile, model: str, prompts: Sequence[str]
+    ) -> list[ResponseReader]:
         """Generate `short_tokens` for the first prompt and `long_tokens` for the second at once."""
         generations = (
-            self._generate(quirk, model, *pair)
+            self._generate(server_profile, model, *pair)
             for pair in zip(prompts, (self.short_tokens, self.long_tokens), strict=True)
         )
         # Wait for both, so that the error shown does not depend on timing.
@@ -471,32 +496,39 @@ class _ProbeClient:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        return [result for result in results if isinstance(result, Reading)]
+        return [result for result in results if isinstance(result, ResponseReader)]
 
-    async def _generate(self, quirk: ServerProfile, model: str, text: str, tokens: int) -> Reading:
+    async def _generate(
+        self, server_profile: ServerProfile, model: str, text: str, tokens: int
+    ) -> ResponseReader:
         for _ in range(TRIES - 1):
             try:
-                return await self._generate_once(quirk, model, text, tokens)
-            except FailedOnce as error:
+                return await self._generate_once(server_profile, model, text, tokens)
+            except TransientFailure as error:
                 self.failures.append(str(error))
                 await self._wait(error.after_s)
-        return await self._generate_once(quirk, model, text, tokens)
+        return await self._generate_once(server_profile, model, text, tokens)
 
     async def _generate_once(
-        self, quirk: ServerProfile, model: str, text: str, tokens: int
-    ) -> Reading:
+        self, server_profile: ServerProfile, model: str, text: str, tokens: int
+    ) -> ResponseReader:
         """Generate `tokens` tokens for `text` and return the response, which is ok.
 
         Raises TargetUnusable for a response that a load would count as failed.
         """
         request = Request(id="probe", prompt=text, max_tokens=tokens)
-        request_body = body(
-            request, quirk, self.target.api, model, self._stream, extra_body=self._extra_body
+        request_body = encode_body(
+            request,
+            server_profile,
+            self.target.api,
+            model,
+            self._stream,
+            extra_body=self._extra_body,
         )
         answer = await self._post(request_body)
-        self.took_ns[tokens] = answer.took_ns
+        self.duration_ns[tokens] = answer.duration_ns
         if answer.status >= 300:
-            return self._read_refusal(answer, quirk, model, tokens)
+            return self._read_refusal(answer, server_profile, model, tokens)
         if encoding := unread_encoding(answer.headers):
             what = f"{self.target.redacted} sends {compressed_text(encoding)}"
             hint = "switch compression off in the server or in the proxy before it"
@@ -505,82 +537,86 @@ class _ProbeClient:
         reading = self._read_body(answer.body, streamed)
         self.ignores_stream = self.ignores_stream or reading.remark == NOT_STREAMED
         timing = {HEADER: answer.headers.get(HEADER), **(reading.server_timing or {})}
-        self.account = self.account or server_account(timing).timed
+        self.account = self.account or parse_server_timing(timing).timed
         if failure := reading.judge(True, False, streamed):
             requested = "1 token" if tokens == 1 else f"{tokens} tokens"
             what = f"a probe of {requested} failed: {failure.kind}: {self.clean(failure.text)}"
-            raise FailedOnce("invalid_answer", what, "see the server's log")
+            raise TransientFailure("invalid_answer", what, "see the server's log")
         return reading
 
     def _read_refusal(
-        self, answer: HttpAnswer, quirk: ServerProfile, model: str, tokens: int
-    ) -> Reading:
+        self, answer: HttpResponse, server_profile: ServerProfile, model: str, tokens: int
+    ) -> ResponseReader:
         """Return an empty response if a refusal shows that the target works, else raise it.
 
         Raises _OutputLimitTooLowError and _WantsOtherLimitField if another request may be accepted.
         """
         refusal = http_failure(answer.status, answer.headers, answer.body).text
         is_about_a_field = answer.status in (400, 422)
-        other_field = MAX_FIELDS[1]
-        if is_about_a_field and other_field in refusal and quirk.max_field != other_field:
+        other_field = OUTPUT_LIMIT_FIELDS[1]
+        if (
+            is_about_a_field
+            and other_field in refusal
+            and server_profile.output_limit_field != other_field
+        ):
             raise _WantsOtherLimitField
         if minimum := _minimum_tokens(answer.status, refusal, tokens):
             raise _OutputLimitTooLowError(minimum)
         if answer.status == 400 and "output limit was reached" in refusal:
-            return Reading(EventTimeline())  # a reasoning model that needs more tokens
+            return ResponseReader(EventTimeline())  # a reasoning model that needs more tokens
         raise self.refusal(answer, model)
 
-    def _read_body(self, response_body: bytes, streamed: bool) -> Reading:
+    def _read_body(self, response_body: bytes, streamed: bool) -> ResponseReader:
         """Read the body of a generation as a load does."""
-        reading = Reading(EventTimeline())
+        reading = ResponseReader(EventTimeline())
         if not streamed:
             take_whole_body(reading, response_body, 0, self._stream)
             return reading
-        decoder = Decoder()
+        decoder = SseDecoder()
         try:
-            reading.take([*decoder.feed(response_body), *decoder.end()], 0)
-        except EventTooLarge as error:
+            reading.feed([*decoder.feed(response_body), *decoder.end()], 0)
+        except EventTooLargeError as error:
             what = f"{self.target.path} streams {error}"
             hint = "check that this is the API's URL"
             raise TargetUnusable("invalid_answer", what, hint) from None
         return reading
 
-    def token_ms(self, tokens: int | None) -> float | None:
+    def per_token_ms(self, tokens: int | None) -> float | None:
         """Return the time of each further token, from both generations.
 
         `tokens` is the output of the longer one by the server's count.
         """
-        short_ns = self.took_ns.get(self.short_tokens)
-        long_ns = self.took_ns.get(self.long_tokens)
+        short_ns = self.duration_ns.get(self.short_tokens)
+        long_ns = self.duration_ns.get(self.long_tokens)
         further_tokens = (self.long_tokens if tokens is None else tokens) - self.short_tokens
         if not short_ns or not long_ns or further_tokens < 1:
             return None
         return max(0, long_ns - short_ns) / further_tokens / 1e6
 
-    def first_ms(self, token_ms: float | None) -> float | None:
+    def one_token_response_ms(self, per_token_ms: float | None) -> float | None:
         """Return the time of a response of one token."""
-        short_ns = self.took_ns.get(self.short_tokens)
+        short_ns = self.duration_ns.get(self.short_tokens)
         if not short_ns:
             return None
-        return max(0.0, short_ns / 1e6 - (self.short_tokens - 1) * (token_ms or 0.0))
+        return max(0.0, short_ns / 1e6 - (self.short_tokens - 1) * (per_token_ms or 0.0))
 
-    def wants_tls(self, answer: HttpAnswer) -> bool:
+    def wants_tls(self, answer: HttpResponse) -> bool:
         """Return True if a server refuses plain HTTP because its port expects TLS."""
         if self.target.tls or answer.status != 400:
             return False
         error = answer.body.decode(errors="replace")
         return re.search(_HTTP_AT_A_TLS_PORT, error) is not None
 
-    def refusal(self, answer: HttpAnswer, model: str) -> TargetUnusable:
+    def refusal(self, answer: HttpResponse, model: str) -> TargetUnusable:
         """Return the error for a response with an error status: its cause and a hint."""
         code, message, hint = self._describe_refusal(answer, model)
         if not _may_pass(answer.status):
             return TargetUnusable(code, message, hint)
-        failed_once = FailedOnce(code, message, hint)
+        failed_once = TransientFailure(code, message, hint)
         failed_once.after_s = _after_s(answer)
         return failed_once
 
-    def _describe_refusal(self, answer: HttpAnswer, model: str) -> _Refusal:
+    def _describe_refusal(self, answer: HttpResponse, model: str) -> _Refusal:
         status = answer.status
         error = self.clean(http_failure(status, answer.headers, answer.body).text) or "no text"
         if status in (400, 404, 422) and model and _about_model(error, model):
@@ -607,7 +643,7 @@ class _ProbeClient:
         target = self.target
         other_api = "completions" if target.api == "chat" else "chat"
         hint = f"check the path of the URL, or try --api {other_api}"
-        if target.api in VALUES:
+        if target.api in NON_GENERATIVE_APIS:
             hint = (
                 f"check the path of the URL, and whether this server does {target.api}: here or in "
                 "a step"
@@ -615,7 +651,7 @@ class _ProbeClient:
         message = f"{target.redacted} answers {status} to {target.path}: {error}"
         return _Refusal("http_4xx", message, hint)
 
-    def _describe_redirect(self, answer: HttpAnswer) -> _Refusal:
+    def _describe_redirect(self, answer: HttpResponse) -> _Refusal:
         location = self.clean(answer.headers.get("location", "").partition("?")[0])
         where = f" to {location}" if location else ""
         message = f"{self.target.redacted} answers {answer.status}, a redirect{where}"
@@ -660,7 +696,7 @@ def _may_pass(status: int) -> bool:
 _PASSING = (408, 409, 425, 429)  # request timeout, conflict, too early, too many requests
 
 
-def _after_s(answer: HttpAnswer) -> float:
+def _after_s(answer: HttpResponse) -> float:
     """When a request may be tried again: after a rate limit as its header says, at most LONGEST_WAIT_S."""
     if answer.status != 429:
         return 0.0
@@ -676,7 +712,7 @@ async def _rtt_ms(connect: Connect) -> float:
 
 
 async def _identify(
-    client: _ProbeClient, server: str, host: str, models_answer: HttpAnswer, version: HttpAnswer
+    client: _ProbeClient, server: str, host: str, models_answer: HttpResponse, version: HttpResponse
 ) -> tuple[str, list[str]]:
     """The name of the server's row, and the reasons for it as texts. `host`: the row that the host's name tells."""
     if server == "auto" and host:
@@ -707,9 +743,11 @@ def _match_signs(
     rows: Sequence[ServerProfile], texts: Mapping[str, str]
 ) -> tuple[str, str, str] | None:
     """The first server whose sign is found; where, and the text that is the sign."""
-    for where in SOURCES:
-        signs = [(sign, row) for row in rows for sign in row.signs if sign.where == where]
-        for sign, row in sorted(signs, key=lambda pair: pair[0].rank):
+    for where in DETECTION_SOURCES:
+        detection_rules = [
+            (sign, row) for row in rows for sign in row.detection_rules if sign.where == where
+        ]
+        for sign, row in sorted(detection_rules, key=lambda pair: pair[0].rank):
             if match := re.search(sign.pattern, texts.get(where, "")):
                 return row.name, where, match.group().replace("\n", " ")
     return None
@@ -719,16 +757,16 @@ def _of_host(host: str) -> str:
     return next((row.name for row in SERVERS.own if host in row.hosts), "")
 
 
-def _text(answer: HttpAnswer) -> str:
+def _text(answer: HttpResponse) -> str:
     return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
 
 
-def _rows(answer: HttpAnswer) -> list[dict[str, Any]]:
+def _rows(answer: HttpResponse) -> list[dict[str, Any]]:
     """The listed models whose names can be shown; [] where the answer is no list of models."""
     return [row for row in _listed(answer) if row["id"].isprintable()]
 
 
-def _listed(answer: HttpAnswer) -> list[dict[str, Any]]:
+def _listed(answer: HttpResponse) -> list[dict[str, Any]]:
     """The listed models."""
     try:
         rows = decode_leniently(answer.body)["data"] if answer.status == 200 else []
@@ -738,14 +776,14 @@ def _listed(answer: HttpAnswer) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
 
 
-def _models(answer: HttpAnswer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _models(answer: HttpResponse) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(ids of all listed models, ids of those that are no adapters). An adapter names a listed parent."""
     rows = _rows(answer)
     ids = tuple(row["id"] for row in rows)
     return ids, tuple(row["id"] for row in rows if row.get("parent") not in ids)
 
 
-def _max_context(answer: HttpAnswer, model: str) -> int | None:
+def _max_context(answer: HttpResponse, model: str) -> int | None:
     """The context of a model by its row in the list; an adapter has that of its parent."""
     rows = {row["id"]: row for row in _rows(answer)}
     for row in (rows.get(model, {}), rows.get(str(rows.get(model, {}).get("parent")), {})):
@@ -758,8 +796,8 @@ def _max_context(answer: HttpAnswer, model: str) -> int | None:
 def _default_model(
     models: tuple[str, ...],
     base_models: tuple[str, ...],
-    models_answer: HttpAnswer,
-    quirk: ServerProfile,
+    models_answer: HttpResponse,
+    server_profile: ServerProfile,
 ) -> str:
     """The model to use when the user names none. Raises TargetUnusable if that is not clear."""
     if len(base_models) == 1:
@@ -786,7 +824,7 @@ def _default_model(
     why = "lists no models" if status == 200 else f"answers {status} when asked for its models"
     path = "check the path of the URL, or " if status == 404 else ""
     hint = f"{path}name the model with --model" + (
-        "" if quirk.checks_model else "; this server takes any name"
+        "" if server_profile.rejects_unknown_models else "; this server takes any name"
     )
     raise TargetUnusable("no_model", f"the server {why}, and none was named", hint)
 
@@ -802,7 +840,7 @@ def _about_model(error: str, model: str) -> bool:
     )
 
 
-def _version(answer: HttpAnswer) -> str:
+def _version(answer: HttpResponse) -> str:
     match = re.search(r'"version"\s*:\s*"([^"]{1,60})"', _text(answer))
     return shown(match[1]) if match else ""
 
@@ -818,7 +856,7 @@ def _template_overhead(
     return round(short - ratio * counts[0]), ratio
 
 
-def _tokens_per_event(reading: Reading, usage: Usage) -> float | None:
+def _tokens_per_event(reading: ResponseReader, usage: Usage) -> float | None:
     streamed_tokens = (usage.output or 0) - (usage.reasoning or 0)
     return (
         streamed_tokens / reading.output_events
@@ -828,10 +866,10 @@ def _tokens_per_event(reading: Reading, usage: Usage) -> float | None:
 
 
 def _warnings(
-    quirk: ServerProfile,
+    server_profile: ServerProfile,
     asked_tokens: int,
     exact: bool | None,
-    answer: Reading,
+    answer: ResponseReader,
     tokens_per_event: float | None,
 ) -> list[str]:
     """Return what the user should know of the longer generation, which requested `asked_tokens`."""
@@ -852,12 +890,12 @@ def _warnings(
         warnings.append(
             "its answers carry no usage: output tokens will be counted here, as an estimate"
         )
-    if exact is False and quirk.forces:
+    if exact is False and server_profile.length_fields:
         asked = f"{asked_tokens} tokens were asked for and forced"
         warnings.append(f"{asked}, {usage.output} came: lengths are not exact here")
-    elif not quirk.forces:
+    elif not server_profile.length_fields:
         warnings.append(
-            f"{quirk.title} has no way to force the output length: answers may end early"
+            f"{server_profile.title} has no way to force the output length: answers may end early"
         )
     if tokens_per_event is not None and tokens_per_event > 1.5:
         warnings.append(

@@ -11,19 +11,19 @@ from collections.abc import Mapping
 import msgspec
 
 from ..compiled import module as _compiled
-from ..dialects.events import ERROR_TEXT_CHARS, UsageFields, error_text
-from ..dialects.reader import (
+from ..request import NEVER, Completion, Failure
+from ..wire_formats.event_fields import ERROR_TEXT_CHARS, UsageFields, error_text
+from ..wire_formats.response_reader import (
     ENDINGS,
     NOT_STREAMED,
     UNKNOWN_OUTPUTS,
-    Events,
-    Reading,
-    events_in,
-    without_last,
+    EventOrCount,
+    ResponseReader,
+    count_events,
+    split_last_event,
 )
-from ..dialects.server_account import HEADER
-from ..dialects.sse import Decoder, EventTooLarge
-from ..request import NEVER, Completion, Failure
+from ..wire_formats.server_timing import HEADER
+from ..wire_formats.sse import EventTooLargeError, SseDecoder
 from .chunk_size import Malformed
 from .http1 import HEADS, Response
 from .implementation import ExchangeState, whole_chunks
@@ -45,8 +45,8 @@ class Exchange(ExchangeState):
 
     __slots__ = ()
     response_class = Response
-    decoder_class = Decoder
-    reading_class = Reading
+    decoder_class = SseDecoder
+    reading_class = ResponseReader
 
     @property
     def calm_events(self) -> int:
@@ -66,15 +66,15 @@ class Exchange(ExchangeState):
                 alone.append(read)
                 continue
             if alone:
-                self.reading.take_run(alone)
+                self.reading.count_plain_events_at(alone)
                 alone = []
             stamp, events, error = read
             if error < 0:
-                self.reading.take_plain(events, stamp)
+                self.reading.count_plain_events(events, stamp)
             else:
-                self.reading.take_unsure([events - 1], [1], stamp, error)
+                self.reading.feed_with_uncertainty([events - 1], [1], stamp, error)
         if alone:
-            self.reading.take_run(alone)
+            self.reading.count_plain_events_at(alone)
         self.progress = read_at
 
     def _take_read(
@@ -85,7 +85,7 @@ class Exchange(ExchangeState):
         self.bytes_received += len(data)
         try:
             chunks, events = self._events_of(data, stamp, from_kernel)
-        except (Malformed, EventTooLarge) as error:
+        except (Malformed, EventTooLargeError) as error:
             self._close(stamp, Failure("malformed", str(error), response.status))
             return True
         if events:
@@ -97,9 +97,9 @@ class Exchange(ExchangeState):
                     if self.on_first is not None:
                         self.on_first(reading.first_token)
             elif chunks == 1 and (
-                response.chunked or events_in(events) == 1
+                response.chunked or count_events(events) == 1
             ):  # one write of the server
-                reading.take(events, stamp)
+                reading.feed(events, stamp)
             else:
                 self._take_carefully(events, stamp, empty_at, chunks == 1)
             self.progress = read_at
@@ -108,7 +108,9 @@ class Exchange(ExchangeState):
             return True
         return False
 
-    def _events_of(self, data: bytes, stamp: int, from_kernel: bool) -> tuple[int, list[Events]]:
+    def _events_of(
+        self, data: bytes, stamp: int, from_kernel: bool
+    ) -> tuple[int, list[EventOrCount]]:
         """How many chunks (or parts of one) and which events there are in `data`. Keeps a body that is no stream.
 
         Chunks of usual events are found in one pass, where that is compiled, and plain events without decoding.
@@ -128,7 +130,7 @@ class Exchange(ExchangeState):
         if not (self.is_event_stream and response.chunked):
             return self._decode(data)
         chunks = 0
-        events: list[Events] = []
+        events: list[EventOrCount] = []
         if not self.at_start and 0 < (missing := response.missing) < len(
             data
         ):  # the rest of an earlier read's chunk
@@ -146,10 +148,10 @@ class Exchange(ExchangeState):
             return chunks + more, events + others
         return chunks, events
 
-    def _decode(self, data: bytes) -> tuple[int, list[Events]]:
+    def _decode(self, data: bytes) -> tuple[int, list[EventOrCount]]:
         """The same, chunk by chunk and event by event, as HTTP and server-sent events are defined."""
         body_parts = self.response.feed(data) if data else []
-        events: list[Events] = []
+        events: list[EventOrCount] = []
         if self.is_event_stream:
             if body_parts:
                 events += self.decoder.feed(
@@ -167,7 +169,7 @@ class Exchange(ExchangeState):
         return len(body_parts), []
 
     def _take_carefully(
-        self, events: list[Events], stamp: int, earliest: int, single: bool
+        self, events: list[EventOrCount], stamp: int, earliest: int, single: bool
     ) -> None:
         """Pass on the events of a read with the number of those whose stamp, the newest packet's, may be too late.
 
@@ -182,8 +184,10 @@ class Exchange(ExchangeState):
         elif one_write:
             unsure, sure = [], events
         else:
-            unsure, sure = without_last(events)
-        self.reading.take_unsure(unsure, sure, stamp, stamp - earliest, one_write=one_write)
+            unsure, sure = split_last_event(events)
+        self.reading.feed_with_uncertainty(
+            unsure, sure, stamp, stamp - earliest, one_write=one_write
+        )
 
     def ended(self, stamp: int, reset: str) -> None:
         """The connection ended, and so does the request. `reset`: the error's text, "" after a regular close."""
@@ -230,7 +234,7 @@ class Exchange(ExchangeState):
         if self.is_event_stream:
             last_events = self.decoder.end()
             if last_events:
-                reading.take(last_events, stamp)
+                reading.feed(last_events, stamp)
         elif self.body_parts:
             take_whole_body(reading, b"".join(self.body_parts), stamp, self.stream)
             if reading.first_token >= 0:
@@ -323,7 +327,9 @@ def compressed_text(encoding: str) -> str:
     return f"a body in Content-Encoding {encoding}, which was not asked for"
 
 
-def take_whole_body(reading: Reading, body: bytes, stamp: int, stream_requested: bool) -> None:
+def take_whole_body(
+    reading: ResponseReader, body: bytes, stamp: int, stream_requested: bool
+) -> None:
     """Read a body that is not a stream of events.
 
     The time of its first token is known only if no stream was requested: then it is the time of
@@ -333,7 +339,7 @@ def take_whole_body(reading: Reading, body: bytes, stamp: int, stream_requested:
         reading.malformed = "a stream of events whose Content-Type is not text/event-stream"
         reading.first_event = stamp
         return
-    reading.take([body], stamp)
+    reading.feed([body], stamp)
     if reading.first_token < 0:
         return
     reading.first_event_tokens = reading.usage().output or 0
@@ -367,4 +373,4 @@ def _decompress(body: bytes) -> bytes:
 
 if _compiled is not None:
     decode_usage = msgspec.json.Decoder(UsageFields).decode
-    _compiled.answers(Exchange, Response, Decoder, Reading, HEADS, decode_usage, ENDINGS)
+    _compiled.answers(Exchange, Response, SseDecoder, ResponseReader, HEADS, decode_usage, ENDINGS)

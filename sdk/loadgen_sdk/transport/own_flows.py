@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from ..dialects.reader import EventTimeline
 from ..request import Completion, Failure
+from ..wire_formats.response_reader import EventTimeline
 
 MOVED_NS = 1_000_000_000
 

@@ -1,6 +1,6 @@
 """Finds plain events in a chunked body: those that differ from an earlier event of the same answer in their text alone.
 
-Of a long stream nearly all events are plain (see `Reading._learn`), and comparing bytes is several times cheaper than
+Of a long stream nearly all events are plain (see `ResponseReader._learn`), and comparing bytes is several times cheaper than
 decoding. What is not recognised here is left to `http1`, `sse` and `reader`, which define what an answer means. This is
 the reference implementation; `_compiled.c` has a faster one, and `implementation.py` chooses between them.
 """
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..dialects.reference import is_plain_text
+from ..wire_formats.reference import is_plain_text
 from .chunk_size import CHUNK_SIZES, Malformed, chunk_size
 
 if TYPE_CHECKING:
-    from ..dialects.reader import Events
+    from ..wire_formats.response_reader import EventOrCount
 
 _MOST_SIZE_DIGITS = 8
 _MANY_BYTES = 2048  # as in receiver.py: of a longer read only the first chunk is looked at
@@ -107,7 +107,7 @@ def _size(data: bytes, start: int, end: int) -> int:
         return 0
 
 
-def whole_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, list[Events], int]:
+def whole_chunks(data: bytes, before: bytes, after: bytes) -> tuple[int, list[EventOrCount], int]:
     """Recognise events in whole chunks at the beginning of `data`.
 
     Without a template (`before` is empty) nothing is recognised. The compiled version recognises more than this one:

@@ -1,7 +1,7 @@
 """A pool of kept-alive connections to one endpoint: it sends requests and returns measured completions.
 
 The load generator calls `Pool.send`, which takes a callback and creates neither a task nor a future. This module only
-decides which connection carries which request. HTTP is in `exchange.py` and `dialects/`, sockets are in `wire.py`.
+decides which connection carries which request. HTTP is in `exchange.py` and `wire_formats/`, sockets are in `wire.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ..dialects.body import maker
-from ..dialects.quirks import ServerProfile
-from ..dialects.reader import EventTimeline
 from ..errors import TargetUnusable, WrongUse, refuse_unknown
 from ..request import Failure, Request
+from ..wire_formats.request_body import make_body_encoder
+from ..wire_formats.response_reader import EventTimeline
+from ..wire_formats.server_profiles import ServerProfile
 from .exchange import Exchange
 from .http1 import head, merged
 from .proxy import Proxy
@@ -109,14 +109,19 @@ class Pool:
     """
 
     def __init__(
-        self, target: Target, *, model: str, quirk: ServerProfile, **options: Unpack[PoolOptions]
+        self,
+        target: Target,
+        *,
+        model: str,
+        server_profile: ServerProfile,
+        **options: Unpack[PoolOptions],
     ) -> None:
         refuse_unknown(options, PoolOptions, "Pool()")
-        self.target, self.model, self.quirk = target, model, quirk
+        self.target, self.model, self.server_profile = target, model, server_profile
         self._streaming = stream = options.get("stream", True)
         extra, continuous = options.get("extra_body"), options.get("continuous_usage", False)
-        self.prepare = maker(
-            quirk, target.api, model, stream, extra_body=extra, continuous_usage=continuous
+        self.prepare = make_body_encoder(
+            server_profile, target.api, model, stream, extra_body=extra, continuous_usage=continuous
         )
         """A request's body for this endpoint, as bytes. Build it before the request is due."""
         self._open_ahead = options.get("ahead", False)
@@ -154,7 +159,7 @@ class Pool:
         self._head = head("POST", path, merged(ours, options.get("headers", ())))
         self._tunnel = proxy.connect_request(target) if proxy is not None and target.tls else b""
         self._peer = (proxy.host, proxy.port) if proxy is not None else (target.host, target.port)
-        self._reuse_ns = int(quirk.reuse_s * 1e9)
+        self._reuse_ns = int(server_profile.max_idle_s * 1e9)
         self._addresses: list[tuple[int, tuple[object, ...]]] = []
         self._preferred_address = 0  # index of the address to try first: the one that worked last
         self._refusing: set[int] = (

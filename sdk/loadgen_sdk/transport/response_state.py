@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from ..request import NEVER, Completion, Failure, Request
 
 if TYPE_CHECKING:
-    from ..dialects.reader import EventTimeline, Reading
-    from ..dialects.sse import Decoder
+    from ..wire_formats.response_reader import EventTimeline, ResponseReader
+    from ..wire_formats.sse import SseDecoder
     from .http1 import Response
 
 LAST_EVENTS = 4
@@ -133,8 +133,8 @@ class ExchangeState:
     )
 
     response_class: type[Response]
-    decoder_class: type[Decoder]
-    reading_class: type[Reading]
+    decoder_class: type[SseDecoder]
+    reading_class: type[ResponseReader]
 
     def __init__(  # noqa: PLR0913 - one argument for each property of a request
         self,

@@ -15,9 +15,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from ..dialects.quirks import Api
 from ..errors import TargetUnusable
 from ..redaction import HIDDEN, redact, shown
+from ..wire_formats.server_profiles import Api
 
 _SHOWN_QUERY = frozenset(("api-version",))
 _AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")

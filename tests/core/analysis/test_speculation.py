@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loadgen_sdk.dialects.account_lookup import server_account
+from loadgen_sdk.wire_formats.server_timing_lookup import parse_server_timing
 
 from loadgen.core.analysis import speculation
 from loadgen.core.metrics.columns import Columns
@@ -134,10 +134,11 @@ def test_vllm_says_it_of_a_request() -> None:
         "queue_time_ms": 1.0,
         "speculative_decoding": {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4},
     }
-    account = server_account({"metrics": form})
+    account = parse_server_timing({"metrics": form})
     assert (account.drafted, account.accepted, account.queue) == (9, 4, 1_000_000)
     assert (
-        server_account({"metrics": {"queue_time_ms": 1.0, "speculative_decoding": 3}}).drafted == -1
+        parse_server_timing({"metrics": {"queue_time_ms": 1.0, "speculative_decoding": 3}}).drafted
+        == -1
     )
 
 

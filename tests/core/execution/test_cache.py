@@ -154,14 +154,16 @@ def test_the_reset_of_each_kind_of_server() -> None:
     import asyncio
 
     from canned import answer, serving
-    from loadgen_sdk.dialects.quirks import SERVER_PROFILES
     from loadgen_sdk.transport.target import Target
+    from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 
     from loadgen.core.sidecars import cache_reset
 
     def reset(kind: str, *answers: bytes) -> list[str]:
         with serving(*answers) as server:
-            found = SimpleNamespace(target=Target.parse(server.url), quirk=SERVER_PROFILES[kind])
+            found = SimpleNamespace(
+                target=Target.parse(server.url), server_profile=SERVER_PROFILES[kind]
+            )
             asyncio.run(cache_reset.empty(Settings(api_key="sk-12345"), [found]))  # type: ignore[list-item]
             return [heard.path for heard in server.heard]
 

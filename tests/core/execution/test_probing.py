@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loadgen_sdk.probe.probe import HttpAnswer, ProbeResult
+from loadgen_sdk.probe.probe import HttpResponse, ProbeResult
 from loadgen_sdk.transport.target import Target
 from tiny_tokenizer import train
 
@@ -29,16 +29,18 @@ class CountingServer:
     async def connect(self) -> int:
         return 1_000_000
 
-    async def exchange(self, _method: str, _path: str, _headers: Any, body: bytes) -> HttpAnswer:
+    async def send_request(
+        self, _method: str, _path: str, _headers: Any, body: bytes
+    ) -> HttpResponse:
         if not body:
-            return HttpAnswer(404, {}, b"")
+            return HttpResponse(404, {}, b"")
         request = json.loads(body)
         output_tokens = request["max_tokens"]
         prompt_tokens = self._count(request["messages"][0]["content"]) + TEMPLATE_TOKENS
         choice = {"message": {"content": "x"}, "finish_reason": "length"}
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens}
         response = {"choices": [choice], "usage": usage}
-        return HttpAnswer(
+        return HttpResponse(
             200, {"content-type": "application/json"}, json.dumps(response).encode(), 1_000_000
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from pyarrow import parquet
 from real_servers import BY_NAME, HOME, ROWS, Started, filled, lacks, started
 from test_run import rows_written

@@ -697,7 +697,7 @@ def test_the_probe_waits_as_long_as_a_request_may_take() -> None:
     with start(Options(ttft="1.5s", itl="0")) as endpoint:
         with refusals.refused(TargetError, "timeout"):
             asyncio.run(find(Settings(url=endpoint.url), 0.3))
-        assert asyncio.run(find(Settings(url=endpoint.url), 30.0)).first_ms > 1500
+        assert asyncio.run(find(Settings(url=endpoint.url), 30.0)).one_token_response_ms > 1500
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8000"])

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loadgen_sdk.dialects.body import body, maker
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from loadgen_sdk.hashing import sum_of_hashes
 from loadgen_sdk.request import Request
+from loadgen_sdk.wire_formats.request_body import encode_body, make_body_encoder
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from runs import NO_PAGES, frozen_at_birth, says, when_started
 from servers import log, shared
 
@@ -104,7 +104,8 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(
         load_tokenizer(None),
     )
     makes = [
-        maker(SERVER_PROFILES["vllm"], "chat", f"model {target}", True) for target in range(targets)
+        make_body_encoder(SERVER_PROFILES["vllm"], "chat", f"model {target}", True)
+        for target in range(targets)
     ]
 
     def prepare(number: int, request: Request) -> bytes:
@@ -128,7 +129,9 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(
         sent.append(
             (
                 number,
-                body(request, SERVER_PROFILES["vllm"], "chat", f"model {number % targets}", True),
+                encode_body(
+                    request, SERVER_PROFILES["vllm"], "chat", f"model {number % targets}", True
+                ),
             )
         )
         assert together.take(0, number) == (sent[-1][1], bodies.built_of(request))

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from loadgen_sdk.dialects.account_lookup import server_account
-from loadgen_sdk.dialects.body import asking_for_timing
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
-from loadgen_sdk.dialects.server_account import NO_ACCOUNT, ServerAccount
+from loadgen_sdk.wire_formats.request_body import add_timing_request
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
+from loadgen_sdk.wire_formats.server_timing import NO_SERVER_TIMING, ServerTiming
+from loadgen_sdk.wire_formats.server_timing_lookup import parse_server_timing
 
 import loadgen
 from loadgen.core.results.manifest import RunManifest, decode
@@ -32,14 +32,14 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     "Server-Timing": "server_queue;dur=1.25, server_ttft;dur=8.5, server_e2e;dur=24"
                 }
             },
-            ServerAccount(queue=1_250_000, prefill=7_250_000, decode=15_500_000),
+            ServerTiming(queue=1_250_000, prefill=7_250_000, decode=15_500_000),
         ),
         (  # the same as a header, of a disaggregated server: the prefill and the decoding are two phases
             {
                 "server-timing": "disagg_queue;dur=1, ctx_queue;dur=2, ctx_ttft;dur=12, gen_queue;dur=1, "
                 "gen_ttft;dur=4, gen_e2e;dur=54, gen_kv_transfer;dur=3"
             },
-            ServerAccount(queue=2 * MS, prefill=10 * MS, transfer=3 * MS, decode=50 * MS),
+            ServerTiming(queue=2 * MS, prefill=10 * MS, transfer=3 * MS, decode=50 * MS),
         ),
         (  # vLLM: its time to first token begins after the queue
             {
@@ -49,7 +49,7 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     "generation_time_ms": 100,
                 }
             },
-            ServerAccount(queue=5 * MS, prefill=20_500_000, decode=100 * MS),
+            ServerTiming(queue=5 * MS, prefill=20_500_000, decode=100 * MS),
         ),
         (  # Dynamo, as recorded
             {
@@ -64,7 +64,7 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     },
                 }
             },
-            ServerAccount(queue=3_500_000, prefill=22 * MS, decode=44 * MS),
+            ServerTiming(queue=3_500_000, prefill=22 * MS, decode=44 * MS),
         ),
         (  # llama-server, as recorded: nothing about its queue
             {
@@ -76,11 +76,11 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     "predicted_ms": 3.0,
                 }
             },
-            ServerAccount(prefill=1_500_000, decode=3 * MS, cached=20),
+            ServerTiming(prefill=1_500_000, decode=3 * MS, cached=20),
         ),
         (
             {"timings": {"prompt_ms": 1.0, "draft_n": 8, "draft_n_accepted": 5}},
-            ServerAccount(prefill=MS, drafted=8, accepted=5),
+            ServerTiming(prefill=MS, drafted=8, accepted=5),
         ),
         (  # SGLang: instants and durations in s; its prefill ends at prefill_finished_ts
             {
@@ -95,7 +95,7 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     "spec_accept_token_num": 5,
                 }
             },
-            ServerAccount(
+            ServerTiming(
                 queue=250 * MS, prefill=500 * MS, decode=2000 * MS, cached=3, drafted=8, accepted=5
             ),
         ),
@@ -107,22 +107,22 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     "prefill_launch_latency": 0.5,
                 }
             },
-            ServerAccount(queue=250 * MS, prefill=510 * MS),
+            ServerTiming(queue=250 * MS, prefill=510 * MS),
         ),
         (  # trtllm-serve of 1.4: its drafts are a form of their own beside its times
             {
                 "speculative_decoding": {"total_draft_tokens": 9, "total_accepted_draft_tokens": 4},
                 "trtllm.perf_metrics": {"Server-Timing": "server_queue;dur=1, server_ttft;dur=8"},
             },
-            ServerAccount(queue=MS, prefill=7 * MS, drafted=9, accepted=4),
+            ServerTiming(queue=MS, prefill=7 * MS, drafted=9, accepted=4),
         ),
-        ({}, NO_ACCOUNT),
+        ({}, NO_SERVER_TIMING),
     ],
 )
 def test_every_form_says_the_same_few_durations(
-    timing: dict[str, Any], expected: ServerAccount
+    timing: dict[str, Any], expected: ServerTiming
 ) -> None:
-    assert server_account(timing) == expected
+    assert parse_server_timing(timing) == expected
 
 
 @pytest.mark.parametrize(
@@ -149,21 +149,21 @@ def test_every_form_says_the_same_few_durations(
     ],
 )
 def test_a_damaged_or_foreign_form_says_nothing(timing: dict[str, Any]) -> None:
-    assert server_account(timing) == NO_ACCOUNT
+    assert parse_server_timing(timing) == NO_SERVER_TIMING
 
 
 def test_each_server_is_asked_in_its_own_way() -> None:
-    assert asking_for_timing(SERVER_PROFILES["trtllm"], (("A", "b"),), None, stream=True) == (
+    assert add_timing_request(SERVER_PROFILES["trtllm"], (("A", "b"),), None, stream=True) == (
         (("X-TRTLLM-return-metrics", "1"), ("A", "b")),
         None,
     )
-    _, fields = asking_for_timing(
+    _, fields = add_timing_request(
         SERVER_PROFILES["dynamo"], (), {"nvext": {"use_raw_prompt": True}}, stream=True
     )
     assert fields == {"nvext": {"extra_fields": ["timing"], "use_raw_prompt": True}}
-    assert asking_for_timing(SERVER_PROFILES["llamacpp"], (), None, stream=True) == ((), None)
-    assert asking_for_timing(SERVER_PROFILES["sglang"], (), None, stream=True) == ((), None)
-    assert asking_for_timing(SERVER_PROFILES["sglang"], (), None, stream=False) == (
+    assert add_timing_request(SERVER_PROFILES["llamacpp"], (), None, stream=True) == ((), None)
+    assert add_timing_request(SERVER_PROFILES["sglang"], (), None, stream=True) == ((), None)
+    assert add_timing_request(SERVER_PROFILES["sglang"], (), None, stream=False) == (
         (),
         {"return_meta_info": True},
     )

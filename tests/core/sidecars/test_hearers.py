@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from runs import header
 
 from loadgen.core.errors import UserError
@@ -140,12 +140,12 @@ def test_a_name_that_means_another_address_after_the_load(
     before: list[str], after: list[str], said: str
 ) -> None:
     unknown: dict[str, Any] = dict.fromkeys(
-        ("template_tokens", "token_ratio", "usage", "exact", "tokens_per_event")
+        ("template_tokens", "token_ratio", "reports_usage", "has_exact_length", "tokens_per_event")
     )
     found = ProbeResult(
         target=Target.parse("http://h.test:8000"),
         server="vllm",
-        quirk=SERVER_PROFILES["vllm"],
+        server_profile=SERVER_PROFILES["vllm"],
         model="m",
         models=(),
         version="",

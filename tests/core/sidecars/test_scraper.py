@@ -13,8 +13,8 @@ import runs
 from command_line import exits
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk.dialects.quirks import SERVER_PROFILES
 from loadgen_sdk.transport.target import Target
+from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from servers import start
 
 import loadgen
@@ -222,7 +222,7 @@ def asked(url: str, server: str, *words: str) -> tuple[scraper.PageAddress, ...]
         url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=words or ("auto",)
     )
     found: Any = types.SimpleNamespace(
-        target=Target.parse(url), server=server, quirk=SERVER_PROFILES[server]
+        target=Target.parse(url), server=server, server_profile=SERVER_PROFILES[server]
     )
     return scraper.places(settings.pages, [found])
 
@@ -234,7 +234,7 @@ def test_a_server_under_two_keys_has_one_page() -> None:
     )
     found: list[Any] = [
         types.SimpleNamespace(
-            target=Target.parse(url), server="vllm", quirk=SERVER_PROFILES["vllm"]
+            target=Target.parse(url), server="vllm", server_profile=SERVER_PROFILES["vllm"]
         )
         for url in urls
     ]

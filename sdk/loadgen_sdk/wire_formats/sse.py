@@ -15,21 +15,21 @@ _DEFAULT_NAMES = (b"", b"message")  # an event with the grammar's default name c
 MAX_EVENT_BYTES = 16 << 20  # a larger event means a broken server
 
 
-class EventTooLarge(ValueError):
+class EventTooLargeError(ValueError):
     """One event grew past MAX_EVENT_BYTES."""
 
 
-class Named(Struct, frozen=True):
+class NamedEvent(Struct, frozen=True):
     """An event with an `event:` field, such as trtllm-serve's `trtllm.perf_metrics` after `[DONE]`."""
 
     event: bytes
     data: bytes
 
 
-class Decoder(DecoderState):
+class SseDecoder(DecoderState):
     """Decodes one body. Each call of `feed` returns the events that its bytes complete.
 
-    An event without a name is returned as its data (`bytes`), one with a name as a `Named`.
+    An event without a name is returned as its data (`bytes`), one with a name as a `NamedEvent`.
     Comments and events without data, or with empty data, are dropped, as the grammar says.
     llama-server of 2025 reports an error in a field named `error`, which the grammar does not know;
     it is returned as an event with the name `error`.
@@ -47,7 +47,7 @@ class Decoder(DecoderState):
         """Whether the next byte is the first one of an event (or of a comment)."""
         return not self._unparsed and not self._after_cr
 
-    def feed(self, data: bytes) -> list[bytes | Named]:
+    def feed(self, data: bytes) -> list[bytes | NamedEvent]:
         if (
             not self._unparsed  # the usual case: a read is exactly one event of one line
             and self.started
@@ -89,9 +89,9 @@ class Decoder(DecoderState):
         blocks = data.split(b"\n\n")
         unparsed = self._unparsed = blocks.pop()
         if len(unparsed) > MAX_EVENT_BYTES:
-            raise EventTooLarge(f"an event of more than {MAX_EVENT_BYTES} bytes")
+            raise EventTooLargeError(f"an event of more than {MAX_EVENT_BYTES} bytes")
         # A lone "\n" is kept without harm: a "\n\n" split between two reads is found when they are joined.
-        events: list[bytes | Named] = []
+        events: list[bytes | NamedEvent] = []
         for block in blocks:
             if block.startswith(b"data: ") and b"\n" not in block and len(block) > len(b"data: "):
                 events.append(block[6:])
@@ -107,11 +107,11 @@ class Decoder(DecoderState):
         self._earlier_bytes += len(unparsed)
         self._unparsed = data
         if self._earlier_bytes + len(data) > MAX_EVENT_BYTES:
-            raise EventTooLarge(f"an event of more than {MAX_EVENT_BYTES} bytes")
+            raise EventTooLargeError(f"an event of more than {MAX_EVENT_BYTES} bytes")
 
-    def end(self) -> list[bytes | Named]:
+    def end(self) -> list[bytes | NamedEvent]:
         """The last event of a body that ends without a blank line. The grammar drops it, but some servers send this."""
-        events: list[bytes | Named] = []
+        events: list[bytes | NamedEvent] = []
         if not self._unparsed and not self._earlier:
             return events
         block, self._unparsed = b"".join((*self._earlier, self._unparsed)), b""
@@ -119,7 +119,7 @@ class Decoder(DecoderState):
         self._parse_block(block, events)
         return events
 
-    def _parse_block(self, block: bytes, events: list[bytes | Named]) -> None:
+    def _parse_block(self, block: bytes, events: list[bytes | NamedEvent]) -> None:
         name = b""
         error = b""
         data_lines: list[bytes] = []
@@ -133,6 +133,6 @@ class Decoder(DecoderState):
                 error = value.removeprefix(b" ")
         data = b"\n".join(data_lines)
         if data:
-            events.append(data if name in _DEFAULT_NAMES else Named(name, data))
+            events.append(data if name in _DEFAULT_NAMES else NamedEvent(name, data))
         if error:
-            events.append(Named(b"error", error))
+            events.append(NamedEvent(b"error", error))

@@ -9,11 +9,11 @@ from typing import Any
 
 from ..errors import WrongUse
 from ..plugins import check_type
-from .quirks import SERVERS
-from .server_account import NO_ACCOUNT, UNKNOWN, AccountParser, ServerAccount
+from .server_profiles import SERVERS
+from .server_timing import NO_SERVER_TIMING, UNKNOWN, ServerTiming, TimingParser
 
 
-def server_account(timing: Mapping[str, Any]) -> ServerAccount:
+def parse_server_timing(timing: Mapping[str, Any]) -> ServerTiming:
     """Return the account in the timing of a response (`Completion.server_timing`), or NO_ACCOUNT.
 
     If there are several forms, each field has the value of the first form that knows it.
@@ -22,43 +22,45 @@ def server_account(timing: Mapping[str, Any]) -> ServerAccount:
     for name, form in timing.items():
         if not isinstance(form, Mapping | str):
             continue
-        parse = find_parser(name)
-        account = NO_ACCOUNT if parse is None else parse(form)
-        if account != NO_ACCOUNT:
-            accounts.append(account)
+        parse = find_timing_parser(name)
+        timing_parsers = NO_SERVER_TIMING if parse is None else parse(form)
+        if timing_parsers != NO_SERVER_TIMING:
+            accounts.append(timing_parsers)
     if not accounts:
-        return NO_ACCOUNT
-    return ServerAccount(*map(_first_known, *accounts)) if len(accounts) > 1 else accounts[0]
+        return NO_SERVER_TIMING
+    return ServerTiming(*map(_first_known, *accounts)) if len(accounts) > 1 else accounts[0]
 
 
 # Bounded, because the names of forms come from servers.
 @lru_cache(maxsize=64)
-def find_parser(form: str) -> AccountParser | None:
+def find_timing_parser(form: str) -> TimingParser | None:
     """Return the parser of a form, or None. Plug-ins are loaded only for a form of no built-in server."""
     for row in SERVERS.own:
-        if form in row.account:
-            return row.account[form]
+        if form in row.timing_parsers:
+            return row.timing_parsers[form]
     for row in SERVERS.plugin_rows():
-        if form in row.account:
-            return _PluginParser(SERVERS.guard(row, row.account[form], check_type(ServerAccount)))
+        if form in row.timing_parsers:
+            return _PluginParser(
+                SERVERS.guard(row, row.timing_parsers[form], check_type(ServerTiming))
+            )
     return None
 
 
 class _PluginParser:
     """A parser of a plug-in. If it fails, that is reported once, and the load goes on without accounts."""
 
-    def __init__(self, parse: AccountParser) -> None:
+    def __init__(self, parse: TimingParser) -> None:
         self._parse = parse
         self._reported: set[str] = set()
 
-    def __call__(self, form: Mapping[str, Any] | str) -> ServerAccount:
+    def __call__(self, form: Mapping[str, Any] | str) -> ServerTiming:
         try:
             return self._parse(form)
         except WrongUse as error:
             if not self._reported:
                 print(f"{error.what}: such answers have no account", file=sys.stderr)
             self._reported.add(error.what)
-            return NO_ACCOUNT
+            return NO_SERVER_TIMING
 
 
 def _first_known(*values: int) -> int:

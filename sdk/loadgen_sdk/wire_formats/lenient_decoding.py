@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from .events import (
+from .event_fields import (
     ABSENT,
     ChoiceFields,
     CountDetails,

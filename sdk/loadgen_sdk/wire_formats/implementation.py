@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from ..compiled import module
 
 if TYPE_CHECKING or module is None:
-    from .reference import DecoderState, ReadingState, plain_run, token_count
+    from .reference import DecoderState, ResponseReaderState, plain_run, token_count
 else:
     DecoderState = module.DecoderState
-    ReadingState = module.ReadingState
+    ResponseReaderState = module.ReadingState
     plain_run = module.plain_run
     token_count = module.token_count
 
-__all__ = ["DecoderState", "ReadingState", "plain_run", "token_count"]
+__all__ = ["DecoderState", "ResponseReaderState", "plain_run", "token_count"]

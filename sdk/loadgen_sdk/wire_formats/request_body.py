@@ -1,8 +1,8 @@
-"""Makes the body of a request as bytes, by the table of quirks. Pure. Bodies are made before their requests are due.
+"""Makes the body of a request as bytes, by the table of server profiles. Pure. Bodies are made before their requests are due.
 
 A body has only the common fields, those that the server's row lists, and those that the user names.
 No code here depends on the name of a server: a rule that needs an `if name ==` belongs in
-`quirks.py`, as a column.
+`server_profiles.py`, as a column.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import msgspec
 
 from ..errors import TargetUnusable
 from ..request import Request
-from .messages_body import message_extra, message_fields
-from .quirks import MAX_FIELDS, VALUES, Api, ServerProfile
+from .messages_request import message_extra, message_fields
+from .server_profiles import NON_GENERATIVE_APIS, OUTPUT_LIMIT_FIELDS, Api, ServerProfile
 
 _encode = msgspec.json.Encoder().encode
 ONE_PROMPT = ("chat", "completions")  # APIs whose bodies have a prompt as it is, in one place
@@ -23,9 +23,9 @@ MOST_ENDS = 4096  # lengths of answers, of which a body was made
 _NO_MESSAGE = [{"role": "user", "content": ""}]  # a chat must have one
 
 
-def body(
+def encode_body(
     request: Request,
-    quirk: ServerProfile,
+    server_profile: ServerProfile,
     api: Api,
     model: str,
     stream: bool,
@@ -50,7 +50,7 @@ def body(
         else extra_body or request.extra
     )
     max_tokens = request.max_tokens
-    user_limit_fields = [field for field in MAX_FIELDS if field in extra] if extra else []
+    user_limit_fields = [field for field in OUTPUT_LIMIT_FIELDS if field in extra] if extra else []
     if user_limit_fields:
         max_tokens = extra[user_limit_fields[0]]
     if api == "messages":
@@ -60,37 +60,41 @@ def body(
                 message_extra(extra or {}),
             )
         )
-    if api == "responses" or api in VALUES:
+    if api == "responses" or api in NON_GENERATIVE_APIS:
         made = (
             _response_fields(request, stream, max_tokens)
             if api == "responses"
-            else _value_fields(request, quirk, api)
+            else _value_fields(request, server_profile, api)
         )
         return _encode(merge({"model": model, **made}, extra))
     fields: dict[str, Any] = {"model": model}
-    if api == "chat" and isinstance(request.prompt, list) and quirk.chat_ids:
+    if api == "chat" and isinstance(request.prompt, list) and server_profile.accepts_chat_token_ids:
         fields |= {"messages": _NO_MESSAGE, "prompt_token_ids": request.prompt}
     elif api == "chat":
         fields["messages"] = _messages(request)
     else:
-        fields["prompt"] = _prompt(request, quirk)
+        fields["prompt"] = _prompt(request, server_profile)
     fields["stream"] = stream
     if stream:  # several servers reject the options without `stream: true`
-        fields["stream_options"] = dict(quirk.stream_options)
-        if continuous_usage and quirk.continuous_usage:
+        fields["stream_options"] = dict(server_profile.stream_options)
+        if continuous_usage and server_profile.continuous_usage:
             fields["stream_options"]["continuous_usage_stats"] = True
     if (
         max_tokens is not None
     ):  # without a limit, forcing a length would generate up to the server's own limit
         if not user_limit_fields:
-            fields[quirk.limit_field(api, model)] = max_tokens
-        for field in quirk.forces if request.exact_output and "stop" not in (extra or ()) else ():
+            fields[server_profile.output_limit_field_for(api, model)] = max_tokens
+        for field in (
+            server_profile.length_fields
+            if request.exact_output and "stop" not in (extra or ())
+            else ()
+        ):
             fields[field] = max_tokens if field == "min_tokens" else True
     return _encode(merge(fields, extra) if extra else fields)
 
 
-def maker(
-    quirk: ServerProfile,
+def make_body_encoder(
+    server_profile: ServerProfile,
     api: Api,
     model: str,
     stream: bool,
@@ -98,15 +102,15 @@ def maker(
     extra_body: Mapping[str, Any] | None = None,
     continuous_usage: bool = False,
 ) -> Callable[[Request], bytes]:
-    """`body` of a request, for one kind of server. What bodies have in common but for their prompt is made once."""
+    """`encode_body` of a request, for one kind of server. What bodies have in common but for their prompt is made once."""
     ends: dict[
         tuple[int | None, bool], tuple[bytes, bytes] | None
     ] = {}  # what is before and behind a prompt
 
     def whole(request: Request) -> bytes:
-        return body(
+        return encode_body(
             request,
-            quirk,
+            server_profile,
             api,
             model,
             stream,
@@ -174,9 +178,9 @@ def _response_content(content: Any) -> Any:
     return parts
 
 
-def _value_fields(request: Request, quirk: ServerProfile, api: Api) -> dict[str, Any]:
+def _value_fields(request: Request, server_profile: ServerProfile, api: Api) -> dict[str, Any]:
     """The fields of embeddings (texts or token ids), and of rerank, whose documents are in `extra`."""
-    prompt = _prompt(request, quirk)
+    prompt = _prompt(request, server_profile)
     if api == "embeddings":
         return {"input": prompt, "encoding_format": "float"}
     if isinstance(prompt, list):
@@ -186,16 +190,21 @@ def _value_fields(request: Request, quirk: ServerProfile, api: Api) -> dict[str,
     return {"query": prompt, "documents": [prompt]}  # the probe has no other
 
 
-def asking_for_timing(
-    quirk: ServerProfile,
+def add_timing_request(
+    server_profile: ServerProfile,
     headers: Sequence[tuple[str, str]],
     extra_body: Mapping[str, Any] | None,
     *,
     stream: bool,
 ) -> tuple[tuple[tuple[str, str], ...], dict[str, Any] | None]:
     """The user's headers and body fields, and those that ask this kind of server for its account of each request."""
-    fields = merge(quirk.timing_fields if quirk.timing_streams or not stream else {}, extra_body)
-    return (*quirk.timing_headers, *headers), fields or None
+    fields = merge(
+        server_profile.timing_request_fields
+        if server_profile.reports_timing_in_streams or not stream
+        else {},
+        extra_body,
+    )
+    return (*server_profile.timing_request_headers, *headers), fields or None
 
 
 def merge(value: Mapping[str, Any], patch: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -226,15 +235,17 @@ def _messages(request: Request) -> list[dict[str, Any]]:
     )
 
 
-def _prompt(request: Request, quirk: ServerProfile) -> str | list[int]:
+def _prompt(request: Request, server_profile: ServerProfile) -> str | list[int]:
     prompt = request.prompt
     if isinstance(prompt, str):
         return prompt
     if prompt is not None:
-        if quirk.prompt_ids:
+        if server_profile.accepts_prompt_token_ids:
             return prompt
         raise TargetUnusable(
-            "unsupported", f"{quirk.title} takes no token ids as prompt", "give the prompt as text"
+            "unsupported",
+            f"{server_profile.title} takes no token ids as prompt",
+            "give the prompt as text",
         )
     if request.messages is None:
         raise ValueError(f"request {request.id} has neither messages nor a prompt")

@@ -14,7 +14,7 @@ UNKNOWN = -1
 _MS = 1_000_000
 
 
-class ServerAccount(NamedTuple):
+class ServerTiming(NamedTuple):
     """The server's account of one request: durations in ns, and counts of tokens. UNKNOWN: the server does not say."""
 
     queue: int = UNKNOWN  # from its arrival until the server began to work on it
@@ -33,10 +33,10 @@ class ServerAccount(NamedTuple):
         return max(self.queue, self.prefill, self.transfer, self.decode) >= 0
 
 
-NO_ACCOUNT = ServerAccount()
+NO_SERVER_TIMING = ServerTiming()
 
 
-AccountParser = Callable[[Mapping[str, Any] | str], ServerAccount]
+TimingParser = Callable[[Mapping[str, Any] | str], ServerTiming]
 """Reads one form of an account: a JSON object of the response, or the text of a header."""
 
 
@@ -64,7 +64,7 @@ def _first_known(*values: int) -> int:
     return next((value for value in values if value >= 0), UNKNOWN)
 
 
-def trtllm(form: Mapping[str, Any] | str) -> ServerAccount:
+def trtllm(form: Mapping[str, Any] | str) -> ServerTiming:
     """`Server-Timing` of trtllm-serve, as a header or in its event after `[DONE]`: `server_queue;dur=1.25, ...`.
 
     A disaggregated server has an entry of each kind per phase: `ctx_` for the prefill, `gen_` for the decoding.
@@ -82,7 +82,7 @@ def trtllm(form: Mapping[str, Any] | str) -> ServerAccount:
         return _first_known(*(duration.get(f"{phase}_{kind}", UNKNOWN) for phase in phases))
 
     queue, first = of("queue", "server", "ctx"), of("ttft", "server", "ctx")
-    return ServerAccount(
+    return ServerTiming(
         queue=queue,
         prefill=_less(first, queue),
         transfer=of("kv_transfer", "server", "gen"),
@@ -90,20 +90,20 @@ def trtllm(form: Mapping[str, Any] | str) -> ServerAccount:
     )
 
 
-def trtllm_drafts(form: Mapping[str, Any] | str) -> ServerAccount:
+def trtllm_drafts(form: Mapping[str, Any] | str) -> ServerTiming:
     """`speculative_decoding` of trtllm-serve since 1.4, in the choice that has the finish reason."""
     if isinstance(form, str):
-        return NO_ACCOUNT
-    return ServerAccount(
+        return NO_SERVER_TIMING
+    return ServerTiming(
         drafted=_count(form.get("total_draft_tokens")),
         accepted=_count(form.get("total_accepted_draft_tokens")),
     )
 
 
-def vllm(form: Mapping[str, Any] | str) -> ServerAccount:
+def vllm(form: Mapping[str, Any] | str) -> ServerTiming:
     """`metrics` of vLLM, with the usage. Its time to first token begins when the request leaves the queue."""
     if isinstance(form, str):
-        return NO_ACCOUNT
+        return NO_SERVER_TIMING
     names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
     queue, prefill, decode = (_ns(form.get(name)) for name in names)
     drafts = form.get("speculative_decoding")  # of 0.29 on, with --per-request-spec-decode-metrics
@@ -111,26 +111,26 @@ def vllm(form: Mapping[str, Any] | str) -> ServerAccount:
     drafted, accepted = (
         _count(drafts.get(f"num_{name}_tokens")) for name in ("draft", "accepted_draft")
     )
-    return ServerAccount(
+    return ServerTiming(
         queue=queue, prefill=prefill, decode=decode, drafted=drafted, accepted=accepted
     )
 
 
-def dynamo(form: Mapping[str, Any] | str) -> ServerAccount:
+def dynamo(form: Mapping[str, Any] | str) -> ServerTiming:
     """`nvext.timing` of Dynamo, with the finish reason."""
     timing = form.get("timing") if isinstance(form, Mapping) else None
     if not isinstance(timing, Mapping):
-        return NO_ACCOUNT
+        return NO_SERVER_TIMING
     names = ("prefill_wait_time_ms", "prefill_time_ms", "ttft_ms", "total_time_ms")
     queue, prefill, first, total = (_ns(timing.get(name)) for name in names)
-    return ServerAccount(queue=queue, prefill=prefill, decode=_less(total, first))
+    return ServerTiming(queue=queue, prefill=prefill, decode=_less(total, first))
 
 
-def llamacpp(form: Mapping[str, Any] | str) -> ServerAccount:
+def llamacpp(form: Mapping[str, Any] | str) -> ServerTiming:
     """`timings` of llama-server, in every answer. It does not say how long a request waited for a slot."""
     if isinstance(form, str):
-        return NO_ACCOUNT
-    return ServerAccount(
+        return NO_SERVER_TIMING
+    return ServerTiming(
         prefill=_ns(form.get("prompt_ms")),
         decode=_ns(form.get("predicted_ms")),
         cached=_count(form.get("cache_n")),
@@ -139,16 +139,16 @@ def llamacpp(form: Mapping[str, Any] | str) -> ServerAccount:
     )
 
 
-def sglang(form: Mapping[str, Any] | str) -> ServerAccount:
+def sglang(form: Mapping[str, Any] | str) -> ServerTiming:
     """`meta_info` of SGLang, in whole answers only, in seconds. Its instants are all on one clock of the server."""
     if isinstance(form, str):
-        return NO_ACCOUNT
+        return NO_SERVER_TIMING
     queue = _of_seconds(form.get("queue_time"))
     names = ("request_sent_to_scheduler_ts", "prefill_finished_ts", "decode_finished_ts")
     arrival, first, last = (_of_seconds(form.get(name)) for name in names)
     launch = [_of_seconds(form.get(f"prefill_launch_{part}")) for part in ("delay", "latency")]
     launched = sum(launch) if min(launch) >= 0 else UNKNOWN  # all that older versions say of it
-    return ServerAccount(
+    return ServerTiming(
         queue=queue,
         prefill=_first_known(_less(_less(first, arrival), queue), launched),
         decode=_less(last, first),

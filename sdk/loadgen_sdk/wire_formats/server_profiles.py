@@ -13,18 +13,18 @@ from typing import Any, Literal
 import msgspec
 
 from ..plugins import OpenTable
-from . import server_account
-from .server_account import AccountParser
+from . import server_timing
+from .server_timing import TimingParser
 
 Api = Literal["chat", "completions", "responses", "messages", "embeddings", "rerank"]
 APIS: tuple[Api, ...] = ("chat", "completions", "responses", "messages", "embeddings", "rerank")
-VALUES: tuple[Api, ...] = ("embeddings", "rerank")
+NON_GENERATIVE_APIS: tuple[Api, ...] = ("embeddings", "rerank")
 """Those that answer with numbers at once: no tokens come out, so there is no TTFT and nothing is streamed."""
 
-MAX_FIELDS = ("max_tokens", "max_completion_tokens")
+OUTPUT_LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
 """The two names of the output limit. trtllm-serve takes them for one field and answers 400 to both at once."""
 
-REASONING_MODEL = re.compile(r"(?:^|[/:])(?:o\d|gpt-5(?!-chat))", re.IGNORECASE)
+REASONING_MODEL_PATTERN = re.compile(r"(?:^|[/:])(?:o\d|gpt-5(?!-chat))", re.IGNORECASE)
 """Model names of OpenAI that refuse `max_tokens` in chat and take `max_completion_tokens` instead."""
 
 
@@ -38,55 +38,63 @@ class DetectionRule(msgspec.Struct, frozen=True):
     )
 
 
-SOURCES = ("models", "head", "version", "health", "props", "openapi")
+DETECTION_SOURCES = ("models", "head", "version", "health", "props", "openapi")
 """Where signs are looked for, in this order; head: the headers of the answer with the models."""
 
 
 class ServerProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table: everything that the client does differently for one kind of server.
 
-    A body has model, prompt, stream, stream_options, the output limit, the fields of `forces`, and what the user adds.
+    A body has model, prompt, stream, stream_options, the output limit, the fields of `length_fields`, and what the user adds.
     No other field is sent, because half of these servers answer 400 or 422 to an unknown field.
     """
 
     name: str  # the value for `--server`
     title: str  # name for people
     # how it is known
-    signs: tuple[DetectionRule, ...] = ()
+    detection_rules: tuple[DetectionRule, ...] = ()
     hosts: tuple[str, ...] = ()  # of a service: it is asked nothing beside its API
     # what is sent
     stream_options: tuple[tuple[str, bool], ...] = (
         ("include_usage", True),
     )  # inside `stream_options`, when streaming
-    max_field: str = "max_tokens"
-    reasoning_max_field: str = "max_tokens"  # in chat, for models that REASONING_MODEL matches
-    forces: tuple[str, ...] = ()  # the fields that force the exact output length; (): not possible
+    output_limit_field: str = "max_tokens"
+    reasoning_output_limit_field: str = (
+        "max_tokens"  # in chat, for models that REASONING_MODEL matches
+    )
+    length_fields: tuple[
+        str, ...
+    ] = ()  # the fields that force the exact output length; (): not possible
     continuous_usage: bool = (
         False  # accepts stream_options.continuous_usage_stats: cumulative usage on every event
     )
-    prompt_ids: bool = True  # completions accept a list of token ids as prompt
-    chat_ids: bool = (
+    accepts_prompt_token_ids: bool = True  # completions accept a list of token ids as prompt
+    accepts_chat_token_ids: bool = (
         False  # a chat accepts token ids in the place of its messages, as `prompt_token_ids`
     )
-    checks_model: bool = True  # an unknown model name is an error; False: any name is served
-    reuse_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
-    reset_path: str = ""  # POST to this path empties the prefix cache; "": there is no such request
-    reset_hint: str = ""  # what to do where that is refused
+    rejects_unknown_models: bool = (
+        True  # an unknown model name is an error; False: any name is served
+    )
+    max_idle_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
+    cache_reset_path: str = (
+        ""  # POST to this path empties the prefix cache; "": there is no such request
+    )
+    cache_reset_hint: str = ""  # what to do where that is refused
     profiler: str = ""  # what it needs so that /start_profile answers; "": it has none
     # its own account of a request
-    timing_headers: tuple[tuple[str, str], ...] = ()  # ask for it
-    timing_fields: dict[
+    timing_request_headers: tuple[tuple[str, str], ...] = ()  # ask for it
+    timing_request_fields: dict[
         str, Any
     ] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
-    timing_streams: bool = (
+    reports_timing_in_streams: bool = (
         True  # False: a stream that asks for it is refused, only whole answers have it
     )
-    account: dict[str, AccountParser] = {}  # name of a form in a response -> its parser
-    accounts_path: str = (
+    timing_parsers: dict[str, TimingParser] = {}  # name of a form in a response -> its parser
+    timing_records_path: str = (
         ""  # a page of accounts, which each read empties, of a server whose answers have none
     )
     # what it says of itself
-    facts_path: str = (
+    info_path: str = (
         ""  # a page beside /version and the list of models: its version, engine and precision
     )
     version_field: str = ""  # of a JSON page, where /version says nothing
@@ -95,29 +103,29 @@ class ServerProfile(msgspec.Struct, frozen=True, kw_only=True):
     metrics_paths: tuple[
         str, ...
     ] = ()  # relative to the server's prefix; the first that answers is used
-    drained_path: str = (
+    consumed_metrics_path: str = (
         ""  # a page of metrics that each read empties: read only if the user asks for it
     )
     energy_path: str = ""
     metrics_prefix: str = ""  # of the names of its metrics
     metrics: dict[str, tuple[str, ...]] = {}  # quantity of METRICS -> its names here
     # for docs/servers.md
-    on_unknown_field: str = ""  # what a body with one gets
-    on_unknown_model: str = ""
-    cached_told: str = ""  # when usage has the tokens from its cache
-    timing_told: str = "none"  # its own account of a request
+    response_to_unknown_field: str = ""  # what a body with one gets
+    response_to_unknown_model: str = ""
+    cached_tokens_reported: str = ""  # when usage has the tokens from its cache
+    timing_reported: str = "none"  # its own account of a request
 
-    def limit_field(self, api: Api, model: str) -> str:
+    def output_limit_field_for(self, api: Api, model: str) -> str:
         """Name of the field that limits the output of `model` on `api`."""
         reasoning = (
             api == "chat"
-            and self.reasoning_max_field != self.max_field
-            and REASONING_MODEL.search(model)
+            and self.reasoning_output_limit_field != self.output_limit_field
+            and REASONING_MODEL_PATTERN.search(model)
         )
-        return self.reasoning_max_field if reasoning else self.max_field
+        return self.reasoning_output_limit_field if reasoning else self.output_limit_field
 
 
-METRICS = (
+SERVER_METRICS = (
     "running",
     "waiting",
     "kv_use",
@@ -150,33 +158,33 @@ _ROWS = (
     ServerProfile(  # the header has no effect unless the server runs with return_perf_metrics: true
         name="trtllm",
         title="TensorRT-LLM trtllm-serve",
-        signs=(
+        detection_rules=(
             DetectionRule("models", r'"owned_by"\s*:\s*"tensorrt_llm"'),
             DetectionRule(
                 "openapi",
                 r'"/(?:_internal/tokenize|energy_metrics|steady_clock_offset|kv_cache_events|cluster_info)"',
             ),
         ),
-        forces=_EXACT,
+        length_fields=_EXACT,
         continuous_usage=True,
-        checks_model=False,
-        chat_ids=True,
-        reset_path="/reset_prefix_cache",
-        reset_hint="only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else restart it",
+        rejects_unknown_models=False,
+        accepts_chat_token_ids=True,
+        cache_reset_path="/reset_prefix_cache",
+        cache_reset_hint="only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else restart it",
         profiler="a release that has these (1.3)",
-        timing_headers=(("X-TRTLLM-return-metrics", "1"),),
-        account={
-            "trtllm.perf_metrics": server_account.trtllm,
-            "server-timing": server_account.trtllm,
-            "speculative_decoding": server_account.trtllm_drafts,
+        timing_request_headers=(("X-TRTLLM-return-metrics", "1"),),
+        timing_parsers={
+            "trtllm.perf_metrics": server_timing.trtllm,
+            "server-timing": server_timing.trtllm,
+            "speculative_decoding": server_timing.trtllm_drafts,
         },
-        accounts_path="/perf_metrics",
-        facts_path="/prometheus/metrics",
+        timing_records_path="/perf_metrics",
+        info_path="/prometheus/metrics",
         engine_pattern=r'engine_type="([^"\n]{1,60})"',
         metrics_paths=(
             "/prometheus/metrics",
         ),  # never /metrics: that is JSON there, and every read empties it
-        drained_path="/metrics",
+        consumed_metrics_path="/metrics",
         energy_path="/energy_metrics",
         metrics_prefix="trtllm_",
         metrics={
@@ -191,26 +199,26 @@ _ROWS = (
             "requests_ok": ("trtllm_request_success_total",),
             "paused": (f"{_ITERATION}inflightBatchingStats.numPausedRequests",),
         },
-        on_unknown_field="400",
-        on_unknown_model="served",
-        cached_told="always",
-        timing_told="event after `[DONE]`, `server-timing` header, when asked",
+        response_to_unknown_field="400",
+        response_to_unknown_model="served",
+        cached_tokens_reported="always",
+        timing_reported="event after `[DONE]`, `server-timing` header, when asked",
     ),
     ServerProfile(  # the field has no effect unless the server runs with --enable-per-request-metrics
         name="vllm",
         title="vLLM",
-        signs=(
+        detection_rules=(
             DetectionRule("models", r'"owned_by"\s*:\s*"vllm"'),
             DetectionRule("openapi", r'"/v1/score"|"/tokenizer_info"|vLLM', rank=2),
         ),
-        forces=_EXACT,
+        length_fields=_EXACT,
         continuous_usage=True,
-        reset_path="/reset_prefix_cache",
-        reset_hint="start it with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks",
+        cache_reset_path="/reset_prefix_cache",
+        cache_reset_hint="start it with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks",
         profiler="start it with VLLM_TORCH_PROFILER_DIR or --profiler-config",
-        timing_fields={"include_metrics": True},
-        account={"metrics": server_account.vllm},
-        facts_path="/metrics",
+        timing_request_fields={"include_metrics": True},
+        timing_parsers={"metrics": server_timing.vllm},
+        info_path="/metrics",
         metrics_paths=("/metrics",),
         metrics_prefix="vllm",
         metrics={
@@ -232,28 +240,28 @@ _ROWS = (
             "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",),
             "accepted_by_position": ("vllm:spec_decode_num_accepted_tokens_per_pos_total",),
         },
-        on_unknown_field="ignored",
-        on_unknown_model="404",
-        cached_told="`--enable-prompt-tokens-details`",
-        timing_told="`--enable-per-request-metrics`",
+        response_to_unknown_field="ignored",
+        response_to_unknown_model="404",
+        cached_tokens_reported="`--enable-prompt-tokens-details`",
+        timing_reported="`--enable-per-request-metrics`",
     ),
     ServerProfile(  # its times are in the answer only where the server runs with --enable-metrics
         name="sglang",
         title="SGLang",
-        signs=(
+        detection_rules=(
             DetectionRule("models", r'"owned_by"\s*:\s*"sglang"'),
             DetectionRule("openapi", r'"/(?:flush_cache|get_model_info|get_server_info)"'),
         ),
-        forces=_EXACT,
+        length_fields=_EXACT,
         continuous_usage=True,
-        checks_model=False,
-        reset_path="/flush_cache",
-        reset_hint="it flushes only while no request runs or waits",
+        rejects_unknown_models=False,
+        cache_reset_path="/flush_cache",
+        cache_reset_hint="it flushes only while no request runs or waits",
         profiler="start it with SGLANG_TORCH_PROFILER_DIR",
-        timing_fields={"return_meta_info": True},
-        timing_streams=False,
-        account={"meta_info": server_account.sglang},
-        facts_path="/get_server_info",
+        timing_request_fields={"return_meta_info": True},
+        reports_timing_in_streams=False,
+        timing_parsers={"meta_info": server_timing.sglang},
+        info_path="/get_server_info",
         version_field="version",
         metrics_paths=("/metrics",),
         metrics_prefix="sglang",
@@ -269,23 +277,23 @@ _ROWS = (
             "accepted_share": ("sglang:spec_accept_rate",),
             "accepted_length": ("sglang:spec_accept_length",),
         },
-        on_unknown_field="ignored",
-        on_unknown_model="served",
-        cached_told="`--enable-cache-report`",
-        timing_told="`meta_info` of whole answers, when asked",
+        response_to_unknown_field="ignored",
+        response_to_unknown_model="served",
+        cached_tokens_reported="`--enable-cache-report`",
+        timing_reported="`meta_info` of whole answers, when asked",
     ),
     ServerProfile(
         name="dynamo",
         title="NVIDIA Dynamo",
-        signs=(
+        detection_rules=(
             DetectionRule("models", r'"owned_by"\s*:\s*"nvidia"[^}]*"context_window"'),
             DetectionRule("health", r"dyn://"),
         ),
-        forces=_EXACT,
+        length_fields=_EXACT,
         continuous_usage=True,
-        timing_fields={"nvext": {"extra_fields": ["timing"]}},
-        account={"nvext": server_account.dynamo},
-        facts_path="/health",
+        timing_request_fields={"nvext": {"extra_fields": ["timing"]}},
+        timing_parsers={"nvext": server_timing.dynamo},
+        info_path="/health",
         engine_pattern=r"dyn://[\w-]+\.(tensorrt_llm|trtllm|vllm|sglang|mocker)\.",
         metrics_paths=("/metrics",),
         metrics_prefix="dynamo_",
@@ -296,23 +304,23 @@ _ROWS = (
             "input_tokens": ("dynamo_frontend_input_sequence_tokens_sum",),
             "cached_tokens": ("dynamo_frontend_cached_tokens_sum",),
         },
-        on_unknown_field="400",
-        on_unknown_model="404",
-        cached_told="where the engine tells",
-        timing_told="`nvext.timing`, when asked",
+        response_to_unknown_field="400",
+        response_to_unknown_model="404",
+        cached_tokens_reported="where the engine tells",
+        timing_reported="`nvext.timing`, when asked",
     ),
     ServerProfile(  # it has no min_tokens
         name="llamacpp",
         title="llama.cpp llama-server",
-        signs=(
+        detection_rules=(
             DetectionRule("models", r'"owned_by"\s*:\s*"llamacpp"'),
             DetectionRule("head", r"(?m)^server: llama\.cpp"),
             DetectionRule("props", r'"default_generation_settings"'),
         ),
-        forces=("ignore_eos",),
-        checks_model=False,
-        account={"timings": server_account.llamacpp},
-        facts_path="/props",
+        length_fields=("ignore_eos",),
+        rejects_unknown_models=False,
+        timing_parsers={"timings": server_timing.llamacpp},
+        info_path="/props",
         version_field="build_info",
         metrics_paths=("/metrics",),
         metrics_prefix="llamacpp",
@@ -324,57 +332,61 @@ _ROWS = (
             "input_tokens": ("llamacpp:prompt_tokens_total",),
             "cached_tokens": ("llamacpp:prompt_tokens_cached_total",),
         },
-        on_unknown_field="ignored",
-        on_unknown_model="served",
-        cached_told="always",
-        timing_told="`timings`, always",
+        response_to_unknown_field="ignored",
+        response_to_unknown_model="served",
+        cached_tokens_reported="always",
+        timing_reported="`timings`, always",
     ),
     ServerProfile(
         name="transformers",
         title="transformers serve",
-        signs=(DetectionRule("openapi", r'(?s)"/load_model"(?=.*"/reset")'),),
-        prompt_ids=False,
-        on_unknown_field="422",
-        on_unknown_model="400",
-        cached_told="never",
+        detection_rules=(DetectionRule("openapi", r'(?s)"/load_model"(?=.*"/reset")'),),
+        accepts_prompt_token_ids=False,
+        response_to_unknown_field="422",
+        response_to_unknown_model="400",
+        cached_tokens_reported="never",
     ),
     ServerProfile(
         name="openai",
         title="OpenAI",
         hosts=("api.openai.com",),
-        signs=(DetectionRule("head", r"(?m)^openai-(?:version|organization|processing-ms):"),),
+        detection_rules=(
+            DetectionRule("head", r"(?m)^openai-(?:version|organization|processing-ms):"),
+        ),
         stream_options=_QUIET,
-        reasoning_max_field=_COMPLETION,
-        on_unknown_field="400",
-        on_unknown_model="404",
-        cached_told="always",
-        timing_told="`openai-processing-ms`",
+        reasoning_output_limit_field=_COMPLETION,
+        response_to_unknown_field="400",
+        response_to_unknown_model="404",
+        cached_tokens_reported="always",
+        timing_reported="`openai-processing-ms`",
     ),
     ServerProfile(
         name="azure",
         title="Azure OpenAI",
-        signs=(DetectionRule("head", r"(?m)^(?:apim-request-id|x-ms-region):"),),
-        reasoning_max_field=_COMPLETION,
-        on_unknown_field="400",
-        on_unknown_model="404",
+        detection_rules=(DetectionRule("head", r"(?m)^(?:apim-request-id|x-ms-region):"),),
+        reasoning_output_limit_field=_COMPLETION,
+        response_to_unknown_field="400",
+        response_to_unknown_model="404",
     ),
     ServerProfile(  # by --api messages alone: it has no field that forces a length
         name="anthropic",
         title="Anthropic",
         hosts=("api.anthropic.com",),
-        signs=(DetectionRule("head", r"(?m)^anthropic-(?:organization-id|ratelimit-\S+):"),),
-        prompt_ids=False,
-        on_unknown_field="400",
-        on_unknown_model="404",
-        cached_told="always",
+        detection_rules=(
+            DetectionRule("head", r"(?m)^anthropic-(?:organization-id|ratelimit-\S+):"),
+        ),
+        accepts_prompt_token_ids=False,
+        response_to_unknown_field="400",
+        response_to_unknown_model="404",
+        cached_tokens_reported="always",
     ),
     ServerProfile(  # usually a gateway: the server behind it decides what a field does
         name="generic",
         title="an OpenAI-compatible server of unknown make",
-        signs=(DetectionRule("head", r"(?m)^x-litellm-", rank=0),),
-        reasoning_max_field=_COMPLETION,
+        detection_rules=(DetectionRule("head", r"(?m)^x-litellm-", rank=0),),
+        reasoning_output_limit_field=_COMPLETION,
         metrics_paths=("/prometheus/metrics", "/metrics"),
-        on_unknown_field="passed on",
+        response_to_unknown_field="passed on",
         metrics={  # the inference extension of the Gateway API and llm-d, vLLM's production stack, SGLang's router
             "replicas": (
                 "inference_pool_ready_pods",
@@ -392,13 +404,13 @@ SERVER_PROFILES: dict[str, ServerProfile] = {row.name: row for row in SERVERS.ow
 """Our rows by server name. `auto` falls back to `generic`, which sends only the common fields."""
 
 
-def row_of(server: str) -> ServerProfile:
+def find_server_profile(server: str) -> ServerProfile:
     """The row of a server. Raises KeyError where there is none, WrongUse for a plug-in that failed."""
     if (row := SERVERS.find(server)) is None:
         raise KeyError(server)
     return row
 
 
-def names() -> tuple[str, ...]:
+def server_names() -> tuple[str, ...]:
     """The values for `--server`, with those of plug-ins."""
     return ("auto", *SERVER_PROFILES, *(name for (name,) in SERVERS.cached_fields("name")))

@@ -1,6 +1,6 @@
 """Reads the events of an answer: text, finish reason, usage, errors, and the arrival instant of each. Pure.
 
-Each request has one `Reading`. Chat and completions, streamed or not, are so similar that one
+Each request has one `ResponseReader`. Chat and completions, streamed or not, are so similar that one
 reader serves all four. A request is `ok` by the rules of metrics.md: the HTTP framing has ended,
 there is a finish reason, which is none of ERROR_ENDINGS, and there was no error event.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..request import NEVER, Failure, Usage
-from .events import (
+from .event_fields import (
     ABSENT,
     EMPTY,
     ERROR_TEXT_CHARS,
@@ -30,10 +30,10 @@ from .events import (
     is_set,
     unknown_text_field,
 )
-from .implementation import ReadingState, plain_run
-from .lenient_events import decode_leniently, read_event
+from .implementation import ResponseReaderState, plain_run
+from .lenient_decoding import decode_leniently, read_event
 from .other_apis import read_other_api, with_choices
-from .sse import Named
+from .sse import NamedEvent
 
 ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
 """The finish reasons of OpenAI. Servers have many others, which are normal ends too."""
@@ -69,16 +69,16 @@ NOT_UTF8 = "contain bytes that are not UTF-8; each is read as U+FFFD"
 NOT_STREAMED = "were not streamed: one JSON object came although a stream was requested"
 """Remarks about responses that are ok. The subject of each sentence is "N responses"."""
 
-Events = bytes | Named | int
-"""What a read brings: an event, or a number, which stands for so many plain events (`Reading._learn`)."""
+EventOrCount = bytes | NamedEvent | int
+"""What a read brings: an event, or a number, which stands for so many plain events (`ResponseReader._learn`)."""
 
 
-def events_in(events: Sequence[Events]) -> int:
+def count_events(events: Sequence[EventOrCount]) -> int:
     """How many events these are."""
     return sum([event if isinstance(event, int) else 1 for event in events])
 
 
-def without_last(events: list[Events]) -> tuple[list[Events], list[Events]]:
+def split_last_event(events: list[EventOrCount]) -> tuple[list[EventOrCount], list[EventOrCount]]:
     """All events but the last one, and that one."""
     last = events[-1]
     if isinstance(last, int) and last > 1:
@@ -109,8 +109,8 @@ class EventTimeline:
         )
 
 
-class Reading(ReadingState):
-    """The state of one answer while it arrives. `take` is given complete events.
+class ResponseReader(ResponseReaderState):
+    """The state of one answer while it arrives. `feed` is given complete events.
 
     Instants are monotonic ns. An event's instant is its read's `stamp`: the arrival of the newest
     bytes of that read. An event that came in an earlier packet of the read may have arrived at any
@@ -120,10 +120,10 @@ class Reading(ReadingState):
 
     __slots__ = ()
 
-    def take_unsure(
+    def feed_with_uncertainty(
         self,
-        unsure: Sequence[Events],
-        sure: Sequence[Events],
+        unsure: Sequence[EventOrCount],
+        sure: Sequence[EventOrCount],
         stamp: int,
         error: int,
         *,
@@ -139,10 +139,10 @@ class Reading(ReadingState):
         """
         before, largest = self.output_events, self.max_gap
         if unsure:
-            self.take(unsure, stamp, error)
+            self.feed(unsure, stamp, error)
         outputs = self.output_events - before
         if sure:
-            self.take(sure, stamp)
+            self.feed(sure, stamp)
         if self.output_events > before + outputs:
             self.unsure_at = NEVER
         elif outputs:
@@ -157,7 +157,7 @@ class Reading(ReadingState):
         if (one_write or not outputs) and self.max_gap > largest:
             self.max_gap_error = 0
 
-    def take_plain(self, count: int, stamp: int, error: int = 0) -> None:
+    def count_plain_events(self, count: int, stamp: int, error: int = 0) -> None:
         """Count plain events (`_learn`) that came together at `stamp`, or earlier by at most `error` ns."""
         if not count:
             return
@@ -173,7 +173,7 @@ class Reading(ReadingState):
         self.plain_events += count
         self.last_token = self.end = stamp
 
-    def take_run(self, stamps: list[int]) -> None:
+    def count_plain_events_at(self, stamps: list[int]) -> None:
         """Count plain events, each with its own stamp, which is exact."""
         gaps = list(map(sub, stamps, [self.last_token, *stamps]))
         longest = max(gaps)
@@ -223,7 +223,7 @@ class Reading(ReadingState):
             self.learned += 1
             self.template = payload[: at + 1], payload[at + len(string) - 1 :]
 
-    def take(self, events: Sequence[Events], stamp: int, error: int = 0) -> None:
+    def feed(self, events: Sequence[EventOrCount], stamp: int, error: int = 0) -> None:
         """Process events that came at `stamp`, or earlier by at most `error` ns."""
         if events and self.first_event < 0:
             self.first_event = stamp
@@ -232,15 +232,15 @@ class Reading(ReadingState):
             if self.template is not None:
                 items, plain = plain_run(events, position, *self.template)
                 if items:
-                    self.take_plain(plain, stamp, error)
+                    self.count_plain_events(plain, stamp, error)
                     position += items
                     continue
-            payload: bytes | Named = events[position]  # type: ignore[assignment]  # no number without a template
+            payload: bytes | NamedEvent = events[position]  # type: ignore[assignment]  # no number without a template
             position += 1
             if payload != b"[DONE]":
-                self._take_payload(payload, stamp, error)
+                self._feed_payload(payload, stamp, error)
 
-    def _take_payload(self, payload: bytes | Named, stamp: int, error: int) -> None:
+    def _feed_payload(self, payload: bytes | NamedEvent, stamp: int, error: int) -> None:
         """Process one event that is not known to be plain."""
         is_usual = False
         try:
@@ -269,7 +269,7 @@ class Reading(ReadingState):
     def _take_choices(
         self,
         event: EventFields,
-        payload: bytes | Named,
+        payload: bytes | NamedEvent,
         is_usual: bool,
         stamp: int,
         error: int,
@@ -340,7 +340,7 @@ class Reading(ReadingState):
         self.last_token = stamp
         self.end = stamp
 
-    def _note_unknown_output(self, payload: bytes | Named) -> None:
+    def _note_unknown_output(self, payload: bytes | NamedEvent) -> None:
         """Count an event before the first known output if an unknown field has a text."""
         field = unknown_text_field(payload if isinstance(payload, bytes) else payload.data)
         if not field:
@@ -419,9 +419,9 @@ class Reading(ReadingState):
         if self.output_events == 1 and not self.first_event_tokens and not self.finish_reason:
             self.first_event_tokens = output
 
-    def _unusual_event(self, payload: bytes | Named) -> EventFields | None:
+    def _unusual_event(self, payload: bytes | NamedEvent) -> EventFields | None:
         """Handle named events, `[DONE]`, `data: null`, and JSON of an unexpected shape; None: nothing more to read."""
-        if isinstance(payload, Named):
+        if isinstance(payload, NamedEvent):
             if payload.event == b"error":
                 self.error = self.error or error_text(payload.data)
                 return None
@@ -429,14 +429,14 @@ class Reading(ReadingState):
                 self._keep_timing(payload.event.decode("latin-1"), payload.data)
                 return None
         text = (
-            payload.data if isinstance(payload, Named) else payload
+            payload.data if isinstance(payload, NamedEvent) else payload
         ).strip()  # a named event counts by its data
         if text == b"[DONE]":
             return None
         try:
             value = self._decode_leniently(text)
         except NOT_JSON:
-            if not isinstance(payload, Named):
+            if not isinstance(payload, NamedEvent):
                 self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
             return None
         if not isinstance(value, dict):
@@ -452,7 +452,7 @@ class Reading(ReadingState):
             self.remark = NOT_UTF8
         return value
 
-    def _read_error(self, event: EventFields, payload: bytes | Named) -> None:
+    def _read_error(self, event: EventFields, payload: bytes | NamedEvent) -> None:
         if not (is_set(event.error) or is_set(event.message) or is_set(event.detail)):
             return
         if bytes(event.error) not in EMPTY or not (event.choices or event.usage is not None):
@@ -528,9 +528,9 @@ class Reading(ReadingState):
             return Failure("malformed", self.malformed[:ERROR_TEXT_CHARS])
         if self.first_event < 0:
             return Failure("empty", "an answer without a single event")
-        return self._judge_finish_reason()
+        return self._find_finish_failure()
 
-    def _judge_finish_reason(self) -> Failure | None:
+    def _find_finish_failure(self) -> Failure | None:
         """Return the failure of a response without a reason for its end, or with an error as the reason."""
         where = f"after {self.output_events} output events"
         if not self.finish_reason:

@@ -1,6 +1,6 @@
 """The fields of events and of whole responses that are read, under the names of every known server.
 
-An event whose fields have the usual types is decoded in one step. `lenient_events.py` reads one of
+An event whose fields have the usual types is decoded in one step. `lenient_decoding.py` reads one of
 other types into the same shape, and `other_apis.py` one of another API. Pure.
 """
 
@@ -10,8 +10,8 @@ import msgspec
 
 from ..request import Usage
 from .implementation import token_count
-from .sse import Named
-from .usage import checked_usage
+from .sse import NamedEvent
+from .usage import check_usage
 
 ERROR_TEXT_CHARS = 500
 
@@ -100,7 +100,7 @@ class UsageFields(msgspec.Struct, gc=False):
             reasoning=None if after is None else token_count(after.reasoning_tokens),
             cache_written=None if written is None else token_count(written),
         )
-        return checked_usage(usage, self.total_tokens)
+        return check_usage(usage, self.total_tokens)
 
     def _cached(self) -> int | None:
         """Return the prompt tokens that came from a cache, under any of the servers' names."""
@@ -150,7 +150,7 @@ NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 EMPTY = (b"null", b"[]", b"{}", b'""')
 
 
-def id_of(payload: bytes | Named) -> str:
+def id_of(payload: bytes | NamedEvent) -> str:
     """Return the id of the response in an event, or "" if it has none."""
     try:
         fields = _decode_id(payload if isinstance(payload, bytes) else payload.data)

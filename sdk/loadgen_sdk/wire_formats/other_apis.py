@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .events import ABSENT, EMPTY, NOT_JSON, ChoiceFields, EventFields
+from .event_fields import ABSENT, EMPTY, NOT_JSON, ChoiceFields, EventFields
 from .messages_events import is_message_event, read_message_event
 from .responses_events import is_response_event, read_response_event
-from .sse import Named
+from .sse import NamedEvent
 
 
 def with_choices(
-    event: EventFields, payload: bytes | Named, decode: Callable[[bytes], Any]
+    event: EventFields, payload: bytes | NamedEvent, decode: Callable[[bytes], Any]
 ) -> EventFields | None:
     """Return the event of another API as one with choices, or None if its API is not known.
 

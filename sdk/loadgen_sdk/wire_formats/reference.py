@@ -16,8 +16,8 @@ import msgspec
 from ..request import NEVER
 
 if TYPE_CHECKING:
-    from .events import UsageFields
-    from .reader import Events, EventTimeline
+    from .event_fields import UsageFields
+    from .response_reader import EventOrCount, EventTimeline
 
 NO_MORE_TEMPLATES = 1 << 60
 """A value of `ReadingState.learned` with which no template of plain events is learned."""
@@ -27,7 +27,7 @@ _BYTES_OF_PLAIN_TEXT = bytes(byte for byte in range(0x20, 0x100) if byte not in 
 
 
 class DecoderState:
-    """The fields of a decoder of server-sent events (see `sse.Decoder`).
+    """The fields of a decoder of server-sent events (see `sse.SseDecoder`).
 
     Attributes:
         started: The first event has begun, so that no byte order mark can come any more.
@@ -43,8 +43,8 @@ class DecoderState:
         self.started = False
 
 
-class ReadingState:
-    """The fields of a reader of events (see `reader.Reading`). Times are monotonic, in ns.
+class ResponseReaderState:
+    """The fields of a reader of events (see `response_reader.ResponseReader`). Times are monotonic, in ns.
 
     Attributes:
         template: The bytes before and after the text of a plain event, once one was learned.
@@ -153,7 +153,9 @@ def is_plain_text(text: bytes) -> bool:
     return True
 
 
-def plain_run(events: Sequence[Events], start: int, before: bytes, after: bytes) -> tuple[int, int]:
+def plain_run(
+    events: Sequence[EventOrCount], start: int, before: bytes, after: bytes
+) -> tuple[int, int]:
     """Count the plain events at the beginning of `events[start:]`.
 
     Args:

@@ -9,11 +9,19 @@ import make_servers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loadgen_sdk.dialects.body import body, maker, merge
-from loadgen_sdk.dialects.quirks import APIS, METRICS, SERVER_PROFILES, SERVERS, SOURCES, Api, names
-from loadgen_sdk.dialects.server_account import NO_ACCOUNT
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
+from loadgen_sdk.wire_formats.request_body import encode_body, make_body_encoder, merge
+from loadgen_sdk.wire_formats.server_profiles import (
+    APIS,
+    DETECTION_SOURCES,
+    SERVER_METRICS,
+    SERVER_PROFILES,
+    SERVERS,
+    Api,
+    server_names,
+)
+from loadgen_sdk.wire_formats.server_timing import NO_SERVER_TIMING
 from refusals import refused
 
 MESSAGES = [{"role": "user", "content": "Say something."}]
@@ -26,7 +34,7 @@ def sent(
 ) -> dict[str, Any]:
     options = {key: more.pop(key) for key in ("extra_body", "continuous_usage") if key in more}
     request = Request(**{"id": "r", "messages": MESSAGES, "max_tokens": 8} | more)
-    return json.loads(body(request, SERVER_PROFILES[name], api, model, stream, **options))
+    return json.loads(encode_body(request, SERVER_PROFILES[name], api, model, stream, **options))
 
 
 @pytest.mark.parametrize(
@@ -154,9 +162,9 @@ def test_what_bodies_have_in_common_is_made_once_and_each_is_as_it_is_made_alone
     ):
         for extra in (None, {"temperature": 0}, *kept):
             given: Any = SERVER_PROFILES.get(name, SERVER_PROFILES["vllm"]), api, "m", True
-            make = maker(*given, extra_body=extra, continuous_usage=True)
+            make = make_body_encoder(*given, extra_body=extra, continuous_usage=True)
             for request in (*plain, *others, *plain):
-                assert make(request) == body(
+                assert make(request) == encode_body(
                     request, *given, extra_body=extra, continuous_usage=True
                 )
 
@@ -179,10 +187,10 @@ def test_prompt_and_messages_cross_over() -> None:
 @pytest.mark.parametrize("name", SERVER_PROFILES)
 @pytest.mark.parametrize("api", APIS)
 def test_token_ids_go_only_where_they_are_taken(name: str, api: Api) -> None:
-    if api in ("completions", "embeddings") and SERVER_PROFILES[name].prompt_ids:
+    if api in ("completions", "embeddings") and SERVER_PROFILES[name].accepts_prompt_token_ids:
         field = "prompt" if api == "completions" else "input"
         assert sent(name, api, messages=None, prompt=[1, 2, 3])[field] == [1, 2, 3]
-    elif api == "chat" and SERVER_PROFILES[name].chat_ids:
+    elif api == "chat" and SERVER_PROFILES[name].accepts_chat_token_ids:
         assert sent(name, api, messages=None, prompt=[1, 2, 3])["prompt_token_ids"] == [1, 2, 3]
     else:
         with refused(TargetUnusable, "unsupported"):
@@ -190,8 +198,8 @@ def test_token_ids_go_only_where_they_are_taken(name: str, api: Api) -> None:
 
 
 def test_rows_say_only_what_the_body_sends() -> None:
-    for name, quirk in SERVER_PROFILES.items():
-        assert quirk.name == name
+    for name, server_profile in SERVER_PROFILES.items():
+        assert server_profile.name == name
         for api, prompt in (("chat", "messages"), ("completions", "prompt")):
             assert [*sent(name, api)] == [
                 "model",
@@ -199,11 +207,11 @@ def test_rows_say_only_what_the_body_sends() -> None:
                 "stream",
                 "stream_options",
                 "max_tokens",
-                *quirk.forces,
+                *server_profile.length_fields,
             ]
         assert [*sent(name, "responses")] == ["model", "input", "stream", "max_output_tokens"]
         assert [*sent(name, "embeddings")] == ["model", "input", "encoding_format"]
-    assert ("auto", *SERVER_PROFILES) == names()
+    assert ("auto", *SERVER_PROFILES) == server_names()
 
 
 def test_the_page_of_servers_is_made_from_their_rows() -> None:
@@ -211,9 +219,11 @@ def test_the_page_of_servers_is_made_from_their_rows() -> None:
         "python tests/make_servers.py"
     )
     for row in SERVERS.own:
-        assert row.checks_model is (row.on_unknown_model != "served")
-        assert set(row.metrics) <= set(METRICS) and all(sign.where in SOURCES for sign in row.signs)
-        assert all(parse({}) == NO_ACCOUNT for parse in row.account.values())
+        assert row.rejects_unknown_models is (row.response_to_unknown_model != "served")
+        assert set(row.metrics) <= set(SERVER_METRICS) and all(
+            sign.where in DETECTION_SOURCES for sign in row.detection_rules
+        )
+        assert all(parse({}) == NO_SERVER_TIMING for parse in row.timing_parsers.values())
 
 
 values = st.recursive(

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from .events import ChoiceFields, CountDetails, DeltaFields, EventFields, UsageFields
+from .event_fields import ChoiceFields, CountDetails, DeltaFields, EventFields, UsageFields
 from .implementation import token_count
 
 _TEXT_FIELDS = {"text_delta": ("text", "content"), "thinking_delta": ("thinking", "reasoning")}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..dialects.quirks import ServerProfile
+from ..wire_formats.server_profiles import ServerProfile
 
 _INFO = re.compile(r"(?m)^[A-Za-z_:][\w:]*_info\{([^\n]*)\}\s")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\.){0,200})"')
@@ -27,7 +27,7 @@ _KV_CACHE = ("kv_cache_dtype", "cache_dtype", "kv_cache_quant_algo")
 _UNTOLD = ("", "none", "null", "auto", "unknown")
 
 
-class ServerFacts(msgspec.Struct, frozen=True):
+class ServerInfo(msgspec.Struct, frozen=True):
     """ "" for what the server does not say."""
 
     version: str = ""
@@ -35,12 +35,16 @@ class ServerFacts(msgspec.Struct, frozen=True):
     precision: str = ""
 
 
-def server_facts(quirk: ServerProfile, version: str, page: str) -> ServerFacts:
+def parse_server_info(server_profile: ServerProfile, version: str, page: str) -> ServerInfo:
     """The facts in the text of the server's page. `version`: by /version; the page's own is taken where that is ""."""
     values = _json_values(page) if page.lstrip().startswith("{") else _labels(page)
-    engine = re.search(quirk.engine_pattern, page) if quirk.engine_pattern else None
-    said = version or (values.get(quirk.version_field, "") if quirk.version_field else "")
-    return ServerFacts(_short(said), _short(engine[1] if engine else ""), _precision(values))
+    engine = (
+        re.search(server_profile.engine_pattern, page) if server_profile.engine_pattern else None
+    )
+    said = version or (
+        values.get(server_profile.version_field, "") if server_profile.version_field else ""
+    )
+    return ServerInfo(_short(said), _short(engine[1] if engine else ""), _precision(values))
 
 
 def _precision(values: Mapping[str, str]) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from .events import ABSENT, ChoiceFields, DeltaFields, EventFields, nested_value
-from .lenient_events import read_counts
+from .event_fields import ABSENT, ChoiceFields, DeltaFields, EventFields, nested_value
+from .lenient_decoding import read_counts
 
 _DELTA_FIELDS = {
     "response.output_text.delta": "content",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .events import error_text
+from .event_fields import error_text
 
 
-def kind_of(error: Exception) -> tuple[str, str, int]:
+def classify_library_error(error: Exception) -> tuple[str, str, int]:
     """(kind, text, HTTP status or 0) of an exception raised by the package or by its HTTP library.
 
     By names, so that it also knows those of packages that have the same exceptions (anthropic, LiteLLM).

@@ -1,6 +1,6 @@
 """The token counts of a response, checked against each other. Pure.
 
-Servers name and nest their counts differently (see `events.UsageFields` and
+Servers name and nest their counts differently (see `event_fields.UsageFields` and
 `app/output_tracker.py`), but the rules by which counts contradict each other are the same.
 """
 
@@ -22,7 +22,7 @@ DOUBTFUL_COUNTS: dict[str, tuple[str, ...]] = {
 """Contradiction -> the counts of a Usage of which at least one is wrong."""
 
 
-def believable(usage: Usage) -> Usage:
+def without_doubtful_counts(usage: Usage) -> Usage:
     """Return the usage without the counts that its contradiction puts in doubt."""
     if not usage.contradiction:
         return usage
@@ -31,7 +31,7 @@ def believable(usage: Usage) -> Usage:
     )
 
 
-def checked_usage(usage: Usage, total: int | None = None) -> Usage:
+def check_usage(usage: Usage, total: int | None = None) -> Usage:
     """Return the usage with its contradiction named if its counts cannot all be true.
 
     `total` is the sum of prompt and output tokens by the server's count. xAI and Gemini count
