@@ -18,7 +18,7 @@ import rig
 
 from loadgen.core.requests import prompts
 from loadgen.core.requests import tokenizer as tokens
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.workload import FixedTokens, Synthetic, Turns, UniformTokens
 
 START = """if True:
@@ -68,10 +68,10 @@ def main() -> None:
     rows = []
     for name, shape in shapes.items():
         requests = Synthetic.model_construct(**{"output_tokens": FixedTokens(value=500), **shape})
-        made = build(SimpleNamespace(requests=requests), 1, 2, tokenizer)
+        made = build_prompts(SimpleNamespace(requests=requests), 1, 2, tokenizer)
         total, n = 0, 0
         while total < given.tokens:
-            total, n = total + (made.asked_input(n) or 0), n + 1
+            total, n = total + (made.requested_input_tokens(n) or 0), n + 1
         built = [made[number] for number in range(n)]
         digest = prompts.Digest()
 

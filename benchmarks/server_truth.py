@@ -31,7 +31,7 @@ from loadgen.core import seeds
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.probing import find
 from loadgen.core.requests import tokenizer
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.workload import load, read_flags
 
 TIMEOUT_S = 60.0
@@ -85,7 +85,7 @@ async def measure(
     """What the server says (TTFT and E2E in ms), ours less that, the witness's less that; a row for each request."""
     found = await find(Settings(url=url, server=server, model=model), TIMEOUT_S)
     workload = load("qa", read_flags(num_requests=str(2 * count), output_tokens="100"))
-    requests = build(workload, seeds.fresh(), seeds.fresh(), tokenizer.load_tokenizer(None))
+    requests = build_prompts(workload, seeds.fresh(), seeds.fresh(), tokenizer.load_tokenizer(None))
     extra = {"nvext": {"extra_fields": ["timing"]}} if found.server == "dynamo" else None
     theirs, ours, witness = [], [], []
     target = found.target

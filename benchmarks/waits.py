@@ -156,7 +156,7 @@ class Cost(NamedTuple):
 
 def engine(rate: str, length: str) -> None:
     """Simulate the rack without records, metrics and files: the least that its run costs."""
-    from loadgen.core.requests.build import build
+    from loadgen.core.requests.build import build_prompts
     from loadgen.core.requests.tokenizer import load_tokenizer
     from loadgen.core.schedule import arrivals
     from loadgen.core.workload import loading
@@ -167,7 +167,7 @@ def engine(rate: str, length: str) -> None:
     from loadgen.sim.virtual_backend import SimulatedSystem
 
     workload = loading.load("qa", read_flags(request_rate=rate, duration=length, warmup=0))
-    prompts: Any = build(workload, 1, 1, load_tokenizer(), 0, "chat")
+    prompts: Any = build_prompts(workload, 1, 1, load_tokenizer(), 0, "chat")
     sizes = request_lengths.of_workload(workload.requests, prompts, 0)
     preset = load_preset("gb300-rack")
     system = SimulatedSystem(

@@ -395,10 +395,10 @@ def _check_names(options: RunOptions) -> None:
 def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
     """Raise UserError for a workload of another type, or one that the options cannot change."""
     from loadgen.core.workload import Workload
-    from loadgen.core.workload.flags import of_the_load
+    from loadgen.core.workload.flags import select_load_options
 
     sources = [f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None]
-    changes = sources[:1] or [_option_name(name) for name in of_the_load(options)]
+    changes = sources[:1] or [_option_name(name) for name in select_load_options(options)]
     if isinstance(workload, Workload) and changes:
         raise UserError(
             "conflict",
@@ -436,9 +436,9 @@ def _load_workload(workload: WorkloadInput, options: RunOptions) -> Workload:
         return workload
     overrides = read_flags(**options)
     if isinstance(workload, Mapping):
-        return loading.of_mapping(workload, overrides)
+        return loading.workload_from_mapping(workload, overrides)
     name, trace, dataset = (
         None if path is None else os.fspath(path)
         for path in (workload, options.get("trace"), options.get("dataset"))
     )
-    return loading.given(name, trace, overrides, dataset)
+    return loading.load_from_options(name, trace, overrides, dataset)

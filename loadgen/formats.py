@@ -16,7 +16,7 @@ from loadgen.plugins import OpenTable, check_type
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.store import Stored
-    from loadgen.core.workload.data_files import Placed
+    from loadgen.core.workload.data_files import LocatedRow
     from loadgen.core.workload.trace_formats import TraceFormat
 
 
@@ -105,7 +105,7 @@ class FormatRow(msgspec.Struct, frozen=True):
     took: str = ""
     suffixes: tuple[str, ...] = ()
     begins: tuple[bytes, ...] = ()
-    dataset: Callable[[Path], Iterator[Placed]] | None = None
+    dataset: Callable[[Path], Iterator[LocatedRow]] | None = None
 
 
 def _load_rows() -> tuple[FormatRow, ...]:

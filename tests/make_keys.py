@@ -20,11 +20,11 @@ from loadgen.contracts import schema as contracts
 from loadgen.core.workload import request_classes, request_kinds, schema, stages, tasks
 from loadgen.core.workload.distributions import Fixed
 from loadgen.core.workload.file_models import Part, Tagged
-from loadgen.core.workload.file_schema import json_schema
+from loadgen.core.workload.file_schema import workload_json_schema
 
 DOCS = Path(__file__).parent.parent / "docs"
 TABLES: dict[str, tuple[type[Part], ...]] = {
-    "workload": (schema.Written,),
+    "workload": (schema.WorkloadFile,),
     "requests": (request_kinds.Synthetic,),
     "turns": (request_kinds.Turns,),
     "steps": (tasks.TaskStep,),
@@ -113,8 +113,8 @@ def _takes(field: FieldInfo, shape: dict[str, Any]) -> str:
 
 
 def _rows(part: type[Part]) -> list[tuple[str, ...]]:
-    whole = json_schema()
-    shapes = whole if part is schema.Written else whole["$defs"][part.__name__]
+    whole = workload_json_schema()
+    shapes = whole if part is schema.WorkloadFile else whole["$defs"][part.__name__]
     if issubclass(part, Tagged):  # written under its tag
         shapes = shapes["properties"][part.tag]["anyOf"][-1]
     shapes = shapes["properties"]

@@ -21,7 +21,7 @@ from loadgen.answers.questions import read_questions
 from loadgen.cli.targets import load_targets
 from loadgen.contracts.loading import load_contract
 from loadgen.core.workload import read_flags
-from loadgen.core.workload.loading import given
+from loadgen.core.workload.loading import load_from_options
 from loadgen.sim.presets.preset import load_preset
 
 FENCE = re.compile(r"(?m)^```(\w*)\n([\s\S]*?)^```$")
@@ -100,7 +100,7 @@ def _read_workload(text: str, folder: Path) -> None:
     file.write_text(
         text + yaml.safe_dump({key: value for key, value in missing.items() if key not in keys})
     )
-    given(str(file), None, read_flags())
+    load_from_options(str(file), None, read_flags())
 
 
 def _read_block(text: str, folder: Path) -> None:

@@ -30,7 +30,7 @@ from loadgen.core.execution.plan import build_plan
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.results.store import read_run
 from loadgen.core.server_metrics import series
-from loadgen.core.workload.dataset import placed
+from loadgen.core.workload.dataset import read_located_rows
 from loadgen.core.workload.traces import read_trace
 from loadgen.doctor import plugin_checks
 from loadgen.interop import reader
@@ -119,7 +119,10 @@ def test_its_format_is_read_written_replayed_and_sent(
         [5, 6],
     )
     (tmp_path / "d.acme").write_text("hello\nworld\n")
-    assert [row["prompt"] for _, row in placed(tmp_path / "d.acme")] == ["hello", "world"]
+    assert [row["prompt"] for _, row in read_located_rows(tmp_path / "d.acme")] == [
+        "hello",
+        "world",
+    ]
     (tmp_path / "acme.json").write_text('{"acme_bench": 1}')
     assert exits("report", tmp_path) == USAGE
     assert "plug-in acme-bench of acme-loadgen 1.0 failed: KeyError" in capsys.readouterr().err

@@ -63,12 +63,12 @@ def write_result(summary, stored):
 
 def trace_format(first):
     """Recognize a trace of Acme by its first line."""
-    from loadgen.core.workload.trace_formats import TraceFormat, TraceRow, each
+    from loadgen.core.workload.trace_formats import TraceFormat, TraceRow, one_request_per_line
 
     def parse_line(line):
         return TraceRow(round(line["acme_s"] * 1e9), line["in"], line["out"])
 
-    return TraceFormat("Acme", each(parse_line)) if "acme_s" in first else None
+    return TraceFormat("Acme", one_request_per_line(parse_line)) if "acme_s" in first else None
 
 
 def read_dataset(path):

@@ -157,9 +157,9 @@ class Invocation:
 
         Raises Fault or Faults.
         """
-        from loadgen.core.workload.loading import given
+        from loadgen.core.workload.loading import load_from_options
 
-        return given(name, self["trace"], self.overrides(**changes), self["dataset"])
+        return load_from_options(name, self["trace"], self.overrides(**changes), self["dataset"])
 
     def overrides(self, **changes: Any) -> Overrides:
         """Return what the options change in the load; `changes` replace some of them."""

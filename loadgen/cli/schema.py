@@ -14,23 +14,23 @@ def schema(kind: str) -> dict[str, Any]:
 
     Raises UserError for an unknown kind.
     """
-    from loadgen.core.workload import json_schema, schema_of
+    from loadgen.core.workload import file_json_schema, workload_json_schema
 
     match kind:
         case "workload":
-            return json_schema()
+            return workload_json_schema()
         case "contract":
             from loadgen.contracts.schema import Contract
 
-            return schema_of(Contract, "A contract of loadgen")
+            return file_json_schema(Contract, "A contract of loadgen")
         case "prices":
             from loadgen.pricing.prices import WrittenPrices
 
-            return schema_of(WrittenPrices, "Prices for loadgen")
+            return file_json_schema(WrittenPrices, "Prices for loadgen")
         case "targets":
             from loadgen.cli.targets import WrittenTargets
 
-            return schema_of(WrittenTargets, "The targets of a run of loadgen")
+            return file_json_schema(WrittenTargets, "The targets of a run of loadgen")
     known = ", ".join(KINDS)
     raise UserError(
         "unknown_name", f'no kind of file: "{kind}"', f"--schema {kind}", f"known: {known}"

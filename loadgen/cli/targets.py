@@ -28,12 +28,12 @@ from loadgen import backends
 from loadgen.core.errors import Code, CombinedError, LoadgenError, UserError, collecting, of_reading
 from loadgen.core.execution.plan import Endpoint
 from loadgen.core.units import Wrong
-from loadgen.core.workload.diagnostics import locate, sort_faults, validate_document
+from loadgen.core.workload.diagnostics import locate, sort_errors, validate_document
 from loadgen.core.workload.fields import Whole
 from loadgen.core.workload.file_models import FileContext, Part
-from loadgen.core.workload.loading import read_text
+from loadgen.core.workload.loading import read_yaml_text
 from loadgen.core.workload.tasks import TARGET_NAME
-from loadgen.core.workload.yaml_marks import Map, read_yaml, where
+from loadgen.core.workload.yaml_marks import Map, place_at, read_yaml
 
 _EXAMPLE = "write a list: - {name: vm-01, url: http://...}"
 NO_ENDPOINT = Endpoint(url="")
@@ -93,7 +93,7 @@ class _TargetsFile(NamedTuple):
     ) -> None:
         """Add an error at a place, which is a path of keys and indices below `targets`."""
         spot, path, _ = locate(self.top, ("targets", *place))
-        where_in_file = where(self.context.file, spot, path)
+        where_in_file = place_at(self.context.file, spot, path)
         self.context.faults.append(UserError(code, what, where_in_file, hint, key=key))
 
 
@@ -111,14 +111,14 @@ def load_targets(
         UserError: If the file cannot be read.
         Faults: With every error in the file.
     """
-    text = read_text(path, f"--targets {path}", "targets file", lambda: _EXAMPLE, _EXAMPLE)
+    text = read_yaml_text(path, f"--targets {path}", "targets file", lambda: _EXAMPLE, _EXAMPLE)
     top, faults = read_yaml(
         text, str(path), env, kind="targets file", smallest=_EXAMPLE, list_as="targets"
     )
     context = FileContext(file=str(path), directory=path.parent, faults=faults)
     written = validate_document(WrittenTargets, top, context)
     if written is None:
-        raise CombinedError(sort_faults(context.faults))
+        raise CombinedError(sort_errors(context.faults))
     file = _TargetsFile(top, context)
     if not written.targets:
         file.add_error("empty_file", "no targets in it", (), _EXAMPLE)
@@ -128,7 +128,7 @@ def load_targets(
         _check_not_repeated(endpoint, index, endpoints, file)
         endpoints.append(endpoint)
     if context.faults:
-        raise CombinedError(sort_faults(context.faults))
+        raise CombinedError(sort_errors(context.faults))
     return tuple(endpoints)
 
 

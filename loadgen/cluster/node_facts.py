@@ -23,7 +23,7 @@ from loadgen import plugins
 from loadgen.core.errors import LoadgenError, UserError
 from loadgen.core.execution import resource_limits, run_header
 from loadgen.core.execution.plan import Job
-from loadgen.core.workload import Replay, parts
+from loadgen.core.workload import Replay, requests_by_class
 
 
 class NodeFacts(NamedTuple):
@@ -149,7 +149,7 @@ def files_of(job: Job) -> list[str]:
     """Return the paths of the existing files that every worker reads itself."""
     tls = job.settings.tls
     values: list[Any] = [job.settings.tokenizer, tls.ca, tls.cert, tls.key]
-    for requests in parts(job.workload.requests).values():
+    for requests in requests_by_class(job.workload.requests).values():
         values += [getattr(requests, name, None) for name in ("path", "trace")]
     for stage in job.workload.stages:
         if isinstance(stage.arrival, Replay):

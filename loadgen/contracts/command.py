@@ -120,7 +120,7 @@ def validate(
     from loadgen.contracts import run, stored_validation, verdict
     from loadgen.contracts.level_plan import planned_words
     from loadgen.core.execution.folder_names import alone
-    from loadgen.core.workload.loading import packaged
+    from loadgen.core.workload.loading import packaged_files
     from loadgen.repeated.repeats import Repetition
     from loadgen.runs.show import shown
 
@@ -131,7 +131,7 @@ def validate(
             )
         )
     if contract is None:
-        hint = f"a file, a folder, or: {', '.join(packaged('contracts'))}"
+        hint = f"a file, a folder, or: {', '.join(packaged_files('contracts'))}"
         raise UserError("missing_option", "no contract", "loadgen validate", hint)
     if contract.is_dir():
         return _judge_anew(contract, bundle, as_json)

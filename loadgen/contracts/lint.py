@@ -46,8 +46,8 @@ from loadgen.core.workload import Closed, Mix, Poisson, Slo, Workload
 from loadgen.core.workload import load as load_workload
 from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.flags import Overrides
-from loadgen.core.workload.loading import packaged
-from loadgen.core.workload.yaml_marks import Map, where
+from loadgen.core.workload.loading import packaged_files
+from loadgen.core.workload.yaml_marks import Map, place_at
 from loadgen.figures import pooled_figures
 
 POOLED_REPEATS = 3  # pooled gaps are correlated within a run, so each repeat counts as one sample
@@ -66,7 +66,7 @@ class _FaultReport:
 
     def fault(self, code: Code, loc: Where, what: str, hint: str) -> None:
         spot, path, _ = locate(self.top, loc)
-        self.here.append(UserError(code, what, where(self.file, spot, path), hint))
+        self.here.append(UserError(code, what, place_at(self.file, spot, path), hint))
 
 
 def check(
@@ -158,7 +158,7 @@ def _planned_level(
         if path is None:
             nearby = [str(other.relative_to(folder)) for other in sorted(folder.glob("*.yaml"))]
             hint = (
-                did_you_mean(draft.workload, [*packaged(), *nearby])
+                did_you_mean(draft.workload, [*packaged_files(), *nearby])
                 + "; or a path relative to the contract"
             )
             report.fault(
@@ -197,7 +197,7 @@ def _workload_path(name: str, folder: Path) -> str | None:
     with suppress(OSError):  # no name of a file: too long, for one
         if file.is_file():
             return str(file)
-    return name if name in packaged() else None
+    return name if name in packaged_files() else None
 
 
 def _provisional_ns(level: ContractLevel) -> int | None:

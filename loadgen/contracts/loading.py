@@ -26,7 +26,7 @@ from loadgen.contracts.schema import (
     text_of,
 )
 from loadgen.core.errors import CombinedError
-from loadgen.core.workload.diagnostics import sort_faults, validate_document
+from loadgen.core.workload.diagnostics import sort_errors, validate_document
 from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.yaml_marks import Map
 from loadgen.pricing import price_file
@@ -81,7 +81,7 @@ def load_contract(
         read_questions=read_questions,
         against=against,
     )
-    faults = sort_faults([*source.faults, *contract_faults]) + other_faults
+    faults = sort_errors([*source.faults, *contract_faults]) + other_faults
     if faults or contract is None:
         raise CombinedError(faults)
     plans = tuple(

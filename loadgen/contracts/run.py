@@ -31,7 +31,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.core.results import checksums, store
-from loadgen.core.workload import placed
+from loadgen.core.workload import with_unique_prompts
 from loadgen.doctor.target_checks import FAULT, WARNING, Finding
 from loadgen.render import html, junit
 from loadgen.render import text as as_text
@@ -377,7 +377,9 @@ def _of_run(
 ) -> Workload:
     """The workload of one run. With a seed, repeats get seeds of their own, and no run sends another one's prompts."""
     given = {name: value for name, value in (("seed", seed), ("salt", salt)) if value is not None}
-    return placed(seeded(workload.model_copy(update=given), repeat, level), f"{level}.r{repeat}")
+    return with_unique_prompts(
+        seeded(workload.model_copy(update=given), repeat, level), f"{level}.r{repeat}"
+    )
 
 
 def _repetition(level: ContractLevel, asked: Repetition | None) -> Repetition:

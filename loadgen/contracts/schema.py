@@ -33,10 +33,10 @@ from loadgen.core.slo import Slo
 from loadgen.core.stats.quantiles import name as percentile
 from loadgen.core.units import Wrong
 from loadgen.core.workload import Workload
-from loadgen.core.workload.diagnostics import sort_faults, validate_document
+from loadgen.core.workload.diagnostics import sort_errors, validate_document
 from loadgen.core.workload.fields import Duration, FiniteRate, Quantile, Share, Whole
 from loadgen.core.workload.file_models import FileContext, Part, Tagged, TaggedUnion
-from loadgen.core.workload.loading import packaged, read_text
+from loadgen.core.workload.loading import packaged_files, read_yaml_text
 from loadgen.core.workload.slo_fields import SloField
 from loadgen.core.workload.stages import Concurrency
 from loadgen.core.workload.yaml_marks import Map, read_yaml
@@ -597,7 +597,7 @@ def parse(
     source = FileContext(file=label, directory=Path(), faults=faults, extra_metrics=figures)
     contract = validate_document(Contract, document, source)
     if contract is None or source.faults:
-        raise CombinedError(sort_faults(source.faults))
+        raise CombinedError(sort_errors(source.faults))
     return contract
 
 
@@ -613,15 +613,15 @@ def read_document(text: str, label: str, env: Mapping[str, str]) -> tuple[Map, l
 
 
 def find(path: Path) -> Path:
-    return path if path.is_file() else packaged("contracts").get(str(path), path)
+    return path if path.is_file() else packaged_files("contracts").get(str(path), path)
 
 
 def text_of(file: Path, as_given: str) -> str:
     """The text of a contract file. Raises UserError for a file that is missing, unreadable, too large or not UTF-8."""
-    hint = f"the path of a YAML file, or one of {', '.join(packaged('contracts'))}"
-    if as_given in packaged("workloads"):
+    hint = f"the path of a YAML file, or one of {', '.join(packaged_files('contracts'))}"
+    if as_given in packaged_files("workloads"):
         hint = f"{as_given} is a workload: loadgen run {as_given}; {hint}"
-    text = read_text(file, as_given, "contract", lambda: hint, hint)
+    text = read_yaml_text(file, as_given, "contract", lambda: hint, hint)
     if re.search(r"(?m)^(requests|stages):", text) and not re.search(r"(?m)^levels:", text):
         hint = f"loadgen run {as_given}; a contract names it in one of its `levels`"
         raise UserError("wrong_format", "a workload, not a contract", as_given, hint)

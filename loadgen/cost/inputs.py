@@ -26,7 +26,7 @@ from loadgen.core.limits import CONTRADICTING_SHARE
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.results.record import CONTRADICTORY_USAGE
 from loadgen.core.workload.diagnostics import locate
-from loadgen.core.workload.yaml_marks import read_yaml, where
+from loadgen.core.workload.yaml_marks import place_at, read_yaml
 from loadgen.pricing.evidence import Evidence
 from loadgen.repeated import capacity
 from loadgen.repeated.repeats import is_valid
@@ -324,7 +324,7 @@ def place(data: bytes, file: Path, *keys: str) -> str:
     """The place of a field in a JSON file, as "file:line:column (path)"; JSON is YAML."""
     top, _ = read_yaml(data.decode(errors="replace"), str(file), {})
     spot, path, _ = locate(top, keys)
-    return str(where(str(file), spot, path))
+    return str(place_at(str(file), spot, path))
 
 
 def _bytes(file: Path) -> bytes:

@@ -47,7 +47,7 @@ def folder_of(
     files that the workload and the preset of the machine name.
     """
     from loadgen.core.workload import load, read_flags, request_fingerprint
-    from loadgen.core.workload.loading import text_of
+    from loadgen.core.workload.loading import read_workload_text
     from loadgen.repeated import capacity
 
     asked = load(profile, read_flags(slo=tuple(slo), request_rate=1.0, warmup=0, duration="1s"))
@@ -56,7 +56,7 @@ def folder_of(
         version,
         *slo,
         length,
-        text_of(profile),
+        read_workload_text(profile),
         request_fingerprint(asked, ""),
         machine(source).identity,
     ]

@@ -456,10 +456,12 @@ def _source(
 
 def _name_of(profile: str) -> str:
     """The `name:` of a workload file; a word that is no file is a name itself. Raises `CombinedError`."""
-    from loadgen.core.workload.loading import text_of
+    from loadgen.core.workload.loading import read_workload_text
     from loadgen.core.workload.yaml_marks import read_yaml
 
-    top, faults = read_yaml(text_of(profile), profile, {}) if Path(profile).is_file() else ({}, [])
+    top, faults = (
+        read_yaml(read_workload_text(profile), profile, {}) if Path(profile).is_file() else ({}, [])
+    )
     if faults:
         raise CombinedError(faults)
     return str(top.get("name", profile))

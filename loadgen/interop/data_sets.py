@@ -16,7 +16,7 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.errors import UserError
-from loadgen.core.workload.data_files import Placed, is_conversation
+from loadgen.core.workload.data_files import LocatedRow, is_conversation
 
 TOGETHER = 100  # rows of a table that are taken at once
 FREE_GROWTH, MOST_GROWTH = (
@@ -27,7 +27,7 @@ VALUE = 32  # bytes of one that is no text, as a row holds it
 _CELL_LIMIT = 1 << 30
 
 
-def json_list(file: Path) -> Iterator[Placed]:
+def json_list(file: Path) -> Iterator[LocatedRow]:
     data = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         rows = msgspec.json.decode(data, type=list[msgspec.Raw])
@@ -59,7 +59,7 @@ def json_list(file: Path) -> Iterator[Placed]:
         yield f"{file}: row {number}", row
 
 
-def cells(file: Path) -> Iterator[Placed]:
+def cells(file: Path) -> Iterator[LocatedRow]:
     """Rows of a CSV file under the names of its first line; empty cells are left out, and JSON in a cell is read."""
     csv.field_size_limit(_CELL_LIMIT)
     reader = None
@@ -112,15 +112,15 @@ def _cell(text: str) -> Any:
     return text
 
 
-def parquet(file: Path) -> Iterator[Placed]:
+def parquet(file: Path) -> Iterator[LocatedRow]:
     return _tables(file, "Parquet")
 
 
-def arrow(file: Path) -> Iterator[Placed]:
+def arrow(file: Path) -> Iterator[LocatedRow]:
     return _tables(file, "Arrow")
 
 
-def _tables(file: Path, form: str) -> Iterator[Placed]:
+def _tables(file: Path, form: str) -> Iterator[LocatedRow]:
     """Rows of a Parquet file, or of an Arrow file as the package `datasets` keeps them. Nulls are left out."""
     import pyarrow as pa
     import pyarrow.parquet as pq

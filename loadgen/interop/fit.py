@@ -86,7 +86,7 @@ def fit(trace: Trace) -> TraceFit:
         )
         raise UserError("too_few", f"nothing can be fitted to {problem}", str(trace.path), hint)
     whole_trace, found = trace, talks(trace)
-    trace = trace.chosen(found.starts)  # rates are of what starts
+    trace = trace.select(found.starts)  # rates are of what starts
     if len(trace) < LEAST or not trace.end_ns:
         raise UserError(
             "too_few",
@@ -172,7 +172,7 @@ def _words(trace: Trace, number: int, talk: bool, *, several: bool) -> str:
 def _class(
     trace: Trace, found: Talks, rows: NDArray[np.bool_], name: str, *, talk: bool
 ) -> ClassFit:
-    part = trace.chosen(np.flatnonzero(rows))
+    part = trace.select(np.flatnonzero(rows))
     reused, prefixes = _reused(part)
     return ClassFit(
         name=name,

@@ -25,10 +25,10 @@ from loadgen.core.workload.trace_formats import (
     TraceColumns,
     TraceFormat,
     TraceRow,
-    each,
+    duration_ns,
     json_object,
-    length_of_time_ns,
-    number,
+    one_request_per_line,
+    parse_number,
     time_ns,
     token_count,
 )
@@ -42,12 +42,20 @@ _ID_BITS = (1 << 48) - 1
 
 def shape_trace(first: Mapping[str, Any]) -> TraceFormat | None:
     known = {"block_size", "input_source"} <= first.keys()
-    return TraceFormat("shape trace", each(_sdk_shape_row), in_order=False) if known else None
+    return (
+        TraceFormat("shape trace", one_request_per_line(_sdk_shape_row), in_order=False)
+        if known
+        else None
+    )
 
 
 def bailian(first: Mapping[str, Any]) -> TraceFormat | None:
     known = "chat_id" in first
-    return TraceFormat("Bailian", each(functools.partial(_bailian_row, {}))) if known else None
+    return (
+        TraceFormat("Bailian", one_request_per_line(functools.partial(_bailian_row, {})))
+        if known
+        else None
+    )
 
 
 def mooncake(first: Mapping[str, Any]) -> TraceFormat | None:
@@ -69,7 +77,7 @@ def _mooncake_in(in_order: bool, unit: TimeUnit) -> TraceFormat:
     scale = float(UNIT_NS[unit])
     return TraceFormat(
         "Mooncake",
-        each(functools.partial(_mooncake_row, scale, _Talks())),
+        one_request_per_line(functools.partial(_mooncake_row, scale, _Talks())),
         in_order=in_order,
         together=functools.partial(_mooncake_together, scale),
         in_unit=functools.partial(_mooncake_in, in_order),
@@ -83,7 +91,11 @@ def weka(first: Mapping[str, Any]) -> TraceFormat | None:
 
 def tracelab(first: Mapping[str, Any]) -> TraceFormat | None:
     known = {"prefix_tokens", "newly_append_tokens", "timing_events"} <= first.keys()
-    return TraceFormat("TraceLab", each(_TraceLab().row), in_order=False) if known else None
+    return (
+        TraceFormat("TraceLab", one_request_per_line(_TraceLab().row), in_order=False)
+        if known
+        else None
+    )
 
 
 def otel_spans(first: Mapping[str, Any]) -> TraceFormat | None:
@@ -97,7 +109,7 @@ def otel_spans(first: Mapping[str, Any]) -> TraceFormat | None:
 def sagemaker(first: Mapping[str, Any]) -> TraceFormat | None:
     known = "captureData" in first
     return (
-        TraceFormat("SageMaker data capture", each(_sagemaker_row), in_order=False)
+        TraceFormat("SageMaker data capture", one_request_per_line(_sagemaker_row), in_order=False)
         if known
         else None
     )
@@ -588,11 +600,11 @@ def _is_number(value: Any) -> bool:
 def _length_ns(row: dict[str, Any], name: str, scale: float) -> int:
     """A length of time of a row; -1 where it is not told."""
     value = row.get(name)
-    return -1 if value is None else length_of_time_ns(value, name, scale)
+    return -1 if value is None else duration_ns(value, name, scale)
 
 
 def seconds_ns(text: str) -> int:
-    return time_ns(number(text), 1e9)
+    return time_ns(parse_number(text), 1e9)
 
 
 def _hash_ids(row: dict[str, Any]) -> list[int]:

@@ -537,7 +537,7 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     Runs one pass of the data set, and up to two longer trials while a trial takes less than a tenth of the minimum
     duration.
     """
-    from loadgen.core.workload import placed
+    from loadgen.core.workload import with_unique_prompts
     from loadgen.mlperf import run as mlperf_run
     from loadgen.runs.show import shown
 
@@ -549,7 +549,7 @@ def _measured_rate(load: _Load, folder: Path, lanes: int | None) -> float | None
     qps, execute = 1e-9, load.invocation.executor(shown(load.invocation).hearers)
     for trial in range(1, 4):
         out = _unused_beside(folder, f"trial-{trial}")
-        workload = placed(trial_load.workload(qps, lanes), f"trial-{trial}")
+        workload = with_unique_prompts(trial_load.workload(qps, lanes), f"trial-{trial}")
         summary, trial_folder = execute(workload, replace(load.settings, out=out))
         if summary.run.state == "interrupted":
             return None

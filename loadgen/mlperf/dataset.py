@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loadgen.core import format, seeds
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, enough
-from loadgen.core.workload.dataset import placed
+from loadgen.core.workload.dataset import read_located_rows
 from loadgen.mlperf.rules import Benchmark, Test
 
 SHAPE_SEED = 24576  # seeds the order of the synthetic set; part of its definition, not a setting
@@ -307,6 +307,6 @@ def _prompt(value: Any) -> list[int] | str | None:
 
 def _columns(path: Path) -> dict[str, Sequence[Any]]:
     """The columns of a file of rows. None: the row has no such cell."""
-    rows = [row for _, row in placed(path)]
+    rows = [row for _, row in read_located_rows(path)]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}

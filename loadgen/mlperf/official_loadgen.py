@@ -27,8 +27,8 @@ from loadgen.core.execution.backend import serving
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.probing import client_options, find
 from loadgen.core.execution.run_header import version
-from loadgen.core.requests import build as build_prompts
 from loadgen.core.requests import prompts
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import checksums
 from loadgen.core.workload import FromFile
@@ -237,7 +237,7 @@ def _perform(
             load_tokenizer(settings.tokenizer),
             probe_result.template_tokens or 0,
         )
-        requests = build_prompts.build(
+        requests = build_prompts(
             workload, seed, seeds.salt_number(salt), tokenizer, template_tokens
         )
         carrier = Carrier(lg, test, requests, (lanes or run.LANES) if offline else None, loop)

@@ -17,10 +17,10 @@ from loadgen_sdk.price_file import RANGES, TELL_APART, PerToken, absurd, latest,
 from msgspec.structs import replace
 
 from loadgen.core.errors import Code, CombinedError, LoadgenError, Place, UserError
-from loadgen.core.workload.diagnostics import locate, sort_faults, validate_document
+from loadgen.core.workload.diagnostics import locate, sort_errors, validate_document
 from loadgen.core.workload.file_models import FileContext
-from loadgen.core.workload.loading import read_text
-from loadgen.core.workload.yaml_marks import Map, child, read_yaml, where
+from loadgen.core.workload.loading import read_yaml_text
+from loadgen.core.workload.yaml_marks import Map, child_path, place_at, read_yaml
 from loadgen.prices import parse_price_option
 from loadgen.pricing.prices import (
     NOT_VERIFIED,
@@ -81,7 +81,7 @@ def load_prices(
 
 def read_price_file(file: str) -> str:
     """Return the text of a price file. Raises UserError."""
-    return read_text(
+    return read_yaml_text(
         Path(file), file, "price file", lambda: f"written like {EXAMPLE}", f"like {EXAMPLE}"
     )
 
@@ -101,7 +101,7 @@ def parse(
     source = FileContext(file=label, directory=Path(), faults=faults)
     written = validate_document(WrittenPrices, document, source)
     if written is None:
-        raise CombinedError(sort_faults([_with_hint(one) for one in source.faults]))
+        raise CombinedError(sort_errors([_with_hint(one) for one in source.faults]))
     faults = source.faults
     if written.sample and not accept_sample:
         hint = "write down what you pay; or --accept-sample-prices, and every figure will say that it rests on a sample"
@@ -115,7 +115,7 @@ def parse(
         )
     faults += _consistency_faults(written, document, label, today or date.today())
     if faults:
-        raise CombinedError(sort_faults(faults))
+        raise CombinedError(sort_errors(faults))
     target_currency = currency or written.currency
     if not re.fullmatch(r"[A-Z]{3}", target_currency):
         raise UserError(
@@ -134,7 +134,7 @@ def parse(
     entries, exchange_words, faults = _exchanged(written, valid, document, label, target_currency)
     faults += list(_implausible(entries, document, label, target_currency))
     if faults:
-        raise CombinedError(sort_faults(faults))
+        raise CombinedError(sort_errors(faults))
     names = _names([entry for _, entry in entries])
     named_entries = [
         _with(entry, name=name) for (_, entry), name in zip(entries, names, strict=True)
@@ -146,7 +146,7 @@ def parse(
     if not named_entries:
         hint = f"rented:, owned: or per_token:, like {EXAMPLE}"
         raise UserError(
-            "no_price", "there is no price in the file", where(label, document.at, ""), hint
+            "no_price", "there is no price in the file", place_at(label, document.at, ""), hint
         )
     return Prices(
         file=label,
@@ -173,7 +173,7 @@ def _with_hint(problem: LoadgenError) -> LoadgenError:
 
 def _place(document: Map, label: str, loc: Loc) -> Place:
     position, path, _ = locate(document, loc)
-    return where(label, position, path)
+    return place_at(label, position, path)
 
 
 def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], Price]]:
@@ -388,5 +388,5 @@ def _names(prices: Sequence[Price]) -> list[str]:
         name = price.name or " ".join(
             filter(None, (price.provider, product, price.region, price.commitment))
         )
-        names.append(name if name not in names else child(name, len(names)))
+        names.append(name if name not in names else child_path(name, len(names)))
     return names

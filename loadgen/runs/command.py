@@ -188,10 +188,10 @@ def _check(
 
 def _load_levels(invocation: Invocation, name: str | None) -> dict[str, Workload]:
     """Return the workload at each concurrency of a list, or one workload. Raises Faults."""
-    from loadgen.core.workload import levels, placed
+    from loadgen.core.workload import parse_concurrency_levels, with_unique_prompts
 
     concurrency = invocation["concurrency"]
-    steps = levels(concurrency) if concurrency else [None]
+    steps = parse_concurrency_levels(concurrency) if concurrency else [None]
     workloads = {f"c{step}": invocation.load_workload(name, concurrency=step) for step in steps}
     if len(workloads) > 1 and invocation["repeat"] is not None:
         raise UserError(
@@ -201,7 +201,9 @@ def _load_levels(invocation: Invocation, name: str | None) -> dict[str, Workload
             "loadgen sweep ... --repeat runs several levels again and again; or give one level",
         )
     if len(steps) > 1:  # runs with the same seed must not send each other's prompts
-        return {level: placed(workload, level) for level, workload in workloads.items()}
+        return {
+            level: with_unique_prompts(workload, level) for level, workload in workloads.items()
+        }
     return workloads
 
 

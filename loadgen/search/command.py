@@ -360,7 +360,7 @@ def _flags(
     invocation: Invocation, checked: Workload, settings: Settings, trial_ns: int
 ) -> dict[str, Any]:
     """What was typed of each trial, for the plan of the search."""
-    from loadgen.core.workload.flags import of_the_load
+    from loadgen.core.workload.flags import select_load_options
     from loadgen.search.experiment import of_requests
 
     flags: dict[str, Any] = {
@@ -373,7 +373,7 @@ def _flags(
         flags["grace"] = f"{checked.grace_ns / 1e9:g} s"
     others = {
         name: value
-        for name, value in of_the_load(invocation.options).items()
+        for name, value in select_load_options(invocation.options).items()
         if name not in OF_THE_SEARCH
     }
     return flags | {name: str(value) for name, value in others.items()} | of_requests(settings)

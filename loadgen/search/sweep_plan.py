@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, closest, collecting
-from loadgen.core.workload.flags import of_the_load
+from loadgen.core.workload.flags import select_load_options
 from loadgen.runs.load_points import LoadPoint, PointGroup
 from loadgen.search.sweep import Kind, parse_loads, point_groups, points_of
 
@@ -98,7 +98,7 @@ def plan_sweep(invocation: Invocation, workload: str | None, target: str | None)
         points = points_of(groups, loads, kind)
     if faults:
         raise CombinedError(faults)
-    options = of_the_load(invocation.options)
+    options = select_load_options(invocation.options)
     return Sweep(
         name=workload or str(invocation["trace"] or invocation["dataset"]),
         kind=kind,

@@ -41,7 +41,7 @@ from loadgen.core.results.record import picked
 from loadgen.core.results.spool import Tail
 from loadgen.core.schedule.arrivals import at_load
 from loadgen.core.slo import Slo
-from loadgen.core.workload import Closed, Poisson, placed
+from loadgen.core.workload import Closed, Poisson, with_unique_prompts
 from loadgen.runs.headline import missed_by
 from loadgen.runs.level_figures import figures
 from loadgen.search import experiment, failures
@@ -163,7 +163,9 @@ class Trials:
     def _workload(self, ask: NextTrial) -> Workload:
         workload = self.make(ask)
         if not self.seeded:
-            return placed(workload.model_copy(update={"seed": self.seed}), self.name(ask))
+            return with_unique_prompts(
+                workload.model_copy(update={"seed": self.seed}), self.name(ask)
+            )
         seed = seeds.own(self.seed, "probe", ask.number)
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 

@@ -47,7 +47,7 @@ def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
     if prompts.turns > 1 or (per_block and shared):
         return SharedPrefixes(spec, prompts, per_block)
     if spec.input_tokens.tag == spec.output_tokens.tag == "fixed":
-        return OneLength(prompts.asked_input(0), prompts.asked_output(0))
+        return OneLength(prompts.requested_input_tokens(0), prompts.requested_output_tokens(0))
     return Drawn(prompts, spec.system_tokens)
 
 
@@ -55,7 +55,7 @@ def of_values(prompts: SyntheticPrompts | FilePrompts) -> Sizes:
     """Lengths of texts to embed, or of documents to rank."""
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        sequences = prompts.sequences(number)
+        sequences = prompts.sequence_lengths(number)
         return sum(sequences), 0, sequences
 
     return sizes
@@ -91,7 +91,7 @@ class Drawn:
     """Lengths of requests that share nothing, drawn for many numbers at a time: requests come roughly in order."""
 
     def __init__(self, prompts: SyntheticPrompts, system_tokens: int) -> None:
-        self._drawn, self._system_tokens = prompts.drawn, system_tokens
+        self._drawn, self._system_tokens = prompts.sample_lengths, system_tokens
         self._block = functools.lru_cache(maxsize=BLOCKS)(self._draw)
 
     def _draw(self, number: int) -> tuple[array[int], array[int]]:
@@ -131,7 +131,10 @@ class SharedPrefixes:
 
     def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
         prompts = self._prompts
-        tokens, output_tokens = prompts.asked_input(number), prompts.asked_output(number)
+        tokens, output_tokens = (
+            prompts.requested_input_tokens(number),
+            prompts.requested_output_tokens(number),
+        )
         if not self._per_block:
             return tokens, output_tokens, ()
         conversation = number // prompts.turns
@@ -142,7 +145,7 @@ class SharedPrefixes:
         )
         blocks = list(range(min(self._system_blocks, full_blocks)))
         if shared_blocks > self._system_blocks:
-            base = _GROUP * (1 + prompts.group_of(conversation))
+            base = _GROUP * (1 + prompts.prefix_group(conversation))
             blocks += range(base + self._system_blocks, base + shared_blocks)
         if prompts.turns > 1 and full_blocks > shared_blocks:
             base = _CONVERSATION + (conversation << 24)
@@ -160,7 +163,11 @@ def _with_chunks(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
         for block in range((system + each * len(chunks)) // per_block):
             chunks_in_it = max(0, -(-((block + 1) * per_block - system) // each))
             blocks.append((block, *chunks[:chunks_in_it]))
-        return prompts.asked_input(number), prompts.asked_output(number), blocks
+        return (
+            prompts.requested_input_tokens(number),
+            prompts.requested_output_tokens(number),
+            blocks,
+        )
 
     return sizes
 
@@ -175,11 +182,11 @@ def of_tasks(prompts: TaskPrompts, per_block: int) -> Sizes:
     }
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        if sequences := prompts.sequences(number):
+        if sequences := prompts.sequence_lengths(number):
             return sum(sequences), 0, sequences
         blocks: list[Hashable] = []
         end = 0
-        for owner, tokens in prompts.stretches(number):
+        for owner, tokens in prompts.prompt_segments(number):
             end += tokens
             if not per_block:
                 continue
@@ -190,7 +197,7 @@ def of_tasks(prompts: TaskPrompts, per_block: int) -> Sizes:
                     first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
                 )
                 blocks += range(first + len(blocks), first + end // per_block)
-        return end, prompts.asked_output(number), blocks
+        return end, prompts.requested_output_tokens(number), blocks
 
     return sizes
 
@@ -205,7 +212,7 @@ def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
         cycle, row = prompts.place(number)
-        tokens = prompts.asked_input(number)
+        tokens = prompts.requested_input_tokens(number)
         blocks: list[Hashable] = []
         end = 0
         for trace_hash in trace.blocks(row) if per_block else ():
@@ -213,7 +220,7 @@ def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
             blocks += [
                 (cycle, trace_hash, position) for position in range(len(blocks), end // per_block)
             ]
-        return tokens, max(1, prompts.asked_output(number)), blocks
+        return tokens, max(1, prompts.requested_output_tokens(number)), blocks
 
     return sizes
 
@@ -222,7 +229,7 @@ def of_mix(prompts: MixPrompts, parts: Sequence[Sizes]) -> Sizes:
     """Lengths of the requests of several classes, of which no two share a block. `parts`: those of each class."""
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        index, own_number = prompts.of_class(number)
+        index, own_number = prompts.class_and_number(number)
         input_tokens, output_tokens, blocks = parts[index](own_number)
         if not output_tokens:
             return input_tokens, 0, blocks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from loadgen.core import seeds
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.schedule.chains import of_requests
 from loadgen.sim.request_lengths import sizes_of
@@ -147,7 +147,7 @@ def _sample(workload: Workload, settings: Settings) -> dict[int, dict[int, Work]
     caches.
     """
     preset, seed = preset_of(settings), workload.seed or 0
-    requests = build(
+    requests = build_prompts(
         workload, seed, seeds.salt_number(""), load_tokenizer(settings.tokenizer), api=settings.api
     )
     limits = preset.limits

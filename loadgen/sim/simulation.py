@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.execution.events import Look
-from loadgen.core.requests.task_graphs import Leaving
+from loadgen.core.requests.task_graphs import Abandonment
 from loadgen.core.results.record import KIND
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.schedule.timetable import Schedule
@@ -97,7 +97,7 @@ class Simulation:
         self._sequences: dict[
             int, list[SimRequest]
         ] = {}  # requests for values -> unfinished sequences
-        self._leaving_users: dict[int, Leaving] = {}  # by session
+        self._leaving_users: dict[int, Abandonment] = {}  # by session
         self._departures: list[_Departure] = []
         self._is_prefill_limited = bounds.max_in_prefill is not None
         self._timeout_ns = bounds.timeout_ns

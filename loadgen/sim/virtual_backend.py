@@ -191,7 +191,7 @@ def run(
     elif simulation.is_decided or stops:
         header = msgspec.structs.replace(header, state="decided")
     if preset.routing == "round_robin":
-        values = resonance.found(
+        values = resonance.find_resonance(
             workload.requests,
             plan.requests,
             len(simulation.replicas),

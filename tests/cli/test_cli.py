@@ -21,12 +21,12 @@ from loadgen.cli.run_options import COMMAND_OPTIONS, PANELS
 from loadgen.core.errors import OK, USAGE
 from loadgen.core.execution.events import Counters
 from loadgen.core.execution.plan import Settings
-from loadgen.core.workload.loading import packaged
+from loadgen.core.workload.loading import packaged_files
 from loadgen.runs.command import next_step
 from loadgen.runs.progress import Progress, Steps, step_words, words
 
 CONTRACT, WORKLOAD = (
-    str(packaged(kind)[name]) for kind, name in (("contracts", "rag"), ("workloads", "qa"))
+    str(packaged_files(kind)[name]) for kind, name in (("contracts", "rag"), ("workloads", "qa"))
 )
 
 
@@ -506,6 +506,6 @@ def test_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_help_of_a_run_names_every_packaged_workload() -> None:
     assert (
         PACKAGED_WORKLOADS.split(", ")
-        == sorted(packaged())
-        == completion.complete_workload("")[: len(packaged())]
+        == sorted(packaged_files())
+        == completion.complete_workload("")[: len(packaged_files())]
     )

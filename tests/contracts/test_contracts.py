@@ -47,7 +47,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
-from loadgen.core.workload.loading import packaged
+from loadgen.core.workload.loading import packaged_files
 from loadgen.render import html as as_page
 from loadgen.render import text as as_text
 
@@ -229,8 +229,8 @@ def test_the_shipped_contracts_hold_together() -> None:
         "agentic",
         "mlperf-server",
         "mlperf-interactive",
-    } <= set(packaged("contracts"))
-    for name in packaged("contracts"):
+    } <= set(packaged_files("contracts"))
+    for name in packaged_files("contracts"):
         checked = load_contract(Path(name))
         assert [level.level.name for level in checked.levels] == [
             level.name for level in checked.contract.levels

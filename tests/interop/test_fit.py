@@ -17,10 +17,10 @@ import loadgen
 from loadgen.cli import app as cli
 from loadgen.core.errors import LoadgenError
 from loadgen.core.requests import tokenizer as tokens
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import load
-from loadgen.core.workload.loading import of_mapping
+from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.core.workload.traces import read_trace
 from loadgen.interop import fit, fit_text, laws
 
@@ -60,11 +60,11 @@ def test_the_right_law_fits_and_the_others_do_not() -> None:
 
 def trace_of(path: Path, workload: dict[str, object], seed: int, step_s: float = 0.0) -> Path:
     """A trace of the requests that a workload would send."""
-    made = of_mapping({"name": "made", **workload})
+    made = workload_from_mapping({"name": "made", **workload})
     due = arrivals.build(made, seed).columns().due_ns / 1e9
     due = np.floor(due / step_s) * step_s if step_s else due
-    prompts = build(made, seed, 1, tokens.load_tokenizer(None))
-    read, write = (prompts.drawn(what, range(len(due))) for what in ("input", "output"))  # type: ignore[attr-defined]
+    prompts = build_prompts(made, seed, 1, tokens.load_tokenizer(None))
+    read, write = (prompts.sample_lengths(what, range(len(due))) for what in ("input", "output"))  # type: ignore[attr-defined]
     rows = zip(due.tolist(), read, write, strict=True)
     path.write_text(
         "timestamp,input_length,output_length\n"

@@ -30,7 +30,13 @@ from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.schedule import arrivals
-from loadgen.core.workload import of_trace, read_flags, trace_formats, trace_sessions, traces
+from loadgen.core.workload import (
+    read_flags,
+    trace_formats,
+    trace_sessions,
+    traces,
+    workload_from_trace,
+)
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -221,7 +227,7 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
     )
     trace = traces.read_trace(written(tmp_path / "burst.csv", head, *lines))
     assert trace.session.tolist() == [0, -1, 0] and trace.took_ns.tolist() == [2_500 * MS, S, 4 * S]
-    sessions = trace_sessions.sessions_of(trace)
+    sessions = trace_sessions.build_sessions(trace)
     assert sessions.sizes.tolist() == [2, 1]
     assert sessions.graph(0) == (((), (0,)), (0, 5 * S)), (
         "12.5 s is 5 s after the end of the answer at 7.5 s"
@@ -265,7 +271,7 @@ def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
     )
     trace = traces.read_trace(file)
     assert (trace.format, len(trace), trace.untimed) == ("Mooncake", 5, 4)
-    sessions = trace_sessions.sessions_of(trace)
+    sessions = trace_sessions.build_sessions(trace)
     assert sessions.due_ns.tolist() == [0, 2 * S] and sessions.sizes.tolist() == [2, 3]
     assert sessions.graph(0).pauses == (0, 250_500_000) and sessions.graph(1).pauses == (
         0,
@@ -274,8 +280,10 @@ def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
     )
     assert sessions.graph(1).waits == ((), (0,), (1,))
     with pytest.raises(CombinedError, match="4 of 5 rows have no timestamp"):
-        of_trace(file)
-    stages = arrivals.build(of_trace(file, read_flags(trace_replay="sessions")), 1).stages
+        workload_from_trace(file)
+    stages = arrivals.build(
+        workload_from_trace(file, read_flags(trace_replay="sessions")), 1
+    ).stages
     assert [stage.offsets.tolist() for stage in stages] == [[0, 2 * S]]
     nothing = written(tmp_path / "bad.jsonl", row("a"), {"input_length": 3, "output_length": 4})
     with refused(CombinedError, "invalid_value", "timestamp"):
@@ -404,7 +412,7 @@ def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None
     plain = functools.partial(trace_formats.TraceFormat, "x", in_order=True)
     made = []
     for one_by_one in (False, True):
-        found = trace_formats.of_json(rows[0])  # it remembers sessions
+        found = trace_formats.find_json_format(rows[0])  # it remembers sessions
         assert found is not None and found.together is not None
         with tempfile.NamedTemporaryFile("w") as file:
             index = traces._Index(Path(file.name), True, in_order=True)

@@ -50,11 +50,13 @@ def test_the_workload_of_an_official_run_has_its_schedule() -> None:
 
 def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
     from loadgen.core.requests import tokenizer
-    from loadgen.core.requests.build import build
+    from loadgen.core.requests.build import build_prompts
     from loadgen.mlperf import dataset
 
     data = mlperf_run.synthetic(SERVER)
-    requests = build(mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokenizer.load_tokenizer())
+    requests = build_prompts(
+        mlperf_run.workload(SERVER, data, qps=1.0), 1, 2, tokenizer.load_tokenizer()
+    )
     lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
     first = dataset.issue_order(SERVER)[0]
     one, again = requests[0], requests[SERVER.samples]

@@ -14,13 +14,13 @@ from servers import shared
 from loadgen.core.errors import UserError
 from loadgen.core.execution.events import Counters, RunningLoad
 from loadgen.core.execution.lane_start import mean_lengths
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.forecast import Forecast, forecast, total
 from loadgen.core.workload import read_flags
-from loadgen.core.workload.loading import given
+from loadgen.core.workload.loading import load_from_options
 from loadgen.pricing.budget import Budget
 from loadgen.pricing.price_file import load_prices
 from loadgen.runs.show import Show, forecasts, too_few
@@ -57,8 +57,10 @@ def target(**facts: object) -> tuple[TargetFacts, ...]:
 def test_the_forecast_of_a_load(
     flags: dict[str, int], answer_s: float, requests: float | None, seconds: float | None
 ) -> None:
-    workload = given(None, None, read_flags(input_tokens=1000, output_tokens=200, seed=1, **flags))
-    prompts = build(workload, 1, 2, load_tokenizer(None))
+    workload = load_from_options(
+        None, None, read_flags(input_tokens=1000, output_tokens=200, seed=1, **flags)
+    )
+    prompts = build_prompts(workload, 1, 2, load_tokenizer(None))
     load = forecast(arrivals.build(workload, 1), mean_lengths(prompts), answer_s)
     assert load.requests == (requests if requests != 600 else pytest.approx(600, rel=0.15))
     assert (
@@ -87,7 +89,7 @@ def test_a_load_too_short_for_its_slo_says_so_before_it(
     load: dict[str, object], answer_s: float, said: str
 ) -> None:
     """Its warm-up counts for nothing."""
-    workload = given(
+    workload = load_from_options(
         None, None, read_flags(input_tokens=10, output_tokens=10, seed=1, warmup=60, **load)
     )
     measured, whole = forecasts(arrivals.build(workload, 1), (10, 10), answer_s)

@@ -26,10 +26,10 @@ from loadgen.core.errors import LoadgenError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import read_flags
-from loadgen.core.workload.loading import of_mapping
+from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.runs import text
 from loadgen.sim.server.options import Options
 
@@ -46,7 +46,7 @@ USAGE = {
 
 def workload(requests: dict[str, Any], count: int = 10, **more: Any) -> Any:
     stages = [{"arrival": {"poisson": "100/s"}, "count": count}]
-    return of_mapping(
+    return workload_from_mapping(
         {"name": "w", "requests": requests, "stages": stages, **more}, read_flags(seed=1)
     )
 
@@ -470,12 +470,12 @@ def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
         load["query"]
     ) == 20
     with pytest.raises(LoadgenError, match="--> requests"):
-        build(workload(SHORT), 1, 2, load_tokenizer(), 0, "rerank")
+        build_prompts(workload(SHORT), 1, 2, load_tokenizer(), 0, "rerank")
 
 
 def test_images_are_of_their_size_and_no_two_are_alike() -> None:
     asked = workload(SHORT | {"images": {"count": 2, "width": 100, "height": 40}})
-    prompts = build(asked, 1, 2, load_tokenizer(), 0, "chat")
+    prompts = build_prompts(asked, 1, 2, load_tokenizer(), 0, "chat")
     urls = set()
     for number in range(3):
         request = prompts[number]
@@ -501,7 +501,7 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
         and b'"type":"input_text"' in parts
     )
     with pytest.raises(LoadgenError, match=r"--> requests\.images"):
-        build(asked, 1, 2, load_tokenizer(), 0, "completions")
+        build_prompts(asked, 1, 2, load_tokenizer(), 0, "completions")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import loading
@@ -47,7 +47,7 @@ LOADS = {
 def test_a_request_costs_few_calls_and_a_quiet_iteration_none(name: str) -> None:
     workload_name, asked, changes, most = LOADS[name]
     workload = loading.load(workload_name, read_flags(**asked, warmup=0))
-    requests = build(workload, 1, 1, load_tokenizer(), 0, "chat")
+    requests = build_prompts(workload, 1, 1, load_tokenizer(), 0, "chat")
     preset = load_preset("gb300-vm-128k")
     schedule = arrivals.build(workload, 1)
     sizes = sizes_of(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.core.execution.events import Look
-from loadgen.core.requests.task_graphs import Leaving
+from loadgen.core.requests.task_graphs import Abandonment
 from loadgen.core.schedule.chains import SINGLE, Chain, Singles
 from loadgen.core.schedule.timetable import Schedule, StageSpan
 from loadgen.sim.engine.implementation import module
@@ -56,7 +56,7 @@ class Graphs:
         )
         pauses = [draw.choice([0, 0, 5 * MS, 60 * MS]) for _ in range(slots)]
         leaving = (
-            Leaving(draw.randrange(slots), draw.randint(1, 30)) if draw.random() < 0.3 else None
+            Abandonment(draw.randrange(slots), draw.randint(1, 30)) if draw.random() < 0.3 else None
         )
         return Chain(tuple(map(len, after)), followers, pauses, leaving=leaving)
 

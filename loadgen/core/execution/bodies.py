@@ -25,7 +25,7 @@ from loadgen.core.requests.prompts import (
     AssistantTurn,
     Digest,
     Prompts,
-    many,
+    iter_requests,
 )
 from loadgen.core.results.record import Built
 
@@ -136,7 +136,7 @@ class Bodies:
 
     def _build_batch(self, stage: int, numbers: list[int]) -> bytes:
         """Return the bodies of requests, and record where each is in the file."""
-        requests = list(zip(numbers, many(self._prompts, numbers), strict=True))
+        requests = list(zip(numbers, iter_requests(self._prompts, numbers), strict=True))
         bodies = list(itertools.starmap(self._prepare, requests))
         stored = self._stored[stage]
         for (number, request), body in zip(requests, bodies, strict=True):
@@ -154,7 +154,7 @@ class Bodies:
 
     def take(self, stage: int, number: int) -> tuple[bytes, Built]:
         """The bytes to send for this request, and what is known of it without its answer."""
-        if self._real_history and self._prompts.follows_replies(number):
+        if self._real_history and self._prompts.needs_replies(number):
             return self._with_replies(number)
         stored = self._stored[stage]
         if (at := _find(stored, number)) < 0:
@@ -178,7 +178,7 @@ class Bodies:
     def _with_replies(self, number: int) -> tuple[bytes, Built]:
         turns = self._prompts.turns
         conversation = number // turns
-        request = self._prompts.turn_with(number, self._replies.get(conversation, {}))
+        request = self._prompts.with_replies(number, self._replies.get(conversation, {}))
         if (answer_id := self._answer_ids.get(conversation)) and request.messages:
             extra = request.extra | {"previous_response_id": answer_id}
             request = msgspec.structs.replace(request, messages=request.messages[-1:], extra=extra)

@@ -27,7 +27,7 @@ from loadgen.core.execution import step_targets
 from loadgen.core.execution.bodies import UNKNOWN, Bodies, built_of
 from loadgen.core.execution.plan import Job, build_plan
 from loadgen.core.execution.probing import client_options
-from loadgen.core.requests.prompts import Prompts, many
+from loadgen.core.requests.prompts import Prompts, iter_requests
 from loadgen.core.results.record import SOURCES, Built
 from loadgen.core.schedule.timetable import Schedule, StageSpan
 
@@ -106,7 +106,7 @@ class BodyPrefetch(Bodies):
 
     def take(self, stage: int, number: int) -> tuple[bytes, Built]:
         self._request_following(stage, number, starts=True)
-        if self._real_history and self._prompts.follows_replies(number):
+        if self._real_history and self._prompts.needs_replies(number):
             return self._with_replies(number)
         entry = self._take(number)
         if entry is None:
@@ -140,9 +140,7 @@ class BodyPrefetch(Bodies):
         wanted = []
         if starts and turns > 1:
             wanted += [
-                one
-                for one in self._part.following(number)
-                if not self._prompts.follows_replies(one)
+                one for one in self._part.following(number) if not self._prompts.needs_replies(one)
             ]
         if number == self._part.first_number(chain):
             if span.lanes:
@@ -279,7 +277,7 @@ def _build(prompts: Prompts, prepare: Callable[[int, Request], bytes]) -> None:
         pending += data
         complete = len(pending) // 8 * 8
         numbers = struct.unpack(f"<{complete // 8}q", pending[:complete])
-        for number, request in zip(numbers, many(prompts, numbers), strict=True):
+        for number, request in zip(numbers, iter_requests(prompts, numbers), strict=True):
             body = prepare(number, request)
             built = built_of(request)
             header = _FRAME.pack(

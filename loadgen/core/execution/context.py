@@ -68,8 +68,8 @@ def too_long(requests: Prompts, count: int | None, context: Context | None) -> T
     """The requests of a load of `count` that do not fit the context; None where all do, or where it is not known."""
     if context is None:
         return None
-    first = lengths.of_first(requests, count)
-    contexts = lengths.contexts(first, context.template_tokens, context.token_ratio)
+    first = lengths.first_request_lengths(requests, count)
+    contexts = lengths.context_lengths(first, context.template_tokens, context.token_ratio)
     if not contexts:
         return None
     over, largest = sum(tokens > context.tokens for tokens in contexts), max(contexts)

@@ -119,9 +119,9 @@ def _has_own_start(stage: Stage, begin: Begin, leave_out: bool) -> bool:
 def mean_lengths(requests: Any) -> tuple[float, float]:
     """Mean prompt and asked output tokens of the first requests."""
     numbers = list(requests.numbers(SAMPLE))
-    output_tokens = (requests.asked_output(number) for number in numbers)
+    output_tokens = (requests.requested_output_tokens(number) for number in numbers)
     return (
-        fmean(requests.asked_input(number) or 0 for number in numbers),
+        fmean(requests.requested_input_tokens(number) or 0 for number in numbers),
         fmean(UNKNOWN_TOKENS if tokens is None else tokens for tokens in output_tokens),
     )
 

@@ -30,14 +30,14 @@ from loadgen.core.execution import lane_start, resource_limits
 from loadgen.core.execution.context import KnownTarget, TooLong, shortest, too_long
 from loadgen.core.execution.shard import Shard
 from loadgen.core.requests import tokenizer as tokens
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.timetable import Schedule, shard
 from loadgen.core.sidecars.profiler import ProfilerOptions
 from loadgen.core.sidecars.scraper import MetricsPageOptions
-from loadgen.core.workload import Mix, Task, Workload, parts
+from loadgen.core.workload import Mix, Task, Workload, requests_by_class
 from loadgen.figures import needs
 from loadgen.plugins import UsedPlugin
 
@@ -265,7 +265,7 @@ def _whole_plan(job: Job) -> Plan:
     return Plan(
         job=job,
         timetable=arrivals.build(job.workload, job.seed),
-        requests=build(
+        requests=build_prompts(
             job.workload,
             job.seed,
             salt,
@@ -338,7 +338,7 @@ def workers(timetable: Schedule, requests: Prompts, workload: Workload, cores: i
     if any(span.dynamic for span in timetable.stages[:-1]):
         return 1
     output_tokens = [
-        requests.asked_output(number) or 0
+        requests.requested_output_tokens(number) or 0
         for number in requests.numbers(min(timetable.slots or 100, 100))
     ]
     events = statistics.fmean(output_tokens) if output_tokens else 0.0
@@ -435,7 +435,9 @@ def _has_measured_slots(timetable: Schedule) -> bool:
 
 def _faults_of_tasks(workload: Workload, settings: Settings) -> Iterator[UserError]:
     """What the tasks of a workload ask for and these settings do not give."""
-    tasks = [part for part in parts(workload.requests).values() if isinstance(part, Task)]
+    tasks = [
+        part for part in requests_by_class(workload.requests).values() if isinstance(part, Task)
+    ]
     if any(task.known_tools for task in tasks) and settings.api not in ("chat", "messages"):
         yield UserError(
             "unsupported",

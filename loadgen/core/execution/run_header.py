@@ -30,7 +30,7 @@ from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons
 from loadgen.core.requests import lengths, resonance
 from loadgen.core.requests import tokenizer as tokens
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
@@ -51,8 +51,8 @@ from loadgen.core.workload import (
     Synthetic,
     Task,
     Workload,
-    parts,
     recipe_fingerprint,
+    requests_by_class,
     work_fingerprint,
 )
 from loadgen.figures import needs
@@ -127,11 +127,11 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Run
         chunks=_chunk_reuse(whole_plan),
         cache_asked=getattr(workload.requests, "cache", None),
         cache_bound=_cache_bound(whole_plan),
-        random_words=any(map(_has_random_words, parts(workload.requests).values())),
+        random_words=any(map(_has_random_words, requests_by_class(workload.requests).values())),
         prompt_lengths_requested=any(
-            map(_has_requested_prompt_lengths, parts(workload.requests).values())
+            map(_has_requested_prompt_lengths, requests_by_class(workload.requests).values())
         ),
-        shares_prompts=any(map(_shares_prompts, parts(workload.requests).values())),
+        shares_prompts=any(map(_shares_prompts, requests_by_class(workload.requests).values())),
         max_in_flight=workload.max_in_flight,
         max_in_prefill=workload.max_in_prefill,
         grace_s=workload.drain_ns / 1e9,
@@ -167,7 +167,7 @@ def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
         return None
     slots, most = plan.timetable.slots, MOST_CHUNKS // len(plan.requests.chunks_of(0) or (0,))
     requests = most if slots is None else min(slots, most)
-    found = plan.requests.chunk_reuse(requests)
+    found = plan.requests.measure_chunk_reuse(requests)
     if found is None:
         return None
     return manifest.ChunkReuse(requests=requests, reused_share=found[0], leading_share=found[1])
@@ -207,8 +207,8 @@ def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
 def _steps(workload: Workload, settings: Settings) -> Iterator[manifest.StepPlan]:
     """The steps of tasks that all have the same requests."""
     places = settings.step_targets
-    for of_class, part in parts(workload.requests).items():
-        if not isinstance(part, Task) or not part.fixed_turns or len(part.steps) == 1:
+    for of_class, part in requests_by_class(workload.requests).items():
+        if not isinstance(part, Task) or not part.has_fixed_turns or len(part.steps) == 1:
             continue
         nodes = TaskGraphs(part, 0)[0]
         for name, step in part.steps.items():
@@ -271,18 +271,18 @@ def trace_notes(workload: Workload) -> list[str]:
     """Return a note for each trace of a workload whose unit of time had to be decided."""
     replays: list[FromTrace | Replay] = [
         part
-        for part in (workload.requests, *parts(workload.requests).values())
+        for part in (workload.requests, *requests_by_class(workload.requests).values())
         if isinstance(part, FromTrace)
     ]
     replays += [stage.arrival for stage in workload.stages if isinstance(stage.arrival, Replay)]
     if not replays:
         return []
     # Runs without a trace do not need this module.
-    from loadgen.core.workload.traces import replayed
+    from loadgen.core.workload.traces import read_replayed_trace
 
     notes = []
     for replay in replays:
-        trace = replayed(replay)
+        trace = read_replayed_trace(replay)
         if trace.time_unit:
             rate = format.quantity(trace.rate)
             notes.append(
@@ -304,7 +304,7 @@ def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
     if job.settings.route not in ("auto", "round-robin") or timetable.turns > 1:
         return {}
     targets = len(job.settings.endpoints)
-    found = resonance.found(
+    found = resonance.find_resonance(
         job.workload.requests, plan.requests, targets, "target", timetable.slots
     )
     return reasons.coded("resonance", found)
@@ -505,16 +505,16 @@ def _range(values: Iterable[int]) -> str:
 
 def _lengths_words(workload: Workload, requests: Prompts, count: int | None) -> Iterator[str]:
     """How long the first requests are, the tasks that they make, and the shares of classes."""
-    first = lengths.of_first(requests, count)
+    first = lengths.first_request_lengths(requests, count)
     prompt_range = f"{_range(one.input_tokens for one in first.values())} prompt tokens"
     asked = [one.output_tokens for one in first.values()]
     answers = (
         f"{_range(asked)} asked for" if any(asked) else "answers as long as the server makes them"
     )
-    contexts = lengths.contexts(first)
+    contexts = lengths.context_lengths(first)
     largest = f", largest context {max(contexts):,}" if contexts else ""
     yield f"first {format.counted(len(first), 'request')}: {prompt_range}, {answers}{largest}"
-    if tasks := lengths.of_tasks(requests, first):
+    if tasks := lengths.task_lengths(requests, first):
         noun = "conversation" if isinstance(workload.requests, Synthetic) else "task"
         counts = [one.requests for one in tasks]
         mean = "" if min(counts) == max(counts) else f" ({statistics.fmean(counts):.1f} on average)"
@@ -524,7 +524,7 @@ def _lengths_words(workload: Workload, requests: Prompts, count: int | None) -> 
             "output tokens"
         )
     if isinstance(requests, MixPrompts):
-        for one in lengths.of_classes(requests, first):
+        for one in lengths.class_shares(requests, first):
             yield (
                 f"class {one.name}: {format.percent(one.starts)} of all starts, {format.percent(one.requests)} of "
                 f"these requests, {format.percent(one.tokens)} of their tokens"
@@ -560,7 +560,7 @@ def describe(workload: Workload, settings: Settings) -> Described:
     timetable = arrivals.build(workload, seed)
     salt = seeds.salt_of(seed, workload.salt)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
-    requests = build(workload, seed, seeds.salt_number(salt), tokenizer, api=settings.api)
+    requests = build_prompts(workload, seed, seeds.salt_number(salt), tokenizer, api=settings.api)
     lines = [
         f"workload: {workload.name}",
         f"target: {settings.shown}",

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, did_you_mean
 from loadgen.core.execution.plan import Endpoint, Settings
-from loadgen.core.requests.mix import step_of
+from loadgen.core.requests.mix import class_and_step
 from loadgen.core.requests.prompts import Prompts
-from loadgen.core.workload import Task, Workload, parts
+from loadgen.core.workload import Task, Workload, requests_by_class
 from loadgen.core.workload.tasks import TaskStep
 
 APIS: dict[str, Api] = {"embed": "embeddings", "rerank": "rerank"}
@@ -66,7 +66,9 @@ def resolved(
                 endpoints.append(endpoint)
         return tuple(endpoints.index(endpoint) for endpoint in those)
 
-    only_tasks = all(isinstance(part, Task) for part in parts(workload.requests).values())
+    only_tasks = all(
+        isinstance(part, Task) for part in requests_by_class(workload.requests).values()
+    )
     if not only_tasks or not all(one.own for one in steps):
         places["", ""] = add(main)
     for one in steps:
@@ -110,11 +112,11 @@ def serving(settings: Settings, prompts: Prompts) -> Callable[[int], Sequence[in
     if not places:
         return None
     rest = places.get(("", ""), ())
-    return lambda number: places.get(step_of(prompts, number), rest)
+    return lambda number: places.get(class_and_step(prompts, number), rest)
 
 
 def _steps(workload: Workload) -> Iterator[_Step]:
-    for of_class, part in parts(workload.requests).items():
+    for of_class, part in requests_by_class(workload.requests).items():
         if isinstance(part, Task):
             for name, step in part.steps.items():
                 yield _Step(of_class, name, step)

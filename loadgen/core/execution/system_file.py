@@ -18,10 +18,10 @@ from pydantic import Field
 from loadgen.core.errors import CombinedError
 from loadgen.core.format import SYSTEM
 from loadgen.core.results.manifest import TargetFacts
-from loadgen.core.workload.diagnostics import sort_faults, validate_document
+from loadgen.core.workload.diagnostics import sort_errors, validate_document
 from loadgen.core.workload.fields import Whole
 from loadgen.core.workload.file_models import FileContext, Part
-from loadgen.core.workload.loading import read_text
+from loadgen.core.workload.loading import read_yaml_text
 from loadgen.core.workload.yaml_marks import read_yaml
 
 _SMALLEST = "name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}"
@@ -167,12 +167,12 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> SystemSaid:
 
     Raises UserError if the file cannot be read, and Faults with all mistakes in it.
     """
-    text = read_text(path, f"--system {path}", "system file", lambda: _EXAMPLE, _EXAMPLE)
+    text = read_yaml_text(path, f"--system {path}", "system file", lambda: _EXAMPLE, _EXAMPLE)
     document, faults = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
     context = FileContext(file=str(path), directory=path.parent, faults=faults)
     system = validate_document(SystemUnderTest, document, context)
     if system is None or context.faults:
-        raise CombinedError(sort_faults(context.faults))
+        raise CombinedError(sort_errors(context.faults))
     values = system.model_dump(exclude_none=True)
     target = {name: values.pop(name) for name in OF_THE_TARGET if name in values}
     metadata = values.pop("metadata")

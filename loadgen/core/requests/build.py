@@ -18,7 +18,7 @@ from loadgen.core.requests.task_prompts import TaskPrompts
 from loadgen.core.requests.tokenizer import Tokenizer
 
 
-def build(
+def build_prompts(
     workload: Any,
     seed: int,
     salt: int,
@@ -35,7 +35,7 @@ def build(
     requests = workload.requests
     if hasattr(requests, "classes"):
         parts = [
-            build(
+            build_prompts(
                 one,
                 seed,
                 seeds.derived(salt, "class", index),
@@ -65,8 +65,8 @@ def build(
         from loadgen.core.requests.trace_prompts import TracePrompts
         from loadgen.core.workload import trace_sessions, traces
 
-        trace = traces.replayed(requests)
-        sessions = trace_sessions.sessions_of(trace) if requests.replay == "sessions" else None
+        trace = traces.read_replayed_trace(requests)
+        sessions = trace_sessions.build_sessions(trace) if requests.replay == "sessions" else None
         return TracePrompts(trace, seed, salt, tokenizer, template_tokens, api, sessions, models)
     if hasattr(requests, "path"):
         return FilePrompts(requests, seed, tokenizer, api)

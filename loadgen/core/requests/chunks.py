@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.core.requests.laws import draw
+from loadgen.core.requests.laws import random_bytes
 
 ATTEMPTS = 100  # at chunks that are not drawn yet; then the most popular ones that are missing
 
@@ -28,7 +28,7 @@ class Corpus:
         chosen: dict[int, None] = {}
         for attempt in range(ATTEMPTS):
             bits = np.frombuffer(
-                draw(self._key, f"chunks {attempt}", number, 8 * self._count), "<u8"
+                random_bytes(self._key, f"chunks {attempt}", number, 8 * self._count), "<u8"
             )
             drawn = np.searchsorted(self._ends, (bits >> 11) * 2.0**-53, side="right")
             chosen |= dict.fromkeys(np.minimum(drawn, len(self._ends) - 1).tolist())

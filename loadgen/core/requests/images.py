@@ -12,15 +12,15 @@ import zlib
 
 import numpy as np
 
-from loadgen.core.requests.laws import draw
+from loadgen.core.requests.laws import random_bytes
 
 SQUARE = 16  # pixels on a side
 
 
-def png(key: bytes, index: int, width: int, height: int) -> bytes:
+def render_png(key: bytes, index: int, width: int, height: int) -> bytes:
     """An RGB image of this size."""
     across, down = -(-width // SQUARE), -(-height // SQUARE)
-    colours = np.frombuffer(draw(key, "image", index, across * down * 3), np.uint8).reshape(
+    colours = np.frombuffer(random_bytes(key, "image", index, across * down * 3), np.uint8).reshape(
         down, across, 3
     )
     pixels = np.repeat(np.repeat(colours, SQUARE, axis=0), SQUARE, axis=1)[:height, :width]
@@ -36,5 +36,7 @@ def png(key: bytes, index: int, width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def data_url(key: bytes, index: int, width: int, height: int) -> str:
-    return "data:image/png;base64," + base64.b64encode(png(key, index, width, height)).decode()
+def render_data_url(key: bytes, index: int, width: int, height: int) -> str:
+    return (
+        "data:image/png;base64," + base64.b64encode(render_png(key, index, width, height)).decode()
+    )

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import Prompts
 
-LOOKED_AT = 1_000  # requests; the lengths of those after them are drawn from the same laws
+SAMPLED_REQUESTS = 1_000  # requests; the lengths of those after them are drawn from the same laws
 
 
-class AskedLengths(NamedTuple):
+class RequestedLengths(NamedTuple):
     """The lengths of one request, or of all requests of a task together, in tokens as the workload counts them."""
 
     requests: int
@@ -29,18 +29,20 @@ class ClassShare(NamedTuple):
     tokens: float
 
 
-def of_first(prompts: Prompts, requests: int | None) -> dict[int, AskedLengths]:
+def first_request_lengths(prompts: Prompts, requests: int | None) -> dict[int, RequestedLengths]:
     """Number -> lengths of the first requests of a load of so many (None: not known). 0 where nobody says a length."""
-    numbers = prompts.numbers(min(requests or LOOKED_AT, LOOKED_AT))
-    first: dict[int, AskedLengths] = {}
+    numbers = prompts.numbers(min(requests or SAMPLED_REQUESTS, SAMPLED_REQUESTS))
+    first: dict[int, RequestedLengths] = {}
     for number in numbers:
-        output = prompts.asked_output(number)
-        first[number] = AskedLengths(1, prompts.asked_input(number) or 0, output or 0, output == 0)
+        output = prompts.requested_output_tokens(number)
+        first[number] = RequestedLengths(
+            1, prompts.requested_input_tokens(number) or 0, output or 0, output == 0
+        )
     return first
 
 
-def contexts(
-    first: dict[int, AskedLengths],
+def context_lengths(
+    first: dict[int, RequestedLengths],
     template_tokens: int | None = None,
     token_ratio: float | None = None,
 ) -> list[int]:
@@ -56,23 +58,23 @@ def contexts(
     ]
 
 
-def of_tasks(prompts: Prompts, first: dict[int, AskedLengths]) -> list[AskedLengths]:
+def task_lengths(prompts: Prompts, first: dict[int, RequestedLengths]) -> list[RequestedLengths]:
     """The tasks and conversations among the first requests, but for the last of them, which may be cut."""
     if prompts.turns == 1:
         return []
-    tasks: dict[int, list[AskedLengths]] = {}
+    tasks: dict[int, list[RequestedLengths]] = {}
     for number, one in first.items():
         if not (isinstance(prompts, MixPrompts) and prompts.stands_alone(number)):
             tasks.setdefault(number // prompts.turns, []).append(one)
     if len(tasks) > 1:
         tasks.popitem()
-    return [AskedLengths(*map(sum, zip(*requests, strict=True))) for requests in tasks.values()]
+    return [RequestedLengths(*map(sum, zip(*requests, strict=True))) for requests in tasks.values()]
 
 
-def of_classes(prompts: MixPrompts, first: dict[int, AskedLengths]) -> Iterator[ClassShare]:
+def class_shares(prompts: MixPrompts, first: dict[int, RequestedLengths]) -> Iterator[ClassShare]:
     """What each class is of the first requests."""
     everything = sum(one.input_tokens + one.output_tokens for one in first.values()) or 1
     for index, (name, share) in enumerate(zip(prompts.names, prompts.shares, strict=True)):
-        own = [one for number, one in first.items() if prompts.of_class(number)[0] == index]
+        own = [one for number, one in first.items() if prompts.class_and_number(number)[0] == index]
         tokens = sum(one.input_tokens + one.output_tokens for one in own)
         yield ClassShare(name, share, len(own) / len(first), tokens / everything)

@@ -57,7 +57,7 @@ class MixPrompts:
         index, place = divmod(start, BLOCK)
         return self._block(index)[place]
 
-    def of_class(self, number: int) -> tuple[int, int]:
+    def class_and_number(self, number: int) -> tuple[int, int]:
         """The class of a request, and its number among those of that class. Raises IndexError for an unused number."""
         start, place = divmod(number, self.turns)
         index = self.class_of(start)
@@ -69,20 +69,20 @@ class MixPrompts:
         return index, start * turns + place
 
     def __getitem__(self, number: int) -> Request:
-        index, own_number = self.of_class(number)
+        index, own_number = self.class_and_number(number)
         return self._as_sent(index, self.parts[index][own_number])
 
-    def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
-        index, own_number = self.of_class(number)
-        return self._as_sent(index, self.parts[index].turn_with(own_number, replies))
+    def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+        index, own_number = self.class_and_number(number)
+        return self._as_sent(index, self.parts[index].with_replies(own_number, replies))
 
     def _as_sent(self, index: int, request: Request) -> Request:
         extra = self._extras[index]
         return msgspec.structs.replace(request, extra=request.extra | extra) if extra else request
 
-    def follows_replies(self, number: int) -> bool:
-        index, own_number = self.of_class(number)
-        return self.parts[index].follows_replies(own_number)
+    def needs_replies(self, number: int) -> bool:
+        index, own_number = self.class_and_number(number)
+        return self.parts[index].needs_replies(own_number)
 
     def numbers(self, count: int) -> Iterator[int]:
         if self.turns == 1:
@@ -102,20 +102,20 @@ class MixPrompts:
         yield first + self.turns - 1
 
     def input_tokens(self, number: int) -> int | None:
-        index, own_number = self.of_class(number)
+        index, own_number = self.class_and_number(number)
         return self.parts[index].input_tokens(own_number)
 
-    def asked_input(self, number: int) -> int | None:
-        index, own_number = self.of_class(number)
-        return self.parts[index].asked_input(own_number)
+    def requested_input_tokens(self, number: int) -> int | None:
+        index, own_number = self.class_and_number(number)
+        return self.parts[index].requested_input_tokens(own_number)
 
-    def asked_output(self, number: int) -> int | None:
-        index, own_number = self.of_class(number)
-        return self.parts[index].asked_output(own_number)
+    def requested_output_tokens(self, number: int) -> int | None:
+        index, own_number = self.class_and_number(number)
+        return self.parts[index].requested_output_tokens(own_number)
 
     def stands_alone(self, number: int) -> bool:
         """Whether a request is no part of a task or conversation."""
-        return self.parts[self.of_class(number)[0]].turns == 1
+        return self.parts[self.class_and_number(number)[0]].turns == 1
 
     def warnings(self, n: int) -> list[str]:
         named = zip(self.names, self.parts, self.shares, strict=True)
@@ -126,13 +126,13 @@ class MixPrompts:
         ]
 
 
-def step_of(prompts: Prompts, number: int) -> tuple[str, str]:
+def class_and_step(prompts: Prompts, number: int) -> tuple[str, str]:
     """The class of a request, and its step if it is one of a task; "" where there are none."""
     name = ""
     if isinstance(prompts, MixPrompts):
-        index, number = prompts.of_class(number)
+        index, number = prompts.class_and_number(number)
         name, prompts = prompts.names[index], prompts.parts[index]
     if not isinstance(prompts, TaskPrompts):
         return name, ""
-    task, turn = prompts.turn_of(number)
+    task, turn = prompts.task_and_turn(number)
     return name, prompts.graphs[task][turn].step

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadgen.core.requests.tokenizer import DATA, Tokenizer, unpacked
+from loadgen.core.requests.tokenizer import DATA, Tokenizer, read_packaged_data
 
 TEXT_SHA256 = "562ed0e6fc00eef7ad50ce6057c0df5e6406d5ee4bb9d6909023e83624985cd2"
 
@@ -15,7 +15,7 @@ class NaturalText:
     """The text as words with the space before them, and how many tokens each is."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        text = unpacked(DATA / "natural.txt.gz", TEXT_SHA256).decode("ascii")
+        text = read_packaged_data(DATA / "natural.txt.gz", TEXT_SHA256).decode("ascii")
         self._words = [f" {word}" for word in text.split(" ")]
         self._tokens = np.array([tokenizer.count(word) for word in self._words])
 

@@ -24,7 +24,13 @@ from loadgen_sdk.words import text_writer
 from loadgen.core import format
 from loadgen.core.requests import images
 from loadgen.core.requests.chunks import Corpus
-from loadgen.core.requests.laws import Law, draw, key, law, together
+from loadgen.core.requests.laws import (
+    LengthSampler,
+    derive_key,
+    length_sampler,
+    random_bytes,
+    sample_lengths,
+)
 from loadgen.core.requests.natural import NaturalText
 from loadgen.core.requests.tokenizer import Tokenizer
 
@@ -58,13 +64,13 @@ class Prompts(Protocol):
 
     def __getitem__(self, number: int) -> Request: ...
 
-    def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+    def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
         """Return the same request with the real answers of the earlier turns instead of the scripted ones.
 
         `replies`: the answer of each turn of the conversation that has ended.
         """
 
-    def follows_replies(self, number: int) -> bool:
+    def needs_replies(self, number: int) -> bool:
         """Whether a request re-sends real answers, so that it cannot be built before them."""
 
     def numbers(self, count: int) -> Iterable[int]:
@@ -73,10 +79,10 @@ class Prompts(Protocol):
     def input_tokens(self, number: int) -> int | None:
         """Content tokens of the prompt; counts the text if the request has no count. None if they are unknown."""
 
-    def asked_input(self, number: int) -> int | None:
+    def requested_input_tokens(self, number: int) -> int | None:
         """Content tokens of the prompt that the workload asks for, without building it; None if they are unknown."""
 
-    def asked_output(self, number: int) -> int | None:
+    def requested_output_tokens(self, number: int) -> int | None:
         """Tokens asked for as its answer: 0 where answers are values; None where no length is asked for."""
 
     def warnings(self, n: int) -> list[str]:
@@ -118,17 +124,17 @@ class SyntheticPrompts:
         self._api = api
         self._images: Any = getattr(requests, "images", None)
         self._template = max(0, template_tokens)
-        self._lengths_key, self._texts_key = key(seed), key(seed, salt)
+        self._lengths_key, self._texts_key = derive_key(seed), derive_key(seed, salt)
         turns = requests.turns
         self.turns: int = turns.count if turns else 1
         self.history: str = turns.history if turns else "scripted"
         self._length_laws = {"input": requests.input_tokens, "output": requests.output_tokens}
         self._length_laws["tool"] = turns.tool_result_tokens if turns else _ONE_TOKEN
         self._input_length, self._output_length = (
-            law(requests.input_tokens),
-            law(requests.output_tokens),
+            length_sampler(requests.input_tokens),
+            length_sampler(requests.output_tokens),
         )
-        self._tool_result = law(turns.tool_result_tokens) if turns else None
+        self._tool_result = length_sampler(turns.tool_result_tokens) if turns else None
         self._prefix_tokens: int = requests.shared_prefix_tokens
         self._prefixes: int = requests.prefixes
         self._cached: float | None = getattr(requests, "cache", None)
@@ -149,8 +155,8 @@ class SyntheticPrompts:
         )
         # number -> (step * number + offset) mod combinations is one to one, also in its low digits
         self._combinations = len(self._starts) * len(self._words) ** (HEAD - 1)
-        self._offset = int.from_bytes(draw(self._texts_key, "offset", 0, 16), "little")
-        self._step = int.from_bytes(draw(self._texts_key, "step", 0, 16), "little") | 1
+        self._offset = int.from_bytes(random_bytes(self._texts_key, "offset", 0, 16), "little")
+        self._step = int.from_bytes(random_bytes(self._texts_key, "step", 0, 16), "little") | 1
         while math.gcd(self._step, self._combinations) != 1:
             self._step += 2
         self._step, self._offset = (
@@ -167,16 +173,16 @@ class SyntheticPrompts:
         of_more = (
             self._system_tokens or self.turns > 1 or self._images is not None or api == "rerank"
         )
-        self.of_one_text = requests is not NO_LENGTHS and (api == "embeddings" or not of_more)
+        self.has_single_text = requests is not NO_LENGTHS and (api == "embeddings" or not of_more)
 
     def __getitem__(self, number: int) -> Request:
-        return next(self.texts((number,))) if self.of_one_text else self._request(number, None)
+        return next(self.texts((number,))) if self.has_single_text else self._request(number, None)
 
     _write = functools.cached_property(lambda self: text_writer(self._words))
 
     def texts(self, numbers: Iterable[int]) -> Iterator[Request]:
-        """The requests of these numbers, where each is `of_one_text`."""
-        name, source, values, key = (
+        """The requests of these numbers, where each is `has_single_text`."""
+        name, source, values, derive_key = (
             self._id,
             self._tokenizer.tag,
             self._api in NON_GENERATIVE_APIS,
@@ -185,7 +191,7 @@ class SyntheticPrompts:
         first_message, length = self._first_message, self._output_length
         for number in numbers:
             text, tokens = first_message(number)
-            asked = None if values else length(key, "output", number)
+            asked = None if values else length(derive_key, "output", number)
             yield Request(
                 id=f"{name}-{number}",
                 prompt=text,
@@ -194,14 +200,14 @@ class SyntheticPrompts:
                 input_source=source,
             )
 
-    def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+    def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
         if missing := set(range(number % self.turns)) - replies.keys():
             raise ValueError(
                 f"turn {number % self.turns} follows the replies of turns {sorted(missing)} too"
             )
         return self._request(number, replies)
 
-    def follows_replies(self, number: int) -> bool:
+    def needs_replies(self, number: int) -> bool:
         return self.history == "server" and number % self.turns > 0
 
     def numbers(self, count: int) -> Iterable[int]:
@@ -210,36 +216,38 @@ class SyntheticPrompts:
     def input_tokens(self, number: int) -> int | None:
         return self[number].input_tokens
 
-    def asked_input(self, number: int) -> int:
+    def requested_input_tokens(self, number: int) -> int:
         """Content tokens of the prompt that the workload asks for; `input_tokens` may be the nearest possible."""
         conversation, turn = divmod(number, self.turns)
         tokens = self._system_tokens + self._first_message_tokens(conversation)
         for earlier in range(number - turn, number):
-            tokens += self.asked_output(earlier) + self._tool_result_tokens(earlier + 1)
+            tokens += self.requested_output_tokens(earlier) + self._tool_result_tokens(earlier + 1)
         return tokens
 
-    def asked_output(self, number: int) -> int:
+    def requested_output_tokens(self, number: int) -> int:
         return (
             0
             if self._api in NON_GENERATIVE_APIS
             else self._output_length(self._lengths_key, "output", number)
         )
 
-    def drawn(self, what: str, numbers: Sequence[int]) -> list[int]:
+    def sample_lengths(self, what: str, numbers: Sequence[int]) -> list[int]:
         """The tokens of the `input` of each of these conversations, or of the `output` of each of these requests, or of
         the `tool` result before each, faster than singly.
         """
-        tokens = together(self._length_laws[what], self._lengths_key, what, numbers)
+        tokens = sample_lengths(self._length_laws[what], self._lengths_key, what, numbers)
         return (
             list(map(self._without_template, tokens))
             if what == "input" and self._template
             else tokens
         )
 
-    def group_of(self, conversation: int) -> int:
+    def prefix_group(self, conversation: int) -> int:
         """The number of the shared prefix that a conversation (or a single request) begins with, below `prefixes`."""
         return (
-            int.from_bytes(draw(self._lengths_key, "which prefix", conversation, 8), "little")
+            int.from_bytes(
+                random_bytes(self._lengths_key, "which prefix", conversation, 8), "little"
+            )
             % self._prefixes
         )
 
@@ -248,9 +256,9 @@ class SyntheticPrompts:
 
         For a share of the cache: so many that with those of the template they are that share of the prompt.
         """
-        return self.shared_of(self._first_message_tokens(conversation))
+        return self.shared_tokens_of_length(self._first_message_tokens(conversation))
 
-    def shared_of(self, n: int) -> int:
+    def shared_tokens_of_length(self, n: int) -> int:
         """`shared_tokens` of a conversation whose first message has n tokens."""
         if self._cached is None:
             return min(n, self._prefix_tokens)
@@ -261,7 +269,7 @@ class SyntheticPrompts:
         """The chunks that a prompt begins with, in order; () without retrieval."""
         return () if self._chunks is None else self._chunks.of(number)
 
-    def chunk_reuse(self, n: int) -> tuple[float, float] | None:
+    def measure_chunk_reuse(self, n: int) -> tuple[float, float] | None:
         """Of the chunks of the first n prompts, the share that an earlier prompt had, and that one had after the same
         chunks. None without retrieval.
         """
@@ -282,7 +290,8 @@ class SyntheticPrompts:
         if not self._tokenizer.additive:
             sample = range(min(n, CHECKED))
             inexact = sum(
-                self[number].input_tokens != self.asked_input(number) for number in sample
+                self[number].input_tokens != self.requested_input_tokens(number)
+                for number in sample
             )
             if inexact:
                 messages.append(
@@ -309,7 +318,9 @@ class SyntheticPrompts:
         )
         for earlier in range(number - turn, number):
             if replies is None:
-                reply, reply_n = self._said_before("reply", earlier, self.asked_output(earlier))
+                reply, reply_n = self._said_before(
+                    "reply", earlier, self.requested_output_tokens(earlier)
+                )
             else:
                 reply, reply_n = replies[earlier % self.turns].text, 0
             result, result_n = self._said_before(
@@ -317,15 +328,15 @@ class SyntheticPrompts:
             )
             prompt_tokens += reply_n + result_n
             messages += {"role": "assistant", "content": reply}, {"role": "user", "content": result}
-        counted = (
+        count_content_tokens = (
             replies is None and self._images is None
         )  # what an image counts is the server's matter
         return Request(
             id=f"{self._id}-{number}",
             messages=messages,
-            max_tokens=self.asked_output(number),
-            input_tokens=prompt_tokens if counted else None,
-            input_source=self._tokenizer.tag if counted else "",
+            max_tokens=self.requested_output_tokens(number),
+            input_tokens=prompt_tokens if count_content_tokens else None,
+            input_source=self._tokenizer.tag if count_content_tokens else "",
             session=conversation if self.turns > 1 else -1,
             turn=turn,
         )
@@ -347,7 +358,7 @@ class SyntheticPrompts:
             extra=extra,
         )
 
-    def sequences(self, number: int) -> tuple[int, ...]:
+    def sequence_lengths(self, number: int) -> tuple[int, ...]:
         """The tokens of each sequence that a request for values has: its text, or each document with the query."""
         tokens = self._first_message_tokens(number)
         if self._api == "embeddings" or self._chunks is None:
@@ -358,7 +369,7 @@ class SyntheticPrompts:
     def _parts(self, number: int, text: str) -> list[dict[str, Any]]:
         """The parts of a message with images: no two images are alike."""
         urls = (
-            images.data_url(
+            images.render_data_url(
                 self._texts_key,
                 number * self._images.count + index,
                 self._images.width,
@@ -393,8 +404,10 @@ class SyntheticPrompts:
                 sum(tokens for _, tokens in texts),
             )
             n -= prefix_n
-        elif shared_n := self.shared_of(n):
-            prefix, prefix_n = self._shared_text("prefix", self.group_of(conversation), shared_n)
+        elif shared_n := self.shared_tokens_of_length(n):
+            prefix, prefix_n = self._shared_text(
+                "prefix", self.prefix_group(conversation), shared_n
+            )
             if n == shared_n:
                 return prefix, prefix_n
             prefix, n = prefix + " ", n - shared_n
@@ -422,22 +435,24 @@ class SyntheticPrompts:
         if n <= 0:
             return before, before_n
         if not head:
-            choice = int.from_bytes(draw(self._texts_key, purpose + " start", index, 4), "little")
+            choice = int.from_bytes(
+                random_bytes(self._texts_key, purpose + " start", index, 4), "little"
+            )
             head = (self._starts[choice % len(self._starts)],)
         text = self._random_text(purpose, index, n, head, before)
         if self._tokenizer.additive:
             return text, before_n + n
         wanted, pieces = before_n + n, n
-        counted = best_n = self._tokenizer.count(text)
+        count_content_tokens = best_n = self._tokenizer.count(text)
         best = text
         for _ in range(8):
-            if counted == wanted:
-                return text, counted
-            pieces = max(1, pieces + wanted - counted)
+            if count_content_tokens == wanted:
+                return text, count_content_tokens
+            pieces = max(1, pieces + wanted - count_content_tokens)
             text = self._random_text(purpose, index, pieces, head, before)
-            counted = self._tokenizer.count(text)
-            if abs(counted - wanted) < abs(best_n - wanted):
-                best, best_n = text, counted
+            count_content_tokens = self._tokenizer.count(text)
+            if abs(count_content_tokens - wanted) < abs(best_n - wanted):
+                best, best_n = text, count_content_tokens
         return best, best_n
 
     def _random_text(
@@ -448,10 +463,13 @@ class SyntheticPrompts:
             return before + "".join(head[:pieces])
         passage = ""
         if self._natural is not None:
-            start = int.from_bytes(draw(self._texts_key, purpose + " passage", index, 4), "little")
+            start = int.from_bytes(
+                random_bytes(self._texts_key, purpose + " passage", index, 4), "little"
+            )
             passage, tail = self._natural.passage(start, tail)
         return self._write(
-            "".join((before, *head, passage)), draw(self._texts_key, purpose, index, 2 * tail)
+            "".join((before, *head, passage)),
+            random_bytes(self._texts_key, purpose, index, 2 * tail),
         )
 
     def _unique_head(self, index: int, n: int) -> list[str]:
@@ -495,17 +513,17 @@ class FilePrompts:
             else self.rows.__getitem__
         )
         self._tokenizer = tokenizer
-        self._output_length: Law | None = None
+        self._output_length: LengthSampler | None = None
         self._default_limit: int | None = DEFAULT_OUTPUT_LIMIT
         if requests.output_tokens == UNLIMITED or api in NON_GENERATIVE_APIS:
             self._default_limit = None
         elif requests.output_tokens:
-            self._output_length = law(requests.output_tokens)
-        self._lengths_key = key(seed)
+            self._output_length = length_sampler(requests.output_tokens)
+        self._lengths_key = derive_key(seed)
         self._order: np.ndarray[Any, np.dtype[np.int64]] | None = None
         if requests.order == "shuffled":
             ranks = np.frombuffer(
-                draw(self._lengths_key, "order", 0, 8 * len(self.rows)), dtype="<u8"
+                random_bytes(self._lengths_key, "order", 0, 8 * len(self.rows)), dtype="<u8"
             )
             self._order = np.argsort(ranks, kind="stable")
 
@@ -528,10 +546,10 @@ class FilePrompts:
             extra=row.extra,
         )
 
-    def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+    def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
         return self[number]
 
-    def follows_replies(self, number: int) -> bool:
+    def needs_replies(self, number: int) -> bool:
         return False
 
     def numbers(self, count: int) -> Iterable[int]:
@@ -539,14 +557,14 @@ class FilePrompts:
 
     def input_tokens(self, number: int) -> int | None:
         """Content tokens of the texts of the row; None if it has parts that are not text (images, audio)."""
-        return counted(self[number], self._tokenizer)
+        return count_content_tokens(self[number], self._tokenizer)
 
-    asked_input = input_tokens
+    requested_input_tokens = input_tokens
 
-    def asked_output(self, number: int) -> int | None:
+    def requested_output_tokens(self, number: int) -> int | None:
         return self[number].max_tokens
 
-    def sequences(self, number: int) -> tuple[int, ...]:
+    def sequence_lengths(self, number: int) -> tuple[int, ...]:
         """The tokens of each sequence that a row has as a request for values: its text, or each document with it."""
         tokens = self.input_tokens(number) or 1
         if not (documents := self[number].extra.get("documents")):
@@ -569,14 +587,14 @@ class FilePrompts:
         return messages
 
 
-def many(prompts: Prompts, numbers: Iterable[int]) -> Iterator[Request]:
+def iter_requests(prompts: Prompts, numbers: Iterable[int]) -> Iterator[Request]:
     """The requests of these numbers, cheaper than one by one. No number is taken before its turn."""
-    if isinstance(prompts, SyntheticPrompts) and prompts.of_one_text:
+    if isinstance(prompts, SyntheticPrompts) and prompts.has_single_text:
         return prompts.texts(numbers)
     return map(prompts.__getitem__, numbers)
 
 
-def counted(request: Request, tokenizer: Tokenizer) -> int | None:
+def count_content_tokens(request: Request, tokenizer: Tokenizer) -> int | None:
     """Content tokens of a request, without those of the chat template; None if a part of it is not text."""
     if request.prompt is not None:
         return (
@@ -653,5 +671,5 @@ def fingerprint(prompts: Prompts, n: int | None) -> str:
     digest = Digest(replies=prompts.history == "scripted")
     numbers = iter(prompts.numbers(FIRST if n is None else n))
     while batch := list(itertools.islice(numbers, KEPT)):
-        digest.add(zip(batch, many(prompts, batch), strict=True))
+        digest.add(zip(batch, iter_requests(prompts, batch), strict=True))
     return digest.hexdigest() if n is not None else f"first{FIRST}-{digest.hexdigest()}"

@@ -20,7 +20,7 @@ UNEQUAL = (
 )
 
 
-def samples(requests: Any, prompts: Any) -> int | None:
+def sample_count(requests: Any, prompts: Any) -> int | None:
     """After how many requests the data set begins again; None where it does not. `requests`: as in the workload."""
     if hasattr(requests, "path"):
         return len(prompts.rows)
@@ -31,26 +31,26 @@ def samples(requests: Any, prompts: Any) -> int | None:
     return math.lcm(*lengths) if len(lengths) == 2 else None
 
 
-def weights(requests: Any) -> NDArray[np.int64] | None:
+def sample_weights(requests: Any) -> NDArray[np.int64] | None:
     """The output tokens of each sample, where the workload lists them."""
     lengths: Any = getattr(requests, "output_tokens", None)
     return np.array(lengths.values, np.int64) if getattr(lengths, "tag", "") == "listed" else None
 
 
-def found(
+def find_resonance(
     requests: Any, prompts: Any, servers: int, kind: str, planned: int | None
 ) -> dict[str, Any] | None:
     """What round robin does to the shares of so many servers, as the values of the code "resonance"; None: nothing.
 
     `kind`: replica or target. `planned`: requests of the run, None where that is not known.
     """
-    count = samples(requests, prompts)
+    count = sample_count(requests, prompts)
     if servers < 2 or count is None or (planned is not None and planned <= count):
         return None
     factor = math.gcd(count, servers)
     if factor == 1:
         return None
-    tokens = weights(requests)
+    tokens = sample_weights(requests)
     heaviest = 0.0
     if tokens is not None and count % len(tokens) == 0:
         tokens = np.resize(tokens, count)

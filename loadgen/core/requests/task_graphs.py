@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from loadgen.core.requests.laws import Law, draw, key, law
+from loadgen.core.requests.laws import LengthSampler, derive_key, length_sampler, random_bytes
 from loadgen.core.units import LONGEST_NS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Node(Struct, frozen=True):
     first: bool = True  # of the turns of its step
 
 
-class Leaving(Struct, frozen=True):
+class Abandonment(Struct, frozen=True):
     """Where the user of a task goes away: in the answer of this request, after so many tokens."""
 
     turn: int
@@ -46,13 +46,16 @@ class TaskGraphs:
 
     def __init__(self, task: Task, seed: int) -> None:
         self.task, self.width = task, task.width
-        self._key = key(seed)
+        self._key = derive_key(seed)
         self._counts = {
-            name: (law(step.turns), law(step.parallel)) for name, step in task.steps.items()
+            name: (length_sampler(step.turns), length_sampler(step.parallel))
+            for name, step in task.steps.items()
         }
         self._think = {name: _delay(step.think_time) for name, step in task.steps.items()}
         self._output = {
-            name: law(step.output_tokens) for name, step in task.steps.items() if step.output_tokens
+            name: length_sampler(step.output_tokens)
+            for name, step in task.steps.items()
+            if step.output_tokens
         }
         self._kinds = {name: _choice(step.tool) for name, step in task.steps.items() if step.tool}
         self._tool_times = {kind: _delay(tool.time) for kind, tool in task.tools.items()}
@@ -73,18 +76,19 @@ class TaskGraphs:
         length = self._output.get(self[number][turn].step)
         return 0 if length is None else length(self._key, "output", number * self.width + turn)
 
-    def leaving(self, number: int) -> Leaving | None:
+    def abandonment(self, number: int) -> Abandonment | None:
         """Where the user of this task goes away; None for one that stays to the end."""
         share = self.task.abandoned
         if (
             not share
-            or int.from_bytes(draw(self._key, "leaves", number, 8), "little") * 2.0**-64 >= share
+            or int.from_bytes(random_bytes(self._key, "leaves", number, 8), "little") * 2.0**-64
+            >= share
         ):
             return None
-        choice = int.from_bytes(draw(self._key, "leaves at", number, 16), "little")
+        choice = int.from_bytes(random_bytes(self._key, "leaves at", number, 16), "little")
         chats = [turn for turn in range(len(self[number])) if self.output_tokens(number, turn)]
         turn, rest = chats[choice % len(chats)], choice // len(chats)
-        return Leaving(turn, 1 + rest % max(1, self.output_tokens(number, turn) - 1))
+        return Abandonment(turn, 1 + rest % max(1, self.output_tokens(number, turn) - 1))
 
     def _draw(self, number: int) -> tuple[Node, ...]:
         nodes: list[Node] = []
@@ -105,7 +109,7 @@ class TaskGraphs:
             ends[name] = tuple(lasts)
         return tuple(nodes)
 
-    def _of(self, name: str) -> tuple[tuple[Law, str], tuple[Law, str]]:
+    def _of(self, name: str) -> tuple[tuple[LengthSampler, str], tuple[LengthSampler, str]]:
         turns, parallel = self._counts[name]
         return (turns, "turns"), (parallel, "parallel")
 
@@ -162,16 +166,16 @@ class TaskGraphs:
         )
 
 
-def _delay(delay: Any) -> Law:
+def _delay(delay: Any) -> LengthSampler:
     """A law of durations: as of lengths, with other ends where none are given."""
     if delay.tag in ("normal", "lognormal"):
         ends = {"min": delay.min or 0, "max": LONGEST_NS if delay.max is None else delay.max}
         delay = delay.model_copy(update=ends)
-    return law(delay)
+    return length_sampler(delay)
 
 
-def _choice(weights: dict[str, float]) -> Law:
+def _choice(weights: dict[str, float]) -> LengthSampler:
     """A law of the place of one of these names, drawn by weight."""
-    return law(
+    return length_sampler(
         SimpleNamespace(tag="empirical", values=range(len(weights)), weights=list(weights.values()))
     )

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loadgen_sdk.request import Request
 
 from loadgen.core.requests.chunks import Corpus
-from loadgen.core.requests.laws import draw, law
+from loadgen.core.requests.laws import length_sampler, random_bytes
 from loadgen.core.requests.prompts import NO_LENGTHS, AssistantTurn, SyntheticPrompts
 from loadgen.core.requests.task_graphs import Node, TaskGraphs
 from loadgen.core.requests.tokenizer import Tokenizer
-from loadgen.core.workload.tasks import most
+from loadgen.core.workload.tasks import largest_value
 
 if TYPE_CHECKING:
     from loadgen.core.workload.tasks import Task, TaskStep
@@ -54,10 +54,12 @@ class TaskPrompts(SyntheticPrompts):
         self.turns, self.history = self.graphs.width, task.history
         self._task = task
         self._messages = {
-            name: law(step.input_tokens) for name, step in task.steps.items() if step.input_tokens
+            name: length_sampler(step.input_tokens)
+            for name, step in task.steps.items()
+            if step.input_tokens
         }
         known = task.known_tools
-        self._results = {kind: law(tool.result_tokens) for kind, tool in known.items()}
+        self._results = {kind: length_sampler(tool.result_tokens) for kind, tool in known.items()}
         self._tools = [self._definition(kind, tool.schema_tokens) for kind, tool in known.items()]
         self._tools_tokens = sum(tool.schema_tokens for tool in known.values())
         self._corpora = {
@@ -65,7 +67,9 @@ class TaskPrompts(SyntheticPrompts):
             for name, step in task.steps.items()
             if step.documents
         }
-        self._documents = {name: law(task.steps[name].documents.count) for name in self._corpora}  # type: ignore[union-attr]
+        self._documents = {
+            name: length_sampler(task.steps[name].documents.count) for name in self._corpora
+        }  # type: ignore[union-attr]
         self._output = self.graphs.output_tokens
         self._lengths = functools.lru_cache(LENGTHS_KEPT)(self._drawn)
         self._scripted = functools.lru_cache(CONTEXTS_KEPT)(
@@ -75,19 +79,19 @@ class TaskPrompts(SyntheticPrompts):
     def __getitem__(self, number: int) -> Request:
         return self._built(number, {})
 
-    def turn_with(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+    def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
         return self._built(number, replies)
 
-    def asked_input(self, number: int) -> int:
-        task, turn = self.turn_of(number)
+    def requested_input_tokens(self, number: int) -> int:
+        task, turn = self.task_and_turn(number)
         if self._is_for_values(task, turn):
-            return sum(self.sequences(number))
+            return sum(self.sequence_lengths(number))
         return self._tools_tokens + self._asked(task, turn)
 
-    def asked_output(self, number: int) -> int:
-        return self.graphs.output_tokens(*self.turn_of(number))
+    def requested_output_tokens(self, number: int) -> int:
+        return self.graphs.output_tokens(*self.task_and_turn(number))
 
-    def turn_of(self, number: int) -> tuple[int, int]:
+    def task_and_turn(self, number: int) -> tuple[int, int]:
         """The task of a request, and its turn there. Raises IndexError for a number that the task has not."""
         task, place = divmod(number, self.turns)
         last = len(self.graphs[task]) - 1
@@ -100,22 +104,22 @@ class TaskPrompts(SyntheticPrompts):
     def _is_for_values(self, task: int, turn: int) -> bool:
         return self._task.steps[self.graphs[task][turn].step].kind != "chat"
 
-    def sequences(self, number: int) -> tuple[int, ...]:
+    def sequence_lengths(self, number: int) -> tuple[int, ...]:
         """The tokens of each sequence of a request for values; () of a chat."""
-        task, turn = self.turn_of(number)
+        task, turn = self.task_and_turn(number)
         if not self._is_for_values(task, turn):
             return ()
         text, (chunks, tokens) = self._message_tokens(task, turn), self._documents_of(task, turn)
         return (text + tokens,) * len(chunks) or (text,)
 
-    def stretches(self, number: int) -> Iterator[tuple[str | int | tuple[int, ...], int]]:
+    def prompt_segments(self, number: int) -> Iterator[tuple[str | int | tuple[int, ...], int]]:
         """Where each part of a prompt comes from, in order: its owner and its content tokens.
 
         The owner is a step (its system message and the tools' definitions, equal in all tasks), or the number of the
         request of this task that brought or generated it; of documents, these and those before them. Prompts with equal
         stretches at their beginning share them.
         """
-        task, turn = self.turn_of(number)
+        task, turn = self.task_and_turn(number)
         nodes, path = self.graphs[task], [turn]
         while nodes[path[-1]].context >= 0:
             path.append(nodes[path[-1]].context)
@@ -127,8 +131,8 @@ class TaskPrompts(SyntheticPrompts):
                 yield chunks[: place + 1], tokens
             yield task * self.turns + one, own + (output if one != turn else 0)
 
-    def follows_replies(self, number: int) -> bool:
-        task, turn = self.turn_of(number)
+    def needs_replies(self, number: int) -> bool:
+        task, turn = self.task_and_turn(number)
         node = self.graphs[task][turn]
         return self.history == "server" and (
             node.context >= 0 or len(node.joined) > 0
@@ -136,10 +140,11 @@ class TaskPrompts(SyntheticPrompts):
 
     def numbers(self, count: int) -> Iterator[int]:
         return islice(
-            (number for task in itertools.count() for number in self.numbers_of(task)), count
+            (number for task in itertools.count() for number in self.task_request_numbers(task)),
+            count,
         )
 
-    def numbers_of(self, task: int) -> Iterator[int]:
+    def task_request_numbers(self, task: int) -> Iterator[int]:
         """The numbers of the requests of a task."""
         first, last = task * self.turns, len(self.graphs[task]) - 1
         yield from range(first, first + last)
@@ -215,7 +220,7 @@ class TaskPrompts(SyntheticPrompts):
     # -- messages ------------------------------------------------------------------------------------------------
 
     def _built(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
-        task, turn = self.turn_of(number)
+        task, turn = self.task_and_turn(number)
         if self._is_for_values(task, turn):
             return self._for_values(number, task, turn)
         context = self._context(task, turn, replies)
@@ -323,7 +328,7 @@ class TaskPrompts(SyntheticPrompts):
             # an answer without a call stands as the argument of the first one
             arguments = {"input": reply.text} if not reply.calls and not i else {}
             function = {"name": name, "arguments": json.dumps(arguments)}
-            identity = draw(self._texts_key, f"call {i}", place, 5).hex()[
+            identity = random_bytes(self._texts_key, f"call {i}", place, 5).hex()[
                 :9
             ]  # some templates want nine characters
             calls.append({"id": identity, "type": "function", "function": function})
@@ -368,4 +373,4 @@ class TaskPrompts(SyntheticPrompts):
 
 def _corpus(step: TaskStep, key: bytes) -> Corpus:
     documents: Any = step.documents
-    return Corpus(documents.model_copy(update={"count": most(documents.count)}), key)
+    return Corpus(documents.model_copy(update={"count": largest_value(documents.count)}), key)

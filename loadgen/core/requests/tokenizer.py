@@ -81,15 +81,15 @@ def load_tokenizer(spec: str | None = None) -> Tokenizer:
     Raises UserError if the file does not exist or is not a tokenizer, or if the packaged data is damaged.
     """
     if not spec or spec == PACKAGED:
-        return packaged()
+        return packaged_tokenizer()
     if Path(spec).exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec):
-        return local(Path(spec))
+        return read_tokenizer_file(Path(spec))
     from loadgen.core.workload import hub  # brings all that reads workloads
 
-    snapshot = hub.cached(spec, "model")
+    snapshot = hub.find_cached_snapshot(spec, "model")
     if snapshot is None or not (snapshot / FILE).is_file():
-        snapshot = hub.fetched(spec, "model", [FILE], f"--tokenizer {spec}")
-    return replace(local(snapshot), name=f"{spec}@{snapshot.name}")
+        snapshot = hub.download_snapshot(spec, "model", [FILE], f"--tokenizer {spec}")
+    return replace(read_tokenizer_file(snapshot), name=f"{spec}@{snapshot.name}")
 
 
 def random_text(tokenizer: Tokenizer, words: int, random: np.random.Generator) -> str:
@@ -100,9 +100,9 @@ def random_text(tokenizer: Tokenizer, words: int, random: np.random.Generator) -
 
 
 @functools.cache
-def packaged(folder: Path = DATA) -> Tokenizer:
+def packaged_tokenizer(folder: Path = DATA) -> Tokenizer:
     """The packaged cl100k. On English and code its counts are within 0.1 % of Llama-3 and within 2 % of Qwen3."""
-    text = unpacked(folder / "cl100k.words.gz", WORDS_SHA256).decode("ascii")
+    text = read_packaged_data(folder / "cl100k.words.gz", WORDS_SHA256).decode("ascii")
     return Tokenizer(
         tag="estimate",
         name=PACKAGED,
@@ -120,7 +120,7 @@ def _cl100k(folder: Path) -> Encode:
     """Build the encoding from the packaged ranks (about 0.15 s); `tiktoken.get_encoding` would use the network."""
     import tiktoken
 
-    packed = unpacked(folder / "cl100k.ranks.gz", RANKS_SHA256)
+    packed = read_packaged_data(folder / "cl100k.ranks.gz", RANKS_SHA256)
     ranks: dict[bytes, int] = {}
     offset = 0
     while offset < len(packed):
@@ -132,7 +132,7 @@ def _cl100k(folder: Path) -> Encode:
     ).encode_ordinary
 
 
-def unpacked(path: Path, sha256: str) -> bytes:
+def read_packaged_data(path: Path, sha256: str) -> bytes:
     hint = "the installation is damaged: install loadgen again"
     try:
         content = zlib.decompress(path.read_bytes(), wbits=31)
@@ -150,7 +150,7 @@ def unpacked(path: Path, sha256: str) -> bytes:
     return content
 
 
-def local(path: Path) -> Tokenizer:
+def read_tokenizer_file(path: Path) -> Tokenizer:
     """Read a `tokenizer.json` (or the folder that contains one) and find its one-token words. Raises UserError."""
     file = path / FILE if path.is_dir() else path
     hint = 'name a tokenizer.json, the folder that holds it, ORG/NAME of Hugging Face, or "cl100k"'

@@ -89,7 +89,7 @@ class TracePrompts(SyntheticPrompts):
         session, turn = (
             (-1, 0) if self._sessions is None else self._of_session(self._sessions, number)
         )
-        tokens_left = self.asked_input(number)
+        tokens_left = self.requested_input_tokens(number)
         pieces: list[str] = []
         for position, block in enumerate(self.trace.blocks(row)):
             block_tokens = min(tokens_left, self.trace.tokens_of[block])
@@ -98,7 +98,7 @@ class TracePrompts(SyntheticPrompts):
                 tokens_left -= block_tokens
         if tokens_left and pieces:
             pieces.append(self._own_text(number, tokens_left))
-        text, prompt_tokens = "".join(pieces), self.asked_input(number)
+        text, prompt_tokens = "".join(pieces), self.requested_input_tokens(number)
         if not pieces:
             text, prompt_tokens = self._exact_text(
                 "user", number, tokens_left, self._unique_head(number, tokens_left)
@@ -108,7 +108,7 @@ class TracePrompts(SyntheticPrompts):
         return Request(
             id=f"{self._id}-{number}",
             prompt=text,
-            max_tokens=None if self._api == "embeddings" else self.asked_output(number),
+            max_tokens=None if self._api == "embeddings" else self.requested_output_tokens(number),
             input_tokens=prompt_tokens,
             input_source=self._tokenizer.tag,
             extra=self._extra(row),
@@ -126,13 +126,13 @@ class TracePrompts(SyntheticPrompts):
             if name != "model" or value in self._models
         }
 
-    def asked_input(self, number: int) -> int:
+    def requested_input_tokens(self, number: int) -> int:
         return max(1, int(self.trace.input_tokens[self.place(number)[1]]) - self._template)
 
-    def sequences(self, number: int) -> tuple[int, ...]:
-        return (self.asked_input(number),)
+    def sequence_lengths(self, number: int) -> tuple[int, ...]:
+        return (self.requested_input_tokens(number),)
 
-    def asked_output(self, number: int) -> int:
+    def requested_output_tokens(self, number: int) -> int:
         return int(self.trace.output_tokens[self.place(number)[1]])
 
     def warnings(self, n: int) -> list[str]:

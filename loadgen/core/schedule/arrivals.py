@@ -164,7 +164,7 @@ def _draw_arrivals(stage: Stage, rng: np.random.Generator, loadgen_seed: int) ->
         case Replay(speed=speed, loop=loop) as arrival:
             from loadgen.core.workload import trace_sessions
 
-            starts = trace_sessions.starts_of(arrival)
+            starts = trace_sessions.replay_starts(arrival)
             return replay(starts.due_ns, starts.end_ns, speed=speed, loop=loop, **bounds)
     raise ValueError(f"{stage.arrival!r} has no arrival times")
 

@@ -15,8 +15,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core import seeds
-from loadgen.core.requests.laws import log_mean
-from loadgen.core.requests.task_graphs import Leaving, TaskGraphs
+from loadgen.core.requests.laws import lognormal_mu
+from loadgen.core.requests.task_graphs import Abandonment, TaskGraphs
 from loadgen.core.units import LONGEST_NS
 from loadgen.core.workload import (
     Empirical,
@@ -48,7 +48,7 @@ class Chain(Struct, frozen=True):
     followers: tuple[tuple[int, ...], ...]  # for each turn: the turns that wait for it
     pauses: Sequence[int]  # for each turn: ns from the end of the last turn that it waits for
     is_session: bool = True  # False for a single request
-    leaving: Leaving | None = None  # the turn at which its user cancels and leaves
+    leaving: Abandonment | None = None  # the turn at which its user cancels and leaves
 
 
 SINGLE = Chain((0,), ((),), (0,), is_session=False)
@@ -178,7 +178,7 @@ class Tasks:
 
     def __init__(self, task: Task, seed: int) -> None:
         self._graphs = TaskGraphs(task, seed)
-        self.turns, self.side_by_side = task.width, task.side_by_side
+        self.turns, self.side_by_side = task.width, task.max_concurrent_requests
         self.of = functools.lru_cache(maxsize=_CACHED_CHAINS)(self._build_chain)
 
     def _build_chain(self, chain: int) -> Chain:
@@ -187,7 +187,7 @@ class Tasks:
             waits=tuple(len(node.after) for node in nodes),
             followers=_invert([node.after for node in nodes]),
             pauses=tuple(node.pause_ns for node in nodes),
-            leaving=self._graphs.leaving(chain),
+            leaving=self._graphs.abandonment(chain),
         )
 
     def sizes(self, first: int, count: int) -> Ints:
@@ -214,7 +214,7 @@ class TraceChains:
 
     def __init__(self, sessions: TraceSessions) -> None:
         self._sessions = sessions
-        self.turns, self.side_by_side = sessions.turns, sessions.side_by_side
+        self.turns, self.side_by_side = sessions.turns, sessions.max_concurrent_requests
         self.of = functools.lru_cache(maxsize=_CACHED_CHAINS)(self._build_chain)
 
     def _build_chain(self, chain: int) -> Chain:
@@ -309,7 +309,7 @@ def of_requests(requests: Any, seed: int) -> Chains:
     if isinstance(requests, FromTrace) and requests.replay == "sessions":
         from loadgen.core.workload import trace_sessions, traces
 
-        return TraceChains(trace_sessions.sessions_of(traces.replayed(requests)))
+        return TraceChains(trace_sessions.build_sessions(traces.read_replayed_trace(requests)))
     if isinstance(requests, Synthetic) and requests.turns is not None and requests.turns.count > 1:
         return Conversations(seed, requests.turns.tool_time, requests.turns.count)
     return Singles()
@@ -345,7 +345,9 @@ def _draw_delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -
         case Normal(mean=mean, stddev=stddev):
             return _draw_within(lambda n: rng.normal(mean, stddev, n), delay, shape)
         case LogNormal(sigma=sigma):
-            return _draw_within(lambda n: rng.lognormal(log_mean(delay), sigma, n), delay, shape)
+            return _draw_within(
+                lambda n: rng.lognormal(lognormal_mu(delay), sigma, n), delay, shape
+            )
     raise ValueError(f"{delay!r} is not a distribution of delays")
 
 

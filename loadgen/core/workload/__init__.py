@@ -26,16 +26,16 @@ from loadgen.core.workload.distributions import (
     UniformDuration,
     UniformTokens,
 )
-from loadgen.core.workload.file_schema import json_schema, schema_of
+from loadgen.core.workload.file_schema import file_json_schema, workload_json_schema
 from loadgen.core.workload.fingerprints import (
     recipe_fingerprint,
     request_fingerprint,
     work_fingerprint,
 )
-from loadgen.core.workload.flags import Overrides, levels, read_flags
-from loadgen.core.workload.loading import load, of_trace, packaged
-from loadgen.core.workload.overrides import placed
-from loadgen.core.workload.request_classes import Mix, parts
+from loadgen.core.workload.flags import Overrides, parse_concurrency_levels, read_flags
+from loadgen.core.workload.loading import load, packaged_files, workload_from_trace
+from loadgen.core.workload.overrides import with_unique_prompts
+from loadgen.core.workload.request_classes import Mix, requests_by_class
 from loadgen.core.workload.request_kinds import (
     FromFile,
     FromTrace,

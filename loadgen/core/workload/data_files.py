@@ -26,7 +26,7 @@ LONGEST_CONVERSATION = 100_000_000
 SPLITS = ("train", "test", "validation")  # which is taken where several are there and none is named
 _NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
-Placed = tuple[str, Mapping[str, Any]]
+LocatedRow = tuple[str, Mapping[str, Any]]
 
 
 def is_jsonl(file: Path) -> bool:
@@ -57,7 +57,7 @@ def _has_conversation_per_line(file: Path) -> bool:
     return is_conversation(row)
 
 
-def rows_of(file: Path) -> Iterator[Placed]:
+def read_converted_rows(file: Path) -> Iterator[LocatedRow]:
     """The rows of a file that is not JSONL. Raises UserError, OSError."""
     with file.open("rb") as opened:
         row = _format(file, opened.read(4096))
@@ -82,7 +82,7 @@ def _format(file: Path, begin: bytes) -> FormatRow | None:
 # -- Hugging Face ----------------------------------------------------------------------------------------------------
 
 
-def files_of(path: Path) -> tuple[list[Path], str]:
+def resolve_data_set(path: Path) -> tuple[list[Path], str]:
     """The files behind the name of a data set, and which they are, in words ("" for a plain file). Raises UserError."""
     name = str(path)
     if not name.startswith(HUB):
@@ -94,7 +94,7 @@ def files_of(path: Path) -> tuple[list[Path], str]:
     data_set, config, split = match[1], match[2] or "", match[3] or ""
     patterns = [f"*{suffix}" for suffix in SUFFIXES]
     found = _cached(data_set) or _data_in(
-        hub.fetched(data_set, "dataset", patterns, f"{HUB}{data_set}")
+        hub.download_snapshot(data_set, "dataset", patterns, f"{HUB}{data_set}")
     )
     files = [file for file in found if not config or config in file.relative_to(found[file]).parts]
     parts = {file: set(re.split(r"[-_./]", str(file.relative_to(found[file])))) for file in files}
@@ -104,7 +104,7 @@ def files_of(path: Path) -> tuple[list[Path], str]:
     if not chosen:
         known = ", ".join(sorted({str(file.relative_to(found[file])) for file in found})[:8])
         raise UserError("unknown_name", "no such part of the data set", name, f"its files: {known}")
-    commit = hub.commit_of(chosen[0])
+    commit = hub.snapshot_commit(chosen[0])
     said = (
         f"{data_set}{f' at {commit[:12]}' if commit else ''}{f', split {split}' if split else ''}"
     )
@@ -113,9 +113,9 @@ def files_of(path: Path) -> tuple[list[Path], str]:
 
 def _cached(data_set: str) -> dict[Path, Path]:
     """The data files of a data set in the caches of this host, each with the folder that its name begins at."""
-    snapshot = hub.cached(data_set, "dataset")
+    snapshot = hub.find_cached_snapshot(data_set, "dataset")
     prepared = Path(
-        os.environ.get("HF_DATASETS_CACHE") or hub.home() / "datasets"
+        os.environ.get("HF_DATASETS_CACHE") or hub.cache_home() / "datasets"
     ) / data_set.replace("/", "___")
     return (_data_in(snapshot) if snapshot is not None else {}) or _data_in(prepared)
 

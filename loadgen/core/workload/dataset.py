@@ -282,7 +282,7 @@ def read_rows(path: str | Path) -> Rows:
     Raises Faults with the first FAULTS_SHOWN faults, or UserError for the file.
     """
     path = Path(path)
-    files, said = data_files.files_of(path)
+    files, said = data_files.resolve_data_set(path)
     try:
         states = [file.stat() for file in files]
         return _read_cached(
@@ -327,7 +327,7 @@ def _converted(path: Path, files: Iterable[Path], said: str) -> Rows:
         with file.open("rb") as opened:
             while part := opened.read(1 << 20):
                 digest.update(part)
-        for where, row in placed(file):
+        for where, row in read_located_rows(file):
             try:
                 line = msgspec.json.encode(row)
             except (TypeError, ValueError) as error:
@@ -341,10 +341,10 @@ def _converted(path: Path, files: Iterable[Path], said: str) -> Rows:
     return check.rows(end, digest.hexdigest(), said, spool)
 
 
-def placed(file: Path) -> Iterator[data_files.Placed]:
+def read_located_rows(file: Path) -> Iterator[data_files.LocatedRow]:
     """The rows of a file of any form, each with its place. Raises UserError."""
     if not data_files.is_jsonl(file):
-        yield from data_files.rows_of(file)
+        yield from data_files.read_converted_rows(file)
         return
     with file.open("rb") as opened:
         for number, line in enumerate(opened, 1):

@@ -15,7 +15,7 @@ from loadgen.core import units
 from loadgen.core.errors import Code, LoadgenError, Place, UserError, did_you_mean
 from loadgen.core.slo import METRIC_ALIASES
 from loadgen.core.workload.file_models import NO_SUCH_TAG, FileContext
-from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child, where
+from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child_path, place_at
 
 Model = TypeVar("Model", bound=BaseModel)
 Loc = tuple[int | str, ...]
@@ -92,7 +92,7 @@ class Location(NamedTuple):
 
     def place(self, file: str) -> Place:
         """Return the place of this location in a file."""
-        return where(file, self.spot, self.path)
+        return place_at(file, self.spot, self.path)
 
 
 def validate_document(model: type[Model], document: Any, context: FileContext) -> Model | None:
@@ -106,11 +106,11 @@ def validate_document(model: type[Model], document: Any, context: FileContext) -
         return model.model_validate(document, context=context)
     except ValidationError as invalid:
         for error in invalid.errors(include_url=False):
-            context.faults.append(to_fault(error, document, context.file))
+            context.faults.append(to_user_error(error, document, context.file))
         return None
 
 
-def sort_faults(faults: list[LoadgenError]) -> list[LoadgenError]:
+def sort_errors(faults: list[LoadgenError]) -> list[LoadgenError]:
     """Sort faults by line and column, and keep one fault for each mistake.
 
     A mistake can cause a second fault that says nothing new: an unset variable makes its value
@@ -148,13 +148,13 @@ def _step_into(location: Location, step: int | str) -> Location | None:
     if isinstance(value, Map) and isinstance(step, str):
         for key in value:
             if step in (key, OTHER_SPELLINGS.get(key)):
-                return Location(value.values_at[key], child(location.path, key), value[key])
+                return Location(value.values_at[key], child_path(location.path, key), value[key])
     if isinstance(value, Seq) and isinstance(step, int) and step < len(value):
-        return Location(value.values_at[step], child(location.path, step), value[step])
+        return Location(value.values_at[step], child_path(location.path, step), value[step])
     return None
 
 
-def to_fault(error: ErrorDetails, document: Map, file: str) -> LoadgenError:
+def to_user_error(error: ErrorDetails, document: Map, file: str) -> LoadgenError:
     """Return the fault for one error of pydantic."""
     error_type = error["type"]
     location = _locate_error(document, error["loc"])
@@ -175,13 +175,13 @@ def _locate_error(document: Map, loc: Loc) -> Location:
         key = str(loc[-2])
         parent = locate(document, loc[:-2])
         if isinstance(parent.value, Map) and key in parent.value:
-            return Location(parent.value.keys_at[key], child(parent.path, key), key)
+            return Location(parent.value.keys_at[key], child_path(parent.path, key), key)
     return locate(document, loc)
 
 
 def _missing_key_fault(key: str, location: Location, file: str) -> LoadgenError:
     place = location.place(file)
-    path = child(location.path, key)
+    path = child_path(location.path, key)
     return UserError("missing_key", f'missing "{key}"', place, _example(key), key=path)
 
 
@@ -205,7 +205,7 @@ def _union_fault(error: ErrorDetails, location: Location, file: str) -> LoadgenE
         hint = f"its parameters go inside, {_example(f'{noun} with parameters', known_tags)}"
         return UserError("conflict", problem, location.place(file), hint)
     tag = next(iter(value))
-    place = where(file, value.keys_at[tag], location.path)
+    place = place_at(file, value.keys_at[tag], location.path)
     return UserError(
         "unknown_name", f'unknown {noun} "{tag}"', place, did_you_mean(tag, known_tags)
     )

@@ -27,7 +27,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from loadgen.core.errors import LoadgenError, UserError, closest, did_you_mean
-from loadgen.core.workload.yaml_marks import Map, child, where
+from loadgen.core.workload.yaml_marks import Map, child_path, place_at
 
 NO_SUCH_TAG = "no_such_tag"
 """The error type of a value that selects no member of a `TaggedUnion`."""
@@ -104,10 +104,10 @@ class Part(BaseModel):
         if not unknown_keys:
             return data
         for key in unknown_keys:
-            place = where(context.file, data.keys_at[key], child(data.path, key))
+            place = place_at(context.file, data.keys_at[key], child_path(data.path, key))
             hint = did_you_mean(key, known_keys, cls.synonyms)
             similar_key = closest(key, known_keys, cls.synonyms)
-            values = {"did_you_mean": child(data.path, similar_key)} if similar_key else {}
+            values = {"did_you_mean": child_path(data.path, similar_key)} if similar_key else {}
             fault = UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
             context.faults.append(fault)
         return {key: value for key, value in data.items() if key in known_keys}

@@ -9,7 +9,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from loadgen.core.workload.file_models import Part
-from loadgen.core.workload.schema import Written
+from loadgen.core.workload.schema import WorkloadFile
 
 
 class _WithoutDefaults(GenerateJsonSchema):
@@ -22,7 +22,7 @@ class _WithoutDefaults(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
 
-def schema_of(model: type[Part], title: str) -> dict[str, Any]:
+def file_json_schema(model: type[Part], title: str) -> dict[str, Any]:
     """Return the JSON Schema of a file that a model describes.
 
     Values with units are strings with a pattern.
@@ -31,9 +31,9 @@ def schema_of(model: type[Part], title: str) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
 
 
-def json_schema() -> dict[str, Any]:
+def workload_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a workload file."""
-    schema = schema_of(Written, "A workload of loadgen")
+    schema = file_json_schema(WorkloadFile, "A workload of loadgen")
     properties = schema["properties"]
     properties["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
     properties["trace"] = deepcopy(schema["$defs"]["Replay"]["properties"]["trace"])

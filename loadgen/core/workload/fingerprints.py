@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.core.workload import data_files, hub
-from loadgen.core.workload.schema import Workload, Written
+from loadgen.core.workload.schema import Workload, WorkloadFile
 from loadgen.core.workload.stages import Replay
 
 Recipe = dict[str, Any]
 """The values that a fingerprint covers, as JSON types."""
 
-FIELDS_OF_RECIPE = set(Written.model_fields) - {
+FIELDS_OF_RECIPE = set(WorkloadFile.model_fields) - {
     "name",
     "description",
     "seed",
@@ -118,8 +118,8 @@ def _hash_of_data(path: Path) -> str:
     """
     if not str(path).startswith(data_files.HUB):
         return _file_sha256(path)
-    files, _ = data_files.files_of(path)
-    commit = hub.commit_of(files[0])
+    files, _ = data_files.resolve_data_set(path)
+    commit = hub.snapshot_commit(files[0])
     hashes = [_file_sha256(file) for file in files]
     return "+".join([commit, *hashes] if commit else hashes)
 

@@ -88,14 +88,14 @@ BY_KEY = frozenset(
 PYTHON_ONLY = {"goodput": "goodput", "num_warmups": "num_warmups"}
 
 
-def place(name: str, value: object) -> str:
+def describe_option(name: str, value: object) -> str:
     """How a fault names what was given, by its keyword."""
     if name in BY_KEY:
         return f"--set {name}={value}"
     return f"{name} {value}" if name in PYTHON_ONLY else f"--{name.replace('_', '-')} {value}"
 
 
-def of_the_load(options: Mapping[str, Any]) -> dict[str, Any]:
+def select_load_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a run's options that are flags over its workload, as far as they are given."""
     return {name: value for name in FLAGS if (value := options.get(name)) is not None}
 
@@ -107,7 +107,7 @@ def read_flags(**options: Any) -> Overrides:
     """
     values: dict[str, Any] = {}
     faults: list[LoadgenError] = []
-    for name, given in of_the_load(options).items():
+    for name, given in select_load_options(options).items():
         for text in (
             (given,) if isinstance(given, str) or not isinstance(given, Sequence) else given
         ):
@@ -118,7 +118,7 @@ def read_flags(**options: Any) -> Overrides:
                     UserError(
                         wrong.code,
                         f'"{text}" {wrong}',
-                        place(name, text),
+                        describe_option(name, text),
                         wrong.hint,
                         key=PYTHON_ONLY.get(name, ""),
                     )
@@ -145,7 +145,7 @@ MAX_DIGITS = 12  # of a count; more than any load has, and quick to convert
 _OPEN_LOOP = "; for arrivals at a rate instead: --request-rate 10"
 
 
-def levels(text: str) -> tuple[int, ...]:
+def parse_concurrency_levels(text: str) -> tuple[int, ...]:
     """The numbers of `--concurrency 1,2,4,8`, in the given order. Raises UserError."""
     try:
         return tuple(_count(1, less_hint=_OPEN_LOOP)(part.strip()) for part in text.split(","))

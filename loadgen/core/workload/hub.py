@@ -9,19 +9,19 @@ from pathlib import Path
 from loadgen.core.errors import UserError
 
 
-def home() -> Path:
+def cache_home() -> Path:
     """The folder of all caches."""
     # expanduser: a user without a home folder, as in a container, is no fault
     return Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
 
 
-def cached(repository: str, kind: str) -> Path | None:
+def find_cached_snapshot(repository: str, kind: str) -> Path | None:
     """The snapshot of a repository (`kind`: dataset, model) in the cache: its `main`, else the newest; None: not there.
 
     The folder is named by its commit.
     """
     folder = (
-        Path(os.environ.get("HF_HUB_CACHE") or home() / "hub")
+        Path(os.environ.get("HF_HUB_CACHE") or cache_home() / "hub")
         / f"{kind}s--{repository.replace('/', '--')}"
     )
     main = folder / "refs" / "main"
@@ -34,7 +34,7 @@ def cached(repository: str, kind: str) -> Path | None:
     return snapshots[-1] if snapshots else None
 
 
-def fetched(repository: str, kind: str, patterns: Sequence[str], where: str) -> Path:
+def download_snapshot(repository: str, kind: str, patterns: Sequence[str], where: str) -> Path:
     """The snapshot of a repository, fetched from the hub: the files of these patterns. Raises UserError."""
     try:
         from huggingface_hub import snapshot_download
@@ -52,7 +52,7 @@ def fetched(repository: str, kind: str, patterns: Sequence[str], where: str) -> 
         raise UserError("not_downloaded", f"cannot be fetched: {first_line}", where, hint) from None
 
 
-def commit_of(file: Path) -> str:
+def snapshot_commit(file: Path) -> str:
     """The commit of the snapshot that a file is in; "" where it is in none."""
     parts = file.parts
     return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else ""

@@ -16,21 +16,21 @@ from msgspec.structs import replace
 
 from loadgen.core.errors import CombinedError, UserError, did_you_mean, of_reading
 from loadgen.core.units import NS_PER_S
-from loadgen.core.workload.diagnostics import sort_faults, validate_document
+from loadgen.core.workload.diagnostics import sort_errors, validate_document
 from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.flags import Overrides, read_flags
 from loadgen.core.workload.overrides import apply
-from loadgen.core.workload.schema import TRACE_KEYS, Workload, Written
+from loadgen.core.workload.schema import TRACE_KEYS, Workload, WorkloadFile
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
-NONE = Overrides()
+NO_OVERRIDES = Overrides()
 _PROMPT_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
 
 
 def load(
     path_or_name: str,
-    overrides: Overrides = NONE,
+    overrides: Overrides = NO_OVERRIDES,
     env: Mapping[str, str] = os.environ,
     changes: Mapping[str, Any] | None = None,
 ) -> Workload:
@@ -40,17 +40,19 @@ def load(
     file and the flags, in the order of the lines of the file.
     """
     file = _workload_path(path_or_name)
-    text = text_of(path_or_name)
+    text = read_workload_text(path_or_name)
     label = path_or_name if file == Path(path_or_name) else str(file)
     return _checked(text, label, file.parent, overrides, env, changes)
 
 
-def text_of(path_or_name: str) -> str:
+def read_workload_text(path_or_name: str) -> str:
     """The text of a workload file or of a packaged workload. Raises `CombinedError`."""
     return _read_text(_workload_path(path_or_name), path_or_name)
 
 
-def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = None) -> Workload:
+def workload_from_trace(
+    trace: str | Path, overrides: Overrides = NO_OVERRIDES, base: str | None = None
+) -> Workload:
     """Return the workload that replays a trace (arrivals, lengths, shared prefixes), changed by the flags.
 
     base: a workload file or name that gives the SLO and the limits; the trace replaces its requests and stages.
@@ -79,7 +81,7 @@ def of_trace(trace: str | Path, overrides: Overrides = NONE, base: str | None = 
 
 def _as_its_block(base: str, overrides: Overrides) -> Overrides:
     """The flags, with what the `trace:` block of a workload says of the playing of a trace where they do not."""
-    top, faults = read_yaml(text_of(base), base, os.environ)
+    top, faults = read_yaml(read_workload_text(base), base, os.environ)
     block = top.get("trace") if not faults and isinstance(top, Mapping) else None
     said = (
         {key: value for key, value in block.items() if key != "file"}
@@ -95,8 +97,8 @@ def _as_its_block(base: str, overrides: Overrides) -> Overrides:
     return replace(overrides, **values, faults=(*overrides.faults, *of_block.faults))
 
 
-def of_mapping(
-    workload: Mapping[str, Any], overrides: Overrides = NONE, label: str = "(mapping)"
+def workload_from_mapping(
+    workload: Mapping[str, Any], overrides: Overrides = NO_OVERRIDES, label: str = "(mapping)"
 ) -> Workload:
     """Like `load`, from a mapping written as in a file; paths are relative to the current folder. Raises `CombinedError`.
 
@@ -120,8 +122,8 @@ def _check_is_file(path: Path, flag: str, what: str, hint: str) -> None:
 DURATION_NS = 60 * NS_PER_S  # of a load of two lengths, where nothing else says when it ends
 
 
-def of_dataset(
-    dataset: str | Path, overrides: Overrides = NONE, base: str | None = None
+def workload_from_dataset(
+    dataset: str | Path, overrides: Overrides = NO_OVERRIDES, base: str | None = None
 ) -> Workload:
     """Return the workload that sends the rows of a data set, changed by the flags.
 
@@ -135,14 +137,14 @@ def of_dataset(
     requests = {"requests": {"from": place}}
     if base is None:
         called = Path(name.partition(":")[2] or name).stem
-        return of_mapping({"name": called, **requests}, overrides, f"--dataset {name}")
-    one = of_mapping(
+        return workload_from_mapping({"name": called, **requests}, overrides, f"--dataset {name}")
+    one = workload_from_mapping(
         {"name": "data", **requests, "stages": [{"arrival": {"closed": 1}, "count": 1}]}
     )
     return load(base, overrides, changes={"requests": one.requests})
 
 
-def given(
+def load_from_options(
     path_or_name: str | None,
     trace: str | Path | None,
     overrides: Overrides,
@@ -158,16 +160,16 @@ def given(
             [UserError("conflict", what, f"--dataset {dataset}", "give --trace or --dataset")]
         )
     if trace is not None:
-        return of_trace(trace, overrides, path_or_name)
+        return workload_from_trace(trace, overrides, path_or_name)
     if dataset is not None:
-        return of_dataset(dataset, overrides, path_or_name)
+        return workload_from_dataset(dataset, overrides, path_or_name)
     if path_or_name is None:
         if overrides.input_tokens is not None and overrides.output_tokens is not None:
             lengths = {"input_tokens": 1, "output_tokens": 1}  # the flags stand over them
             name = f"{overrides.input_tokens} in, {overrides.output_tokens} out"
             if overrides.duration is None and overrides.num_requests is None:
                 overrides = replace(overrides, duration=DURATION_NS)
-            return of_mapping(
+            return workload_from_mapping(
                 {"name": name, "requests": lengths}, overrides, "--input-tokens, --output-tokens"
             )
         if overrides.input_tokens is not None or overrides.output_tokens is not None:
@@ -182,7 +184,7 @@ def given(
                 ]
             )
         data = "--dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
-        hint = f"give a file, one of {', '.join(packaged())}, {data}"
+        hint = f"give a file, one of {', '.join(packaged_files())}, {data}"
         raise CombinedError(
             list(overrides.faults) or [UserError("missing_option", "no workload", "WORKLOAD", hint)]
         )
@@ -202,20 +204,22 @@ def _checked(
         del top["trace"]
         top.setdefault("requests", {"input_tokens": 1, "output_tokens": 1})
     source = FileContext(file=label, directory=folder, faults=faults_of_yaml)
-    written = validate_document(Written, top, source)
+    written = validate_document(WorkloadFile, top, source)
     if (
         written is None or overrides.faults
     ):  # a flag may supply what the file lacks, so check that only with valid flags
-        raise CombinedError(sort_faults(source.faults) + list(overrides.faults))
-    values = {name: getattr(written, name) for name in Written.model_fields} | dict(changes or {})
+        raise CombinedError(sort_errors(source.faults) + list(overrides.faults))
+    values = {name: getattr(written, name) for name in WorkloadFile.model_fields} | dict(
+        changes or {}
+    )
     workload = Workload.model_construct(**values, source_text=text)
     workload = apply(workload, overrides, source.faults, label, top)
     if source.faults:
-        raise CombinedError(sort_faults(source.faults))
+        raise CombinedError(sort_errors(source.faults))
     return workload
 
 
-def packaged(kind: str = "workloads") -> dict[str, Path]:
+def packaged_files(kind: str = "workloads") -> dict[str, Path]:
     """The packaged workloads, or contracts: name → path."""
     package = Path(__file__).parent.parent.parent
     inside = (
@@ -227,7 +231,7 @@ def packaged(kind: str = "workloads") -> dict[str, Path]:
 
 def _workload_path(path_or_name: str) -> Path:
     path = Path(path_or_name)
-    known = packaged()
+    known = packaged_files()
     if path.is_file() or path_or_name not in known:
         return path
     return known[path_or_name]
@@ -250,10 +254,10 @@ def _is_json_list(file: Path) -> bool:
 
 def _read_text(file: Path, as_given: str) -> str:
     def missing() -> str:
-        if as_given in packaged("contracts"):
+        if as_given in packaged_files("contracts"):
             return f"{as_given} is a contract: loadgen validate {as_given}"
         there = (path for suffix in _SUFFIXES for path in sorted(file.parent.glob(f"*{suffix}")))
-        return f"{did_you_mean(as_given, [*packaged(), *map(str, filter(_is_workload, there))])}; or the path of a YAML file"
+        return f"{did_you_mean(as_given, [*packaged_files(), *map(str, filter(_is_workload, there))])}; or the path of a YAML file"
 
     try:
         if file.is_file() and (file.suffix in _PROMPT_SUFFIXES or _is_json_list(file)):
@@ -261,7 +265,7 @@ def _read_text(file: Path, as_given: str) -> str:
                 f"--dataset {as_given}; with arrivals and lengths it is a trace: --trace {as_given}"
             )
             raise UserError("wrong_format", "a file of prompts is no workload", as_given, hint)
-        text = read_text(
+        text = read_yaml_text(
             file, as_given, "workload", missing, "a file of prompts is given with --dataset"
         )
         if re.search(r"(?m)^levels:", text):
@@ -276,7 +280,7 @@ def _read_text(file: Path, as_given: str) -> str:
         raise CombinedError([error]) from None
 
 
-def read_text(file: Path, shown: str, kind: str, missing: Callable[[], str], hint: str) -> str:
+def read_yaml_text(file: Path, shown: str, kind: str, missing: Callable[[], str], hint: str) -> str:
     """The text of a YAML file of at most 1 MiB. Raises UserError.
 
     `kind`: the word for the file in messages; `missing`, `hint`: what to do where it cannot be read, or is none.

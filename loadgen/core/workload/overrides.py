@@ -16,10 +16,10 @@ from loadgen.core.errors import LoadgenError, UserError, collecting
 from loadgen.core.slo import ATTAINMENT, Slo, merge_slos
 from loadgen.core.workload.diagnostics import locate
 from loadgen.core.workload.distributions import FixedTokens
-from loadgen.core.workload.flags import Overrides, place
-from loadgen.core.workload.request_classes import Mix, parts
+from loadgen.core.workload.flags import Overrides, describe_option
+from loadgen.core.workload.request_classes import Mix, requests_by_class
 from loadgen.core.workload.request_kinds import FromFile, FromTrace, Synthetic
-from loadgen.core.workload.schema import Workload, Written
+from loadgen.core.workload.schema import Workload, WorkloadFile
 from loadgen.core.workload.stages import (
     Closed,
     Constant,
@@ -30,7 +30,7 @@ from loadgen.core.workload.stages import (
     Stage,
 )
 from loadgen.core.workload.tasks import Task
-from loadgen.core.workload.yaml_marks import Map, where
+from loadgen.core.workload.yaml_marks import Map, place_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def apply(
     return workload.model_copy(update=changes)
 
 
-def placed(workload: Workload, place: str) -> Workload:
+def with_unique_prompts(workload: Workload, describe_option: str) -> Workload:
     """The workload for one run among several of the same seed: its salt is that of the place (`c8`, `r2`).
 
     So no run sends the prompts of another one, which a server's prefix cache would remember. Without a seed every run
@@ -94,7 +94,9 @@ def placed(workload: Workload, place: str) -> Workload:
     """
     if workload.seed is None:
         return workload
-    return workload.model_copy(update={"salt": seeds.salt_at(workload.seed, workload.salt, place)})
+    return workload.model_copy(
+        update={"salt": seeds.salt_at(workload.seed, workload.salt, describe_option)}
+    )
 
 
 def _requests(
@@ -198,7 +200,7 @@ def _slo_in_force(workload: Workload, flags: Overrides, faults: list[LoadgenErro
 
 
 def _stages(
-    workload: Written, flags: Overrides, faults: list[LoadgenError], file: str, top: Map
+    workload: WorkloadFile, flags: Overrides, faults: list[LoadgenError], file: str, top: Map
 ) -> tuple[Stage, ...]:
     law = _arrival_of_flags(flags, faults)
     if faults and not workload.stages:  # the flags ask for a load but are faulty
@@ -210,7 +212,7 @@ def _stages(
             UserError(
                 "too_large",
                 format.counted(len(workload.stages), "stage"),
-                where(file, spot, path),
+                place_at(file, spot, path),
                 hint,
             )
         )
@@ -308,7 +310,7 @@ def _with_ramp(stages: list[Stage], ramp_ns: int, faults: list[LoadgenError]) ->
     """
     if not any(isinstance(stage.arrival, Closed) for stage in stages):
         problem = "only the virtual users of a closed loop start together or one after the other"
-        option = place("stagger", f"{ramp_ns / 1e9:g}s")
+        option = describe_option("stagger", f"{ramp_ns / 1e9:g}s")
         faults.append(UserError("no_effect", problem, option, "add --concurrency 8"))
     return [
         stage.model_copy(update={"arrival": stage.arrival.model_copy(update={"ramp_ns": ramp_ns})})
@@ -350,7 +352,7 @@ def _with_burstiness(stage: Stage, burstiness: float, faults: list[LoadgenError]
             UserError(
                 "conflict",
                 problem,
-                place("burstiness", f"{burstiness:g}"),
+                describe_option("burstiness", f"{burstiness:g}"),
                 "add --duration or --num-requests",
             )
         )
@@ -358,7 +360,10 @@ def _with_burstiness(stage: Stage, burstiness: float, faults: list[LoadgenError]
         problem = f'stage "{stage.name}" has no steady rate to be bursty'
         faults.append(
             UserError(
-                "no_effect", problem, place("burstiness", f"{burstiness:g}"), "add --request-rate"
+                "no_effect",
+                problem,
+                describe_option("burstiness", f"{burstiness:g}"),
+                "add --request-rate",
             )
         )
     return stage
@@ -428,15 +433,15 @@ def _rows_of(path: Path) -> int:
 
 
 def _trace_of(by: FromTrace | Replay) -> Trace:
-    from loadgen.core.workload.traces import replayed
+    from loadgen.core.workload.traces import read_replayed_trace
 
-    return replayed(by)
+    return read_replayed_trace(by)
 
 
 def _starts_of(by: FromTrace | Replay) -> Trace | TraceSessions:
-    from loadgen.core.workload.trace_sessions import starts_of
+    from loadgen.core.workload.trace_sessions import replay_starts
 
-    return starts_of(by)
+    return replay_starts(by)
 
 
 def _with_names(
@@ -452,7 +457,7 @@ def _with_names(
                 UserError(
                     "duplicate",
                     problem,
-                    where(file, spot, path),
+                    place_at(file, spot, path),
                     "rows refer to stages by name: give each its own",
                 )
             )
@@ -486,7 +491,7 @@ def _planned_starts(stage: Stage) -> float:
 
 
 def _draws_tasks(requests: Any) -> bool:
-    of_classes = parts(requests).values()
+    of_classes = requests_by_class(requests).values()
     return any(
         isinstance(part, Task) or getattr(part, "replay", "") == "sessions" for part in of_classes
     )
@@ -503,7 +508,7 @@ def _faults_of_stages(
         spot, path, _ = locate(top, ("stages",))
         return [
             UserError(
-                "no_load", "no load: no stage is measured", where(file, spot, path), _LOAD_HINT
+                "no_load", "no load: no stage is measured", place_at(file, spot, path), _LOAD_HINT
             )
         ]
     planned = sum(map(_planned_starts, stages))
@@ -532,13 +537,13 @@ def _faults_of_stages(
                 UserError(
                     "endless",
                     problem,
-                    where(file, spot, path),
+                    place_at(file, spot, path),
                     "give --num-requests 200 (--warmup 20req), or count:",
                 )
             )
         elif stage.duration_ns is None and stage.count is None and stage.at_least is None:
             problem = f'stage "{stage.name}" never ends: it has neither duration nor count'
-            faults.append(UserError("endless", problem, where(file, spot, path), _BOUND_HINT))
+            faults.append(UserError("endless", problem, place_at(file, spot, path), _BOUND_HINT))
         elif (
             isinstance(law := stage.arrival, Closed)
             and stage.duration_ns
@@ -546,5 +551,5 @@ def _faults_of_stages(
         ):
             problem = f'stage "{stage.name}" ends after {stage.duration_ns / 1e9:g} s, before all its lanes have begun'
             hint = f"a ramp (--stagger) of less than that; it is {(law.ramp_ns or 0) / 1e9:g} s"
-            faults.append(UserError("out_of_range", problem, where(file, spot, path), hint))
+            faults.append(UserError("out_of_range", problem, place_at(file, spot, path), hint))
     return faults

@@ -192,7 +192,7 @@ def _shares(weights: list[float | str]) -> list[float]:
     return [number / total for number in numbers]
 
 
-def parts(requests: Any) -> dict[str, Any]:
+def requests_by_class(requests: Any) -> dict[str, Any]:
     """Return the requests of each class by the name of the class.
 
     Without classes, all requests have the name "".

@@ -54,7 +54,7 @@ def _refuse_null(value: Any, info: ValidationInfo) -> Any:
 GracePeriod = Annotated[Duration | SkipJsonSchema[None], BeforeValidator(_refuse_null)]
 
 
-class Written(Part):
+class WorkloadFile(Part):
     """All keys of a workload file."""
 
     synonyms: ClassVar[dict[str, str]] = {
@@ -129,7 +129,7 @@ class Written(Part):
         return workload
 
 
-class Workload(Written):
+class Workload(WorkloadFile):
     """A checked workload. If `seed` is None, each run draws a seed."""
 
     # the file as written, variables unexpanded
@@ -145,7 +145,7 @@ class Workload(Written):
 
 def _refuse_keys_of_parts(data: Map) -> None:
     """Raise an error for keys at the top that belong under `requests` or `stages`."""
-    keys_at_top = {*Written.yaml_keys(), *Written.synonyms}
+    keys_at_top = {*WorkloadFile.yaml_keys(), *WorkloadFile.synonyms}
     arrival_keys = ("rate", "request_rate", "concurrency", "poisson", "closed")
     _refuse_misplaced_keys(
         [key for key in data if key in set(Synthetic.yaml_keys()) - keys_at_top],

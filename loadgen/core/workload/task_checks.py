@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from loadgen.core.errors import Code, LoadgenError, UserError, did_you_mean
-from loadgen.core.workload.yaml_marks import Map, Seq, child, where
+from loadgen.core.workload.yaml_marks import Map, Seq, child_path, place_at
 
 KEYS_OF_CHATS = ("output_tokens", "system_tokens", "turns", "context", "best")
 """The keys of a step that only a chat can have."""
@@ -71,12 +71,12 @@ class _StepGraph:
     def fault(self, code: Code, name: str, key: str, problem: str, hint: str) -> LoadgenError:
         """Return a fault at a key of a step, or at the step if it has no such key."""
         step = self.steps[name]
-        step_path = child(self.steps.path, name)
-        key_path = child(step_path, key) if key else step_path
+        step_path = child_path(self.steps.path, name)
+        key_path = child_path(step_path, key) if key else step_path
         if isinstance(step, Map) and key in step:
-            place = where(self.file, step.values_at[key], key_path)
+            place = place_at(self.file, step.values_at[key], key_path)
         else:
-            place = where(self.file, self.steps.keys_at[name], step_path)
+            place = place_at(self.file, self.steps.keys_at[name], step_path)
         return UserError(code, problem, place, hint, key=key_path)
 
     def check_references(self) -> Iterator[LoadgenError]:

@@ -69,7 +69,7 @@ class Documents(Part):
 
     @model_validator(mode="after")
     def _check_corpus_is_large_enough(self) -> Self:
-        largest = most(self.count)
+        largest = largest_value(self.count)
         if largest is None or largest > MOST_DOCUMENTS:
             problem = f"has a count that may be over {MOST_DOCUMENTS}"
             raise units.Wrong("out_of_range", problem, "count: {uniform: {min: 3, max: 20}}")
@@ -151,14 +151,14 @@ class TaskStep(Part):
     @field_validator("turns", "parallel")
     @classmethod
     def _check_has_upper_end(cls, value: Length) -> Length:
-        if most(value) is None:
+        if largest_value(value) is None:
             raise units.Wrong(
                 "endless", "has no upper end", "{lognormal: {median: 8, sigma: 0.5, max: 30}}"
             )
         return value
 
 
-def most(length: Length) -> int | None:
+def largest_value(length: Length) -> int | None:
     """Return the largest value of a length, or None if it has no upper end."""
     if hasattr(length, "values"):
         return int(max(length.values))
@@ -215,7 +215,7 @@ class Task(Part):
         return {name: tool for name, tool in self.tools.items() if tool.result_tokens is not None}
 
     @property
-    def fixed_turns(self) -> bool:
+    def has_fixed_turns(self) -> bool:
         """Whether all tasks have the same requests, which differ in their lengths alone."""
         lengths = [length for step in self.steps.values() for length in (step.turns, step.parallel)]
         return all(isinstance(length, Fixed) for length in lengths)
@@ -224,11 +224,12 @@ class Task(Part):
     def width(self) -> int:
         """The most requests that a task may have."""
         return sum(
-            (most(step.turns) or 0) * (most(step.parallel) or 0) for step in self.steps.values()
+            (largest_value(step.turns) or 0) * (largest_value(step.parallel) or 0)
+            for step in self.steps.values()
         )
 
     @property
-    def side_by_side(self) -> int:
+    def max_concurrent_requests(self) -> int:
         """The largest number of requests of a task in flight at one time.
 
         These are requests of steps that do not wait for each other.
@@ -237,7 +238,7 @@ class Task(Part):
         for name in self.order:
             parents = self.steps[name].after
             ancestors[name] = set(parents).union(*(ancestors[parent] for parent in parents))
-        copies = {name: most(step.parallel) or 0 for name, step in self.steps.items()}
+        copies = {name: largest_value(step.parallel) or 0 for name, step in self.steps.items()}
         concurrent_requests = [
             sum(
                 copies[other]

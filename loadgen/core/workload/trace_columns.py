@@ -35,7 +35,7 @@ class TableFormat(NamedTuple):
     has_open_unit: bool
 
 
-def read(path: Path, take: Take, unit: TimeUnit = TRIAL_UNIT) -> TableFormat:
+def read_parquet_trace(path: Path, take: Take, unit: TimeUnit = TRIAL_UNIT) -> TableFormat:
     """Give the rows of a file to `take`, batch by batch, and return the format of the file.
 
     `unit` is that of times whose unit the format leaves open. Raises UserError.
@@ -46,12 +46,12 @@ def read(path: Path, take: Take, unit: TimeUnit = TRIAL_UNIT) -> TableFormat:
     try:
         with pq.ParquetFile(path) as file:
             names = {column.strip().lower(): column for column in file.schema_arrow.names}
-            found = trace_formats.of_columns(list(names))
+            found = trace_formats.find_table_format(list(names))
             if found is None:
                 problem = (
                     f"not a trace that is known here: its columns are {', '.join(list(names)[:12])}"
                 )
-                raise UserError("wrong_format", problem, str(path), trace_formats.known())
+                raise UserError("wrong_format", problem, str(path), trace_formats.known_formats())
             if "hash_ids" in names:
                 problem, hint = (
                     "hash_ids in Parquet are not read",
@@ -101,7 +101,7 @@ def _take_all(
     number, first_ns, latest_ns = 1, None, -(2**63)
     for batch in batches:
         at_ns, timed = _times(batch.column(0), time_unit_ns)
-        read, counted = _counts(batch.column(1), 1)
+        read_parquet_trace, counted = _counts(batch.column(1), 1)
         write, answered = _counts(batch.column(2), 0)
         lasted = _lasted(batch, told[1])
         sound = timed & counted & answered & lasted
@@ -141,7 +141,7 @@ def _take_all(
             faults.append((number + row, Wrong(code, problem, "", column)))
         sessions, took_ns = _told(batch, told, kept)
         rows = TraceColumns(
-            at_ns[kept], read[kept], write[kept], sessions=sessions, took_ns=took_ns
+            at_ns[kept], read_parquet_trace[kept], write[kept], sessions=sessions, took_ns=took_ns
         )
         if not take(rows, len(bad), faults):
             return

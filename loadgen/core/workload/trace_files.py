@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from loadgen.core.errors import UserError, of_reading
-from loadgen.core.workload.trace_formats import known
+from loadgen.core.workload.trace_formats import known_formats
 
 LONGEST_LINE = 100_000_000
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -24,7 +24,7 @@ def is_parquet(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[int, str]]]:
+def open_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[int, str]]]:
     """The lines of a text file that are not empty, with their numbers. Compression is told by the first bytes.
 
     `longest`: characters of a line, since a few compressed kB may be one line of any size. Raises UserError.
@@ -35,7 +35,9 @@ def opened(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[i
         with io.TextIOWrapper(_stream(path, compression), encoding="utf-8-sig", newline="") as text:
             yield _numbered(text, path, longest)
     except UnicodeDecodeError:
-        raise UserError("wrong_encoding", "not a text file (UTF-8)", str(path), known()) from None
+        raise UserError(
+            "wrong_encoding", "not a text file (UTF-8)", str(path), known_formats()
+        ) from None
     except OSError as error:
         if compression is None or error.errno is not None:
             raise UserError(
@@ -47,7 +49,7 @@ def opened(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[i
         ) from None
 
 
-def documents(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def split_documents(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """Lines as they are; of a file that is one JSON document over several, its object or each of its list as a line."""
     read = list(itertools.islice(lines, 1))
     if read and read[0][1].lstrip()[:1] in ("{", "["):
@@ -94,7 +96,7 @@ def _numbered(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[tupl
                 "too_large",
                 f"a line of more than {longest:,} characters",
                 f"{path}:{number}",
-                known(),
+                known_formats(),
             )
         if not line.isspace():
             yield number, line

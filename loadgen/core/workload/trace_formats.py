@@ -21,7 +21,7 @@ from loadgen.core.units import MOST_TOKENS, UNIT_NS, TimeUnit, Wrong
 from loadgen.formats import FORMATS, FormatRow
 
 
-def known() -> str:
+def known_formats() -> str:
     """The formats that are read, for people."""
     lines = ", ".join(row.tool for row in FORMATS.own if row.trace)
     tables = ", ".join(row.tool for row in FORMATS.own if row.columns)
@@ -30,9 +30,9 @@ def known() -> str:
 
 def hint_for(line: str) -> str:
     """Return a hint for a file whose first line is no trace that is known."""
-    if ";" in line and of_csv(line.replace(";", ",")) is not None:
+    if ";" in line and find_csv_format(line.replace(";", ",")) is not None:
         return "the columns are separated by semicolons; a CSV file has commas between them"
-    return known()
+    return known_formats()
 
 
 class TraceRow(NamedTuple):
@@ -90,7 +90,7 @@ class TraceFormat(NamedTuple):
     default_unit: TimeUnit | None = None
 
 
-def of_json(first: Mapping[str, Any]) -> TraceFormat | None:
+def find_json_format(first: Mapping[str, Any]) -> TraceFormat | None:
     """The format of a JSONL file, by its first line. Raises Wrong for prompts."""
     for row in FORMATS.own:
         if (found := _format_of(row, first)) is not None:
@@ -108,7 +108,7 @@ def _format_of(row: FormatRow, first: Mapping[str, Any]) -> TraceFormat | None:
     return None if row.trace is None else FORMATS.guard(row, row.trace)(first)
 
 
-def of_columns(columns: Sequence[str]) -> FormatRow | None:
+def find_table_format(columns: Sequence[str]) -> FormatRow | None:
     """The format of a table, by the names of its columns in small letters."""
     for row in FORMATS.rows():
         if row.columns and set(row.columns) <= set(columns):
@@ -116,10 +116,10 @@ def of_columns(columns: Sequence[str]) -> FormatRow | None:
     return None
 
 
-def of_csv(header: str) -> TraceFormat | None:
+def find_csv_format(header: str) -> TraceFormat | None:
     """The format of a CSV file, by its first line."""
     columns = [name.strip().lower() for name in next(csv.reader([header]), [])]
-    if (found := of_columns(columns)) is None:
+    if (found := find_table_format(columns)) is None:
         return None
     places = [columns.index(column) for column in found.columns]
     places += [
@@ -133,7 +133,7 @@ def of_csv(header: str) -> TraceFormat | None:
         return TraceFormat(found.tool, rows)
 
     def read_times_in(unit: TimeUnit) -> TraceFormat:
-        return read_times_with(lambda text: time_ns(number(text), UNIT_NS[unit]))
+        return read_times_with(lambda text: time_ns(parse_number(text), UNIT_NS[unit]))
 
     fixed = read_times_with(parse_time)
     if not found.any_unit:
@@ -151,7 +151,9 @@ def json_object(line: str) -> dict[str, Any]:
     return row
 
 
-def each(parse: Callable[[dict[str, Any]], TraceRow]) -> Callable[[str], Sequence[TraceRow]]:
+def one_request_per_line(
+    parse: Callable[[dict[str, Any]], TraceRow],
+) -> Callable[[str], Sequence[TraceRow]]:
     """For a format with one request in each line."""
     return lambda line: (parse(json_object(line)),)
 
@@ -168,15 +170,15 @@ def _csv_row(
     at, read, write, session, took = (
         values[place].strip() if place >= 0 else "" for place in places
     )
-    input_tokens = token_count(number(read), found.columns[1], 1)
-    output_tokens = token_count(number(write), found.columns[2], 0)
-    took_ns = length_of_time_ns(number(took), found.took) if took else -1
+    input_tokens = token_count(parse_number(read), found.columns[1], 1)
+    output_tokens = token_count(parse_number(write), found.columns[2], 0)
+    took_ns = duration_ns(parse_number(took), found.took) if took else -1
     return (
         TraceRow(parse_time(at), input_tokens, output_tokens, session=session, took_ns=took_ns),
     )
 
 
-def number(text: str) -> int | float | str:
+def parse_number(text: str) -> int | float | str:
     """The number that a field of a CSV file holds; a text that is no finite number as it stands."""
     try:
         value = float(text)
@@ -185,7 +187,7 @@ def number(text: str) -> int | float | str:
     return text if not math.isfinite(value) else int(value) if value.is_integer() else value
 
 
-def length_of_time_ns(value: Any, name: str, scale: float = 1e9) -> int:
+def duration_ns(value: Any, name: str, scale: float = 1e9) -> int:
     """Ns of a number in units of `scale` ns. Raises Wrong."""
     is_number = (
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

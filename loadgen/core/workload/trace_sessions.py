@@ -19,7 +19,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.workload.request_kinds import FromTrace
 from loadgen.core.workload.stages import Replay
 from loadgen.core.workload.tasks import MOST_REQUESTS
-from loadgen.core.workload.traces import Trace, replayed
+from loadgen.core.workload.traces import Trace, read_replayed_trace
 
 GRAPHS_KEPT = 4096  # sessions in progress have nearby numbers
 Ints = NDArray[np.int64]
@@ -52,7 +52,7 @@ class TraceSessions:
         self.is_session: NDArray[np.bool_] = ~alone[firsts]
         self.turns = int(self.sizes.max())
         agents = np.unique(np.stack((number, trace.session)), axis=1)[0]
-        self.side_by_side = int(np.bincount(agents).max())
+        self.max_concurrent_requests = int(np.bincount(agents).max())
         self.graph = functools.lru_cache(maxsize=GRAPHS_KEPT)(self._graph)
         self._check(number)
 
@@ -142,18 +142,18 @@ class TraceSessions:
 
 
 @functools.lru_cache(maxsize=4)
-def sessions_of(trace: Trace) -> TraceSessions:
+def build_sessions(trace: Trace) -> TraceSessions:
     """The sessions of a trace. Raises UserError where they cannot be replayed as such."""
     return TraceSessions(trace)
 
 
-def starts_of(by: FromTrace | Replay) -> Trace | TraceSessions:
+def replay_starts(by: FromTrace | Replay) -> Trace | TraceSessions:
     """What starts when a trace is replayed: its requests, or its sessions. Both have `due_ns` and `end_ns`.
 
     Raises UserError where the trace does not tell when they did.
     """
-    trace = replayed(by)
+    trace = read_replayed_trace(by)
     if trace.untimed and by.replay != "sessions":
         problem = f"{trace.untimed:,} of {len(trace):,} rows have no timestamp, but the pause before them in their session"
         raise UserError("unsupported", problem, str(trace.path), "--set trace_replay=sessions")
-    return sessions_of(trace) if by.replay == "sessions" else trace
+    return build_sessions(trace) if by.replay == "sessions" else trace

@@ -126,7 +126,7 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         """Mean requests per second of the whole trace; infinite if all requests arrive at once."""
         return len(self) * 1e9 / self.end_ns if self.end_ns else math.inf
 
-    def chosen(self, order: Ints) -> Trace:
+    def select(self, order: Ints) -> Trace:
         """Some of the requests, by their numbers, at their instants."""
         hashes, starts = _reordered(self.hashes, self.starts, order)
         columns = {name: getattr(self, name)[order] for name in ("due_ns", *_COLUMNS)}
@@ -179,7 +179,7 @@ def read_trace(
     return trace if part is None else trace.within(*part)
 
 
-def replayed(by: FromTrace | Replay) -> Trace:
+def read_replayed_trace(by: FromTrace | Replay) -> Trace:
     """The trace that requests or arrivals replay."""
     path = by.trace if isinstance(by, FromTrace) else by.file
     trace = read_trace(path, skip_bad=by.on_bad_row == "skip", unit=by.unit)
@@ -226,10 +226,10 @@ def _read_file(path: Path, skip_bad: bool, unit: TimeUnit) -> tuple[_Index, _Ope
         from loadgen.core.workload import trace_columns
 
         index = _Index(path, skip_bad, in_order=True)
-        table = trace_columns.read(path, index.add_checked, unit)
+        table = trace_columns.read_parquet_trace(path, index.add_checked, unit)
         return index, _OpenedFormat(table.name, table.has_open_unit)
-    with trace_files.opened(path) as lines:
-        return _read_lines(path, _limited(trace_files.documents(lines)), skip_bad, unit)
+    with trace_files.open_lines(path) as lines:
+        return _read_lines(path, _limited(trace_files.split_documents(lines)), skip_bad, unit)
 
 
 def _read_lines(
@@ -237,14 +237,16 @@ def _read_lines(
 ) -> tuple[_Index, _OpenedFormat]:
     first = next(lines, None)
     if first is None:
-        raise UserError("empty_file", "no requests in the trace", str(path), trace_formats.known())
+        raise UserError(
+            "empty_file", "no requests in the trace", str(path), trace_formats.known_formats()
+        )
     line = first[1]
     is_json = line.lstrip().startswith("{")
     try:
         found = (
-            trace_formats.of_json(trace_formats.json_object(line))
+            trace_formats.find_json_format(trace_formats.json_object(line))
             if is_json
-            else trace_formats.of_csv(line)
+            else trace_formats.find_csv_format(line)
         )
     except Wrong as wrong:
         raise UserError(wrong.code, str(wrong), f"{path}:1", wrong.hint) from None
@@ -497,7 +499,7 @@ class _Index:
                 "empty_file",
                 f"no requests in the trace{reason}",
                 str(self.path),
-                trace_formats.known(),
+                trace_formats.known_formats(),
             )
         n = len(self._at)
         at_ns, read, write = (_view(column) for column in (self._at, self._read, self._write))

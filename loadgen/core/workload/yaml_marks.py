@@ -27,13 +27,13 @@ _REFERENCE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^{}
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def plain_yaml(text: str, where: str) -> Any:
+def plain_yaml(text: str, place_at: str) -> Any:
     """The plain values of a YAML text without marks, variables and checks. Raises UserError where it is no YAML."""
     try:
         return yaml.load(text, Loader=Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(
-            "invalid_syntax", f"not YAML: {' '.join(str(error).split())}", where
+            "invalid_syntax", f"not YAML: {' '.join(str(error).split())}", place_at
         ) from None
 
 
@@ -96,12 +96,12 @@ class Seq(list[Any]):
         self.values_at: list[Spot] = []
 
 
-def child(path: str, step: str | int) -> str:
+def child_path(path: str, step: str | int) -> str:
     """`stages`, 0 → `stages[0]`; `stages[0]`, "arrival" → `stages[0].arrival`."""
     return f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}" if path else step
 
 
-def where(file: str, spot: Spot, path: str) -> Place:
+def place_at(file: str, spot: Spot, path: str) -> Place:
     return Place(file, spot.line, spot.column, path)
 
 
@@ -135,15 +135,17 @@ def read_yaml(
         text_before = text[: error.position] if isinstance(error.position, int) else ""
         spot = Spot(text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n"))
         what, hint = "a character that YAML does not allow", f"a {kind} is plain text in YAML"
-        raise _alone("wrong_encoding", what, where(file, spot, ""), hint) from None
+        raise _alone("wrong_encoding", what, place_at(file, spot, ""), hint) from None
     if list_as and isinstance(root, yaml.SequenceNode):
         key = yaml.ScalarNode("tag:yaml.org,2002:str", list_as, root.start_mark)
         root = yaml.MappingNode("tag:yaml.org,2002:map", [(key, root)], root.start_mark)
     if not isinstance(root, yaml.MappingNode):
         if root is None:
-            raise _alone("empty_file", "the file is empty", where(file, Spot(1, 1), ""), smallest)
+            raise _alone(
+                "empty_file", "the file is empty", place_at(file, Spot(1, 1), ""), smallest
+            )
         what = f"the top of a {kind} must be a mapping (key: value)"
-        raise _alone("wrong_type", what, where(file, _spot(root), ""), smallest)
+        raise _alone("wrong_type", what, place_at(file, _spot(root), ""), smallest)
     faults: list[LoadgenError] = []
     walk = _Walk(file, env, faults.append)
     top = walk.value(root, "", 0)
@@ -170,7 +172,7 @@ def _refuse_depth(text: str, file: str) -> None:
                 raise _alone(
                     "too_large",
                     "nested too deeply",
-                    where(file, spot, ""),
+                    place_at(file, spot, ""),
                     f"at most {DEEPEST} levels",
                 )
     except (
@@ -219,7 +221,7 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> Loa
     elif error.context:
         hint = str(error.context)
     return UserError(
-        "invalid_syntax", f"not valid YAML: {error.problem}", where(file, spot, ""), hint
+        "invalid_syntax", f"not valid YAML: {error.problem}", place_at(file, spot, ""), hint
     )
 
 
@@ -250,7 +252,7 @@ class _Walk:
     def spend(self, node: yaml.Node, path: str, depth: int) -> None:
         self.left -= 1
         if self.left < 0 or depth > DEEPEST:
-            place = where(self.file, _spot(node), path.partition("[")[0])
+            place = place_at(self.file, _spot(node), path.partition("[")[0])
             hint = f"at most {DEEPEST} levels and {MOST_NODES:,} values, aliases counted as often as they are used"
             if depth > DEEPEST:
                 raise _alone("cycle", "an alias inside itself", place, hint)
@@ -263,7 +265,7 @@ class _Walk:
         if isinstance(node, yaml.SequenceNode):
             seq = Seq(_spot(node))
             for index, item in enumerate(node.value):
-                seq.append(self.value(item, child(path, index), depth + 1))
+                seq.append(self.value(item, child_path(path, index), depth + 1))
                 seq.values_at.append(_spot(item))
             return seq
         return self.scalar(node, path)
@@ -280,7 +282,7 @@ class _Walk:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.fault(
                     UserError(
-                        "wrong_type", "a key must be a single word", where(self.file, spot, path)
+                        "wrong_type", "a key must be a single word", place_at(self.file, spot, path)
                     )
                 )
                 continue
@@ -291,12 +293,12 @@ class _Walk:
                     UserError(
                         "duplicate",
                         f'"{key}" is given twice',
-                        where(self.file, spot, child(path, key)),
+                        place_at(self.file, spot, child_path(path, key)),
                         hint,
                     )
                 )
                 continue
-            result[key] = self.value(value_node, child(path, key), depth + 1)
+            result[key] = self.value(value_node, child_path(path, key), depth + 1)
             result.keys_at[key], result.values_at[key] = spot, _spot(value_node)
         for source in merged:
             self.merge(result, source, path, depth)
@@ -310,7 +312,7 @@ class _Walk:
                     UserError(
                         "wrong_type",
                         '"<<" merges mappings only',
-                        where(self.file, _spot(node), path),
+                        place_at(self.file, _spot(node), path),
                     )
                 )
                 continue
@@ -347,7 +349,9 @@ class _Walk:
                 what = f"the environment variable {name} is not set"
                 hint = f"export {name}=..., or give a default: ${{{name}:-value}}"
                 self.fault(
-                    UserError("unset_variable", what, where(self.file, spot, path), hint, key=name)
+                    UserError(
+                        "unset_variable", what, place_at(self.file, spot, path), hint, key=name
+                    )
                 )
                 return ""
             return value
@@ -358,7 +362,7 @@ class _Walk:
                 UserError(
                     "invalid_value",
                     problem,
-                    where(self.file, spot, path),
+                    place_at(self.file, spot, path),
                     "write ${NAME} or ${NAME:-default}",
                 )
             )

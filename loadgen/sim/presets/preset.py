@@ -15,9 +15,9 @@ from pydantic import AfterValidator, Field, Strict
 
 from loadgen.core import units
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, did_you_mean
-from loadgen.core.workload.diagnostics import Loc, locate, sort_faults, validate_document
+from loadgen.core.workload.diagnostics import Loc, locate, sort_errors, validate_document
 from loadgen.core.workload.file_models import FileContext, Part
-from loadgen.core.workload.loading import read_text
+from loadgen.core.workload.loading import read_yaml_text
 from loadgen.core.workload.yaml_marks import Map, overlay, read_yaml
 from loadgen.sim.engine.replica import Costs, ServerLimits
 
@@ -310,13 +310,13 @@ def _load(name: str, where: str, extending: tuple[str, ...]) -> tuple[Map, Prese
     if preset is not None:
         context.faults.extend(_conflicts(preset, document, context.file))
     if preset is None or context.faults:
-        raise CombinedError(sort_faults(context.faults))
+        raise CombinedError(sort_errors(context.faults))
     return merged, preset
 
 
 def _read_document(path: Path) -> tuple[Map, list[LoadgenError]]:
     hint = "see docs/simulation.md"
-    text = read_text(path, str(path), "preset", lambda: hint, hint)
+    text = read_yaml_text(path, str(path), "preset", lambda: hint, hint)
     return read_yaml(text, str(path), os.environ, kind="preset", smallest="extends: gb300-vm")
 
 

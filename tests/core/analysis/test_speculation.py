@@ -15,14 +15,14 @@ from loadgen.core.analysis import speculation
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.sections import Speculation
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.workload import dataset, read_flags, recipe_fingerprint
-from loadgen.core.workload.loading import of_mapping
+from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.runs import text
 
 S = 1_000_000_000
@@ -151,17 +151,21 @@ def test_natural_prompts_are_of_their_length_and_no_two_begin_alike(length: int)
         "shared_prefix_tokens": length // 4,
     }
     stages = [{"arrival": {"poisson": "5/s"}, "count": 9}]
-    workload = of_mapping({"name": "w", "requests": requests, "stages": stages}, read_flags(seed=1))
+    workload = workload_from_mapping(
+        {"name": "w", "requests": requests, "stages": stages}, read_flags(seed=1)
+    )
     tokenizer = load_tokenizer()
-    made = [str(build(workload, 1, 1, tokenizer)[number].prompt) for number in range(3)]
+    made = [str(build_prompts(workload, 1, 1, tokenizer)[number].prompt) for number in range(3)]
     assert {tokenizer.count(text) for text in made} == {length} and len(set(made)) == 3
     assert length < 400 or all(" the " in text and " Alice " in text for text in made)
     assert len({text[:200] for text in made}) == (1 if length >= 400 else 3)  # the shared quarter
-    random_too = of_mapping(
+    random_too = workload_from_mapping(
         {"name": "w", "requests": requests | {"prompts": "random"}, "stages": stages}, read_flags()
     )
     plain = {name: value for name, value in requests.items() if name != "prompts"}
-    without = of_mapping({"name": "w", "requests": plain, "stages": stages}, read_flags())
+    without = workload_from_mapping(
+        {"name": "w", "requests": plain, "stages": stages}, read_flags()
+    )
     prints = [recipe_fingerprint(one, "server") for one in (random_too, without, workload)]
     assert prints[0] == prints[1] != prints[2]
 

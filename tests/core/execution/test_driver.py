@@ -26,7 +26,7 @@ from loadgen.core.execution.driver import MAX_DRAIN_AFTER_STOP_NS, Driver, Drive
 from loadgen.core.execution.self_sampling import Waiting
 from loadgen.core.execution.worker_resources import WorkerResources
 from loadgen.core.requests import tokenizer
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.results.manifest import RunManifest, StagePlan, encode
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.results.spool import Spool
@@ -143,7 +143,7 @@ def run(
     async def work() -> tuple[Paper, schedule.Schedule, Driver]:
         timetable = arrivals.build(made, 7)
         client = Paper(answer)
-        requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
+        requests = build_prompts(made, 7, 1, tokenizer.load_tokenizer(None))
         bodies = Bodies(
             requests,
             lambda _, request: str(request.messages or request.prompt).encode(),

@@ -9,7 +9,7 @@ from refusals import refused
 
 from loadgen.core.errors import CombinedError
 from loadgen.core.requests import tokenizer
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Overrides, load, read_flags, recipe_fingerprint
 
@@ -42,7 +42,7 @@ def test_the_timetable_meets_both_minimums_in_whole_passes(file: Path) -> None:
 
 
 def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
-    made = build(load(str(file)), 3, 4, tokenizer.load_tokenizer())
+    made = build_prompts(load(str(file)), 3, 4, tokenizer.load_tokenizer())
     assert [(made[i].input_tokens, made[i].max_tokens) for i in range(5)] == [
         (10, 5),
         (20, 6),

@@ -191,10 +191,10 @@ def test_the_cap_holds_over_workers(tmp_path: Path) -> None:
 )
 def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: int) -> None:
     from loadgen.core.requests import tokenizer
-    from loadgen.core.requests.build import build
+    from loadgen.core.requests.build import build_prompts
 
     made = workload(tmp_path, **flags)
-    requests = build(made, 7, 1, tokenizer.load_tokenizer(None))
+    requests = build_prompts(made, 7, 1, tokenizer.load_tokenizer(None))
     found = plan.workers(arrivals.build(made, 7), requests, made, 8 - simulated)
     assert found == expected
 

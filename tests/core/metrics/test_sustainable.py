@@ -491,7 +491,7 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     data = Synthetic(
         input_tokens=ListedTokens(values=lengths), output_tokens=ListedTokens(values=lengths)
     )
-    found = resonance.found(data, None, 6, "replica", 1000)
+    found = resonance.find_resonance(data, None, 6, "replica", 1000)
     assert found == {
         "samples": 24,
         "servers": 6,
@@ -502,15 +502,17 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     }
     (text,) = coded("resonance", found)
     assert "50.0%" in text
-    assert resonance.found(data, None, 5, "replica", 1000) is None  # no common factor
+    assert resonance.find_resonance(data, None, 5, "replica", 1000) is None  # no common factor
     drawn = Synthetic(
         input_tokens=EmpiricalTokens(values=lengths), output_tokens=EmpiricalTokens(values=lengths)
     )
-    assert resonance.found(drawn, None, 6, "replica", 1000) is None  # no cycle
-    assert resonance.found(data, None, 6, "replica", 24) is None  # one pass: nothing repeats
-    assert resonance.found(data, None, 1, "target", 1000) is None
+    assert resonance.find_resonance(drawn, None, 6, "replica", 1000) is None  # no cycle
+    assert (
+        resonance.find_resonance(data, None, 6, "replica", 24) is None
+    )  # one pass: nothing repeats
+    assert resonance.find_resonance(data, None, 1, "target", 1000) is None
     even = data.model_copy(update={"output_tokens": ListedTokens(values=(100,) * 24)})
-    assert resonance.found(even, None, 6, "replica", 1000) is None
+    assert resonance.find_resonance(even, None, 6, "replica", 1000) is None
 
 
 # -- from the command line ---------------------------------------------------------------------------------------------

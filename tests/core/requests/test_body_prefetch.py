@@ -23,7 +23,7 @@ from loadgen.core.execution import bodies, run
 from loadgen.core.execution.body_prefetch import BodyPrefetch, preparer
 from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Plan, Settings, Tuning
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Digest
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
@@ -62,7 +62,7 @@ def go(
 def test_bodies_are_read_back_in_any_order() -> None:
     """Short ones in blocks of the file, of which few are kept; some lie across two blocks, some are long."""
     made = load("qa", read_flags(num_requests="400", request_rate="inf"))
-    prompts = build(made, 7, 1, load_tokenizer(None))
+    prompts = build_prompts(made, 7, 1, load_tokenizer(None))
     draw = random.Random(1)
     written = [
         draw.randbytes(draw.choice([0, 1, 300, 3000, 4096, 4097, 40_000])) for _ in range(400)
@@ -97,7 +97,7 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(
 ) -> None:
     """The bytes, what is known of each, and both digests, however many are built at a time, of any numbers."""
     (tmp_path / "w.yaml").write_text(f"name: w\n{asked}\n")
-    prompts = build(
+    prompts = build_prompts(
         load(str(tmp_path / "w.yaml"), read_flags(num_requests="500", concurrency="1")),
         7,
         1,

@@ -17,7 +17,7 @@ from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.requests import lengths
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import load, read_flags
 from loadgen.doctor import doctor
@@ -135,17 +135,17 @@ def test_a_dry_run_tells_tasks_and_classes(capsys: pytest.CaptureFixture[str]) -
 
 def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
     workload = load("mixed", read_flags(seed="1"))
-    prompts = build(workload, 1, 1, load_tokenizer())
-    first = lengths.of_first(prompts, 100)
+    prompts = build_prompts(workload, 1, 1, load_tokenizer())
+    first = lengths.first_request_lengths(prompts, 100)
     assert len(first) == 100
     for number, one in first.items():
         request = prompts[number]
         assert (one.input_tokens, one.output_tokens) == (request.input_tokens, request.max_tokens)
-    tasks = lengths.of_tasks(prompts, first)
+    tasks = lengths.task_lengths(prompts, first)
     assert {task.requests for task in tasks} == {4} and {task.input_tokens for task in tasks} == {
         9000
     }
-    shares = list(lengths.of_classes(prompts, first))  # type: ignore[arg-type]
+    shares = list(lengths.class_shares(prompts, first))  # type: ignore[arg-type]
     assert sum(one.requests for one in shares) == pytest.approx(1)
     assert sum(one.tokens for one in shares) == pytest.approx(1)
 

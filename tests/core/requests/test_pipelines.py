@@ -24,11 +24,11 @@ from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.execution.step_targets import resolved
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
 from loadgen.core.workload import load, read_flags
-from loadgen.core.workload.loading import of_mapping
+from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.pricing import price_file
 from loadgen.pricing.evidence import Evidence
 from loadgen.pricing.step_cost import with_steps
@@ -67,7 +67,7 @@ RAG = {"steps": STEPS, "tools": {"search": {"time": "20ms"}}}
 
 def workload(requests: dict[str, Any] | None = None, count: int = 6, **more: Any) -> Any:
     stages = [{"arrival": {"poisson": "50/s"}, "count": count}]
-    return of_mapping(
+    return workload_from_mapping(
         {"name": "w", "requests": requests or RAG, "stages": stages, **more}, read_flags(seed=1)
     )
 
@@ -301,7 +301,7 @@ def test_steps_of_a_class_are_told_from_those_of_another(tmp_path: Path) -> None
             },
         },
     }
-    asked = of_mapping(
+    asked = workload_from_mapping(
         {
             "name": "w",
             "classes": classes,
@@ -319,21 +319,23 @@ def test_steps_of_a_class_are_told_from_those_of_another(tmp_path: Path) -> None
 
 
 def test_lengths_are_what_the_texts_have() -> None:
-    prompts = build(workload(), 1, 2, load_tokenizer())
+    prompts = build_prompts(workload(), 1, 2, load_tokenizer())
     count = load_tokenizer().count
     for number in prompts.numbers(12):
         request = prompts[number]
-        if sequences := prompts.sequences(number):  # type: ignore[attr-defined]
+        if sequences := prompts.sequence_lengths(number):  # type: ignore[attr-defined]
             texts = request.extra.get("documents") or [""]
             assert sequences == tuple(count(str(request.prompt)) + count(one) for one in texts)
-            assert request.input_tokens == sum(sequences) == prompts.asked_input(number)  # type: ignore[attr-defined]
+            assert request.input_tokens == sum(sequences) == prompts.requested_input_tokens(number)  # type: ignore[attr-defined]
             assert request.max_tokens == 0
         else:
             assert request.messages is not None
             assert sum(count(one["content"]) for one in request.messages) == pytest.approx(
                 request.input_tokens, abs=8
             )
-            assert request.input_tokens == sum(tokens for _, tokens in prompts.stretches(number))  # type: ignore[attr-defined]
+            assert request.input_tokens == sum(
+                tokens for _, tokens in prompts.prompt_segments(number)
+            )  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -432,7 +434,7 @@ def test_where_steps_go() -> None:
 
 def test_values_are_not_asked_of_tasks_as_a_whole() -> None:
     with refused(LoadgenError, "unsupported", "--api"):
-        build(workload(), 1, 2, load_tokenizer(), 0, "embeddings")
+        build_prompts(workload(), 1, 2, load_tokenizer(), 0, "embeddings")
 
 
 def test_what_asked_for_no_tokens_misses_no_term_about_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tiny_tokenizer import train
 from loadgen.core import workload
 from loadgen.core.requests import laws, prompts
 from loadgen.core.requests import tokenizer as tokens
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.workload import (
     EmpiricalTokens,
     FixedTokens,
@@ -45,7 +45,9 @@ def built(seed=1, salt=2, tokenizer=CL100K, **requests):
         **requests,
     }
     model = FromFile if "path" in requests else Synthetic
-    return build(SimpleNamespace(requests=model.model_construct(**requests)), seed, salt, tokenizer)
+    return build_prompts(
+        SimpleNamespace(requests=model.model_construct(**requests)), seed, salt, tokenizer
+    )
 
 
 def talk(count=4, tool=500, history="scripted"):
@@ -82,7 +84,7 @@ def test_a_prompt_has_exactly_the_tokens_asked(kind):
     made = built(**KINDS[kind])
     for number in range(300):
         request = made[number]
-        assert true_count(request) == request.input_tokens == made.asked_input(number)
+        assert true_count(request) == request.input_tokens == made.requested_input_tokens(number)
         assert request.input_source == "estimate"
 
 
@@ -133,17 +135,17 @@ def test_many_requests_are_what_each_is_alone(tiny, kind):
     for tokenizer, template, api in kinds[
         : 1 if kind in ("images", "natural") else 2 if "turns" in asked else 4
     ]:
-        made = build(one, rng.randrange(9), 2, tokenizer, template, api)
+        made = build_prompts(one, rng.randrange(9), 2, tokenizer, template, api)
         numbers = [rng.randrange(rng.choice([9, 500, 10**15])) for _ in range(12)]
-        assert list(prompts.many(made, numbers)) == [made[number] for number in numbers]
+        assert list(prompts.iter_requests(made, numbers)) == [made[number] for number in numbers]
 
 
 @pytest.mark.parametrize("file", sorted(WORKLOADS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_many_requests_of_a_workload_are_what_each_is_alone(file):
     one = workload.load(str(file), workload.read_flags())
-    made = build(one, 1, 2, CL100K)
+    made = build_prompts(one, 1, 2, CL100K)
     numbers = [*made.numbers(24)][::-1]
-    assert list(prompts.many(made, numbers)) == [made[number] for number in numbers]
+    assert list(prompts.iter_requests(made, numbers)) == [made[number] for number in numbers]
     digest = prompts.Digest(replies=made.history == "scripted")
     for number in numbers:
         digest.add([(number, made[number])])
@@ -194,8 +196,12 @@ def test_the_seed_decides_lengths_and_the_salt_the_words():
         built(seed, salt, **KINDS["talk"]) for seed, salt in ((1, 2), (1, 3), (2, 2))
     )
     numbers = range(1, 60)
-    assert [one.asked_input(n) for n in numbers] == [other.asked_input(n) for n in numbers]
-    assert [one.asked_input(n) for n in numbers] != [third.asked_input(n) for n in numbers]
+    assert [one.requested_input_tokens(n) for n in numbers] == [
+        other.requested_input_tokens(n) for n in numbers
+    ]
+    assert [one.requested_input_tokens(n) for n in numbers] != [
+        third.requested_input_tokens(n) for n in numbers
+    ]
     assert all(texts(one[n]) != texts(other[n]) for n in numbers)
 
 
@@ -223,14 +229,14 @@ def test_the_system_message_is_the_same_for_all():
     ("name", "prompt_and_answers"), [("qa", 650), ("rag", 2502), ("summarization", 2500)]
 )
 def test_packaged_workloads_have_the_published_size(name, prompt_and_answers):
-    made = build(workload.load(str(WORKLOADS / f"{name}.yaml")), 1, 2, CL100K)
+    made = build_prompts(workload.load(str(WORKLOADS / f"{name}.yaml")), 1, 2, CL100K)
     assert {true_count(made[number]) + made[number].max_tokens for number in range(20)} == {
         prompt_and_answers
     }
 
 
 def test_an_agentic_task_is_10_000_tokens_re_sent_history_included():
-    made = build(workload.load(str(WORKLOADS / "agentic.yaml")), 1, 2, CL100K)
+    made = build_prompts(workload.load(str(WORKLOADS / "agentic.yaml")), 1, 2, CL100K)
     for task in (0, 1, 77):
         requests = [made[task * 4 + turn] for turn in range(4)]
         assert sum(true_count(request) + request.max_tokens for request in requests) == 10_000
@@ -254,7 +260,7 @@ def replies(*texts: str) -> dict[int, prompts.AssistantTurn]:
 
 def test_real_replies_take_the_place_of_scripted_ones():
     made = built(system_tokens=3, turns=talk(3, history="server"))
-    request, scripted = made.turn_with(5, replies("first", "second")), made[5]
+    request, scripted = made.with_replies(5, replies("first", "second")), made[5]
     assert made.history == "server"
     assert [m["content"] for m in request.messages if m["role"] == "assistant"] == [
         "first",
@@ -265,7 +271,7 @@ def test_real_replies_take_the_place_of_scripted_ones():
     ]
     assert request.input_tokens is None
     with pytest.raises(ValueError, match="turns \\[1\\]"):
-        made.turn_with(5, replies("first"))
+        made.with_replies(5, replies("first"))
 
 
 def test_fingerprint_is_the_same_however_the_requests_are_spread():
@@ -295,7 +301,7 @@ def test_fingerprint_sees_text_asked_lengths_order_and_number():
 def test_fingerprint_of_server_history_leaves_the_replies_out():
     made = built(turns=talk(2, history="server"))
     digest = prompts.Digest(replies=False)
-    digest.add([(0, made[0]), (1, made.turn_with(1, replies("what the server said")))])
+    digest.add([(0, made[0]), (1, made.with_replies(1, replies("what the server said")))])
     assert digest.hexdigest() == prompts.fingerprint(made, 2)
 
 
@@ -314,9 +320,9 @@ def test_fingerprint_of_server_history_leaves_the_replies_out():
     ],
 )
 def test_length_laws(length, mean, low, high):
-    law, key = laws.law(length), laws.key(5)
+    law, key = laws.length_sampler(length), laws.derive_key(5)
     drawn = [law(key, "input", index) for index in range(2000)]
-    assert laws.together(length, key, "input", range(2000)) == drawn
+    assert laws.sample_lengths(length, key, "input", range(2000)) == drawn
     assert low <= min(drawn) <= max(drawn) <= high
     assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.05)
     if length.tag == "uniform":
@@ -326,10 +332,10 @@ def test_length_laws(length, mean, low, high):
 
 
 def test_a_length_out_of_reach_is_the_nearest_that_is_allowed():
-    length, key = NormalTokens(mean=1.0, stddev=0.0, min=50), laws.key(5)
+    length, key = NormalTokens(mean=1.0, stddev=0.0, min=50), laws.derive_key(5)
     assert (
-        laws.together(length, key, "input", range(20))
-        == [laws.law(length)(key, "input", 3)] * 20
+        laws.sample_lengths(length, key, "input", range(20))
+        == [laws.length_sampler(length)(key, "input", 3)] * 20
         == [50] * 20
     )
 
@@ -339,7 +345,9 @@ def test_a_tokenizer_of_its_own_is_matched_exactly(tmp_path):
     made = built(tokenizer=local, **KINDS["prefix"])
     for number in range(100):
         assert (
-            true_count(made[number], local) == made[number].input_tokens == made.asked_input(number)
+            true_count(made[number], local)
+            == made[number].input_tokens
+            == made.requested_input_tokens(number)
         )
     assert made[0].input_source == "tokenizer"
 

@@ -20,7 +20,7 @@ from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import exit_code
-from loadgen.core.requests.build import build as build_requests
+from loadgen.core.requests.build import build_prompts as build_requests
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
 from loadgen.core.requests.task_prompts import TaskPrompts
@@ -192,7 +192,7 @@ def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Pa
     made, count = prompts(workload(tmp_path)), load_tokenizer().count
     assert isinstance(made, TaskPrompts)
     for number in made.numbers(60):
-        request, (task, turn) = made[number], made.turn_of(number)
+        request, (task, turn) = made[number], made.task_and_turn(number)
         node = made.graphs[task][turn]
         tokens = sum(
             count(json.dumps(one, separators=(",", ":"))) for one in request.extra["tools"]
@@ -205,8 +205,8 @@ def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Pa
         assert (
             request.input_tokens
             == tokens
-            == made.asked_input(number)
-            == sum(n for _, n in made.stretches(number))
+            == made.requested_input_tokens(number)
+            == sum(n for _, n in made.prompt_segments(number))
         )
         calls = [
             call["id"]
@@ -230,9 +230,9 @@ def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Pa
 
 def test_the_lengths_of_a_task_are_drawn_once_not_once_for_each_request_after_them() -> None:
     made = prompts(load("coding-agent"))
-    numbers = list(made.numbers_of(0))
+    numbers = list(made.task_request_numbers(0))
     assert len(numbers) > 5 and sum(
-        len(list(made.stretches(number))) for number in numbers
+        len(list(made.prompt_segments(number))) for number in numbers
     ) > 3 * len(numbers)
     assert made._lengths.cache_info().misses == len(numbers)
 
@@ -397,21 +397,21 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
     by_number = {int(row["slot"]): row for row in rows}
     assert sorted(by_number) == sorted(arrivals.build(one, 7).numbers())
     for number, row in by_number.items():
-        task, turn = made.turn_of(number)
+        task, turn = made.task_and_turn(number)
         node = made.graphs[task][turn]
         assert (row["session"], row["turn"], row["asked_output"]) == (
             task,
             turn,
-            made.asked_output(number),
+            made.requested_output_tokens(number),
         )
-        assert row["input_tokens"] == made.asked_input(number)
+        assert row["input_tokens"] == made.requested_input_tokens(number)
         if node.after:
             ends = [by_number[task * made.turns + before]["end_ns"] for before in node.after]
             assert row["due_ns"] == max(ends) + node.pause_ns
     assert summary.sessions is not None and summary.sessions.count == summary.sessions.ok == 40
     assert summary.requests.scheduled == len(rows)
     for slow in summary.slowest:
-        assert (slow.session, slow.turn) == made.turn_of(slow.slot)
+        assert (slow.session, slow.turn) == made.task_and_turn(slow.slot)
         assert (
             f"session {slow.session}, turn {(slow.turn or 0) + 1}" in render(summary)
             or slow.by == "e2e"
@@ -489,7 +489,7 @@ def test_what_a_server_hears_is_the_graph_with_its_joins_and_real_answers(
     assert summary.requests.ok == len(rows) and sorted(heard) == sorted(rows)
     assert sessions == {number: f"wire-{number // made.turns}" for number in heard}
     for number, body in heard.items():
-        task, turn = made.turn_of(number)
+        task, turn = made.task_and_turn(number)
         node, messages = made.graphs[task][turn], body["messages"]
         assert [tool["function"]["name"] for tool in body["tools"]] == ["search", "fetch"]
         if node.after:
@@ -601,7 +601,7 @@ def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(
     _, folder = execute(one, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "calls"))
     made = prompts(one)
     for row in store.read_run(folder).rows:
-        task, turn = made.turn_of(int(row["slot"]))
+        task, turn = made.task_and_turn(int(row["slot"]))
         called = any(node.context == turn and node.tool for node in made.graphs[task])
         assert (
             row["status"] == STATUS["ok"]
@@ -614,7 +614,7 @@ LEAVING = RESEARCH.replace("requests:", "requests:\n  abandoned: 30%")
 
 def test_the_share_of_users_that_go_away_is_the_one_asked_for(tmp_path: Path) -> None:
     graphs = TaskGraphs(workload(tmp_path, LEAVING).requests, 7)
-    leaving = [graphs.leaving(number) for number in range(2000)]
+    leaving = [graphs.abandonment(number) for number in range(2000)]
     assert abs(sum(one is not None for one in leaving) / 2000 - 0.3) < 4 * (0.3 * 0.7 / 2000) ** 0.5
     for number, one in enumerate(leaving):
         if one is not None:
@@ -628,7 +628,7 @@ def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_fail
     one = workload(tmp_path, LEAVING, more=CLOSED.replace("17", "60"))
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     rows, made = store.read_run(folder).rows, prompts(one)
-    leaving = {task: found for task in range(60) if (found := made.graphs.leaving(task))}
+    leaving = {task: found for task in range(60) if (found := made.graphs.abandonment(task))}
     assert summary.sessions is not None and summary.requests.failed == summary.requests.dropped == 0
     assert (summary.sessions.abandoned, summary.sessions.ok) == (len(leaving), 60 - len(leaving))
     assert len(rows) == arrivals.build(one, 7).slots
@@ -653,7 +653,7 @@ def test_a_user_goes_away_over_http_too(tmp_path: Path) -> None:
     quick = {"ttft": "1ms", "itl": "1ms"}
     summary, folder = execute(one, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "out"))
     rows, made = store.read_run(folder).rows, prompts(one)
-    leaving = [task for task in range(12) if made.graphs.leaving(task)]
+    leaving = [task for task in range(12) if made.graphs.abandonment(task)]
     assert summary.sessions is not None and summary.requests.failed == 0
     gone = (
         summary.sessions.abandoned

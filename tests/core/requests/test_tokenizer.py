@@ -173,14 +173,14 @@ def test_damaged_packaged_data_is_named(tmp_path, damage):
     path = tmp_path / "cl100k.words.gz"
     path.write_bytes(damage((tokenizer.DATA / path.name).read_bytes()))
     with pytest.raises(UserError, match=r"--> .*cl100k\.words\.gz"):
-        tokenizer.packaged(tmp_path)
+        tokenizer.packaged_tokenizer(tmp_path)
 
 
 def test_other_packaged_data_is_refused_by_its_hash(tmp_path):
     for name in ("cl100k.words.gz", "cl100k.ranks.gz"):  # the words as ranks too
         shutil.copy(tokenizer.DATA / "cl100k.words.gz", tmp_path / name)
     with pytest.raises(UserError, match=r"--> .*cl100k\.ranks\.gz"):
-        tokenizer.packaged(tmp_path).encode("x")
+        tokenizer.packaged_tokenizer(tmp_path).encode("x")
 
 
 def test_a_name_of_hugging_face_is_found_in_its_cache_with_its_commit(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from loadgen_sdk.words import text_writer
 
-from loadgen.core.requests.tokenizer import packaged
+from loadgen.core.requests.tokenizer import packaged_tokenizer
 
 WORDS = {
-    "the packaged": packaged().words,
+    "the packaged": packaged_tokenizer().words,
     "one": [" a"],
     "not a power of two": [" a", " bc", " def"],
     "not ASCII": [" \u00fc", " \u6f22\u5b57", " " + "x" * 300],

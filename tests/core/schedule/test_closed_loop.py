@@ -150,10 +150,10 @@ class Asked:
     def numbers(self, n: int) -> range:
         return range(n)
 
-    def asked_input(self, number: int) -> int:
+    def requested_input_tokens(self, number: int) -> int:
         return 100
 
-    def asked_output(self, number: int) -> int:
+    def requested_output_tokens(self, number: int) -> int:
         return TOKENS
 
 

@@ -28,13 +28,13 @@ from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import Summary, exit_code
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
-from loadgen.core.workload.loading import of_mapping
+from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.runs import text
 from loadgen.runs.kind import compared
 from loadgen.sim.server.options import Options
@@ -68,7 +68,7 @@ def workload(folder: Path, classes: str = CLASSES, more: str = STAGES, **flags: 
 
 
 def prompts(one: Workload, seed: int = 7, salt: int = 1) -> MixPrompts:
-    made = build(one, seed, salt, load_tokenizer())
+    made = build_prompts(one, seed, salt, load_tokenizer())
     assert isinstance(made, MixPrompts)
     return made
 
@@ -283,7 +283,7 @@ def test_each_model_has_a_row_that_is_what_the_server_heard(tmp_path: Path) -> N
             out=tmp_path / "out",
             server_metrics=("off",),
         )
-        summary, folder = execute(of_mapping(file, read_flags(seed=2)), asked)
+        summary, folder = execute(workload_from_mapping(file, read_flags(seed=2)), asked)
         of_load = [one for one in server.heard if one.body and "hello" not in str(one.body)]
         heard = Counter(one.body["model"] for one in of_load if one.body)
         tenants = Counter(one.headers.get("x-gateway-inference-fairness-id") for one in of_load)
@@ -398,11 +398,11 @@ def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(
     with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
         summary, folder = execute(one, Settings(url=server.url, out=tmp_path / "out", **NO_PAGES))
         log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-    made: Any = build(one, 5, 1, load_tokenizer())
+    made: Any = build_prompts(one, 5, 1, load_tokenizer())
     due_ns = arrivals.build(one, 5).columns().due_ns
     heard = {int(entry.id.rpartition("-")[2]): entry for entry in log.requests if "-" in entry.id}
     assert sorted(heard) == list(range(120))
-    of_trace = [number for number in heard if made.of_class(number)[0] == 1]
+    of_trace = [number for number in heard if made.class_and_number(number)[0] == 1]
     assert abs(len(of_trace) - 48) < 3 * (120 * 0.4 * 0.6) ** 0.5
     assert [part.starts for part in summary.classes] == [120 - len(of_trace), len(of_trace)]
     for number, entry in heard.items():
@@ -451,7 +451,7 @@ def test_slo_headers_tell_what_was_promised_of_each_request(tmp_path: Path) -> N
                 server_metrics=("off",),
                 slo_headers=True,
             )
-            summary, folder = execute(of_mapping(file | what, read_flags(seed=2)), asked)
+            summary, folder = execute(workload_from_mapping(file | what, read_flags(seed=2)), asked)
             assert store.read_run(folder).header.slo_headers
             names = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
             heard = [tuple(hear.headers.get(name, "") for name in names) for hear in server.heard]

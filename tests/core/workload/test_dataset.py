@@ -13,11 +13,11 @@ from refusals import refused
 from loadgen.cli.app import main
 from loadgen.core.errors import FAULTS_SHOWN, CombinedError, UserError
 from loadgen.core.requests import tokenizer
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import KEPT_BYTES
 from loadgen.core.workload import FixedTokens, FromFile, data_files, dataset
 from loadgen.core.workload.fingerprints import recipe_fingerprint
-from loadgen.core.workload.loading import of_dataset
+from loadgen.core.workload.loading import workload_from_dataset
 
 CHAT = {"messages": [{"role": "user", "content": "hello world"}]}
 
@@ -30,7 +30,7 @@ def written(tmp_path):
             content if isinstance(content, bytes) else b"".join(jsonl(row) for row in content)
         )
         model = FromFile.model_construct(path=path, **requests)
-        return build(SimpleNamespace(requests=model), 1, 2, tokenizer.load_tokenizer(None))
+        return build_prompts(SimpleNamespace(requests=model), 1, 2, tokenizer.load_tokenizer(None))
 
     return write
 
@@ -327,7 +327,7 @@ QUESTIONS = [{"question": text, "answer": "hello world", "tags": None} for text 
 def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, said):
     path = tmp_path / name
     write(path, rows)
-    made = build(
+    made = build_prompts(
         SimpleNamespace(requests=FromFile.model_construct(path=path)),
         1,
         2,
@@ -380,7 +380,7 @@ def test_damaged_parquet_is_named_in_words(tmp_path, damage, code):
     path = tmp_path / "a.parquet"
     path.write_bytes(damage(path.read_bytes()))
     with refused(UserError, code) as caught:
-        list(dataset.placed(path))
+        list(dataset.read_located_rows(path))
     assert "not Parquet: " in str(caught.value) and "None" not in str(caught.value)
 
 
@@ -393,12 +393,14 @@ def test_a_list_without_end_in_a_small_file_is_refused_before_it_is_read(tmp_pat
     with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
         writer.write_table(table)
     with refused(UserError, "too_large", where="row 1"):
-        list(dataset.placed(tmp_path / "a.arrow"))
+        list(dataset.read_located_rows(tmp_path / "a.arrow"))
 
 
 def test_text_that_is_stored_as_bytes_is_text_and_other_bytes_are_no_prompt(tmp_path):
     parquet(tmp_path / "a.parquet", [{"prompt": "höre".encode(), "image": b"\xff\xd8"}])
-    assert [row for _, row in dataset.placed(tmp_path / "a.parquet")] == [{"prompt": "höre"}]
+    assert [row for _, row in dataset.read_located_rows(tmp_path / "a.parquet")] == [
+        {"prompt": "höre"}
+    ]
     parquet(tmp_path / "b.parquet", [{"prompt": b"\xff\xd8"}])
     with pytest.raises(CombinedError, match="neither `prompt` nor `messages`"):
         dataset.read_rows(tmp_path / "b.parquet")
@@ -526,7 +528,7 @@ def test_the_commit_of_a_snapshot_is_in_the_fingerprint(tmp_path, monkeypatch):
         snapshot_of(home, "some/sums", commit, rows)
         monkeypatch.setenv("HF_HOME", str(home))
         for split in ("train", "test"):
-            checked = of_dataset(f"hf:some/sums:{split}", base="qa")
+            checked = workload_from_dataset(f"hf:some/sums:{split}", base="qa")
             found[commit, len(rows), split] = recipe_fingerprint(checked, "server")
         assert f"at {commit}, split train" in dataset.read_rows("hf:some/sums").notes[0]
     assert found["one", 2, "test"] == found["one", 1, "test"], "the same file of the same commit"

@@ -8,10 +8,10 @@ import pickle
 import pytest
 from pydantic import ValidationError
 
-from loadgen.core.workload import FixedTokens, Synthetic, UniformTokens, load, packaged
+from loadgen.core.workload import FixedTokens, Synthetic, UniformTokens, load, packaged_files
 
 
-@pytest.mark.parametrize("name", packaged())
+@pytest.mark.parametrize("name", packaged_files())
 def test_a_copy_of_a_workload_is_equal(name: str) -> None:
     workload = load(name)
     assert pickle.loads(pickle.dumps(workload)) == workload

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from loadgen.core.errors import CombinedError, UserError
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import FromFile, read_flags
 from loadgen.core.workload.dataset import EXACT_LENGTHS, LENGTH_LIMITS
-from loadgen.core.workload.loading import given, of_dataset
+from loadgen.core.workload.loading import load_from_options, workload_from_dataset
 
 QUESTION = {"role": "user", "content": "Name a color."}
 RESPONSE = {"role": "assistant", "content": "hello world"}
@@ -30,7 +30,7 @@ def write_rows(tmp_path: Path, rows: Sequence[Any]) -> Path:
 
 def prompts_of(tmp_path: Path, rows: Sequence[Any], api: str = "chat", **requests: Any) -> Prompts:
     model = FromFile.model_construct(path=write_rows(tmp_path, rows), **requests)
-    return build(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None), api=api)
+    return build_prompts(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None), api=api)
 
 
 @pytest.mark.parametrize("name", EXACT_LENGTHS)
@@ -69,8 +69,8 @@ def test_a_user_may_ask_for_rows_without_a_limit(tmp_path: Path) -> None:
     assert prompts.warnings(2) == []
     flags = read_flags(output_tokens="unlimited", concurrency=1)
     for workload in (
-        of_dataset(tmp_path / "rows.jsonl", flags),
-        of_dataset(tmp_path / "rows.jsonl", flags, "qa"),
+        workload_from_dataset(tmp_path / "rows.jsonl", flags),
+        workload_from_dataset(tmp_path / "rows.jsonl", flags, "qa"),
     ):
         assert isinstance(workload.requests, FromFile)
         assert workload.requests.output_tokens == "unlimited"
@@ -86,7 +86,7 @@ def test_generated_requests_are_not_unlimited(workload: str | None) -> None:
         output_tokens="unlimited", input_tokens=None if workload else 5, concurrency=1, duration=1
     )
     with pytest.raises(CombinedError) as caught:
-        given(workload, None, flags)
+        load_from_options(workload, None, flags)
     assert "conflict" in [fault.code for fault in caught.value.faults]
 
 
@@ -131,7 +131,7 @@ def test_a_list_of_messages_per_line_is_a_conversation_per_line(tmp_path: Path) 
     whole = tmp_path / "rows.json"
     whole.write_text(json.dumps([talk, talk], indent=1), "utf-8")
     model = FromFile.model_construct(path=whole)
-    of_list = build(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None))
+    of_list = build_prompts(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None))
     assert of_list[1].messages == talk
 
 
@@ -143,5 +143,5 @@ def test_a_csv_file_with_another_separator_is_called_one(
     file.write_text(f"prompt{separator}output_tokens\na{separator}5\n", "utf-8")
     model = FromFile.model_construct(path=file)
     with pytest.raises(UserError) as caught:
-        build(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None))
+        build_prompts(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None))
     assert caught.value.code == "wrong_format" and word in caught.value.what

@@ -17,18 +17,18 @@ from trace_rows import bailian, captured, mooncake, otlp, shape, span, subagent,
 from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import (
     Workload,
     load,
-    of_trace,
     read_flags,
     recipe_fingerprint,
     trace_sessions,
     traces,
+    workload_from_trace,
 )
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log
@@ -123,13 +123,13 @@ def written(folder: Path, rows: list[Any], name: str = "trace.jsonl") -> Path:
 
 
 def sessions(path: Path, **flags: str) -> Workload:
-    return of_trace(path, read_flags(trace_replay="sessions", **flags))
+    return workload_from_trace(path, read_flags(trace_replay="sessions", **flags))
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_request_waits_for_what_it_waited_for(tmp_path: Path, name: str) -> None:
     rows, expected = FILES[name]
-    found = trace_sessions.sessions_of(traces.read_trace(written(tmp_path, rows)))
+    found = trace_sessions.build_sessions(traces.read_trace(written(tmp_path, rows)))
     graphs = [found.graph(session) for session in range(len(found))]
     assert [list(zip(*graph, strict=True)) for graph in graphs] == expected
     assert (np.diff(found.due_ns) >= 0).all()
@@ -174,9 +174,9 @@ def test_prompts_of_sessions_that_share_nothing_by_their_trace_are_told(tmp_path
     file = tmp_path / "burst.csv"
     file.write_text("\n".join(csv) + "\n")
     told = "the trace does not say what prompts share"
-    made: Any = build(sessions(file), 7, 1, load_tokenizer())
+    made: Any = build_prompts(sessions(file), 7, 1, load_tokenizer())
     assert told in " ".join(made.warnings(3))
-    other: Any = build(of_trace(file, read_flags()), 7, 1, load_tokenizer())
+    other: Any = build_prompts(workload_from_trace(file, read_flags()), 7, 1, load_tokenizer())
     assert told not in " ".join(other.warnings(3)), "instants promise no conversation"
 
 
@@ -246,7 +246,7 @@ def test_spans_of_agents_are_read_as_they_are_published(
         "OpenTelemetry GenAI",
         [100, 120, 130, 50, 70, 400],
     )
-    found = trace_sessions.sessions_of(trace)
+    found = trace_sessions.build_sessions(trace)
     assert [list(zip(*found.graph(session), strict=True)) for session in range(len(found))] == [
         [
             ((), 0),
@@ -266,11 +266,11 @@ def test_in_virtual_time_each_request_is_due_after_the_answers_and_the_recorded_
     tmp_path: Path, rows: list[Any]
 ) -> None:
     one = sessions(written(tmp_path, rows), trace_loop="2", seed="7")
-    trace = traces.replayed(one.requests)  # type: ignore[arg-type]
-    found = trace_sessions.sessions_of(trace)
+    trace = traces.read_replayed_trace(one.requests)  # type: ignore[arg-type]
+    found = trace_sessions.build_sessions(trace)
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     kept = {int(row["slot"]): row for row in store.read_run(folder).rows}
-    made: Any = build(one, 7, 1, load_tokenizer())
+    made: Any = build_prompts(one, 7, 1, load_tokenizer())
     assert len(kept) == 2 * len(trace) == summary.requests.ok
     assert summary.sessions is not None and summary.sessions.count == 2 * len(found)
     assert sorted(kept) == sorted(made.numbers(2 * len(trace)))
@@ -301,11 +301,11 @@ def test_a_recording_server_hears_a_session_in_its_order(tmp_path: Path) -> None
         call(0.15, 0.02, 200, 6, 1, 2, 3),
     )
     one = sessions(written(tmp_path, [quick, weka("b", call(0.05, 0.02, 64, 8, 1))]), seed="7")
-    found = trace_sessions.sessions_of(traces.replayed(one.requests))  # type: ignore[arg-type]
+    found = trace_sessions.build_sessions(traces.read_replayed_trace(one.requests))  # type: ignore[arg-type]
     with start(Options(ttft="20ms", itl="2ms", log_events="ends")) as server:
         execute(one, Settings(url=server.url, out=tmp_path / "out", **NO_PAGES))
         log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-    made: Any = build(one, 7, 1, load_tokenizer())
+    made: Any = build_prompts(one, 7, 1, load_tokenizer())
     arrived, answered = {}, {}
     for heard in log.requests:
         if "-" in heard.id:  # those of the probe have no name
@@ -362,7 +362,10 @@ def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path
 
 def test_the_recipe_says_whether_sessions_are_replayed(tmp_path: Path) -> None:
     path = written(tmp_path, FILES["mooncake"][0])
-    plain, asked = of_trace(path), of_trace(path, read_flags(trace_replay="instants"))
-    chains = of_trace(path, read_flags(trace_replay="sessions"))
+    plain, asked = (
+        workload_from_trace(path),
+        workload_from_trace(path, read_flags(trace_replay="instants")),
+    )
+    chains = workload_from_trace(path, read_flags(trace_replay="sessions"))
     recipes = [recipe_fingerprint(one, "server") for one in (plain, asked, chains)]
     assert recipes[0] == recipes[1] != recipes[2]

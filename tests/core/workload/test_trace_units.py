@@ -17,7 +17,7 @@ from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.workload import read_flags
-from loadgen.core.workload.loading import of_trace
+from loadgen.core.workload.loading import workload_from_trace
 from loadgen.core.workload.trace_units import decide_unit
 from loadgen.core.workload.traces import read_trace
 
@@ -78,7 +78,7 @@ def test_an_implausible_rate_decides_for_the_other_unit() -> None:
 def test_the_user_states_the_unit(tmp_path: Path, form: str, unit: Any, span_ns: float) -> None:
     file = write_times(tmp_path, [0, 3, 9], form)
     assert read_trace(file, unit=unit).due_ns[-1] == span_ns
-    workload = of_trace(file, read_flags(trace_unit=unit))
+    workload = workload_from_trace(file, read_flags(trace_unit=unit))
     assert workload.stages[0].arrival.unit == workload.requests.unit == unit  # type: ignore[union-attr]
 
 
@@ -92,7 +92,7 @@ def test_a_unit_that_the_format_defines_is_not_stated(tmp_path: Path) -> None:
 
 def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CombinedError) as caught:
-        of_trace(write_times(tmp_path, SECONDS), read_flags(trace_unit="min"))
+        workload_from_trace(write_times(tmp_path, SECONDS), read_flags(trace_unit="min"))
     assert [fault.code for fault in caught.value.faults] == ["unknown_name"]
 
 

@@ -16,18 +16,18 @@ from trace_rows import mooncake, written
 
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.requests import tokenizer as tokens
-from loadgen.core.requests.build import build
+from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import (
     FromTrace,
     Replay,
     load,
-    of_trace,
     read_flags,
     recipe_fingerprint,
     trace_files,
     traces,
+    workload_from_trace,
 )
 
 MS, S = 1_000_000, 1_000_000_000
@@ -56,11 +56,11 @@ def test_compressed_files_and_such_as_are_cut_short(compression: str, tmp_path: 
 
 def test_a_compressed_line_is_read_to_a_bound(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(b"{}\n" + b"x" * 1_000_000))
-    with trace_files.opened(tmp_path / "t.jsonl.gz", longest=1_000_000) as lines:
+    with trace_files.open_lines(tmp_path / "t.jsonl.gz", longest=1_000_000) as lines:
         assert [number for number, _ in lines] == [1, 2]
     with (
         refused(UserError, "too_large", where="t.jsonl.gz:2"),
-        trace_files.opened(tmp_path / "t.jsonl.gz", longest=1_000) as lines,
+        trace_files.open_lines(tmp_path / "t.jsonl.gz", longest=1_000) as lines,
     ):
         list(lines)
 
@@ -138,16 +138,18 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     path = written(
         tmp_path / "busy.day.jsonl", *(mooncake(100 * number, 10, 2) for number in range(11))
     )
-    workload = of_trace(path)
+    workload = workload_from_trace(path)
     assert workload.name == "busy" and isinstance(workload.requests, FromTrace)
     assert isinstance(workload.stages[0].arrival, Replay) and workload.stages[0].count == 11
     timetable = arrivals.build(workload, 1)
     assert timetable.columns().due_ns.tolist() == [100 * MS * number for number in range(11)]
     assert timetable.stages[0].offered_rps == pytest.approx(10)
-    assert len(build(workload, 1, 2, tokens.load_tokenizer(None)).trace) == 11  # type: ignore[attr-defined]
+    assert len(build_prompts(workload, 1, 2, tokens.load_tokenizer(None)).trace) == 11  # type: ignore[attr-defined]
     moved = tmp_path / "elsewhere.jsonl"
     moved.write_bytes(path.read_bytes())
-    assert recipe_fingerprint(of_trace(moved), "server") == recipe_fingerprint(workload, "server")
+    assert recipe_fingerprint(workload_from_trace(moved), "server") == recipe_fingerprint(
+        workload, "server"
+    )
 
 
 def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
@@ -159,20 +161,20 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
     assert arrivals.build(load(str(file)), 1).columns().due_ns.tolist() == [
         25 * MS * n for n in range(11)
     ]
-    short = of_trace(tmp_path / "t.jsonl", read_flags(duration="0.45s"))
+    short = workload_from_trace(tmp_path / "t.jsonl", read_flags(duration="0.45s"))
     assert len(arrivals.build(short, 1).columns().due_ns) == 5
-    longer = of_trace(tmp_path / "t.jsonl", read_flags(num_requests=25))
+    longer = workload_from_trace(tmp_path / "t.jsonl", read_flags(num_requests=25))
     assert arrivals.build(longer, 1).columns().due_ns.tolist()[11:13] == [1100 * MS, 1200 * MS]
-    poisson = of_trace(tmp_path / "t.jsonl", read_flags(request_rate="50"))
+    poisson = workload_from_trace(tmp_path / "t.jsonl", read_flags(request_rate="50"))
     assert poisson.stages[0].arrival.tag == "poisson" and poisson.stages[0].count == 11
-    warm = of_trace(tmp_path / "t.jsonl", read_flags(warmup="1s"))
+    warm = workload_from_trace(tmp_path / "t.jsonl", read_flags(warmup="1s"))
     assert [stage.arrival.tag for stage in warm.stages] == ["poisson", "trace"]
-    promised = of_trace(tmp_path / "t.jsonl", read_flags(), "qa")
+    promised = workload_from_trace(tmp_path / "t.jsonl", read_flags(), "qa")
     assert promised.slo is not None and promised.name == "qa" and promised.stages[0].count == 11
     with refused(CombinedError, "conflict", "--input-tokens"):
-        of_trace(tmp_path / "t.jsonl", read_flags(input_tokens=5))
+        workload_from_trace(tmp_path / "t.jsonl", read_flags(input_tokens=5))
     with refused(CombinedError, "invalid_syntax", where="bad.jsonl:2"):
-        of_trace(written(tmp_path / "bad.jsonl", mooncake(0, 5, 1), "{"))
+        workload_from_trace(written(tmp_path / "bad.jsonl", mooncake(0, 5, 1), "{"))
 
 
 def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     def due(**flags: Any) -> list[float]:
         return [
             ns / S
-            for ns in arrivals.build(of_trace(path, read_flags(**flags)), 1)
+            for ns in arrivals.build(workload_from_trace(path, read_flags(**flags)), 1)
             .columns()
             .due_ns.tolist()
         ]
@@ -194,11 +196,13 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     assert len(due(trace_loop=3)) == 33 and due(trace_loop=3)[11] == pytest.approx(1.1)
     assert len(due(trace_loop=1000, duration="2.15s")) == 22
     assert len(due(trace_slice="..0.5", trace_loop=2, trace_speed=2)) == 10
-    workload = of_trace(path, read_flags(trace_slice="0.3..0.6"))
-    prompts = build(workload, 1, 2, tokens.load_tokenizer(None))
-    assert [prompts.asked_input(number) for number in range(3)] == [13, 14, 15]  # type: ignore[attr-defined]
-    assert recipe_fingerprint(workload, "server") != recipe_fingerprint(of_trace(path), "server")
-    again = of_trace(path, read_flags(trace_slice="0.3..0.6"), "qa")
+    workload = workload_from_trace(path, read_flags(trace_slice="0.3..0.6"))
+    prompts = build_prompts(workload, 1, 2, tokens.load_tokenizer(None))
+    assert [prompts.requested_input_tokens(number) for number in range(3)] == [13, 14, 15]  # type: ignore[attr-defined]
+    assert recipe_fingerprint(workload, "server") != recipe_fingerprint(
+        workload_from_trace(path), "server"
+    )
+    again = workload_from_trace(path, read_flags(trace_slice="0.3..0.6"), "qa")
     assert again.stages[0].count == 3
     for flags, code in (
         ({"trace_slice": "5m.."}, "empty_file"),
@@ -206,7 +210,7 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
         ({"trace_loop": 1_000_000, "num_requests": 10**9}, "too_large"),
     ):
         with refused((LoadgenError, CombinedError), code):
-            of_trace(path, read_flags(**flags))
+            workload_from_trace(path, read_flags(**flags))
     with refused(CombinedError, "no_effect", "--set on_bad_row"):
         load("qa", read_flags(on_bad_row="skip"))
     file = tmp_path / "w.yaml"
@@ -230,10 +234,14 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
         "a flag stands over the file"
     )
     file.write_text(f"name: w\nslo: {{ttft: 2s}}\ntrace: {{{block}}}\n")
-    played = of_trace(path, base=str(file))
+    played = workload_from_trace(path, base=str(file))
     assert played.slo is not None and len(arrivals.build(played, 1).columns().due_ns) == 6
     assert (
-        len(arrivals.build(of_trace(path, read_flags(trace_loop=1), str(file)), 1).columns().due_ns)
+        len(
+            arrivals.build(workload_from_trace(path, read_flags(trace_loop=1), str(file)), 1)
+            .columns()
+            .due_ns
+        )
         == 3
     )
 

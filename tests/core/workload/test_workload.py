@@ -33,14 +33,14 @@ from loadgen.core.workload import (
     Term,
     Uniform,
     Workload,
-    json_schema,
-    levels,
     load,
     loading,
-    packaged,
+    packaged_files,
+    parse_concurrency_levels,
     read_flags,
     recipe_fingerprint,
     request_fingerprint,
+    workload_json_schema,
 )
 from loadgen.core.workload.yaml_marks import read_yaml
 
@@ -648,9 +648,9 @@ def test_a_load_too_large_to_plan_is_refused_before_anything_is_planned(tmp_path
 
 
 def test_levels() -> None:
-    assert levels("1, 2,8") == (1, 2, 8)
+    assert parse_concurrency_levels("1, 2,8") == (1, 2, 8)
     with refused(UserError, "invalid_value", "--concurrency"):
-        levels("1,,2")
+        parse_concurrency_levels("1,,2")
 
 
 def test_prompts_from_a_file_go_through_it_once(tmp_path: Path) -> None:
@@ -752,9 +752,10 @@ def test_the_shipped_workloads(name: str, tokens: int) -> None:
 
 
 def test_packaged_lists_them_all() -> None:
-    assert set(packaged()) >= {"qa", "rag", "summarization", "agentic"}
+    assert set(packaged_files()) >= {"qa", "rag", "summarization", "agentic"}
     assert all(
-        "$schema=schema.json" in path.read_text().splitlines()[0] for path in packaged().values()
+        "$schema=schema.json" in path.read_text().splitlines()[0]
+        for path in packaged_files().values()
     )
 
 
@@ -833,12 +834,14 @@ def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    return json_schema()
+    return workload_json_schema()
 
 
 def test_the_shipped_schema_is_the_exported_one() -> None:
-    shipped = json.loads((packaged()["rag"].parent / "schema.json").read_text("utf-8"))
-    assert shipped == json_schema(), "run: loadgen export --schema workload > workloads/schema.json"
+    shipped = json.loads((packaged_files()["rag"].parent / "schema.json").read_text("utf-8"))
+    assert shipped == workload_json_schema(), (
+        "run: loadgen export --schema workload > workloads/schema.json"
+    )
 
 
 GOOD = [
@@ -859,7 +862,7 @@ def test_the_schema_takes_what_load_takes(
     assert fits(yaml.safe_load(TWO_LINES + line), schema, schema)
 
 
-@pytest.mark.parametrize("path", packaged().values(), ids=str)
+@pytest.mark.parametrize("path", packaged_files().values(), ids=str)
 def test_the_schema_takes_the_shipped(path: Path, schema: dict[str, Any]) -> None:
     assert fits(yaml.safe_load(path.read_text("utf-8")), schema, schema)
 
@@ -928,7 +931,7 @@ def test_a_request_is_the_same_at_any_load() -> None:
 
 def test_two_lengths_are_a_workload() -> None:
     """`loadgen run --url U --isl 1000 --osl 200 -c 16` needs no file."""
-    workload = loading.given(
+    workload = loading.load_from_options(
         None, None, read_flags(input_tokens="1000", output_tokens="200", concurrency="16")
     )
     assert workload.stages[0].duration_ns == 60 * S
@@ -938,7 +941,7 @@ def test_two_lengths_are_a_workload() -> None:
         200,
     )
     with refused(CombinedError, "missing_option"):
-        loading.given(None, None, read_flags(input_tokens="1000"))
+        loading.load_from_options(None, None, read_flags(input_tokens="1000"))
 
 
 @pytest.mark.parametrize(
