@@ -7,7 +7,7 @@
    left as it came. */
 
 #define EXCHANGE_OBJECTS(F, T)                                                                                         \
-    F(T, body_parts) F(T, connection) F(T, decoder) F(T, failure) F(T, flow) F(T, head) F(T, on_done) F(T, on_first)       \
+    F(T, body_parts) F(T, connection) F(T, decoder) F(T, failure) F(T, flow) F(T, head) F(T, incomplete_chunk) F(T, on_done) F(T, on_first)       \
     F(T, payload) F(T, reading) F(T, request) F(T, response) F(T, sink) F(T, template)
 #define EXCHANGE_NUMBERS(F, T)                                                                                         \
     F(T, asked_output) F(T, body_bytes) F(T, bytes_received) F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done)   \
@@ -226,6 +226,7 @@ static int begin_answer(Exchange *exchange)
     exchange->client_lag = exchange->progress = exchange->body_bytes = 0;
     exchange->kernel_stamp = exchange->patient = exchange->at_start = exchange->split = exchange->is_event_stream = 0;
     put_same(&exchange->template, Py_None);
+    put_same(&exchange->incomplete_chunk, no_bytes);
     if ((parts = PyList_New(0)) == NULL)
         return -1;
     replace(&exchange->body_parts, parts);

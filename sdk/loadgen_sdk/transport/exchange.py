@@ -24,13 +24,14 @@ from ..wire_formats.response_reader import (
 )
 from ..wire_formats.server_timing import HEADER
 from ..wire_formats.sse import EventTooLargeError, SseDecoder
-from .chunk_size import Malformed
+from .chunk_size import CHUNK_SIZES, Malformed, chunk_size
 from .http1 import HEADS, Response
 from .implementation import ExchangeState, whole_chunks
 from .response_state import LAST_EVENTS, Bundle
 
 MAX_WHOLE_BYTES = 64 << 20  # an answer that is not a stream is kept until it is complete
 MAX_ERROR_BYTES = 64 << 10
+MAX_INCOMPLETE_CHUNK_BYTES = 4096
 UNKNOWN_EVENTS = 1 << 40
 EVENT_STREAM = "text/event-stream"
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
@@ -131,6 +132,10 @@ class Exchange(ExchangeState):
             return self._decode(data)
         chunks = 0
         events: list[EventOrCount] = []
+        if self.incomplete_chunk:
+            data = self.incomplete_chunk + data
+            self.incomplete_chunk = b""
+            self.at_start = True
         if not self.at_start and 0 < (missing := response.missing) < len(
             data
         ):  # the rest of an earlier read's chunk
@@ -143,6 +148,10 @@ class Exchange(ExchangeState):
                 chunks += found
                 events += whole
                 data = data[used:]
+            if is_part_of_event(data):
+                self.incomplete_chunk = data
+                self.at_start = False
+                return chunks + 1, events
         if data:
             more, others = self._decode(data)
             return chunks + more, events + others
@@ -178,7 +187,7 @@ class Exchange(ExchangeState):
         further event follow it, none is. `earliest`: before that instant, none of them can have arrived.
         """
         one_write = single and self.response.chunked
-        if self.decoder.pending or not self.response.between_chunks:
+        if self.incomplete_chunk or self.decoder.pending or not self.response.between_chunks:
             unsure, sure = events, []
             one_write = one_write and self.response.complete
         elif one_write:
@@ -303,6 +312,21 @@ class Exchange(ExchangeState):
             server_timing=server_timing,
             failure=self.failure,
         )
+
+
+def is_part_of_event(data: bytes) -> bool:
+    """Return True if a chunk begins with these bytes and the first event in it has not ended yet.
+
+    Such bytes are kept until the rest of the chunk arrives, so that the whole chunk can be
+    recognised in one pass. Return False as well if that is not certain, or if the bytes are many.
+    """
+    if not 0 < len(data) < MAX_INCOMPLETE_CHUNK_BYTES:
+        return False
+    size_line, _, content = data.partition(b"\r\n")
+    if not content or b"\n\n" in content or b"\r" in content:
+        return False
+    size = CHUNK_SIZES.get(size_line) or chunk_size(size_line)
+    return len(content) < size
 
 
 def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:

@@ -85,6 +85,8 @@ class ExchangeState:
         tries: How many addresses were tried.
         patient: Reads may be kept for a while, and plain events counted (see `Inbox`).
         at_start: The next byte is the first one of a chunk and of an event.
+        incomplete_chunk: The first bytes of a chunk that has not ended yet. They hold no complete
+            event and were not decoded.
         split: The server writes a chunk in parts, and may send a part only after the one before
             was acknowledged, which a read does.
     """
@@ -106,6 +108,7 @@ class ExchangeState:
         "first_byte",
         "flow",
         "head",
+        "incomplete_chunk",
         "is_event_stream",
         "keep_headers",
         "keep_text",
@@ -206,6 +209,7 @@ class ExchangeState:
         self.patient = False
         self.template: tuple[bytes, bytes] | None = None
         self.at_start = False
+        self.incomplete_chunk = b""
         self.split = False
         self.is_event_stream = False
         self.response = self.response_class()
