@@ -1,4 +1,4 @@
-"""Our own side of the benchmarks: the real path (timetable, bodies, client, driver, spool, recorder), in this process.
+"""Our own side of the benchmarks: the real path (schedule, bodies, client, driver, spool, recorder), in this process.
 
 The same calls in the same order as `loadgen.run.execute`, taken apart only to read the CPU at the right instants: the
 window opens at the start instant of the run and closes when the last record is written.

@@ -543,9 +543,9 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     for first in range(0, count, block):
         rows = np.zeros(block, ROW)
         rows["slot"] = rows["request"] = np.arange(first, first + block)
-        rows["session"] = rows["lane"] = rows["cached_tokens"] = rows["reasoning_tokens"] = rows[
-            "text"
-        ] = -1
+        rows["session"] = rows["virtual_user"] = rows["cached_tokens"] = rows[
+            "reasoning_tokens"
+        ] = rows["text"] = -1
         rows["worker"], rows["target"] = rows["slot"] % 16, rows["slot"] % targets
         rows["stage"] = rows["slot"] >= early
         rows["due_ns"] = rows["slot"] * gap_ns

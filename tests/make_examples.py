@@ -53,7 +53,7 @@ def blank(n: int) -> NDArray[np.void]:
     rows = np.zeros(n, ROW)
     for field in (
         "session",
-        "lane",
+        "virtual_user",
         "cached_tokens",
         "cache_written_tokens",
         "reasoning_tokens",
@@ -214,7 +214,7 @@ def token_priced() -> Inputs:
     draw = np.random.default_rng(21)
     lanes, n = 16, 320
     rows = blank(n)
-    rows["lane"] = rows["slot"] % lanes
+    rows["virtual_user"] = rows["slot"] % lanes
     rows["output_tokens"] = np.where(draw.random(n) < 0.9, 500, draw.integers(300, 500, n))
     rows["finish_reason"] = np.where(
         rows["output_tokens"] == 500, FINISH_REASONS.index("length"), FINISH_REASONS.index("stop")
@@ -229,7 +229,7 @@ def token_priced() -> Inputs:
     gap = (draw.normal(44.0, 4.0, n) * 1e6).astype(np.int64)
     took = ttft + gap * (rows["output_events"] - 1) + MS
     for lane in range(lanes):
-        mine = np.flatnonzero(rows["lane"] == lane)
+        mine = np.flatnonzero(rows["virtual_user"] == lane)
         rows["due_ns"][mine] = np.concatenate(([0], np.cumsum(took[mine])[:-1]))
     stream(rows, ttft, gap, draw.gamma(4, 25_000, n).astype(np.int64) + 20_000)
     texts = [

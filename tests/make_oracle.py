@@ -425,7 +425,7 @@ def asked(where: Path) -> dict[str, Any]:
 
 
 def planned(where: Path) -> dict[str, Any]:
-    """Fingerprints of the plan of packaged workloads: the recipe of all requests, the timetable."""
+    """Fingerprints of the plan of packaged workloads: the recipe of all requests, the schedule."""
     found = {}
     for name in ("qa", "rag", "summarization", "agentic"):
         ending, out = told(

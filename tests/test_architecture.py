@@ -33,7 +33,6 @@ ONLY = {  # heavy module -> the one that may import it
 }
 
 TWICE = {  # class -> why two modules have one of this name
-    "StageSpan": "`schedule/timetable.py`: a stage in slots; `runs/page_data.py`: the same on the axis of a chart",
 }
 
 

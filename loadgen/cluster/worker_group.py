@@ -252,7 +252,7 @@ def _exceeded_limits(plan: Plan, known: Sequence[tuple[str, NodeFacts]]) -> Iter
         plan: The plan of the run.
         known: The place and the facts of the node of each worker.
     """
-    total = resource_limits.connections(plan.timetable, plan.job.workload.max_in_flight)
+    total = resource_limits.connections(plan.schedule, plan.job.workload.max_in_flight)
     if total is None:
         return
     for loopback in dict.fromkeys(facts.loopback for _, facts in known):

@@ -25,7 +25,7 @@ from loadgen.contracts.schema import (
 )
 from loadgen.contracts.steady_samples import QUEUED
 from loadgen.core import seeds
-from loadgen.core.execution.lane_start import mean_lengths
+from loadgen.core.execution.staggered_start import mean_lengths
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import PACKAGED, load_tokenizer
 from loadgen.core.stats import intervals

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from loadgen.contracts.schema import OF_TASKS, ContractLevel, Planned, PlannedClass, Promise
 from loadgen.core import format
-from loadgen.core.schedule.chains import of_requests
+from loadgen.core.schedule.sessions import build_sessions
 from loadgen.core.workload import Closed, Mix, Ramp, Replay, Stage, Synthetic, Workload
 
 JUDGED_HERE = ("not_offered_share",)  # limits of a valid run that the contract judges itself
@@ -113,7 +113,7 @@ def _classes(workload: Workload) -> tuple[PlannedClass, ...]:
     )
     classes_planned = []
     for name, share, slo, of_class in classes:
-        chains = of_requests(of_class, 0)
+        chains = build_sessions(of_class, 0)
         classes_planned.append(
             PlannedClass(name, share, slo, chains.slots(0, DRAWN) / DRAWN, chains.turns > 1)
         )

@@ -132,7 +132,7 @@ def bands(figures: Figures) -> tuple[Band, ...]:
 
 def over_time(figures: Figures) -> Iterator[Chart]:
     """Load, output tokens and requests in flight over time, with the stages marked."""
-    each = f"per {figures.load.width_s:g} s: due by the timetable, sent, ended ok"
+    each = f"per {figures.load.width_s:g} s: due by the schedule, sent, ended ok"
     load, tokens = (
         Axis(label="requests/s", unit="/s", min=0),
         Axis(label="tokens/s", unit="tokens/s", min=0),

@@ -127,10 +127,10 @@ class ProgressLine:
         match event:
             case RunPlanned(plan, header) if header.client != "virtual":
                 drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
-                timetable = plan.timetable
+                schedule = plan.schedule
                 self._progress = Progress(
-                    timetable.slots,
-                    timetable.horizon_ns,
+                    schedule.slot_count,
+                    schedule.horizon_ns,
                     drain_ns=drain_ns,
                     as_json=self._as_json,
                 )

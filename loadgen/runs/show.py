@@ -15,7 +15,7 @@ import msgspec
 from loadgen.cli.output import columns_of, say
 from loadgen.core import format, seeds, slo
 from loadgen.core.errors import CombinedError, LoadgenError
-from loadgen.core.execution import lane_start
+from loadgen.core.execution import staggered_start
 from loadgen.core.execution.events import (
     LoadStarted,
     RunEnded,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.manifest import Cluster, TargetFacts
-    from loadgen.core.schedule.timetable import Schedule
+    from loadgen.core.schedule.schedule import Schedule
     from loadgen.core.slo import Slo
     from loadgen.core.workload import Workload
     from loadgen.pricing.budget import Budget
@@ -50,13 +50,13 @@ LONG_S = 60.0  # of a run: from here on it is said before what it will send
 
 
 def forecasts(
-    timetable: Schedule, tokens: tuple[float, float], answer_s: float
+    schedule: Schedule, tokens: tuple[float, float], answer_s: float
 ) -> tuple[Forecast, Forecast]:
     """Of the measured stages, and of all. `tokens`, `answer_s`: of a mean request, as for `forecast`."""
     measured, others = (
-        forecast(msgspec.structs.replace(timetable, stages=stages), tokens, answer_s)
+        forecast(msgspec.structs.replace(schedule, stages=stages), tokens, answer_s)
         for stages in (
-            tuple(span for span in timetable.stages if span.measured is which)
+            tuple(span for span in schedule.stages if span.measured is which)
             for which in (True, False)
         )
     )
@@ -283,12 +283,12 @@ class Show:
         virtual = plan.job.settings.virtual
         if virtual and self._budget is None:
             return
-        found, tokens = plan.job.found[0], lane_start.mean_lengths(plan.requests)
+        found, tokens = plan.job.found[0], staggered_start.mean_lengths(plan.requests)
         answer_s = (
-            lane_start.by_probe(found.one_token_response_ms, found.per_token_ms).ns(1, *tokens)
+            staggered_start.by_probe(found.one_token_response_ms, found.per_token_ms).ns(1, *tokens)
             / 1e9
         )
-        measured, load = forecasts(plan.timetable, tokens, answer_s)
+        measured, load = forecasts(plan.schedule, tokens, answer_s)
         if self._budget is not None:
             self._planned = load, header.targets
         cost = None
@@ -363,11 +363,11 @@ class Show:
         """Print a line for each stage of the load."""
         plan, header = planned
         for index, stage in enumerate(header.stages):
-            bounds = bounds_of(stage, plan.timetable, index, plan.job.workload)
+            bounds = bounds_of(stage, plan.schedule, index, plan.job.workload)
             note = "" if stage.measured else ", warm-up, not measured"
-            if stage.name == lane_start.FIRST_ROUND:
+            if stage.name == staggered_start.FIRST_ROUND:
                 bounds, note = ["the first request of each lane"], ", not measured"
-            if begin := lane_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency):
+            if begin := staggered_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency):
                 note += f"; {begin}"
             say(f"load: {stage.arrival}: {', '.join(bounds)}{note}")
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from loadgen.core import format
-from loadgen.core.execution import lane_start
+from loadgen.core.execution import staggered_start
 from loadgen.core.metrics.blocks import RequestCounts
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.machines import MachineSummary
@@ -269,7 +269,7 @@ def _lasted(duration_s: float | None, suffix: str) -> str:
 def _starts(summary: Summary) -> Iterator[str]:
     """Yield how the virtual users of a closed loop started: staggered, or all at once."""
     texts = (
-        lane_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency)
+        staggered_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency)
         for stage in summary.stages
     )
     yield from dict.fromkeys(filter(None, texts))

@@ -30,7 +30,7 @@ from loadgen.core.errors import UserError, nothing_there
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decoded, decoded_lines
-from loadgen.core.schedule import chains
+from loadgen.core.schedule.sessions import build_sessions
 from loadgen.core.workload import Mix, Workload, request_fingerprint
 from loadgen.repeated import capacity
 from loadgen.repeated.run_warnings import describe_other_work
@@ -203,7 +203,7 @@ def counted_by(workload: Workload) -> capacity.Unit:
     """What a rate of a workload counts, before a run of it says (`capacity.rate_unit`)."""
     asked = workload.requests
     parts = [one.requests for one in asked.classes.values()] if isinstance(asked, Mix) else [asked]
-    chained = [chains.of_requests(part, 0).turns > 1 for part in parts]
+    chained = [build_sessions(part, 0).turns > 1 for part in parts]
     return "conversations" if all(chained) else "starts" if any(chained) else "requests"
 
 

@@ -63,7 +63,7 @@ class NextTrial(msgspec.Struct, frozen=True, kw_only=True):
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a trial. `spent_s` includes the drain; `why` is the reason in words, `code` the same for programs.
 
-    `offered`: the load that the timetable of the trial really offered until it was decided (arrivals / time). The
+    `offered`: the load that the schedule of the trial really offered until it was decided (arrivals / time). The
     requested load is only a mean, and the real one differs by chance, so the outcome is judged at `offered`. `noise`: 1
     / sqrt(n) for n requests of a full-length run, the scale of the remaining chance (lengths and their order).
     """

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
-    from loadgen.core.schedule.timetable import Schedule
+    from loadgen.core.schedule.schedule import Schedule
     from loadgen.core.workload import Workload
 
 LOOK_S = 5.0
@@ -141,7 +141,7 @@ class Trials:
                     if decision is not None and decision.at_ns < int(watch.due_ns[-1]):
                         event.stops.append(decision.at_ns)
             elif isinstance(event, RunPlanned):
-                planned, watch = event, self._watch(event.plan.timetable, ask)
+                planned, watch = event, self._watch(event.plan.schedule, ask)
             elif isinstance(event, LoadStarted) and planned is not None and watch is not None:
                 task = follow(watch, planned.plan.job.folder, event.load)
                 following = asyncio.get_running_loop().create_task(task)
@@ -169,16 +169,20 @@ class Trials:
         seed = seeds.own(self.seed, "probe", ask.number)
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 
-    def _watch(self, timetable: Schedule, ask: NextTrial) -> Watch | None:
+    def _watch(self, schedule: Schedule, ask: NextTrial) -> Watch | None:
         """None where the number of requests is not known beforehand: closed loops."""
-        if not self.watched or any(span.lanes for span in timetable.stages):
+        if not self.watched or any(span.concurrency for span in schedule.stages):
             return None
-        measured = [span for span in timetable.stages if span.measured]
-        due = np.concatenate([span.offsets + (span.start_ns or 0) for span in measured])
-        planned = sum(span.slots or 0 for span in measured) if timetable.turns > 1 else None
+        measured = [span for span in schedule.stages if span.measured]
+        due = np.concatenate([span.arrivals_ns + (span.start_ns or 0) for span in measured])
+        planned = sum(span.slot_count or 0 for span in measured) if schedule.max_turns > 1 else None
         return (
             Watch(
-                self.goal, due, planned=planned, early_under=ask.early_under, turns=timetable.turns
+                self.goal,
+                due,
+                planned=planned,
+                early_under=ask.early_under,
+                turns=schedule.max_turns,
             )
             if len(due)
             else None
@@ -222,7 +226,7 @@ class Trials:
             outcome=outcome,
             early=decision is not None and outcome != "invalid",
             spent_s=spent,
-            # without own seeds all trials share one timetable: there is no difference by chance to correct for
+            # without own seeds all trials share one schedule: there is no difference by chance to correct for
             offered=offered if offered > 0 and self.seeded else ask.load,
             noise=1 / math.sqrt(full) if full > 0 else 0.0,
             why=why,
@@ -266,7 +270,7 @@ class Trials:
 def retold(folder: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
     """The result of a stored trial, made again from its records; as told, what records do not show.
 
-    That is what was asked for, what the timetable offered, and how a trial was decided before its end.
+    That is what was asked for, what the schedule offered, and how a trial was decided before its end.
     """
     run_of_it = folder / result.folder
     summary = run_folder.kept_summary(run_of_it)
@@ -371,7 +375,7 @@ def _has_chains(planned: RunPlanned | None) -> bool:
     """Whether the load is made of conversations or tasks. In virtual time such a trial is ended while it is simulated;
     one of single requests is simulated whole, which costs less than to look at it on the way.
     """
-    return planned is not None and planned.plan.timetable.turns > 1
+    return planned is not None and planned.plan.schedule.max_turns > 1
 
 
 def _closed(workload: Workload) -> bool:

@@ -114,7 +114,7 @@ class Watch:
         early_under: bool = True,
         turns: int = 1,
     ) -> None:
-        """`due_ns`: of what the timetable starts: requests, or conversations and tasks of at most so many `turns`, of
+        """`due_ns`: of what the schedule starts: requests, or conversations and tasks of at most so many `turns`, of
         which `planned` requests come. Of these only *over* is decided early: when their later turns are due, nobody
         knows beforehand.
         """

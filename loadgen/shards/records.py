@@ -91,7 +91,7 @@ def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
             target=0,
             session=int(slot["session"]),
             turn=int(slot["turn"]),
-            lane=int(slot["lane"]),
+            virtual_user=int(slot["virtual_user"]),
         )
         due_ns = int(slot["due_ns"])
         records.append(unsent_record(key, due_ns, "worker_died", "lost", UNKNOWN, text=0))
@@ -116,7 +116,7 @@ def find_lost_slots(
 
 
 def _owning_parts(schedule: NDArray[np.void], shard: ShardPart) -> NDArray[np.int64]:
-    """Return the index of the part that each slot belongs to, as `timetable.shard` divides them."""
+    """Return the index of the part that each slot belongs to, as `schedule.shard` divides them."""
     users = np.array([stage.concurrency or 0 for stage in shard.stages])[schedule["stage"]]
     chain = schedule["chain"]
     return np.where(users > 0, chain % np.maximum(users, 1), chain) % shard.count + 1
@@ -151,7 +151,7 @@ def _next_slots(
     """
     next_slots = first_slots.copy()
     for slot in next_slots:
-        own = recorded["slot"][recorded["lane"] == slot["lane"]]
+        own = recorded["slot"][recorded["virtual_user"] == slot["virtual_user"]]
         if len(own):
             rounds = (int(own.max()) // turns - int(slot["slot"]) // turns) // concurrency + 1
             slot["slot"] += rounds * concurrency * turns

@@ -15,13 +15,13 @@ import numpy as np
 from loadgen.core import seeds
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
-from loadgen.core.schedule.chains import of_requests
+from loadgen.core.schedule.sessions import build_sessions
 from loadgen.sim.request_lengths import sizes_of
 from loadgen.sim.virtual_backend import preset_of
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
-    from loadgen.core.schedule.chains import Chain
+    from loadgen.core.schedule.sessions import Session
     from loadgen.core.slo import Slo
     from loadgen.core.workload import Workload
     from loadgen.sim.engine.replica import Costs, ServerLimits
@@ -73,7 +73,7 @@ def _slos(workload: Workload) -> Iterator[Slo]:
 
 
 def _filled(work: Work, costs: Costs, limits: ServerLimits, iteration_ns: float) -> float:
-    """Chains per second of one replica that goes at most so slowly."""
+    """Sessions per second of one replica that goes at most so slowly."""
     x = limits.max_num_tokens / (work.computed + work.generated)
     if work.generated:
         x = min(x, limits.max_batch_size / work.generated)
@@ -110,7 +110,7 @@ def _pace_ns(
     costs: Costs,
 ) -> float:
     """The longest time of an iteration in which this share of the tasks ends in time."""
-    chains = of_requests(workload.requests, workload.seed or 0)
+    chains = build_sessions(workload.requests, workload.seed or 0)
     tasks = [(chains.of(number), [*works.values()]) for number, works in sample.items()]
     tasks = [
         (chain, works)
@@ -125,7 +125,7 @@ def _pace_ns(
     return high
 
 
-def _duration_ns(chain: Chain, works: list[Work], iteration_ns: float, costs: Costs) -> float:
+def _duration_ns(chain: Session, works: list[Work], iteration_ns: float, costs: Costs) -> float:
     """How long a task takes, one token of each of its answers an iteration."""
     starts_ns = [0.0] * len(works)
     for place, work in enumerate(works):

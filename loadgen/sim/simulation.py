@@ -21,7 +21,7 @@ from loadgen.core.execution.events import Look
 from loadgen.core.requests.task_graphs import Abandonment
 from loadgen.core.results.record import KIND
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
-from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.schedule.schedule import Schedule
 from loadgen.sim.engine.implementation import Replica, SimRequest
 from loadgen.sim.engine.replica import DONE, NEVER
 from loadgen.sim.engine.routing import Router
@@ -208,7 +208,7 @@ class Simulation:
     def _plan_departure(self, start: Start, request: SimRequest) -> None:
         """Note when the user of a task goes away, if that is during this request."""
         if start.turn == 0:
-            leaving = self._schedule.chains.of(start.session).leaving
+            leaving = self._schedule.sessions.of(start.session).leaving
             if leaving is not None:
                 self._leaving_users[start.session] = leaving
         leaving = self._leaving_users.get(start.session)

@@ -31,8 +31,8 @@ from loadgen.core.errors import UserError
 from loadgen.core.execution import run_header
 from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.events import Emit, Look, RunPlanned, Simulated, SimulationStarted
-from loadgen.core.execution.lane_start import AnswerTime
 from loadgen.core.execution.plan import Settings, prepare
+from loadgen.core.execution.staggered_start import AnswerTime
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.stop_rules import CHECK_INTERVAL_NS, StopRuleMonitor
 from loadgen.core.metrics.summary import Summary, dump_summary
@@ -40,7 +40,7 @@ from loadgen.core.requests import prompts, resonance
 from loadgen.core.results import checksums, store
 from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.run_summary import summarize
-from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Workload
 from loadgen.sim import virtual_run_files
 from loadgen.sim.engine.implementation import Replica
@@ -168,11 +168,11 @@ def run(
     tell(SimulationStarted(looks))
     monitor = StopRuleMonitor(workload.stop_when)
     if workload.stop_when:
-        looks.append(_look_of_stop_rules(monitor, plan.timetable.horizon_ns))
+        looks.append(_look_of_stop_rules(monitor, plan.schedule.horizon_ns))
     per_block = preset.server.tokens_per_block if preset.server.block_reuse else 0
     simulate_plan = partial(
         simulate,
-        plan.timetable,
+        plan.schedule,
         sizes_of(workload.requests, plan.requests, per_block, settings),
         _system_of(preset),
         source=plan.tokenizer.tag,

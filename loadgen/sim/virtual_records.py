@@ -25,8 +25,8 @@ from loadgen.core.results.record import (
     RecordKey,
     unsent_record,
 )
-from loadgen.core.schedule.chains import Conversations, Singles
-from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.schedule.schedule import Schedule
+from loadgen.core.schedule.sessions import Conversations, SingleRequests
 from loadgen.core.stats.quantiles import Histogram
 from loadgen.sim.event_gaps import Emitted, Ints, Stretches
 from loadgen.sim.record_columns import Column, RecordColumns
@@ -132,20 +132,20 @@ def _iteration_ends(ends: Sequence[Ints], sent: SentColumns, iterations: Ints) -
 def _slots(number: Ints, schedule: Schedule) -> dict[str, Column]:
     """Which slot each row belongs to, computed from its number as in `schedule`."""
     chain, turn = (
-        np.divmod(number, schedule.turns)
-        if schedule.turns > 1
+        np.divmod(number, schedule.max_turns)
+        if schedule.max_turns > 1
         else (number, np.zeros(len(number), np.int8))
     )
-    is_session = np.full(len(number), schedule.turns > 1)
+    is_session = np.full(len(number), schedule.max_turns > 1)
     if not isinstance(
-        schedule.chains, Conversations | Singles
+        schedule.sessions, Conversations | SingleRequests
     ):  # the last place is not always the last turn
         chains, which = np.unique(chain, return_inverse=True)
-        made = [schedule.chains.of(one) for one in chains.tolist()]
+        made = [schedule.sessions.of(one) for one in chains.tolist()]
         is_session = np.array([one.is_session for one in made], np.bool_)[which]
         turn = np.minimum(turn, np.array([len(one.waits) - 1 for one in made], np.int64)[which])
-    firsts = np.array([span.first_chain for span in schedule.stages])
-    lanes = np.array([span.lanes for span in schedule.stages])
+    firsts = np.array([span.first_session for span in schedule.stages])
+    lanes = np.array([span.concurrency for span in schedule.stages])
     stage = (np.searchsorted(firsts, chain, side="right") - 1).astype(np.int16)
     lane: Column = -1
     if lanes.any():
@@ -157,7 +157,7 @@ def _slots(number: Ints, schedule: Schedule) -> dict[str, Column]:
         "session": session,
         "stage": stage,
         "turn": turn,
-        "lane": lane,
+        "virtual_user": lane,
     }
 
 

@@ -424,7 +424,7 @@ def test_another_machines_price_is_said_in_capitals():
 
 
 def test_a_run_that_was_offered_less_than_its_capacity_says_so():
-    """Its timetable offered 19.9/s; a request there is what it is at 20.5/s, but nobody saw 20.5/s."""
+    """Its schedule offered 19.9/s; a request there is what it is at 20.5/s, but nobody saw 20.5/s."""
     notes = noted(priced(GPUS, rent("60"), capacity=knee(20.5)))
     assert notes["offered_less"] == {"asked_per_s": 20.5, "offered_per_s": GPUS.load.offered_rps}
     assert "offered_less" not in noted(priced(GPUS, rent("60"), capacity=knee(20)))

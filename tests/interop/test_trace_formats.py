@@ -284,7 +284,7 @@ def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
     stages = arrivals.build(
         workload_from_trace(file, read_flags(trace_replay="sessions")), 1
     ).stages
-    assert [stage.offsets.tolist() for stage in stages] == [[0, 2 * S]]
+    assert [stage.arrivals_ns.tolist() for stage in stages] == [[0, 2 * S]]
     nothing = written(tmp_path / "bad.jsonl", row("a"), {"input_length": 3, "output_length": 4})
     with refused(CombinedError, "invalid_value", "timestamp"):
         traces.read_trace(nothing)

@@ -45,7 +45,7 @@ def test_the_workload_of_an_official_run_has_its_schedule() -> None:
     planned = arrivals.build(
         mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5
     ).stages[0]
-    assert (planned.chains, planned.length_ns) == (122880, 675012366669)
+    assert (planned.session_count, planned.length_ns) == (122880, 675012366669)
 
 
 def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:

@@ -13,7 +13,7 @@ from servers import shared
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution.events import Counters, RunningLoad
-from loadgen.core.execution.lane_start import mean_lengths
+from loadgen.core.execution.staggered_start import mean_lengths
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results.manifest import TargetFacts

@@ -35,7 +35,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import checksums, manifest, store
 from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.record import STATUS
-from loadgen.core.schedule import timetable
+from loadgen.core.schedule.schedule import shard
 from loadgen.core.workload import Workload, load, read_flags
 from loadgen.shards.merge import merge_parts
 from loadgen.shards.parts import read_parts
@@ -63,10 +63,10 @@ def run_parts(
     start_at_ns = time_ns() + START_LATER_NS
     parts = []
     for index in range(1, count + 1):
-        shard = Shard(index=index, count=count, start_at_ns=start_at_ns)
+        own_shard = Shard(index=index, count=count, start_at_ns=start_at_ns)
         number = workers[index - 1] if workers else 1
         out = folder / f"part-{index}"
-        execute(workload, settings_for(out, shard=shard, workers=number))
+        execute(workload, settings_for(out, shard=own_shard, workers=number))
         parts.append(out)
     return parts
 
@@ -113,7 +113,15 @@ def test_parts_together_are_the_run_of_one_process(
     assert summary.load.arrival == whole.load.arrival
     assert summary.bytes.sent > 0
     rows, expected = rows_by_slot(merged), rows_by_slot(whole_folder)
-    for column in ("slot", "stage", "session", "turn", "lane", "asked_output", "output_tokens"):
+    for column in (
+        "slot",
+        "stage",
+        "session",
+        "turn",
+        "virtual_user",
+        "asked_output",
+        "output_tokens",
+    ):
         assert rows[column].tolist() == expected[column].tolist(), column
     assert len(np.unique(rows["worker"])) == sum(workers) if workers else count
     header, whole_header = header_of(merged), header_of(whole_folder)
@@ -184,8 +192,8 @@ def test_each_user_of_a_missing_part_has_lost_a_request(tmp_path: Path) -> None:
     rows = rows_by_slot(merged)
     lost = rows[rows["status"] == STATUS["lost"]]
     for stage in np.unique(rows["stage"]):
-        assert lost["lane"][lost["stage"] == stage].tolist() == [0, 2]
-        assert set(rows["lane"][rows["stage"] == stage].tolist()) == {0, 1, 2, 3}
+        assert lost["virtual_user"][lost["stage"] == stage].tolist() == [0, 2]
+        assert set(rows["virtual_user"][rows["stage"] == stage].tolist()) == {0, 1, 2, 3}
 
 
 @pytest.mark.processes
@@ -308,12 +316,12 @@ def test_the_parts_of_a_limit_add_up_to_it(
     limits: list[int] = []
     slots: list[int] = []
     for index in range(1, count + 1):
-        shard = Shard(index=index, count=count, start_at_ns=0)
-        plan = build_plan(replace(job, settings=replace(job.settings, shard=shard)))
+        own_shard = Shard(index=index, count=count, start_at_ns=0)
+        plan = build_plan(replace(job, settings=replace(job.settings, shard=own_shard)))
         for worker in range(workers):
-            part = timetable.shard(plan.timetable, worker, workers)
+            part = shard(plan.schedule, worker, workers)
             limits.append(drive_settings(plan, part, worker).max_in_flight or 0)
-            slots += part.numbers()
+            slots += part.slot_ids()
     assert sum(limits) == limit
     assert max(limits) - min(limits) <= 1
     assert sorted(slots) == list(range(48))

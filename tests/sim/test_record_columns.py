@@ -18,10 +18,11 @@ def test_columns_are_those_of_an_array_of_rows(values: list[int], chosen: st.Dat
     rows = np.zeros(len(values), ROW)
     for name in ("slot", "request", "output_tokens", "replica"):
         rows[name] = given_values
-    rows["lane"] = -1
+    rows["virtual_user"] = -1
     made = RecordColumns(
         len(values),
-        dict.fromkeys(("slot", "request", "output_tokens", "replica"), given_values) | {"lane": -1},
+        dict.fromkeys(("slot", "request", "output_tokens", "replica"), given_values)
+        | {"virtual_user": -1},
     )
     assert len(made) == len(values) and (made[:] == rows).all() and list(made) == list(rows)
     assert all(
@@ -36,9 +37,10 @@ def test_columns_are_those_of_an_array_of_rows(values: list[int], chosen: st.Dat
 def test_what_is_one_value_or_given_twice_is_stored_once() -> None:
     due = np.arange(1000)
     made = RecordColumns(
-        1000, {"due_ns": due, "sent_ns": due, "status": np.zeros(1000, np.int64), "lane": -1}
+        1000,
+        {"due_ns": due, "sent_ns": due, "status": np.zeros(1000, np.int64), "virtual_user": -1},
     )
     assert made["due_ns"] is made["sent_ns"]
-    assert [made[name].strides for name in ("status", "lane", "slot")] == [(0,)] * 3
+    assert [made[name].strides for name in ("status", "virtual_user", "slot")] == [(0,)] * 3
     with pytest.raises(ValueError, match="read-only"):
-        made["lane"][0] = 1
+        made["virtual_user"][0] = 1

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from loadgen.core.execution.events import Look
 from loadgen.core.requests.task_graphs import Abandonment
-from loadgen.core.schedule.chains import SINGLE, Chain, Singles
-from loadgen.core.schedule.timetable import Schedule, StageSpan
+from loadgen.core.schedule.schedule import Schedule, ScheduledStage
+from loadgen.core.schedule.sessions import SINGLE_REQUEST, Session, SingleRequests
 from loadgen.sim.engine.implementation import module
 from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import make_router
@@ -39,12 +39,12 @@ class Graphs:
         self.turns = turns
         self._made = [self._chain(draw) for _ in range(40)]
 
-    def of(self, chain: int) -> Chain:
+    def of(self, chain: int) -> Session:
         return self._made[chain % len(self._made)]
 
-    def _chain(self, draw: random.Random) -> Chain:
+    def _chain(self, draw: random.Random) -> Session:
         if draw.random() < 0.2:
-            return SINGLE
+            return SINGLE_REQUEST
         slots = draw.randint(1, self.turns)
         later = range(1, slots)
         after = [
@@ -58,12 +58,12 @@ class Graphs:
         leaving = (
             Abandonment(draw.randrange(slots), draw.randint(1, 30)) if draw.random() < 0.3 else None
         )
-        return Chain(tuple(map(len, after)), followers, pauses, leaving=leaving)
+        return Session(tuple(map(len, after)), followers, pauses, leaving=leaving)
 
 
-def stages_of(draw: random.Random, turns: int) -> list[StageSpan]:
+def stages_of(draw: random.Random, turns: int) -> list[ScheduledStage]:
     """One to three stages, open and closed, with and without a count, a ramp, a fixed start."""
-    spans: list[StageSpan] = []
+    spans: list[ScheduledStage] = []
     begins: int | None = 0
     first, before = 0, 0
     for index in range(draw.randint(1, 3)):
@@ -76,20 +76,20 @@ def stages_of(draw: random.Random, turns: int) -> list[StageSpan]:
         )
         gaps = [draw.choice([0, 3 * MS, 40 * MS]) for _ in range(chains or 0)]
         spans.append(
-            StageSpan(
+            ScheduledStage(
                 index=index,
                 name=str(index),
                 measured=True,
                 start_ns=begins,
                 length_ns=length,
-                first_chain=first,
-                chains=chains,
-                lanes=lanes,
-                offsets=np.array([] if lanes else np.cumsum(gaps), np.int64),
-                slots=None,
-                turns=turns,
+                first_session=first,
+                session_count=chains,
+                concurrency=lanes,
+                arrivals_ns=np.array([] if lanes else np.cumsum(gaps), np.int64),
+                slot_count=None,
+                max_turns=turns,
                 ramp_ns=draw.choice([0, 100 * MS]) if lanes else 0,
-                taken_over=min(before, lanes),
+                inherited_users=min(before, lanes),
             )
         )
         begins = None if begins is None or length is None else begins + length
@@ -127,7 +127,8 @@ def simulate_any_load(seed: int, replica_class: Any) -> Any:
     draw = random.Random(seed)
     turns = draw.choice([1, 1, 3, 6])
     schedule = Schedule(
-        stages=tuple(stages_of(draw, turns)), chains=Graphs(draw, turns) if turns > 1 else Singles()
+        stages=tuple(stages_of(draw, turns)),
+        sessions=Graphs(draw, turns) if turns > 1 else SingleRequests(),
     )
     limits = ServerLimits(
         max_batch_size=draw.randint(1, 8),

@@ -92,14 +92,14 @@ def test_columns_are_what_a_visit_to_every_token_finds(
     """Both faces, and the arithmetic of gaps, largest gaps and timelines, pauses included."""
     stage = f"{{arrival: {{poisson: {rate}/s}}, count: {len(asked)}}}"
     text = f"requests: {{input_tokens: 1, output_tokens: 1}}\nstages: [{stage}]"
-    timetable = arrivals.build(workload(tmp_path_factory.mktemp("w"), text), 3)
+    schedule = arrivals.build(workload(tmp_path_factory.mktemp("w"), text), 3)
     limits, speeds = (TIGHT if tight else WIDE), (1.0, 0.8)
 
     def sizes(number: int) -> tuple[int, int, tuple[int, ...]]:
         return *asked[number], ()
 
     made, simulation = simulate(
-        timetable,
+        schedule,
         sizes,
         SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, interval=interval),
         keep_events=True,
@@ -194,7 +194,7 @@ def test_conversations_wait_for_their_tools_and_find_their_history_in_the_cache(
     assert rows["input_tokens"][0].tolist() == [364, 484, 604]
     # Full blocks of 32: the system's two are there from the second conversation on, then each turn's whole prompt.
     assert rows["cached_tokens"][-1].tolist() == [64, 352, 480]
-    assert (rows["lane"][:, 0] == [0, 1, 0, 1, 0, 1]).all()
+    assert (rows["virtual_user"][:, 0] == [0, 1, 0, 1, 0, 1]).all()
 
 
 def _single(tmp_path: Path) -> Path:

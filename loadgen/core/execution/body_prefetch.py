@@ -29,7 +29,7 @@ from loadgen.core.execution.plan import Job, build_plan
 from loadgen.core.execution.probing import client_options
 from loadgen.core.requests.prompts import Prompts, iter_requests
 from loadgen.core.results.record import SOURCES, Built
-from loadgen.core.schedule.timetable import Schedule, StageSpan
+from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 
 HELD_BYTES = 256 << 20  # bytes of bodies in memory; above this, the window requests no more
 DEPTH = 4  # bodies ready for a lane: the next ones come while answers do, up to 5 ms after they are asked for
@@ -77,15 +77,16 @@ class BodyPrefetch(Bodies):
         self._loop.add_reader(self._read_fd, self._read)
         for stage, span in enumerate(part.stages):
             firsts = [
-                range(lane, span.lanes * _depth(span), span.lanes) for lane in part.own_lanes(span)
+                range(lane, span.concurrency * _depth(span), span.concurrency)
+                for lane in part.virtual_users_of(span)
             ]
             chains = sorted(
                 chain
                 for each in firsts
                 for chain in each
-                if span.chains is None or chain < span.chains
+                if span.session_count is None or chain < span.session_count
             )
-            self._request([part.first_number(span.first_chain + chain) for chain in chains])
+            self._request([part.first_slot_id(span.first_session + chain) for chain in chains])
             self._refill(stage)
 
     async def filled(self) -> None:
@@ -134,19 +135,24 @@ class BodyPrefetch(Bodies):
 
     def _request_following(self, stage: int, number: int, *, starts: bool) -> None:
         """A request starts, or never will: request the bodies that may follow it. `starts`: it starts."""
-        turns = self._part.turns
+        turns = self._part.max_turns
         chain = number // turns
         span = self._part.stages[stage]
         wanted = []
         if starts and turns > 1:
             wanted += [
-                one for one in self._part.following(number) if not self._prompts.needs_replies(one)
+                one
+                for one in self._part.next_slot_ids(number)
+                if not self._prompts.needs_replies(one)
             ]
-        if number == self._part.first_number(chain):
-            if span.lanes:
-                next_chain = chain + span.lanes * _depth(span)
-                if span.chains is None or next_chain < span.first_chain + span.chains:
-                    wanted.append(self._part.first_number(next_chain))
+        if number == self._part.first_slot_id(chain):
+            if span.concurrency:
+                next_chain = chain + span.concurrency * _depth(span)
+                if (
+                    span.session_count is None
+                    or next_chain < span.first_session + span.session_count
+                ):
+                    wanted.append(self._part.first_slot_id(next_chain))
             else:
                 self._window_sizes[stage] -= 1
         self._request(wanted)
@@ -219,16 +225,16 @@ class BodyPrefetch(Bodies):
             self._all_received.set_result(None)
 
 
-def _depth(span: StageSpan) -> int:
+def _depth(span: ScheduledStage) -> int:
     """How many bodies a lane of a closed loop has ready: fewer where many lanes hold them."""
-    return max(1, min(DEPTH, LANES_HELD // max(span.lanes, 1)))
+    return max(1, min(DEPTH, LANES_HELD // max(span.concurrency, 1)))
 
 
-def _window(part: Schedule, span: StageSpan) -> Iterator[int]:
+def _window(part: Schedule, span: ScheduledStage) -> Iterator[int]:
     """Numbers of the first turns of this share's chains, in order. None for a closed loop, where each lane asks."""
-    if not span.lanes:
-        for chain in range(part.part, len(span.offsets), part.parts):
-            yield part.first_number(span.first_chain + chain)
+    if not span.concurrency:
+        for chain in range(part.shard_index, len(span.arrivals_ns), part.shard_count):
+            yield part.first_slot_id(span.first_session + chain)
 
 
 def linked(job: Job) -> bool:

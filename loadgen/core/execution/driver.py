@@ -48,7 +48,7 @@ from loadgen.core.results.record import (
 )
 from loadgen.core.results.spool import Timeline
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
-from loadgen.core.schedule.timetable import Schedule, shard
+from loadgen.core.schedule.schedule import Schedule, shard
 
 MAX_DRAIN_AFTER_STOP_NS = 30 * SECOND_NS
 """How long requests in flight may continue after the user has stopped the load."""
@@ -145,7 +145,7 @@ class Driver:
         self._selection = TargetSelection(
             settings.route,
             len(resources.clients),
-            schedule.turns,
+            schedule.max_turns,
             lambda target: resources.clients[target].in_flight,
             resources.serving,
         )
@@ -157,7 +157,7 @@ class Driver:
         # In a stage without a count: how far the numbers of two successive chains of a user are
         # apart.
         self._chain_step = [
-            0 if span.chains is not None else span.lanes * schedule.turns
+            0 if span.session_count is not None else span.concurrency * schedule.max_turns
             for span in schedule.stages
         ]
         self._drain_ns = settings.drain_ns
@@ -183,7 +183,7 @@ class Driver:
         wire.tick = self._on_tick
         # Without a separate process, bodies of an endless load are built while nothing else
         # happens.
-        if resources.numbers and schedule.slots is None:
+        if resources.numbers and schedule.slot_count is None:
             wire.idle = self._build_next_body
 
     async def run(self) -> None:
@@ -298,7 +298,7 @@ class Driver:
         if self._session_header is not None:
             line = f"{self._session_header}: {self._run_id}-{start.session}\r\n"
             options["more"] = line.encode("latin-1")
-        leaving = self._schedule.chains.of(start.session).leaving
+        leaving = self._schedule.sessions.of(start.session).leaving
         if leaving is not None and leaving.turn == start.turn:
             options["sink"] = self._abandon_after(start.number, leaving.tokens)
         return options
@@ -402,7 +402,7 @@ class Driver:
             target=target,
             session=start.session,
             turn=start.turn,
-            lane=start.lane,
+            virtual_user=start.virtual_user,
         )
 
     def _encode_record(
@@ -550,8 +550,8 @@ def drive_settings(plan: Plan, part: Schedule, worker: int) -> DriveSettings:
         route=settings.route,
         stop_on_failure=settings.on_target_failure == "stop",
         drain_ns=workload.drain_ns,
-        max_in_flight=cap(workload.max_in_flight, part.part, part.parts),
-        max_in_prefill=cap(workload.max_in_prefill, part.part, part.parts),
+        max_in_flight=cap(workload.max_in_flight, part.shard_index, part.shard_count),
+        max_in_prefill=cap(workload.max_in_prefill, part.shard_index, part.shard_count),
         worker=worker,
         run_id=job.run_id,
         trace=TraceContext(job.run_id) if settings.traceparent else None,
@@ -572,7 +572,7 @@ async def work(
     monotonic clock in ns. `on_started` is called with the driver before it sends. Raises
     TargetError if a target cannot be used.
     """
-    part = shard(plan.timetable, worker, workers)
+    part = shard(plan.schedule, worker, workers)
     settings = drive_settings(plan, part, worker)
     async with open_resources(plan, part, worker) as resources:
         release_blocks_above(LARGEST_KEPT_BLOCK_UNDER_LOAD)

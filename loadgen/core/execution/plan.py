@@ -1,4 +1,4 @@
-"""Decides what a run sends and when, before the clock starts: requests, timetable, lanes, number of workers.
+"""Decides what a run sends and when, before the clock starts: requests, schedule, lanes, number of workers.
 
 Pure, except that it reads the tokenizer, the user's data and the limits of this machine. It talks to no target.
 """
@@ -26,7 +26,7 @@ from loadgen.backends import BackendRow
 from loadgen.core import format, seeds, slo
 from loadgen.core.child_process import FROZEN_S
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
-from loadgen.core.execution import lane_start, resource_limits
+from loadgen.core.execution import resource_limits, staggered_start
 from loadgen.core.execution.context import KnownTarget, TooLong, shortest, too_long
 from loadgen.core.execution.shard import Shard
 from loadgen.core.requests import tokenizer as tokens
@@ -34,7 +34,7 @@ from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule import arrivals
-from loadgen.core.schedule.timetable import Schedule, shard
+from loadgen.core.schedule.schedule import Schedule, shard
 from loadgen.core.sidecars.profiler import ProfilerOptions
 from loadgen.core.sidecars.scraper import MetricsPageOptions
 from loadgen.core.workload import Mix, Task, Workload, requests_by_class
@@ -237,7 +237,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a job sends, and when. Made once in a process: by `prepare`, and in each worker by `build_plan`."""
 
     job: Job
-    timetable: Schedule
+    schedule: Schedule
     requests: Prompts
     tokenizer: tokens.Tokenizer
     too_long: TooLong | None = None  # for its targets; known to `prepare` alone
@@ -249,14 +249,14 @@ def build_plan(job: Job) -> Plan:
         hint = "the same packages wherever a worker runs: pip install them there"
         raise UserError("nodes_differ", f"plug-ins differ: {'; '.join(others)}", "", hint)
     plan = _whole_plan(job)
-    return structs.replace(plan, timetable=own_part(plan.timetable, job.settings))
+    return structs.replace(plan, schedule=own_part(plan.schedule, job.settings))
 
 
-def own_part(timetable: Schedule, settings: Settings) -> Schedule:
+def own_part(schedule: Schedule, settings: Settings) -> Schedule:
     """Return the part of a schedule that these settings ask for: the shard, or all of it."""
     if settings.shard is None:
-        return timetable
-    return shard(timetable, settings.shard.index - 1, settings.shard.count)
+        return schedule
+    return shard(schedule, settings.shard.index - 1, settings.shard.count)
 
 
 def _whole_plan(job: Job) -> Plan:
@@ -264,7 +264,7 @@ def _whole_plan(job: Job) -> Plan:
     salt, template_tokens = seeds.salt_number(job.salt), job.found[0].template_tokens or 0
     return Plan(
         job=job,
-        timetable=arrivals.build(job.workload, job.seed),
+        schedule=arrivals.build(job.workload, job.seed),
         requests=build_prompts(
             job.workload,
             job.seed,
@@ -287,8 +287,8 @@ def prepare(
     simulated: bool = False,
     known: KnownTarget | None = None,
     cores: int | None = None,
-    answer: lane_start.AnswerTime | None = None,
-) -> tuple[Plan, tuple[lane_start.Begin, ...]]:
+    answer: staggered_start.AnswerTime | None = None,
+) -> tuple[Plan, tuple[staggered_start.Begin, ...]]:
     """The plan of a run, and how the lanes of each of its stages begin. Raises Faults.
 
     `found`: probe results, one per endpoint. `known`: what was known of the target without asking it. `cores`: free
@@ -311,46 +311,50 @@ def prepare(
     )
     plan = _whole_plan(job)
     plan = structs.replace(
-        plan, too_long=too_long(plan.requests, plan.timetable.slots, shortest(found))
+        plan, too_long=too_long(plan.requests, plan.schedule.slot_count, shortest(found))
     )
-    answer = answer or lane_start.by_probe(found[0].one_token_response_ms, found[0].per_token_ms)
-    started, begins = lane_start.resolve(
+    answer = answer or staggered_start.by_probe(
+        found[0].one_token_response_ms, found[0].per_token_ms
+    )
+    started, begins = staggered_start.resolve(
         workload, plan.requests, answer, leave_out=settings.leave_out_first_round
     )
     if started.stages != workload.stages:
         job = structs.replace(job, workload=started)
-        plan = structs.replace(plan, job=job, timetable=arrivals.build(started, seed))
-    plan = structs.replace(plan, timetable=own_part(plan.timetable, settings))
+        plan = structs.replace(plan, job=job, schedule=arrivals.build(started, seed))
+    plan = structs.replace(plan, schedule=own_part(plan.schedule, settings))
     if not settings.workers:
         own_cores = max(1, resource_limits.cpus() - simulated) if cores is None else cores
-        most = workers(plan.timetable, plan.requests, workload, own_cores)
+        most = workers(plan.schedule, plan.requests, workload, own_cores)
         settings = replace(settings, workers=most)
         plan = structs.replace(plan, job=structs.replace(plan.job, settings=settings))
     _check_limits(plan, here=cores is None)
     return plan, begins
 
 
-def workers(timetable: Schedule, requests: Prompts, workload: Workload, cores: int) -> int:
+def workers(schedule: Schedule, requests: Prompts, workload: Workload, cores: int) -> int:
     """Number of worker processes for `auto`: enough for the expected output events, at most one per core.
 
     1 if a stage other than the last ends with its last completion, because workers do not report that to each other.
     """
-    if any(span.dynamic for span in timetable.stages[:-1]):
+    if any(span.is_end_unknown for span in schedule.stages[:-1]):
         return 1
     output_tokens = [
         requests.requested_output_tokens(number) or 0
-        for number in requests.numbers(min(timetable.slots or 100, 100))
+        for number in requests.numbers(min(schedule.slot_count or 100, 100))
     ]
     events = statistics.fmean(output_tokens) if output_tokens else 0.0
     useful = 1
-    for span in timetable.stages:
-        if span.lanes:
-            useful = max(useful, -(-len(timetable.own_lanes(span)) // LANES_EACH))
+    for span in schedule.stages:
+        if span.concurrency:
+            useful = max(useful, -(-len(schedule.virtual_users_of(span)) // LANES_EACH))
         else:
-            rate = min((span.offered_rps or 0.0) / timetable.parts, timetable.own_slots(span) or 0)
+            rate = min(
+                (span.offered_rps or 0.0) / schedule.shard_count, schedule.slot_count_of(span) or 0
+            )
             useful = max(useful, math.ceil(rate * events / EVENTS_EACH))
-    in_flight = cap(workload.max_in_flight, timetable.part, timetable.parts)
-    in_prefill = cap(workload.max_in_prefill, timetable.part, timetable.parts)
+    in_flight = cap(workload.max_in_flight, schedule.shard_index, schedule.shard_count)
+    in_prefill = cap(workload.max_in_prefill, schedule.shard_index, schedule.shard_count)
     return max(1, min(cores, useful, in_flight or cores, in_prefill or cores))
 
 
@@ -361,7 +365,7 @@ def cap(most: int | None, share: int, shares: int) -> int | None:
 
 def _check_limits(plan: Plan, *, here: bool) -> None:
     """Raises Faults if the plan needs more workers, files or ports than there are. `here`: runs on this machine."""
-    job, timetable = plan.job, plan.timetable
+    job, schedule = plan.job, plan.schedule
     settings, in_flight_limit = job.settings, job.workload.max_in_flight
     faults: list[LoadgenError] = [
         *resource_limits.unusable(settings.sources),
@@ -386,11 +390,11 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
             )
         )
     caps = [("in prefill", job.workload.max_in_prefill, "--set max_in_prefill")]
-    if any(not span.lanes for span in timetable.stages):
+    if any(not span.concurrency for span in schedule.stages):
         caps.append(("in flight", in_flight_limit, "--max-in-flight"))
     for where, most, flag in caps:
-        if most is not None and most < settings.workers * timetable.parts:
-            workers = format.counted(settings.workers * timetable.parts, "worker")
+        if most is not None and most < settings.workers * schedule.shard_count:
+            workers = format.counted(settings.workers * schedule.shard_count, "worker")
             what = f"{format.counted(most, 'request')} {where} cannot be spread over {workers}"
             faults.append(
                 UserError(
@@ -400,7 +404,7 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
                     f"{most} workers or fewer, over all shards: each has its part",
                 )
             )
-    if settings.shard is not None and not _has_measured_slots(timetable):
+    if settings.shard is not None and not _has_measured_slots(schedule):
         faults.append(
             UserError(
                 "out_of_range",
@@ -412,7 +416,7 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
     if here:
         faults += resource_limits.faults(
             total=resource_limits.connections(
-                timetable, cap(in_flight_limit, timetable.part, timetable.parts)
+                schedule, cap(in_flight_limit, schedule.shard_index, schedule.shard_count)
             ),
             workers=settings.workers,
             addresses=[result.target.address for result in job.found],
@@ -424,11 +428,13 @@ def _check_limits(plan: Plan, *, here: bool) -> None:
         raise CombinedError(faults)
 
 
-def _has_measured_slots(timetable: Schedule) -> bool:
+def _has_measured_slots(schedule: Schedule) -> bool:
     """Return whether each measured stage has slots in this share of a schedule."""
     return all(
-        len(timetable.own_lanes(span)) > 0 if span.chains is None else timetable.own_slots(span)
-        for span in timetable.stages
+        len(schedule.virtual_users_of(span)) > 0
+        if span.session_count is None
+        else schedule.slot_count_of(span)
+        for span in schedule.stages
         if span.measured
     )
 

@@ -1,6 +1,6 @@
 """Checks before the first request whether this machine has enough open files and local ports for a plan.
 
-Arithmetic over a timetable and the limits of the system; the only IO is reading those limits.
+Arithmetic over a schedule and the limits of the system; the only IO is reading those limits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from loadgen.core import format
 from loadgen.core.errors import UserError
-from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.schedule.schedule import Schedule
 
 SPARE = 64  # files of a process besides its connections: its own files, and connections opened in advance
 _PROC = Path("/proc/sys/net/ipv4")
@@ -64,15 +64,18 @@ def _reserved(text: str, low: int, high: int) -> int:
     return count
 
 
-def connections(timetable: Schedule, max_in_flight: int | None) -> int | None:
+def connections(schedule: Schedule, max_in_flight: int | None) -> int | None:
     """Most connections that a plan, or a share of it, uses at once; None for an open loop without a limit."""
     most = 0
-    for span in timetable.stages:
-        if span.lanes:
-            most = max(most, len(timetable.own_lanes(span)) * timetable.chains.side_by_side)
+    for span in schedule.stages:
+        if span.concurrency:
+            most = max(most, len(schedule.virtual_users_of(span)) * schedule.sessions.side_by_side)
         elif max_in_flight is not None:
             most = max(
-                most, min(max_in_flight, timetable.own_chains(span) * timetable.chains.side_by_side)
+                most,
+                min(
+                    max_in_flight, schedule.session_count_of(span) * schedule.sessions.side_by_side
+                ),
             )
         else:
             return None

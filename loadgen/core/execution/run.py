@@ -35,7 +35,7 @@ from loadgen.core.results import (
     store,
 )
 from loadgen.core.results.spool import segments
-from loadgen.core.schedule.timetable import unsharded
+from loadgen.core.schedule.schedule import complete_schedule
 from loadgen.core.server_metrics import request_accounts
 from loadgen.core.sidecars import server_accounts
 from loadgen.core.sidecars.compactor_process import Compactor
@@ -162,10 +162,10 @@ def _over_http(
             )
             tell(events.RunPlanned(plan, header))
             if settings.shard is not None:
-                shard_schedule.write(folder, unsharded(plan.timetable))
+                shard_schedule.write(folder, complete_schedule(plan.schedule))
                 tell(events.WaitingFor(f"the common start at {settings.shard.start_at}"))
                 runner.run(sleep_until_before_start(settings.shard, lead_s=PREPARATION_S))
-            slots, tuning = plan.timetable.slots, settings.tuning
+            slots, tuning = plan.schedule.slot_count, settings.tuning
             many = slots is None or slots > tuning.compacted_rows
             compactor = Compactor(folder, frozen_s=tuning.helper_frozen_s, beside=many)
             on_failure.callback(compactor.close)
@@ -235,8 +235,8 @@ def _with_sent_prompts(
     Bodies have a fingerprint only if they do not depend on the replies of the server. A shard whose
     worker died has none of its prompts either: the part of the digest of that worker is missing.
     """
-    slots = plan.timetable.slots
-    has_prefetch = is_large(unsharded(plan.timetable), plan.job.settings.tuning)
+    slots = plan.schedule.slot_count
+    has_prefetch = is_large(complete_schedule(plan.schedule), plan.job.settings.tuning)
     if share.prompts_count == slots and not has_prefetch:
         digest = prompts.Digest(share.prompts_total, share.prompts_count)
         bodies = prompts.Digest(share.bodies_total, share.prompts_count)

@@ -24,8 +24,8 @@ from loadgen.core import format, seeds
 from loadgen.core.errors import LoadgenError
 from loadgen.core.execution import backend, resource_limits
 from loadgen.core.execution.context import too_long
-from loadgen.core.execution.lane_start import Begin, mean_lengths
 from loadgen.core.execution.plan import Endpoint, Job, Plan, Settings
+from loadgen.core.execution.staggered_start import Begin, mean_lengths
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons
 from loadgen.core.requests import lengths, resonance
@@ -36,9 +36,8 @@ from loadgen.core.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
 from loadgen.core.results import manifest
 from loadgen.core.schedule import arrivals
-from loadgen.core.schedule import timetable as schedule
 from loadgen.core.schedule.forecast import Forecast, forecast
-from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.schedule.schedule import Schedule, complete_schedule, schedule_fingerprint
 from loadgen.core.slo import Slo, describe_slo
 from loadgen.core.workload import (
     Closed,
@@ -62,7 +61,7 @@ MOST_CHUNKS = 30_000  # drawn, to say how often chunks come again
 
 def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.RunManifest:
     """The header of a run before it starts. `asked`, `begins`: the workload as it was given, and how lanes begin."""
-    job, timetable, tokenizer = plan.job, plan.timetable, plan.tokenizer
+    job, schedule, tokenizer = plan.job, plan.schedule, plan.tokenizer
     settings, workload, found = job.settings, job.workload, job.found
     slo, unjudged = judged_slo(workload.slo, settings)
     classes, unjudged_of_classes = class_plans(workload, settings)
@@ -73,15 +72,15 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Run
         else tokenizer.tag
     )
     # how lanes begin by default is the target's doing: fingerprints are of what was asked
-    whole_timetable = schedule.unsharded(timetable)
-    whole_plan = msgspec.structs.replace(plan, timetable=whole_timetable)
-    asked_timetable = (
-        whole_timetable if asked.stages == workload.stages else arrivals.build(asked, job.seed)
+    whole_schedule = complete_schedule(schedule)
+    whole_plan = msgspec.structs.replace(plan, schedule=whole_schedule)
+    requested_schedule = (
+        whole_schedule if asked.stages == workload.stages else arrivals.build(asked, job.seed)
     )
     coded = (
         _resonant(whole_plan)
         | _undisclosed(plan)
-        | _repeated_rows(whole_plan.requests, whole_timetable.slots)
+        | _repeated_rows(whole_plan.requests, whole_schedule.slot_count)
     )
     return manifest.RunManifest(
         run=job.run_id,
@@ -106,11 +105,11 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Run
         classes=classes,
         steps=tuple(_steps(workload, settings)),
         limits=ValidityLimits(**dict(iter(workload.limits))),
-        stages=tuple(_stage_plan(workload, timetable, i, begin) for i, begin in enumerate(begins)),
+        stages=tuple(_stage_plan(workload, schedule, i, begin) for i, begin in enumerate(begins)),
         fingerprints=manifest.Fingerprints(
             recipe=recipe_fingerprint(asked, source, tokenizer.file_sha256),
             work=work_fingerprint(asked, source, tokenizer.file_sha256),
-            timetable=schedule.fingerprint(asked_timetable),
+            timetable=schedule_fingerprint(requested_schedule),
         ),
         rtt_ms=statistics.median(result.rtt_ms for result in found),
         dns_ms=max((result.dns_ms for result in found if result.dns_ms is not None), default=None),
@@ -137,7 +136,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Run
         grace_s=workload.drain_ns / 1e9,
         timeout_s=workload.timeout_ns / 1e9,
         stall_timeout_s=workload.stall_timeout_ns / 1e9,
-        turns=timetable.turns,
+        turns=schedule.max_turns,
         workers=settings.workers,
         host=_host("" if settings.ray else settings.hot_path),  # the nodes tell theirs at the end
         notes=(*dict.fromkeys(_notes(whole_plan, coded)), *unjudged),
@@ -157,7 +156,7 @@ def _shard_part(whole_plan: Plan, begins: Sequence[Begin]) -> manifest.ShardPart
         count=shard.count,
         start_at=shard.start_at,
         stages=tuple(
-            _stage_plan(workload, whole_plan.timetable, i, begin) for i, begin in enumerate(begins)
+            _stage_plan(workload, whole_plan.schedule, i, begin) for i, begin in enumerate(begins)
         ),
     )
 
@@ -165,7 +164,7 @@ def _shard_part(whole_plan: Plan, begins: Sequence[Begin]) -> manifest.ShardPart
 def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
     if not isinstance(plan.requests, SyntheticPrompts):
         return None
-    slots, most = plan.timetable.slots, MOST_CHUNKS // len(plan.requests.chunks_of(0) or (0,))
+    slots, most = plan.schedule.slot_count, MOST_CHUNKS // len(plan.requests.chunks_of(0) or (0,))
     requests = most if slots is None else min(slots, most)
     found = plan.requests.measure_chunk_reuse(requests)
     if found is None:
@@ -178,7 +177,7 @@ def _cache_bound(plan: Plan) -> float | None:
     if trace is None or not isinstance(asked, FromTrace):
         return None
     slots = (
-        plan.timetable.slots if asked.replay == "instants" else None
+        plan.schedule.slot_count if asked.replay == "instants" else None
     )  # rows of sessions are sent by session
     found: float | None = trace.reused_share(slots)
     return found
@@ -253,7 +252,7 @@ def _targets(plan: Plan) -> tuple[manifest.TargetFacts, ...]:
 
 
 def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
-    job, requests, timetable = plan.job, plan.requests, plan.timetable
+    job, requests, schedule = plan.job, plan.requests, plan.schedule
     settings = job.settings
     yield from job.known.notes if job.known is not None else ()
     if not settings.tls.verify and any(result.target.tls for result in job.found):
@@ -264,7 +263,7 @@ def _notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
     yield from _replaced(job.workload)
     yield from trace_notes(job.workload)
     yield from dict.fromkeys(note for result in job.found for note in result.warnings)
-    yield from requests.warnings(timetable.slots or 1000)
+    yield from requests.warnings(schedule.slot_count or 1000)
 
 
 def trace_notes(workload: Workload) -> list[str]:
@@ -300,12 +299,12 @@ def _replaced(workload: Workload) -> Iterator[str]:
 
 def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
     """Where round robin over the targets keeps sending each the same part of a data set: that, in words and as code."""
-    job, timetable = plan.job, plan.timetable
-    if job.settings.route not in ("auto", "round-robin") or timetable.turns > 1:
+    job, schedule = plan.job, plan.schedule
+    if job.settings.route not in ("auto", "round-robin") or schedule.max_turns > 1:
         return {}
     targets = len(job.settings.endpoints)
     found = resonance.find_resonance(
-        job.workload.requests, plan.requests, targets, "target", timetable.slots
+        job.workload.requests, plan.requests, targets, "target", schedule.slot_count
     )
     return reasons.coded("resonance", found)
 
@@ -427,32 +426,36 @@ def _shares_prompts(requests: Any) -> bool:
 
 
 def _stage_plan(
-    workload: Workload, timetable: Schedule, index: int, begin: Begin | None = None
+    workload: Workload, schedule: Schedule, index: int, begin: Begin | None = None
 ) -> manifest.StagePlan:
-    span, stage = timetable.stages[index], workload.stages[index]
+    span, stage = schedule.stages[index], workload.stages[index]
     law = stage.arrival
     if isinstance(law, Closed) and begin is not None and begin.source != "asked":
         law = law.model_copy(
             update={"ramp_ns": None}
         )  # what the workload says is equal for all servers
     rate = getattr(stage.arrival, "rate", None)
-    slots = timetable.own_slots(span)
-    chains = None if span.chains is None else timetable.own_chains(span)
-    part = "" if timetable.parts == 1 else f"part {timetable.part + 1} of {timetable.parts}: "
+    slots = schedule.slot_count_of(span)
+    chains = None if span.session_count is None else schedule.session_count_of(span)
+    part = (
+        ""
+        if schedule.shard_count == 1
+        else f"part {schedule.shard_index + 1} of {schedule.shard_count}: "
+    )
     return manifest.StagePlan(
         name=span.name,
         arrival=part + words(law, workload.max_in_prefill),
-        closed=bool(span.lanes),
+        closed=bool(span.concurrency),
         measured=span.measured,
         start_ns=span.start_ns or 0,
         end_ns=None
         if span.length_ns is None or span.start_ns is None
         else span.start_ns + span.length_ns,
         slots=slots,
-        rate=None if rate is None else rate / timetable.parts,
-        concurrency=len(timetable.own_lanes(span)) or None,
-        first_slot=span.first_chain * span.turns,
-        chains=None if slots is None or slots == (chains or 0) * span.turns else chains,
+        rate=None if rate is None else rate / schedule.shard_count,
+        concurrency=len(schedule.virtual_users_of(span)) or None,
+        first_slot=span.first_session * span.max_turns,
+        chains=None if slots is None or slots == (chains or 0) * span.max_turns else chains,
         ramp_s=None if begin is None or begin.ramp_ns is None else begin.ramp_ns / 1e9,
         ramp_from="" if begin is None else begin.source,
     )
@@ -482,11 +485,11 @@ def words(arrival: Any, in_prefill: int | None = None) -> str:
 
 
 def bounds_of(
-    stage: manifest.StagePlan, timetable: Schedule, index: int, workload: Workload
+    stage: manifest.StagePlan, schedule: Schedule, index: int, workload: Workload
 ) -> list[str]:
     """How much a stage sends, and for how long: 1,077 conversations, 4,308 requests, 180 s."""
     bounds = [] if stage.slots is None else [format.counted(stage.slots, "request")]
-    if timetable.turns > 1 and (chains := timetable.stages[index].chains) is not None:
+    if schedule.max_turns > 1 and (chains := schedule.stages[index].session_count) is not None:
         of = workload.requests
         noun = (
             "task" if isinstance(of, Task) else "start" if isinstance(of, Mix) else "conversation"
@@ -557,7 +560,7 @@ def slo_of_classes(workload: Workload) -> dict[str, Slo | None]:
 def describe(workload: Workload, settings: Settings) -> Described:
     """What a run would do: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
-    timetable = arrivals.build(workload, seed)
+    schedule = arrivals.build(workload, seed)
     salt = seeds.salt_of(seed, workload.salt)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     requests = build_prompts(workload, seed, seeds.salt_number(salt), tokenizer, api=settings.api)
@@ -566,9 +569,9 @@ def describe(workload: Workload, settings: Settings) -> Described:
         f"target: {settings.shown}",
         f"repeat with {seeds.words(seed, salt)}",
     ]
-    for index in range(len(timetable.stages)):
-        stage = _stage_plan(workload, timetable, index)
-        bounds = bounds_of(stage, timetable, index, workload)
+    for index in range(len(schedule.stages)):
+        stage = _stage_plan(workload, schedule, index)
+        bounds = bounds_of(stage, schedule, index, workload)
         lines.append(
             f"load: {stage.arrival}: {', '.join(bounds)}{'' if stage.measured else ', warm-up, not measured'}"
         )
@@ -578,22 +581,22 @@ def describe(workload: Workload, settings: Settings) -> Described:
                 "      starts staggered over one response time, which the probe of the target measures"
             )
     lines += slo_lines(workload.slo, slo_of_classes(workload))
-    lines += _lengths_words(workload, requests, timetable.slots)
-    load = forecast(timetable, mean_lengths(requests))
+    lines += _lengths_words(workload, requests, schedule.slot_count)
+    load = forecast(schedule, mean_lengths(requests))
     lines.append(f"expected: about {load.words}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
-    lines.append(f"recipe: {recipe}  timetable: {schedule.fingerprint(timetable)}")
+    lines.append(f"recipe: {recipe}  timetable: {schedule_fingerprint(schedule)}")
     lines += [
         f"note: {note}"
         for note in (
             *_replaced(workload),
             *trace_notes(workload),
-            *requests.warnings(timetable.slots or 1000),
-            *_repeated_rows(requests, timetable.slots),
+            *requests.warnings(schedule.slot_count or 1000),
+            *_repeated_rows(requests, schedule.slot_count),
         )
     ]
     known = backend.known(settings)
-    long = too_long(requests, timetable.slots, None if known is None else known.context)
+    long = too_long(requests, schedule.slot_count, None if known is None else known.context)
     refused = None if long is None else long.refused(workload, settings.shown)
     lines += (
         [f"note: {long.words}; these will fail"] if long is not None and refused is None else []

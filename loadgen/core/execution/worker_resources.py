@@ -31,7 +31,7 @@ from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, release_bl
 from loadgen.core.execution.shard import CONNECTION_S, sleep_until_before_start
 from loadgen.core.results.manifest import Cluster
 from loadgen.core.results.spool import Spool
-from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Closed
 
 BODIES_AHEAD = 2_000
@@ -125,8 +125,8 @@ async def open_resources(plan: Plan, part: Schedule, worker: int) -> AsyncIterat
 def _create_bodies(plan: Plan, part: Schedule) -> Bodies:
     """Return the builder of request bodies, in a separate process if the load is large."""
     job = plan.job
-    is_endless = plan.timetable.slots is None
-    if is_large(plan.timetable, job.settings.tuning) or (is_endless and child_process.forks()):
+    is_endless = plan.schedule.slot_count is None
+    if is_large(plan.schedule, job.settings.tuning) or (is_endless and child_process.forks()):
         return BodyPrefetch(job, part, plan.requests)
     return Bodies(plan.requests, preparer(job, plan.requests), len(part.stages), linked=linked(job))
 
@@ -140,9 +140,9 @@ async def _build_first_bodies(bodies: Bodies, part: Schedule) -> list[Iterator[i
     if isinstance(bodies, BodyPrefetch):
         await bodies.filled()
         return []
-    numbers = [part.stage_numbers(span) for span in part.stages]
+    numbers = [part.slot_ids_of(span) for span in part.stages]
     for stage, span in enumerate(part.stages):
-        most = BODIES_AHEAD if span.chains is None else None
+        most = BODIES_AHEAD if span.session_count is None else None
         bodies.build(stage, numbers[stage], most=most, cpu_s=_MAX_BUILD_CPU_S)
     return numbers
 
@@ -166,12 +166,12 @@ def is_large(schedule: Schedule, tuning: Tuning) -> bool:
     That is the case if there are too many requests, or if a load without a number of requests is
     too long or has too many virtual users.
     """
-    if schedule.slots is not None and schedule.slots > tuning.most_ahead:
+    if schedule.slot_count is not None and schedule.slot_count > tuning.most_ahead:
         return True
     return any(
-        (span.length_ns or 0) > tuning.long_ns or span.lanes > BODIES_AHEAD // 4
+        (span.length_ns or 0) > tuning.long_ns or span.concurrency > BODIES_AHEAD // 4
         for span in schedule.stages
-        if span.chains is None
+        if span.session_count is None
     )
 
 
@@ -180,14 +180,16 @@ def connections_to_open(part: Schedule) -> int:
 
     One per virtual user, or an estimate for an open loop, and never more than there are requests.
     """
-    users = max((len(part.own_lanes(span)) for span in part.stages if span.lanes), default=0)
+    users = max(
+        (len(part.virtual_users_of(span)) for span in part.stages if span.concurrency), default=0
+    )
     if users:
-        count = users * part.chains.side_by_side
+        count = users * part.sessions.side_by_side
     else:
         rate = part.stages[0].offered_rps or 0.0
-        first_second = math.ceil(rate / part.parts) if math.isfinite(rate) else 0
+        first_second = math.ceil(rate / part.shard_count) if math.isfinite(rate) else 0
         count = min(_SPARE_CONNECTIONS + first_second, _MAX_SPARE_CONNECTIONS)
-    return count if part.slots is None else min(count, part.slots)
+    return count if part.slot_count is None else min(count, part.slot_count)
 
 
 def _create_pool(job: Job, target: int, keep_text: bool, wire: Wire) -> Pool:

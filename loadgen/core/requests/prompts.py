@@ -53,7 +53,7 @@ class AssistantTurn(msgspec.Struct, frozen=True):
 
 
 class Prompts(Protocol):
-    """`prompts[number]` for any number from 0; the timetable decides how many are sent.
+    """`prompts[number]` for any number from 0; the schedule decides how many are sent.
 
     With conversations, number = conversation * turns + turn, and `prompts[number]` contains the scripted history. Where
     they have fewer turns than `turns`, some numbers are not used: see `numbers`.

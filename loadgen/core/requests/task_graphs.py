@@ -1,6 +1,6 @@
 """The graph of each task: which requests it has, what each waits for and how long, and which context each continues.
 
-Pure: the graph of task n is a function of (seed, n) alone. The timetable and the prompts both read it here.
+Pure: the graph of task n is a function of (seed, n) alone. The schedule and the prompts both read it here.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class TracePrompts(SyntheticPrompts):
     """Prompts with the lengths of a trace, and shared prefixes where its hashes are equal; new text in every run.
 
     Request `number` is row `number`; after the last row the rows repeat with other text. With `sessions` it is
-    `session * turns + place`, as the chains of the timetable have it. `template_tokens`: tokens that
+    `session * turns + place`, as the chains of the schedule have it. `template_tokens`: tokens that
     the server adds to a prompt. They are subtracted, because the lengths of a trace are counts of a server and include
     them. A row's `model` is sent where it is one of `models`, those that the server lists; else the run's is.
     """

@@ -1,4 +1,4 @@
-"""The record of a run: one row per slot of the timetable. Its fields, their codes and its binary form.
+"""The record of a run: one row per slot of the schedule. Its fields, their codes and its binary form.
 
 The binary row, the Parquet columns and the documentation are all made from the table FIELDS. Pure: touches no file.
 """
@@ -66,7 +66,7 @@ FIELDS: tuple[Column, ...] = (
     Column("target", "i2", "index of the target", 0),
     Column("session", "i4", "conversation, -1 when the request stands alone", -1),
     Column("turn", "i2", "place in the conversation, from 0", 0),
-    Column("lane", "i4", "closed-loop lane, -1 in open loop", -1),
+    Column("virtual_user", "i4", "virtual user of a closed loop, -1 in open loop", -1),
     Column("status", "u1", "index into STATUSES", 0),
     Column("kind", "u1", "index into KINDS: why it is not ok", 0),
     Column("http_status", "i2", "0 when no response head came", 0),
@@ -226,7 +226,7 @@ class RecordKey(NamedTuple):
     target: int
     session: int = -1
     turn: int = 0
-    lane: int = -1
+    virtual_user: int = -1
 
 
 class Built(msgspec.Struct, frozen=True, gc=False):

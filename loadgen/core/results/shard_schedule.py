@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.results import parquet
-from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.schedule.schedule import Schedule
 
 FILE = "schedule.parquet"
 SLOT = np.dtype(
@@ -22,7 +22,7 @@ SLOT = np.dtype(
         ("stage", "<i2"),
         ("session", "<i4"),
         ("turn", "<i2"),
-        ("lane", "<i4"),
+        ("virtual_user", "<i4"),
         ("chain", "<i8"),
         ("due_ns", "<i8"),
     ]
@@ -56,14 +56,14 @@ def schedule_slots(schedule: Schedule) -> NDArray[np.void]:
     """Return the slots of a whole schedule as an array of SLOT."""
     stages = []
     for span in schedule.stages:
-        columns = schedule.stage_columns(span)
+        columns = schedule.columns_of(span)
         slots = np.zeros(len(columns.number), SLOT)
         slots["slot"] = columns.number
         slots["stage"] = columns.stage
         slots["session"] = columns.session
         slots["turn"] = columns.turn
-        slots["lane"] = columns.lane
-        slots["chain"] = columns.number // schedule.turns - span.first_chain
+        slots["virtual_user"] = columns.virtual_user
+        slots["chain"] = columns.number // schedule.max_turns - span.first_session
         slots["due_ns"] = columns.due_ns
-        stages.append(slots if span.chains is not None else slots[slots["turn"] == 0])
+        stages.append(slots if span.session_count is not None else slots[slots["turn"] == 0])
     return np.concatenate(stages)

@@ -239,7 +239,7 @@ def segments(folder: Path, worker: int | None = None) -> list[Segment]:
     return sorted(segment for segment in result if worker is None or segment.worker == worker)
 
 
-RECORDED_SLOT = np.dtype([("slot", "<i8"), ("stage", "<i2"), ("lane", "<i4")])
+RECORDED_SLOT = np.dtype([("slot", "<i8"), ("stage", "<i2"), ("virtual_user", "<i4")])
 """A slot that has a record, with the stage and the virtual user (-1 in an open loop) that it belongs to."""
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core import seeds
-from loadgen.core.schedule.chains import Chains, of_requests
-from loadgen.core.schedule.timetable import RESERVED, Schedule, StageSpan
+from loadgen.core.schedule.schedule import RESERVED_SESSIONS, Schedule, ScheduledStage
+from loadgen.core.schedule.sessions import SessionSequence, build_sessions
 from loadgen.core.workload import Closed, Constant, Gamma, Poisson, Ramp, Replay, Stage, Workload
 
 Offsets = NDArray[np.int64]
@@ -49,10 +49,10 @@ def build(workload: Workload, seed: int) -> Schedule:
     LoadGen uses its `schedule_rng_seed`. All other stages derive a seed of their own, so that no
     two stages have the same draws.
     """
-    chains = of_requests(workload.requests, seed)
+    chains = build_sessions(workload.requests, seed)
     base_seed = seed if workload.schedule_seed is None else workload.schedule_seed
     explicit_seed_stage = _stage_with_explicit_seed(workload)
-    spans: list[StageSpan] = []
+    spans: list[ScheduledStage] = []
     start_ns: int | None = 0
     first_chain = 0
     for index, stage in enumerate(workload.stages):
@@ -70,12 +70,12 @@ def build(workload: Workload, seed: int) -> Schedule:
             taken_over=_users_at_end(spans[-1]) if spans else 0,
         )
         spans.append(span)
-        if start_ns is None or span.dynamic or span.length_ns is None:
+        if start_ns is None or span.is_end_unknown or span.length_ns is None:
             start_ns = None
         else:
             start_ns += span.length_ns
-        first_chain += RESERVED if span.chains is None else span.chains
-    return Schedule(stages=tuple(spans), chains=chains)
+        first_chain += RESERVED_SESSIONS if span.session_count is None else span.session_count
+    return Schedule(stages=tuple(spans), sessions=chains)
 
 
 def _stage_with_explicit_seed(workload: Workload) -> int | None:
@@ -90,7 +90,7 @@ def _stage_with_explicit_seed(workload: Workload) -> int | None:
 
 def _build_stage(
     stage: Stage,
-    chains: Chains,
+    chains: SessionSequence,
     *,
     index: int,
     start_ns: int | None,
@@ -98,7 +98,7 @@ def _build_stage(
     seed: int,
     loadgen_seed: int,
     taken_over: int,
-) -> StageSpan:
+) -> ScheduledStage:
     """Return one stage of the schedule. Raises ValueError if nothing limits a closed loop."""
     if isinstance(stage.arrival, Closed):
         if stage.duration_ns is None and stage.count is None:
@@ -112,26 +112,26 @@ def _build_stage(
         rng = seeds.stream(seed, "arrivals", index)
         offsets, length_ns = _draw_arrivals(stage, rng, loadgen_seed)
         count = len(offsets)
-    return StageSpan(
+    return ScheduledStage(
         index=index,
         name=stage.name,
         measured=stage.measured,
         start_ns=start_ns,
         length_ns=length_ns,
-        first_chain=first_chain,
-        chains=count,
-        lanes=lanes,
-        offsets=offsets,
-        slots=None if count is None else chains.slots(first_chain, count),
-        turns=chains.turns,
+        first_session=first_chain,
+        session_count=count,
+        concurrency=lanes,
+        arrivals_ns=offsets,
+        slot_count=None if count is None else chains.slots(first_chain, count),
+        max_turns=chains.turns,
         ramp_ns=getattr(stage.arrival, "ramp_ns", None) or 0,
-        taken_over=taken_over if lanes else 0,
+        inherited_users=taken_over if lanes else 0,
     )
 
 
-def _users_at_end(span: StageSpan) -> int:
+def _users_at_end(span: ScheduledStage) -> int:
     """Return how many virtual users the next stage can take over from this one."""
-    return min(span.lanes, span.chains or span.lanes)
+    return min(span.concurrency, span.session_count or span.concurrency)
 
 
 def at_load(stage: Stage, load: float) -> Stage:

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgen.core.schedule.chains import Chain, Ints
-from loadgen.core.schedule.timetable import Schedule, StageSpan
+from loadgen.core.schedule.schedule import Schedule, ScheduledStage
+from loadgen.core.schedule.sessions import Ints, Session
 
 _NEVER = 1 << 62
 _OFFSETS_PER_BLOCK = 2048  # Converting this many NumPy offsets to integers takes about 30 µs.
@@ -35,7 +35,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     stage: int
     session: int  # number of the conversation or task; -1 for a single request
     turn: int
-    lane: int  # the virtual user of a closed loop; -1 in an open loop
+    virtual_user: int  # the virtual user of a closed loop; -1 in an open loop
     due_ns: int  # from the start of the run; -1 if the slot was still waiting for another one
     # "in_flight_cap", "prefill_cap", "previous_turn_failed", "abandoned", "interrupted", or empty
     dropped: str = ""
@@ -48,14 +48,14 @@ class _PendingSlot(msgspec.Struct, frozen=True, order=True, gc=False):
     chain: int
     turn: int
     stage: int
-    lane: int
+    virtual_user: int
 
 
 class _WaitingUser(NamedTuple):
     """A virtual user that waits for requests of earlier stages to end, at least until `due_ns`."""
 
     stage: int
-    lane: int
+    virtual_user: int
     due_ns: int
 
 
@@ -76,7 +76,7 @@ class _ChainProgress:
 
     __slots__ = ("chain", "is_over", "latest_end_ns", "pending", "waits")
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Session) -> None:
         self.chain = chain
         self.waits = array("h", chain.waits)
         self.waits[0] = _STARTED
@@ -137,7 +137,7 @@ class Dispatcher:
         self.schedule = schedule
         self._max_in_flight = _NEVER if max_in_flight is None else max_in_flight
         self._max_in_prefill = _NEVER if max_in_prefill is None else max_in_prefill
-        self._turns = schedule.turns
+        self._turns = schedule.max_turns
         self._stopped = False
 
         self._in_flight: dict[int, Start] = {}
@@ -154,7 +154,7 @@ class Dispatcher:
         self._stopped_users: list[Start] = []  # see `stop`
 
         self._stages: list[_StageProgress] = []  # of the stages that have begun
-        self._current: StageSpan
+        self._current: ScheduledStage
         self._current_start_ns = 0
         self._next_stage_ns = _NEVER
         # Arrivals of the current stage, if it is an open loop: the next one, and those after it.
@@ -236,7 +236,7 @@ class Dispatcher:
             if is_cut:
                 self._free_place(start.stage, now_ns + pause_ns)
                 return
-        if start.lane < 0:
+        if start.virtual_user < 0:
             self._free_place(start.stage, now_ns)
         else:
             self._continue_user(start, now_ns, pause_ns)
@@ -262,7 +262,9 @@ class Dispatcher:
         # Virtual users whose request in flight is a single one: `unsent` needs to know where each
         # of them stood.
         self._stopped_users = [
-            start for start in self._in_flight.values() if start.lane >= 0 and start.session < 0
+            start
+            for start in self._in_flight.values()
+            if start.virtual_user >= 0 and start.session < 0
         ]
 
     def unsent(self) -> Iterator[Start]:
@@ -283,10 +285,10 @@ class Dispatcher:
                 self._current, self._current_start_ns, self._arrivals_begun()
             )
         for span in self.schedule.stages[self._current.index + 1 :]:
-            if not span.lanes:
+            if not span.concurrency:
                 yield from self._interrupt_arrivals(span, span.start_ns, 0)
-            for lane in self.schedule.own_lanes(span):
-                yield from self._interrupt_user(span, lane, span.first_chain + lane)
+            for lane in self.schedule.virtual_users_of(span):
+                yield from self._interrupt_user(span, lane, span.first_session + lane)
 
     # Which slot is next
 
@@ -312,7 +314,7 @@ class Dispatcher:
                 return None
             else:
                 slot = heapq.heappop(self._pending)
-                if slot.lane < 0 or self._has_room_in_prefill():
+                if slot.virtual_user < 0 or self._has_room_in_prefill():
                     return slot
                 self._waiting_for_prefill.append(slot)
 
@@ -321,7 +323,7 @@ class Dispatcher:
         slot = _PendingSlot(
             self._next_arrival_ns, self._next_arrival_chain, 0, self._current.index, -1
         )
-        self._next_arrival_chain += self.schedule.parts
+        self._next_arrival_chain += self.schedule.shard_count
         self._next_arrival_ns = next(self._arrivals, _NEVER)
         return slot
 
@@ -331,13 +333,17 @@ class Dispatcher:
         session = -1
         if self._turns > 1:
             chain = (
-                self._chains[slot.chain].chain if slot.turn else self.schedule.chains.of(slot.chain)
+                self._chains[slot.chain].chain
+                if slot.turn
+                else self.schedule.sessions.of(slot.chain)
             )
             number = self.schedule.number(slot.chain, slot.turn, chain)
             if chain.is_session:
                 session = slot.chain
-        reason = self._limit_reached() if slot.lane < 0 else ""
-        start = Start(number, slot.stage, session, slot.turn, slot.lane, slot.due_ns, reason)
+        reason = self._limit_reached() if slot.virtual_user < 0 else ""
+        start = Start(
+            number, slot.stage, session, slot.turn, slot.virtual_user, slot.due_ns, reason
+        )
         if reason and session >= 0:
             self._drop_chain_at_limit(start)
         if reason:
@@ -346,7 +352,7 @@ class Dispatcher:
         if self._max_in_prefill < _NEVER:
             self._in_prefill.add(number)
         if slot.turn == 0:
-            if slot.lane < 0:
+            if slot.virtual_user < 0:
                 self._stages[slot.stage].active += 1
             if session >= 0:
                 self._chains[session] = _ChainProgress(chain)
@@ -369,14 +375,14 @@ class Dispatcher:
         """Schedule the next chain of a virtual user, or free its place if there is none."""
         span = self.schedule.stages[start.stage]
         progress = self._stages[start.stage]
-        chain = start.number // self._turns + span.lanes
+        chain = start.number // self._turns + span.concurrency
         due_ns = now_ns + pause_ns
         has_next = due_ns < progress.ends_ns and (
-            span.chains is None or chain < span.first_chain + span.chains
+            span.session_count is None or chain < span.first_session + span.session_count
         )
         if has_next:
-            self._schedule(_PendingSlot(due_ns, chain, 0, start.stage, start.lane))
-        if span.chains is not None:
+            self._schedule(_PendingSlot(due_ns, chain, 0, start.stage, start.virtual_user))
+        if span.session_count is not None:
             progress.unfinished_chains -= 1
             is_finished = not progress.unfinished_chains
             hands_over = not has_next and self._is_taken_over(start.stage)
@@ -410,7 +416,9 @@ class Dispatcher:
             if due_ns < ends_ns:
                 progress.waits[turn] = _STARTED
                 progress.pending += 1
-                self._schedule(_PendingSlot(due_ns, start.session, turn, start.stage, start.lane))
+                self._schedule(
+                    _PendingSlot(due_ns, start.session, turn, start.stage, start.virtual_user)
+                )
             else:
                 is_cut = True
         progress.is_over = is_cut
@@ -445,7 +453,7 @@ class Dispatcher:
         progress = self._chains.get(start.session)
         has_begun = progress is not None
         if progress is None:
-            progress = _ChainProgress(self.schedule.chains.of(start.session))
+            progress = _ChainProgress(self.schedule.sessions.of(start.session))
         progress.pending -= 1
         progress.is_over = True
         self._drop_remaining_turns(progress, start, start.due_ns, "previous_turn_failed")
@@ -472,40 +480,44 @@ class Dispatcher:
     def _begin_stage(self, index: int, start_ns: int) -> None:
         """Make stage `index` the current one: read its arrivals, or let its virtual users begin."""
         span = self.schedule.stages[index]
-        ends_with_duration = span.lanes > 0 and span.length_ns is not None
+        ends_with_duration = span.concurrency > 0 and span.length_ns is not None
         progress = _StageProgress(
             ends_ns=start_ns + (span.length_ns or 0) if ends_with_duration else _NEVER,
-            unfinished_chains=self.schedule.own_chains(span) if span.dynamic else 0,
+            unfinished_chains=self.schedule.session_count_of(span) if span.is_end_unknown else 0,
         )
         self._current = span
         self._current_start_ns = start_ns
         self._next_stage_ns = _NEVER
         self._next_arrival_ns = _NEVER
         self._stages.append(progress)
-        if span.lanes:
+        if span.concurrency:
             self._begin_users(span, start_ns)
         else:
-            self._arrivals = _iterate_due_times(self.schedule.own_offsets(span), start_ns)
-            self._next_arrival_chain = span.first_chain + self.schedule.part
+            self._arrivals = _iterate_due_times(self.schedule.arrivals_ns_of(span), start_ns)
+            self._next_arrival_chain = span.first_session + self.schedule.shard_index
             self._next_arrival_ns = next(self._arrivals, _NEVER)
         if span.length_ns is not None:
             self._end_current_stage(start_ns + span.length_ns)
-        if span.dynamic and not progress.unfinished_chains:
+        if span.is_end_unknown and not progress.unfinished_chains:
             # There are more workers than virtual users, so this share has none.
             self._end_current_stage(start_ns)
 
-    def _begin_users(self, span: StageSpan, start_ns: int) -> None:
+    def _begin_users(self, span: ScheduledStage, start_ns: int) -> None:
         """Let the virtual users of a stage begin, or wait for places of earlier stages."""
         schedule = self.schedule
-        number_of_users = span.lanes if span.chains is None else min(span.lanes, span.chains)
+        number_of_users = (
+            span.concurrency
+            if span.session_count is None
+            else min(span.concurrency, span.session_count)
+        )
         active = sum(progress.active for progress in self._stages)
-        places = len(schedule.own_lanes(span)) - active - len(self._waiting_users)
+        places = len(schedule.virtual_users_of(span)) - active - len(self._waiting_users)
         # Users beyond those of the stage before are new. The others take over from it and wait for
         # its requests.
-        own_users = range(schedule.part, number_of_users, schedule.parts)
-        new_users_first = sorted(own_users, key=lambda lane: (lane < span.taken_over, lane))
+        own_users = range(schedule.shard_index, number_of_users, schedule.shard_count)
+        new_users_first = sorted(own_users, key=lambda lane: (lane < span.inherited_users, lane))
         for lane in new_users_first:
-            user = _WaitingUser(span.index, lane, start_ns + int(span.begins_ns(lane)))
+            user = _WaitingUser(span.index, lane, start_ns + int(span.user_start_ns(lane)))
             if places > 0:
                 places -= 1
                 self._begin_user(user)
@@ -514,9 +526,9 @@ class Dispatcher:
 
     def _begin_user(self, user: _WaitingUser) -> None:
         """Schedule the first slot of a virtual user."""
-        first_chain = self.schedule.stages[user.stage].first_chain + user.lane
+        first_chain = self.schedule.stages[user.stage].first_session + user.virtual_user
         self._stages[user.stage].active += 1
-        self._schedule(_PendingSlot(user.due_ns, first_chain, 0, user.stage, user.lane))
+        self._schedule(_PendingSlot(user.due_ns, first_chain, 0, user.stage, user.virtual_user))
 
     def _free_place(self, stage: int, now_ns: int) -> None:
         """Count a virtual user or an open-loop chain as ended, and let waiting users begin."""
@@ -526,7 +538,7 @@ class Dispatcher:
             user = user._replace(due_ns=max(user.due_ns, now_ns))
             if user.due_ns < self._stages[user.stage].ends_ns:
                 active = sum(progress.active for progress in self._stages[: user.stage + 1])
-                if active >= len(self.schedule.own_lanes(self.schedule.stages[user.stage])):
+                if active >= len(self.schedule.virtual_users_of(self.schedule.stages[user.stage])):
                     return
                 self._begin_user(user)
             self._waiting_users.popleft()
@@ -534,7 +546,7 @@ class Dispatcher:
     def _is_taken_over(self, stage: int) -> bool:
         """Return True if the next stage takes over the virtual users of this one, one by one."""
         stages = self.schedule.stages
-        return stage + 1 < len(stages) and stages[stage + 1].lanes > 0
+        return stage + 1 < len(stages) and stages[stage + 1].concurrency > 0
 
     def _end_current_stage(self, at_ns: int) -> None:
         """Let the next stage begin at `at_ns`, unless it begins earlier or there is none."""
@@ -545,75 +557,83 @@ class Dispatcher:
 
     def _arrivals_begun(self) -> int:
         """Return how many chains of this share have begun in the current open loop."""
-        first_chain = self._current.first_chain + self.schedule.part
-        return (self._next_arrival_chain - first_chain) // self.schedule.parts
+        first_chain = self._current.first_session + self.schedule.shard_index
+        return (self._next_arrival_chain - first_chain) // self.schedule.shard_count
 
     def _unsent_pending(self) -> Iterator[Start]:
         """Yield the slots whose due time was known, and the later chains of their users."""
         for slot in (*self._pending, *self._waiting_for_prefill):
             span = self.schedule.stages[slot.stage]
             if slot.turn == 0:  # Only virtual users have pending first turns.
-                yield from self._interrupt_user(span, slot.lane, slot.chain, slot.due_ns)
-            elif slot.lane < 0 or _sends_all_chains(span):
-                yield self._interrupt(span, slot.chain, slot.turn, slot.lane, slot.due_ns)
+                yield from self._interrupt_user(span, slot.virtual_user, slot.chain, slot.due_ns)
+            elif slot.virtual_user < 0 or _sends_all_chains(span):
+                yield self._interrupt(span, slot.chain, slot.turn, slot.virtual_user, slot.due_ns)
 
     def _unsent_of_begun_chains(self) -> Iterator[Start]:
         """Yield the remaining turns of begun chains, and the later chains of their users."""
         for chain, progress in self._chains.items():
             span = self._stage_of_chain(chain)
-            lane = (chain - span.first_chain) % span.lanes if span.lanes else -1
+            lane = (chain - span.first_session) % span.concurrency if span.concurrency else -1
             if lane < 0 or _sends_all_chains(span):
                 for turn in progress.take_remaining_turns():
                     yield self._interrupt(span, chain, turn, lane, -1)
             if lane >= 0:
-                yield from self._interrupt_user(span, lane, chain + span.lanes)
+                yield from self._interrupt_user(span, lane, chain + span.concurrency)
 
     def _unsent_of_users(self) -> Iterator[Start]:
         """Yield the chains of users that were at a single request or had not begun."""
         for start in self._stopped_users:
             span = self.schedule.stages[start.stage]
-            next_chain = start.number // self._turns + span.lanes
-            yield from self._interrupt_user(span, start.lane, next_chain)
+            next_chain = start.number // self._turns + span.concurrency
+            yield from self._interrupt_user(span, start.virtual_user, next_chain)
         for user in self._waiting_users:
             span = self.schedule.stages[user.stage]
-            yield from self._interrupt_user(span, user.lane, span.first_chain + user.lane)
+            yield from self._interrupt_user(
+                span, user.virtual_user, span.first_session + user.virtual_user
+            )
 
-    def _stage_of_chain(self, chain: int) -> StageSpan:
+    def _stage_of_chain(self, chain: int) -> ScheduledStage:
         """Return the stage that a chain belongs to."""
-        return next(span for span in reversed(self.schedule.stages) if span.first_chain <= chain)
+        return next(span for span in reversed(self.schedule.stages) if span.first_session <= chain)
 
-    def _interrupt(self, span: StageSpan, chain: int, turn: int, lane: int, due_ns: int) -> Start:
+    def _interrupt(
+        self, span: ScheduledStage, chain: int, turn: int, lane: int, due_ns: int
+    ) -> Start:
         """Return one slot as an interrupted one."""
-        content = self.schedule.chains.of(chain)
+        content = self.schedule.sessions.of(chain)
         number = self.schedule.number(chain, turn, content)
         session = chain if content.is_session else -1
         return Start(number, span.index, session, turn, lane, due_ns, "interrupted")
 
     def _interrupt_chain(
-        self, span: StageSpan, chain: int, lane: int, due_ns: int
+        self, span: ScheduledStage, chain: int, lane: int, due_ns: int
     ) -> Iterator[Start]:
         """Yield all slots of a chain as interrupted ones. Only the first has a due time."""
-        for turn in range(len(self.schedule.chains.of(chain).waits)):
+        for turn in range(len(self.schedule.sessions.of(chain).waits)):
             yield self._interrupt(span, chain, turn, lane, -1 if turn else due_ns)
 
     def _interrupt_user(
-        self, span: StageSpan, lane: int, first_chain: int, due_ns: int = -1
+        self, span: ScheduledStage, lane: int, first_chain: int, due_ns: int = -1
     ) -> Iterator[Start]:
         """Yield the chains of a user from `first_chain` on, unless a duration ends its stage."""
         if _sends_all_chains(span):
-            for chain in range(first_chain, span.first_chain + (span.chains or 0), span.lanes):
+            for chain in range(
+                first_chain, span.first_session + (span.session_count or 0), span.concurrency
+            ):
                 yield from self._interrupt_chain(span, chain, lane, due_ns)
                 due_ns = -1
 
     def _interrupt_arrivals(
-        self, span: StageSpan, start_ns: int | None, first_index: int
+        self, span: ScheduledStage, start_ns: int | None, first_index: int
     ) -> Iterator[Start]:
         """Yield the chains of this share in an open loop, from `first_index` on."""
-        chain = span.first_chain + self.schedule.part + first_index * self.schedule.parts
-        for offset in self.schedule.own_offsets(span)[first_index:]:
+        chain = (
+            span.first_session + self.schedule.shard_index + first_index * self.schedule.shard_count
+        )
+        for offset in self.schedule.arrivals_ns_of(span)[first_index:]:
             due_ns = -1 if start_ns is None else start_ns + int(offset)
             yield from self._interrupt_chain(span, chain, -1, due_ns)
-            chain += self.schedule.parts
+            chain += self.schedule.shard_count
 
 
 def _iterate_due_times(offsets: Ints, start_ns: int) -> Iterator[int]:
@@ -622,6 +642,6 @@ def _iterate_due_times(offsets: Ints, start_ns: int) -> Iterator[int]:
         yield from (offsets[first : first + _OFFSETS_PER_BLOCK] + start_ns).tolist()
 
 
-def _sends_all_chains(span: StageSpan) -> bool:
+def _sends_all_chains(span: ScheduledStage) -> bool:
     """Return True if a closed loop sends all its chains, however long that takes."""
-    return span.length_ns is None and span.chains is not None
+    return span.length_ns is None and span.session_count is not None

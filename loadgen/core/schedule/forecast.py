@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from loadgen.core import format
-from loadgen.core.schedule.timetable import Schedule, StageSpan
+from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 
 NS_PER_S = 1e9
 
@@ -74,12 +74,12 @@ def forecast(schedule: Schedule, tokens: tuple[float, float], response_s: float 
 
 
 def _forecast_stage(
-    schedule: Schedule, span: StageSpan, response_s: float
+    schedule: Schedule, span: ScheduledStage, response_s: float
 ) -> tuple[float | None, float | None]:
     """Return the number of requests and the length in s of a stage; None if unknown."""
-    users = len(schedule.own_lanes(span))
+    users = len(schedule.virtual_users_of(span))
     length_s = None if span.length_ns is None else span.length_ns / NS_PER_S
-    count: float | None = schedule.own_slots(span)
+    count: float | None = schedule.slot_count_of(span)
     if not response_s:
         return count, length_s
     if count is None and length_s:

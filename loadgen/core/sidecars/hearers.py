@@ -132,7 +132,7 @@ class StopWatch:
             case events.LoadStarted() if self._planned is not None:
                 plan = self._planned.plan
                 rules = plan.job.workload.stop_when
-                horizon_ns = plan.timetable.horizon_ns
+                horizon_ns = plan.schedule.horizon_ns
                 watching = stop_when_broken(rules, plan.job.folder, event, horizon_ns)
                 self._watching = asyncio.get_running_loop().create_task(watching)
             case events.LoadEnded() if self._watching is not None:

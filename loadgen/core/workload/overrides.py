@@ -474,7 +474,7 @@ def _with_names(
 
 
 def _planned_starts(stage: Stage) -> float:
-    """How many starts of an open loop the timetable holds; 0 for a closed loop, which is planned as it goes."""
+    """How many starts of an open loop the schedule holds; 0 for a closed loop, which is planned as it goes."""
     law = stage.arrival
     if isinstance(law, Closed):
         return 0

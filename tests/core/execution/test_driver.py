@@ -32,7 +32,7 @@ from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.results.spool import Spool
 from loadgen.core.results.store import Stored, read_run
 from loadgen.core.schedule import arrivals
-from loadgen.core.schedule import timetable as schedule
+from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Workload, load, read_flags
 
 SECOND_NS = 1_000_000_000
@@ -137,25 +137,25 @@ def run(
     made: Workload,
     answer: OneShot,
     during: Callable[[Driver, Paper], None] | None = None,
-) -> tuple[Stored, Paper, schedule.Schedule, Driver]:
+) -> tuple[Stored, Paper, Schedule, Driver]:
     """Drive a workload to its end; what was recorded."""
 
-    async def work() -> tuple[Paper, schedule.Schedule, Driver]:
-        timetable = arrivals.build(made, 7)
+    async def work() -> tuple[Paper, Schedule, Driver]:
+        schedule = arrivals.build(made, 7)
         client = Paper(answer)
         requests = build_prompts(made, 7, 1, tokenizer.load_tokenizer(None))
         bodies = Bodies(
             requests,
             lambda _, request: str(request.messages or request.prompt).encode(),
-            len(timetable.stages),
+            len(schedule.stages),
         )
-        numbers = [timetable.stage_numbers(span) for span in timetable.stages]
-        for stage, span in enumerate(timetable.stages):
-            bodies.build(stage, numbers[stage], most=100 if span.chains is None else None)
+        numbers = [schedule.slot_ids_of(span) for span in schedule.stages]
+        for stage, span in enumerate(schedule.stages):
+            bodies.build(stage, numbers[stage], most=100 if span.session_count is None else None)
         wire = Wire(asyncio.get_running_loop())
         spool = Spool(folder, 0)
         drive = Driver(
-            timetable,
+            schedule,
             WorkerResources(
                 wire=wire, clients=[client], bodies=bodies, numbers=numbers, spool=spool
             ),
@@ -171,13 +171,13 @@ def run(
             spool.close()
             bodies.close()
             wire.shut()
-        return client, timetable, drive
+        return client, schedule, drive
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        client, timetable, drive = runner.run(work())
-    stages = tuple(StagePlan() for _ in timetable.stages)
+        client, schedule, drive = runner.run(work())
+    stages = tuple(StagePlan() for _ in schedule.stages)
     (folder / "run.json").write_bytes(encode(RunManifest(stages=stages)))
-    return read_run(folder), client, timetable, drive
+    return read_run(folder), client, schedule, drive
 
 
 def outcomes(stored: Stored) -> Counter[tuple[str, str]]:
@@ -249,8 +249,8 @@ def test_the_end_of_the_drain_leaves_no_slot_without_a_record(tmp_path: Path) ->
         num_requests="40",
         grace="0",
     )
-    stored, client, timetable, _ = run(tmp_path, made, at_once)
-    assert timetable.slots == 120
+    stored, client, schedule, _ = run(tmp_path, made, at_once)
+    assert schedule.slot_count == 120
     assert outcomes(stored) == {("ok", ""): 40, ("unfinished", "unfinished"): 80}
     assert len(client.sheets) == 40
 
@@ -332,17 +332,17 @@ def test_a_conversation_sends_its_history(tmp_path: Path, history: str) -> None:
 
 
 def test_a_closed_loop_ends_with_its_duration(tmp_path: Path) -> None:
-    stored, client, timetable, _ = run(
+    stored, client, schedule, _ = run(
         tmp_path, workload(tmp_path, concurrency="4", duration="0.2s"), soon
     )
-    assert timetable.slots is None
+    assert schedule.slot_count is None
     assert outcomes(stored) == {("ok", ""): len(client.sheets)}
     assert len(client.sheets) > 100
     assert stored.rows["due_ns"].max() < SECOND_NS // 5
-    lanes = Counter(stored.rows["lane"].tolist())
+    lanes = Counter(stored.rows["virtual_user"].tolist())
     assert set(lanes) == {0, 1, 2, 3}
     for lane in lanes:  # lane k's i-th request is number i * lanes + k
-        mine = np.sort(stored.rows["slot"][stored.rows["lane"] == lane])
+        mine = np.sort(stored.rows["slot"][stored.rows["virtual_user"] == lane])
         assert mine.tolist() == list(range(lane, lane + 4 * len(mine), 4))
 
 

@@ -73,14 +73,14 @@ def test_a_virtual_user_continues_when_its_response_has_ended(run_load: RunLoad)
     assert (rows["status"] == STATUS["ok"]).all()
     assert (rows["turn"] == 0).all()
     for virtual_user in range(3):
-        requests = rows[rows["lane"] == virtual_user]
+        requests = rows[rows["virtual_user"] == virtual_user]
         assert len(requests) >= 5
         assert (requests["due_ns"][1:] == requests["done_ns"][:-1]).all()
 
 
 def test_as_many_requests_are_in_flight_as_there_are_virtual_users(run_load: RunLoad) -> None:
     rows = run_load("stages:\n" + closed(4, "count: 40"))
-    assert sorted(set(rows["lane"])) == [0, 1, 2, 3]
+    assert sorted(set(rows["virtual_user"])) == [0, 1, 2, 3]
     assert most_in_flight(rows["due_ns"], rows["done_ns"]) == 4
 
 
@@ -96,8 +96,12 @@ def test_a_closed_loop_takes_over_when_the_one_before_has_nothing_more_to_send(
     rows = run_load("stages:\n" + closed(3, "count: 9", measured=False) + closed(3, "count: 9"))
     warm_up = rows[rows["stage"] == 0]
     measured = rows[rows["stage"] == 1]
-    last_ends_ns = np.sort([warm_up["done_ns"][warm_up["lane"] == user].max() for user in range(3)])
-    starts_ns = np.sort([measured["due_ns"][measured["lane"] == user].min() for user in range(3)])
+    last_ends_ns = np.sort(
+        [warm_up["done_ns"][warm_up["virtual_user"] == user].max() for user in range(3)]
+    )
+    starts_ns = np.sort(
+        [measured["due_ns"][measured["virtual_user"] == user].min() for user in range(3)]
+    )
     # Over HTTP the client may read several responses at once; users then start at the later end.
     assert (starts_ns >= last_ends_ns).all()
     assert starts_ns.max() == last_ends_ns.max()
@@ -110,7 +114,7 @@ def test_open_loop_starts_at_the_scheduled_times_whatever_the_server_does(
     rows = run_load("stages:\n  - {arrival: {constant: 200/s}, count: 20}\n")
     assert np.diff(rows["due_ns"]).tolist() == [5 * MS] * 19
     assert (rows["sent_ns"] >= rows["due_ns"]).all()
-    assert (rows["lane"] == -1).all()
+    assert (rows["virtual_user"] == -1).all()
 
 
 def test_starts_above_the_limit_in_flight_are_dropped(run_load: RunLoad) -> None:
@@ -140,7 +144,7 @@ def test_virtual_users_begin_evenly_spread_over_the_ramp(run_load: RunLoad) -> N
     rows = run_load("stages:\n" + closed(4, "count: 24", ramp="40ms"))
     assert len(rows) == 24
     assert rows["due_ns"][:4].tolist() == [0, 10 * MS, 20 * MS, 30 * MS]
-    assert rows["lane"][:4].tolist() == [0, 1, 2, 3]
+    assert rows["virtual_user"][:4].tolist() == [0, 1, 2, 3]
 
 
 def test_a_closed_loop_with_a_duration_starts_nothing_after_its_end(run_load: RunLoad) -> None:
@@ -149,7 +153,7 @@ def test_a_closed_loop_with_a_duration_starts_nothing_after_its_end(run_load: Ru
     timed = rows[rows["stage"] == 0]
     assert (timed["due_ns"] < 200 * MS).all()
     for virtual_user in range(3):
-        ends_ns = timed["done_ns"][timed["lane"] == virtual_user]
+        ends_ns = timed["done_ns"][timed["virtual_user"] == virtual_user]
         assert ends_ns[-1] >= 200 * MS
 
 
@@ -168,7 +172,7 @@ def test_a_virtual_user_continues_after_a_failed_request(tmp_path: Path, transpo
         rows = run_workload(tmp_path, server.url, "stages:\n" + closed(2, "duration: 500ms"))
     assert (rows["kind"] == KIND["truncated"]).any()
     for virtual_user in range(2):
-        requests = rows[rows["lane"] == virtual_user]
+        requests = rows[rows["virtual_user"] == virtual_user]
         assert len(requests) >= 3
         assert (requests["due_ns"][1:] == requests["done_ns"][:-1]).all()
 
@@ -176,7 +180,7 @@ def test_a_virtual_user_continues_after_a_failed_request(tmp_path: Path, transpo
 def test_the_limit_in_flight_does_not_apply_to_a_closed_loop(run_load: RunLoad) -> None:
     rows = run_load("max_in_flight: 2\nstages:\n" + closed(4, "count: 24"))
     assert (rows["status"] == STATUS["ok"]).all()
-    assert sorted(set(rows["lane"])) == [0, 1, 2, 3]
+    assert sorted(set(rows["virtual_user"])) == [0, 1, 2, 3]
 
 
 def test_an_open_loop_begins_when_the_closed_loop_before_it_has_ended(run_load: RunLoad) -> None:

@@ -27,7 +27,7 @@ from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Digest
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
-from loadgen.core.schedule import timetable
+from loadgen.core.schedule.schedule import shard
 from loadgen.core.workload import Workload, load, read_flags
 from loadgen.sim.server.options import Options
 
@@ -225,14 +225,14 @@ def test_of_a_load_without_end_a_few_bodies_a_lane_are_made_before_it(
     (plan,) = planned
 
     async def held() -> int:
-        prefetch = BodyPrefetch(plan.job, timetable.shard(plan.timetable, 0, 1), plan.requests)
+        prefetch = BodyPrefetch(plan.job, shard(plan.schedule, 0, 1), plan.requests)
         try:
             await prefetch.filled()
             return len(prefetch._received) + len(prefetch._requested)
         finally:
             prefetch.close()
 
-    assert asyncio.run(held()) == made * len(plan.timetable.stages)
+    assert asyncio.run(held()) == made * len(plan.schedule.stages)
 
 
 @pytest.mark.processes
@@ -248,10 +248,10 @@ def test_only_so_much_is_held(tmp_path: Path) -> None:
     (plan,) = planned
 
     async def most_held() -> int:
-        prefetch = BodyPrefetch(plan.job, timetable.shard(plan.timetable, 0, 1), plan.requests)
+        prefetch = BodyPrefetch(plan.job, shard(plan.schedule, 0, 1), plan.requests)
         make, most = preparer(plan.job, plan.requests), 0
         try:
-            for number in plan.timetable.stage_numbers(plan.timetable.stages[0]):
+            for number in plan.schedule.slot_ids_of(plan.schedule.stages[0]):
                 await prefetch.filled()
                 most = max(most, len(prefetch._received) + len(prefetch._requested))
                 assert prefetch.take(0, number)[0] == make(number, plan.requests[number])

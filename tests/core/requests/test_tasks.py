@@ -28,8 +28,8 @@ from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
 from loadgen.core.results.record import FINISH, KIND, STATUS
 from loadgen.core.schedule import arrivals
-from loadgen.core.schedule import timetable as schedule
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
+from loadgen.core.schedule.schedule import Schedule, shard
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.cost.comparison import compare_offers
 from loadgen.cost.inputs import read_evidence
@@ -240,8 +240,8 @@ def test_the_lengths_of_a_task_are_drawn_once_not_once_for_each_request_after_th
 class Clock:
     """Carries a schedule out in virtual time: a request takes `service` of its number."""
 
-    def __init__(self, timetable: schedule.Schedule, service: Any, **options: Any) -> None:
-        self.dispatcher = Dispatcher(timetable, **options)
+    def __init__(self, schedule: Schedule, service: Any, **options: Any) -> None:
+        self.dispatcher = Dispatcher(schedule, **options)
         self.starts: dict[int, Start] = {}
         self.ended: dict[int, int] = {}
         self.most = 0
@@ -288,29 +288,34 @@ def test_a_request_starts_when_the_last_that_it_waits_for_has_ended_and_its_tool
     tmp_path: Path, stages: str
 ) -> None:
     one = workload(tmp_path, more=stages)
-    timetable = arrivals.build(one, 7)
-    ran = Clock(timetable, lambda number: (1_000_000 * (1 + number % 13), True))
+    schedule = arrivals.build(one, 7)
+    ran = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), True))
     graphs, width = TaskGraphs(one.requests, 7), one.requests.width
     tasks = one.stages[0].count or 0
     assert (
         sorted(ran.starts)
-        == sorted(timetable.numbers())
-        == sorted(timetable.columns().number.tolist())
+        == sorted(schedule.slot_ids())
+        == sorted(schedule.columns().number.tolist())
     )
-    assert len(ran.starts) == timetable.slots == sum(len(graphs[task]) for task in range(tasks))
+    assert len(ran.starts) == schedule.slot_count == sum(len(graphs[task]) for task in range(tasks))
     for number, start in ran.starts.items():
         nodes = graphs[start.session]
         assert number == start.session * width + (
             width - 1 if start.turn == len(nodes) - 1 else start.turn
         )
-        assert timetable.slot(number)[4:] == (start.stage, start.session, start.turn, start.lane)
+        assert schedule.slot(number)[4:] == (
+            start.stage,
+            start.session,
+            start.turn,
+            start.virtual_user,
+        )
         if nodes[start.turn].after:
             ends = [ran.ended[start.session * width + turn] for turn in nodes[start.turn].after]
             assert start.due_ns == max(ends) + nodes[start.turn].pause_ns
     if stages == CLOSED:
         lanes = defaultdict(list)
         for start in ran.starts.values():
-            lanes[start.lane].append(start.session)
+            lanes[start.virtual_user].append(start.session)
         assert {lane: sorted(set(sessions)) for lane, sessions in lanes.items()} == {
             lane: list(range(lane, tasks, 3)) for lane in range(3)
         }
@@ -338,19 +343,19 @@ def test_a_join_is_due_after_the_latest_end_whichever_was_read_last(tmp_path: Pa
 def test_a_failed_request_ends_its_task_and_every_slot_is_told_of_once(
     tmp_path: Path, stages: str
 ) -> None:
-    timetable = arrivals.build(workload(tmp_path, more=stages), 7)
-    ran = Clock(timetable, lambda number: (1_000_000 * (1 + number % 13), number % 11 != 5))
-    assert sorted(ran.starts) == sorted(timetable.numbers())
+    schedule = arrivals.build(workload(tmp_path, more=stages), 7)
+    ran = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), number % 11 != 5))
+    assert sorted(ran.starts) == sorted(schedule.slot_ids())
     dropped = [start for start in ran.starts.values() if start.dropped]
     assert dropped and {start.dropped for start in dropped} == {"previous_turn_failed"}
-    failed = {number // timetable.turns for number in ran.ended if number % 11 == 5}
+    failed = {number // schedule.max_turns for number in ran.ended if number % 11 == 5}
     assert {start.session for start in dropped} <= failed
 
 
 def test_over_the_cap_a_task_is_dropped_and_every_slot_is_told_of_once(tmp_path: Path) -> None:
-    timetable = arrivals.build(workload(tmp_path, request_rate="50"), 7)
-    ran = Clock(timetable, lambda number: (40_000_000, True), max_in_flight=4)
-    assert sorted(ran.starts) == sorted(timetable.numbers())
+    schedule = arrivals.build(workload(tmp_path, request_rate="50"), 7)
+    ran = Clock(schedule, lambda number: (40_000_000, True), max_in_flight=4)
+    assert sorted(ran.starts) == sorted(schedule.slot_ids())
     reasons = {start.dropped for start in ran.starts.values()}
     assert reasons == {"", "in_flight_cap", "previous_turn_failed"} and ran.most == 4
 
@@ -360,8 +365,8 @@ def test_over_the_cap_a_task_is_dropped_and_every_slot_is_told_of_once(tmp_path:
 def test_stopped_in_the_middle_every_slot_is_told_of_once(
     tmp_path: Path, stages: str, after: int
 ) -> None:
-    timetable = arrivals.build(workload(tmp_path, more=stages), 7)
-    dispatcher, told, in_flight = Dispatcher(timetable), list[int](), list[int]()
+    schedule = arrivals.build(workload(tmp_path, more=stages), 7)
+    dispatcher, told, in_flight = Dispatcher(schedule), list[int](), list[int]()
     for _ in range(after):
         due = dispatcher.next_ns()
         if due is not None and (not in_flight or len(in_flight) < 4):
@@ -372,16 +377,16 @@ def test_stopped_in_the_middle_every_slot_is_told_of_once(
             dispatcher.finished(in_flight.pop(0), due or 10**9, True)
     dispatcher.stop()
     told += [start.number for start in dispatcher.unsent()]
-    assert sorted(told) == sorted(timetable.numbers())
+    assert sorted(told) == sorted(schedule.slot_ids())
 
 
 @pytest.mark.parametrize("shares", [2, 3])
 def test_shares_hold_whole_tasks_and_together_all(tmp_path: Path, shares: int) -> None:
     whole = arrivals.build(workload(tmp_path), 7)
-    parts = [schedule.shard(whole, i, shares) for i in range(shares)]
-    numbers = [list(part.numbers()) for part in parts]
-    assert [len(own) for own in numbers] == [part.slots for part in parts]
-    assert sorted(number for own in numbers for number in own) == sorted(whole.numbers())
+    parts = [shard(whole, i, shares) for i in range(shares)]
+    numbers = [list(part.slot_ids()) for part in parts]
+    assert [len(own) for own in numbers] == [part.slot_count for part in parts]
+    assert sorted(number for own in numbers for number in own) == sorted(whole.slot_ids())
     assert [sorted(part.columns().number.tolist()) for part in parts] == [
         sorted(own) for own in numbers
     ]
@@ -395,7 +400,7 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
     rows = store.read_run(folder).rows
     made = prompts(one)
     by_number = {int(row["slot"]): row for row in rows}
-    assert sorted(by_number) == sorted(arrivals.build(one, 7).numbers())
+    assert sorted(by_number) == sorted(arrivals.build(one, 7).slot_ids())
     for number, row in by_number.items():
         task, turn = made.task_and_turn(number)
         node = made.graphs[task][turn]
@@ -532,7 +537,7 @@ def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Pa
     rows = store.read_run(folder).rows
     assert (
         sorted(rows["slot"].tolist())
-        == sorted(arrivals.build(one, 7).numbers())
+        == sorted(arrivals.build(one, 7).slot_ids())
         == sorted(made.numbers(len(rows)))
     )
     assert (rows["status"] == STATUS["ok"]).all()
@@ -631,7 +636,7 @@ def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_fail
     leaving = {task: found for task in range(60) if (found := made.graphs.abandonment(task))}
     assert summary.sessions is not None and summary.requests.failed == summary.requests.dropped == 0
     assert (summary.sessions.abandoned, summary.sessions.ok) == (len(leaving), 60 - len(leaving))
-    assert len(rows) == arrivals.build(one, 7).slots
+    assert len(rows) == arrivals.build(one, 7).slot_count
     for task, left in leaving.items():
         own = rows[rows["session"] == task]
         cut = own[own["turn"] == left.turn][0]

@@ -20,7 +20,7 @@ from loadgen.core.results.record import (
 )
 
 START_NS = 1_000
-KEY = RecordKey(slot=1, request=2, stage=3, worker=4, target=5, session=6, turn=7, lane=8)
+KEY = RecordKey(slot=1, request=2, stage=3, worker=4, target=5, session=6, turn=7, virtual_user=8)
 BUILT = Built(tokens=41, source="tokenizer", asked_output=43)
 TIMESTAMPS = {
     "ready": 20,

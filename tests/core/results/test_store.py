@@ -130,7 +130,7 @@ def test_a_row_holds_what_the_wire_saw() -> None:
         "target": 3,
         "session": 4,
         "turn": 7,
-        "lane": 8,
+        "virtual_user": 8,
     }
     expected |= {
         "status": 0,

@@ -14,10 +14,10 @@ from command_line import exits
 from make_examples import blank, seen
 from numpy.typing import NDArray
 from runs import says
+from schedule_workloads import MS, S, closed, constant, poisson, workload
 from test_dispatcher import Run, drive
-from timetables import MS, S, closed, constant, poisson, workload
 
-from loadgen.core.execution import lane_start
+from loadgen.core.execution import staggered_start
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics.load import in_flight as flying
 from loadgen.core.metrics.summary import Summary, load_summary
@@ -27,7 +27,7 @@ from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.arrivals import build
 from loadgen.core.schedule.dispatcher import Dispatcher
-from loadgen.core.schedule.timetable import Schedule
+from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Closed, FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.repeated import capacity
 
@@ -43,7 +43,7 @@ def answered(schedule: Schedule, run: Run) -> tuple[RunManifest, NDArray[np.void
     """The rows of a server that gives the first of TOKENS tokens after TTFT_NS and one more each ITL_NS."""
     starts = sorted(run.sent, key=lambda start: start.number)
     rows = blank(len(starts))
-    for name in ("slot", "stage", "lane", "turn", "session"):
+    for name in ("slot", "stage", "virtual_user", "turn", "session"):
         rows[name] = [getattr(start, "number" if name == "slot" else name) for start in starts]
     rows["request"] = rows["slot"]
     due = np.array([start.due_ns for start in starts])
@@ -60,11 +60,11 @@ def answered(schedule: Schedule, run: Run) -> tuple[RunManifest, NDArray[np.void
     stages = tuple(
         StagePlan(
             name=str(span.index),
-            closed=bool(span.lanes),
+            closed=bool(span.concurrency),
             measured=span.measured,
-            concurrency=span.lanes or None,
-            slots=span.chains,
-            first_slot=span.first_chain,
+            concurrency=span.concurrency or None,
+            slots=span.session_count,
+            first_slot=span.first_session,
         )
         for span in schedule.stages
     )
@@ -157,7 +157,7 @@ class Asked:
         return TOKENS
 
 
-ANSWER = lane_start.by_probe(600.0, 20.0)  # 600 ms + 32 * 20 ms = 1.24 s
+ANSWER = staggered_start.by_probe(600.0, 20.0)  # 600 ms + 32 * 20 ms = 1.24 s
 
 
 def begun(
@@ -166,7 +166,7 @@ def begun(
     requests = Synthetic(
         input_tokens=FixedTokens(value=100), output_tokens=FixedTokens(value=TOKENS)
     )
-    made, begins = lane_start.resolve(
+    made, begins = staggered_start.resolve(
         Workload(name="x", requests=requests, stages=stages), Asked(), ANSWER, leave_out=leave_out
     )
     return [
@@ -180,7 +180,7 @@ def auto(lanes: int, **stop: Any) -> Stage:
 
 
 E_NS = 1240 * MS
-FIRST = lane_start.FIRST_ROUND
+FIRST = staggered_start.FIRST_ROUND
 
 
 def test_lanes_begin_spread_over_an_answer_and_their_first_round_is_left_out() -> None:
@@ -233,15 +233,15 @@ def test_a_warm_up_begins_the_lanes_of_what_follows() -> None:
 
 def test_the_words() -> None:
     assert (
-        lane_start.words(1.24, "probe", 4)
+        staggered_start.words(1.24, "probe", 4)
         == "starts staggered over 1.24 s (one response time, by the probe)"
     )
-    assert lane_start.words(0.0, "asked", 4) == "all start at once"
-    assert lane_start.words(30.0, "asked", 4) == "starts staggered over 30 s"
+    assert staggered_start.words(0.0, "asked", 4) == "all start at once"
+    assert staggered_start.words(30.0, "asked", 4) == "starts staggered over 30 s"
     assert (
-        lane_start.words(0.0, "stage", 4)
-        == lane_start.words(None, "", None)
-        == lane_start.words(9.0, "probe", 1)
+        staggered_start.words(0.0, "stage", 4)
+        == staggered_start.words(None, "", None)
+        == staggered_start.words(9.0, "probe", 1)
         == ""
     )
 
@@ -278,7 +278,7 @@ def test_a_run_says_and_stores_how_its_lanes_begin(
     first = store.read_run(tmp_path / "d").rows
     assert (first["stage"] == 0).sum() >= 8
     lanes_first = {
-        int(row["lane"]): int(row["stage"]) for row in np.sort(first, order="due_ns")[::-1]
+        int(row["virtual_user"]): int(row["stage"]) for row in np.sort(first, order="due_ns")[::-1]
     }
     assert set(lanes_first.values()) == {0}, "the first request of every lane is not measured"
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
-from timetables import MS, S, closed, constant, gamma, poisson, workload
+from schedule_workloads import MS, S, closed, constant, gamma, poisson, workload
 
 from loadgen.core.schedule.arrivals import build
 from loadgen.core.schedule.dispatcher import Dispatcher, Start
-from loadgen.core.schedule.timetable import Schedule, fingerprint, shard
+from loadgen.core.schedule.schedule import Schedule, schedule_fingerprint, shard
 from loadgen.core.workload import load
 
 Service = Callable[[Start], tuple[int, bool]]  # how long a request takes, and whether it is ok
@@ -158,7 +158,7 @@ def test_every_slot_comes_out_exactly_once(
     )
     columns = schedule.columns()
     assert numbers(run.all) == columns.number.tolist()
-    assert len(run.all) == schedule.slots
+    assert len(run.all) == schedule.slot_count
     by_status = Counter(start.dropped for start in run.all)
     assert by_status[""] == len(run.ends)
     if stop_ns is None:
@@ -167,7 +167,13 @@ def test_every_slot_comes_out_exactly_once(
         assert not by_status["in_flight_cap"]
     for start in run.all:  # the dispatcher's own arithmetic is that of the columns
         slot = schedule.slot(start.number)
-        assert astuple(start)[:5] == (slot.number, slot.stage, slot.session, slot.turn, slot.lane)
+        assert astuple(start)[:5] == (
+            slot.number,
+            slot.stage,
+            slot.session,
+            slot.turn,
+            slot.virtual_user,
+        )
     check_chains(schedule, run)
     check_lanes(schedule, run, cap, late_ns > 0)
 
@@ -183,7 +189,7 @@ def check_chains(schedule: Schedule, run: Run) -> None:
             assert start.due_ns == run.ends[slot.after]
         elif slot.due_ns >= 0 and schedule.stages[slot.stage].start_ns is not None:
             waits = (
-                slot.stage > 0 and slot.lane >= 0
+                slot.stage > 0 and slot.virtual_user >= 0
             )  # a lane takes over when the stage before leaves it a place
             assert start.due_ns >= slot.due_ns if waits else start.due_ns == slot.due_ns
     for start in run.all:
@@ -204,13 +210,13 @@ def check_lanes(schedule: Schedule, run: Run, cap: int | None, late: bool) -> No
         assert now >= start.due_ns
         if not late:
             assert now == start.due_ns
-        if start.lane >= 0:
-            assert busy.get((start.stage, start.lane), 0) <= now
-            busy[start.stage, start.lane] = run.ends.get(start.number, now)
-            assert 0 <= start.lane < schedule.stages[start.stage].lanes
-    lanes = max(span.lanes for span in schedule.stages)
+        if start.virtual_user >= 0:
+            assert busy.get((start.stage, start.virtual_user), 0) <= now
+            busy[start.stage, start.virtual_user] = run.ends.get(start.number, now)
+            assert 0 <= start.virtual_user < schedule.stages[start.stage].concurrency
+    lanes = max(span.concurrency for span in schedule.stages)
     if cap is not None:
-        assert run.most <= cap + sum(span.lanes for span in schedule.stages)
+        assert run.most <= cap + sum(span.concurrency for span in schedule.stages)
     elif len(schedule.stages) == 1 and lanes:
         assert run.most <= lanes
 
@@ -280,7 +286,7 @@ def test_lanes_wait_in_order_for_a_place_in_prefill() -> None:
         lasting(70 * MS),
         prefill_ns=10 * MS,
     )
-    assert [(now, start.due_ns, start.lane) for now, start in run.starts] == [
+    assert [(now, start.due_ns, start.virtual_user) for now, start in run.starts] == [
         (10 * MS * n, 10 * MS * n, n % 8) for n in range(24)
     ]
     assert (run.most, run.most_in_prefill) == (7, 1)
@@ -328,7 +334,7 @@ def test_a_cap_on_prefill_loses_no_slot(
     )
     assert numbers(ran.all) == schedule.columns().number.tolist()
     assert ran.most_in_prefill <= cap
-    assert {start.dropped for start in ran.all if start.lane >= 0} <= {
+    assert {start.dropped for start in ran.all if start.virtual_user >= 0} <= {
         "",
         "previous_turn_failed",
         "interrupted",
@@ -345,13 +351,13 @@ def test_lanes_that_wait_for_prefill_when_their_stage_ends_leave() -> None:
 
 def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_reached() -> None:
     schedule = build(workload(closed(3, duration_ns=S)), 1)
-    run = drive(Dispatcher(schedule), lambda start: ((1 + start.lane) * 100 * MS, True))
+    run = drive(Dispatcher(schedule), lambda start: ((1 + start.virtual_user) * 100 * MS, True))
     assert all(start.due_ns < S for start in run.all)
     assert not run.unsent
-    per_lane = Counter(start.lane for start in run.sent)
+    per_lane = Counter(start.virtual_user for start in run.sent)
     assert per_lane == {0: 10, 1: 5, 2: 4}
     for start in run.sent:  # number = i * lanes + k
-        assert start.number % 3 == start.lane
+        assert start.number % 3 == start.virtual_user
     stopped = drive(Dispatcher(schedule), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.sent) == 15
     assert not stopped.unsent
@@ -369,17 +375,17 @@ def test_lanes_begin_one_after_the_other(parts: int) -> None:
     for part in range(parts):
         run = drive(Dispatcher(shard(schedule, part, parts)), lasting(300 * MS))
         for start in run.sent:
-            if start.lane >= 0:
-                begun.setdefault(start.lane, start.due_ns)
+            if start.virtual_user >= 0:
+                begun.setdefault(start.virtual_user, start.due_ns)
     assert begun == {0: S, 1: S + 50 * MS, 2: S + 100 * MS, 3: S + 150 * MS}
     slots = (
         [slot for slot in schedule if slot.stage == 1 and slot.due_ns >= 0]
-        if schedule.slots
+        if schedule.slot_count
         else []
     )
     assert [slot.due_ns for slot in slots] in ([], list(begun.values()))
     at_once = workload(constant(2.0, duration_ns=S), closed(4, duration_ns=S))
-    assert fingerprint(schedule) != fingerprint(build(at_once, 1))
+    assert schedule_fingerprint(schedule) != schedule_fingerprint(build(at_once, 1))
 
 
 @pytest.mark.parametrize("failing", [False, True])
@@ -390,7 +396,11 @@ def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(
     run = drive(
         Dispatcher(schedule), lambda start: (150 * MS, not (failing and start.due_ns >= 900 * MS))
     )
-    lane = [(start.session, start.turn, start.due_ns // MS) for start in run.all if start.lane == 0]
+    lane = [
+        (start.session, start.turn, start.due_ns // MS)
+        for start in run.all
+        if start.virtual_user == 0
+    ]
     assert lane == [
         (0, 0, 0),
         (0, 1, 350),
@@ -404,14 +414,16 @@ def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(
 def test_a_lane_runs_whole_conversations_one_after_another() -> None:
     schedule = build(workload(closed(2, count=4), turns=3, tool_ns=50 * MS), 1)
     run = drive(Dispatcher(schedule), lasting(100 * MS))
-    lane = [(start.session, start.turn, now) for now, start in run.starts if start.lane == 1]
+    lane = [
+        (start.session, start.turn, now) for now, start in run.starts if start.virtual_user == 1
+    ]
     expected = [0, 150, 300, 400, 550, 700]  # no pause between conversations
     assert lane == [(1 + 2 * (i // 3), i % 3, at * MS) for i, at in enumerate(expected)]
     failing = drive(Dispatcher(schedule), lambda start: (100 * MS, False))
     assert [
         (start.session, now)
         for now, start in failing.starts
-        if start.lane == 0 and not start.dropped
+        if start.virtual_user == 0 and not start.dropped
     ] == [
         (0, 0),
         (2, 100 * MS),
@@ -507,7 +519,7 @@ def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed:
     parts = [drive(Dispatcher(shard(schedule, i, n)), took) for i in range(n)]
     together = sorted(astuple(start) for part in parts for start in part.sent)
     # each share begins such a stage by itself, and its lanes take over from its own requests
-    if any(span.start_ns is None or (span.lanes and span.index) for span in schedule.stages):
+    if any(span.start_ns is None or (span.concurrency and span.index) for span in schedule.stages):
         assert [start[:5] for start in together] == [
             start[:5] for start in sorted(map(astuple, whole.sent))
         ]
@@ -604,7 +616,9 @@ def test_lanes_hand_over_and_never_exceed_their_number(laws, turns, failing, see
             level += 1 if is_start else -1
             if is_start:
                 begun = max(begun, stage)
-                allowed = [len(share.own_lanes(span)) for span in share.stages[stage : begun + 2]]
+                allowed = [
+                    len(share.virtual_users_of(span)) for span in share.stages[stage : begun + 2]
+                ]
                 # beside a stage that takes over, the lanes that are left of earlier ones count among the new ones
                 assert level <= max(allowed), (stage, level)
 
@@ -643,12 +657,14 @@ def test_a_warm_up_by_count_leaves_no_lane_idle() -> None:
 
 def test_fewer_lanes_wait_until_there_are_fewer_in_flight_and_more_begin_spread() -> None:
     down = build(workload(closed(8, duration_ns=S), closed(3, duration_ns=S)), 1)
-    run = drive(Dispatcher(down), lambda start: ((300 + 50 * start.lane) * MS, True))
+    run = drive(Dispatcher(down), lambda start: ((300 + 50 * start.virtual_user) * MS, True))
     second = [start for start in run.sent if start.stage == 1]
     assert second and most_in_flight(run, second[0].due_ns) <= 3
     up = build(workload(closed(2, duration_ns=S), closed(6, 400 * MS, duration_ns=S)), 1)
     run = drive(Dispatcher(up), lasting(300 * MS))
-    begun = {start.lane: start.due_ns // MS for start in reversed(run.sent) if start.stage == 1}
+    begun = {
+        start.virtual_user: start.due_ns // MS for start in reversed(run.sent) if start.stage == 1
+    }
     assert begun == {0: 1200, 1: 1200, 2: 1000, 3: 1100, 4: 1200, 5: 1300}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from timetables import S, closed, constant, workload
+from schedule_workloads import S, closed, constant, workload
 
 from loadgen.core.schedule.arrivals import build
 from loadgen.core.schedule.forecast import Forecast, forecast, total

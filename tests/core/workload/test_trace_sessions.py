@@ -274,7 +274,7 @@ def test_in_virtual_time_each_request_is_due_after_the_answers_and_the_recorded_
     assert len(kept) == 2 * len(trace) == summary.requests.ok
     assert summary.sessions is not None and summary.sessions.count == 2 * len(found)
     assert sorted(kept) == sorted(made.numbers(2 * len(trace)))
-    (starts,) = (stage.offsets.tolist() for stage in arrivals.build(one, 7).stages)
+    (starts,) = (stage.arrivals_ns.tolist() for stage in arrivals.build(one, 7).stages)
     for number, row in kept.items():
         chain, turn = int(row["session"]), int(row["turn"])
         waits, pauses = found.graph(chain % len(found))
@@ -285,7 +285,7 @@ def test_in_virtual_time_each_request_is_due_after_the_answers_and_the_recorded_
         )
         assert made.place(number) == (chain // len(found), source)
         numbers = [
-            chain * made.turns + (made.turns - 1 if turn == len(waits) - 1 else turn)
+            chain * made.turns + (made.max_turns - 1 if turn == len(waits) - 1 else turn)
             for turn in waits[turn]
         ]
         ends = [int(kept[before]["end_ns"]) for before in numbers]
@@ -348,8 +348,8 @@ def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path
         "name: w\nrequests: {trace: trace.jsonl, replay: sessions}\nstages: [{arrival: {poisson: 2/s}, count: 6}]\n"
     )
     one = load(str(tmp_path / "w.yaml"), read_flags(seed="3"))
-    timetable = arrivals.build(one, 3)
-    assert timetable.slots == 3 * 7
+    schedule = arrivals.build(one, 3)
+    assert schedule.slot_count == 3 * 7
     summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert summary.sessions is not None and (summary.sessions.ok, summary.requests.ok) == (6, 21)
     (tmp_path / "m.yaml").write_text(

@@ -141,9 +141,9 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     workload = workload_from_trace(path)
     assert workload.name == "busy" and isinstance(workload.requests, FromTrace)
     assert isinstance(workload.stages[0].arrival, Replay) and workload.stages[0].count == 11
-    timetable = arrivals.build(workload, 1)
-    assert timetable.columns().due_ns.tolist() == [100 * MS * number for number in range(11)]
-    assert timetable.stages[0].offered_rps == pytest.approx(10)
+    schedule = arrivals.build(workload, 1)
+    assert schedule.columns().due_ns.tolist() == [100 * MS * number for number in range(11)]
+    assert schedule.stages[0].offered_rps == pytest.approx(10)
     assert len(build_prompts(workload, 1, 2, tokens.load_tokenizer(None)).trace) == 11  # type: ignore[attr-defined]
     moved = tmp_path / "elsewhere.jsonl"
     moved.write_bytes(path.read_bytes())

@@ -17,7 +17,7 @@ from loadgen.core.execution.plan import Plan
 from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.results.record import ROW, RecordKey, unsent_record
 from loadgen.core.results.spool import Spool, recorded_slots, segments
-from loadgen.core.schedule import timetable as schedule
+from loadgen.core.schedule.schedule import Schedule, shard
 
 AT_ONCE = 100_000  # slots that are checked in one step
 
@@ -60,8 +60,8 @@ def record_lost(plan: Plan, i: int, why: str) -> None:
 
     No process may write the files of that worker any more.
     """
-    job, timetable = plan.job, plan.timetable
-    own_schedule = schedule.shard(timetable, i, job.settings.workers)
+    job, schedule = plan.job, plan.schedule
+    own_schedule = shard(schedule, i, job.settings.workers)
     last_file = segments(job.folder, i)[-1].path
     with last_file.open(
         "r+b"
@@ -71,33 +71,35 @@ def record_lost(plan: Plan, i: int, why: str) -> None:
     spool = Spool(job.folder, i)
     text = spool.text(why)
     expected = (
-        own_schedule.numbers()
-        if own_schedule.slots is not None
+        own_schedule.slot_ids()
+        if own_schedule.slot_count is not None
         else iter(sorted(_in_flight(own_schedule, recorded)))
     )
     while numbers := list(islice(expected, AT_ONCE)):
         for number in np.setdiff1d(np.array(numbers), recorded["slot"]).tolist():
-            slot = timetable.slot(number)
-            place = RecordKey(number, number, slot.stage, i, 0, slot.session, slot.turn, slot.lane)
+            slot = schedule.slot(number)
+            place = RecordKey(
+                number, number, slot.stage, i, 0, slot.session, slot.turn, slot.virtual_user
+            )
             spool.row(unsent_record(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
         spool.flush()
     spool.close()
 
 
-def _in_flight(own_schedule: schedule.Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
+def _in_flight(own_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
     """Yield the slot of each virtual user that was in flight, in the last stage with a record.
 
     This is for a closed loop without a number of requests. `recorded` has the type RECORDED_SLOT.
     """
     stage = int(recorded["stage"].max()) if len(recorded) else 0
-    span, turns = own_schedule.stages[stage], own_schedule.turns
-    own_slots = recorded[recorded["slot"] // turns >= span.first_chain]
+    span, turns = own_schedule.stages[stage], own_schedule.max_turns
+    own_slots = recorded[recorded["slot"] // turns >= span.first_session]
     in_order = own_slots[np.argsort(own_slots["slot"])]
-    last_slot = dict(zip(in_order["lane"].tolist(), in_order["slot"].tolist(), strict=True))
-    for lane in own_schedule.own_lanes(span):
+    last_slot = dict(zip(in_order["virtual_user"].tolist(), in_order["slot"].tolist(), strict=True))
+    for lane in own_schedule.virtual_users_of(span):
         last = last_slot.get(lane)
         if last is None:
-            yield own_schedule.first_number(span.first_chain + lane)
+            yield own_schedule.first_slot_id(span.first_session + lane)
             continue
-        following = own_schedule.following(last)
-        yield from following or [own_schedule.first_number(last // turns + span.lanes)]
+        following = own_schedule.next_slot_ids(last)
+        yield from following or [own_schedule.first_slot_id(last // turns + span.concurrency)]

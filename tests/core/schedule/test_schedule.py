@@ -10,10 +10,16 @@ import places
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timetables import MS, S, closed, constant, gamma, poisson, ramp, stage, workload
+from schedule_workloads import MS, S, closed, constant, gamma, poisson, ramp, stage, workload
 
-from loadgen.core.schedule import arrivals, timetable
-from loadgen.core.schedule.timetable import RESERVED, Schedule, Slot
+from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.schedule import (
+    RESERVED_SESSIONS,
+    Schedule,
+    Slot,
+    schedule_fingerprint,
+    shard,
+)
 from loadgen.core.workload import (
     Delay,
     EmpiricalDuration,
@@ -102,8 +108,8 @@ def test_columns_and_slots(name: str) -> None:
     whole = arrivals.build(made, 1)
     assert lines(whole) == expected
     assert [whole.slot(number) for number in range(len(expected))] == expected
-    assert list(whole.numbers()) == list(range(len(expected)))
-    assert whole.slots == len(expected)
+    assert list(whole.slot_ids()) == list(range(len(expected)))
+    assert whole.slot_count == len(expected)
     for number in (-1, len(expected)):
         with pytest.raises(IndexError):
             whole.slot(number)
@@ -126,7 +132,7 @@ def test_a_slot_is_found_by_its_number_in_tasks_of_unlike_size(tmp_path: Path) -
     file.write_text(TASKS_OF_UNLIKE_SIZE)
     whole = arrivals.build(load(str(file)), seed=1)
     slots = lines(whole)
-    assert len({slot.turn for slot in slots if not whole.following(slot.number)}) > 1
+    assert len({slot.turn for slot in slots if not whole.next_slot_ids(slot.number)}) > 1
     for expected in slots:
         assert whole.slot(expected.number) == expected
         assert whole.turn_of(expected.number) == expected.turn
@@ -143,7 +149,9 @@ def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None
     assert second.length_ns == run["duration_ns"]
     assert made.columns().due_ns[1000] == first.length_ns == second.start_ns
     assert second.offered_rps == pytest.approx(run["queries"] / (run["duration_ns"] / 1e9))
-    assert not np.array_equal(first.offsets, second.offsets[:1000])  # no two stages draw alike
+    assert not np.array_equal(
+        first.arrivals_ns, second.arrivals_ns[:1000]
+    )  # no two stages draw alike
 
 
 @pytest.mark.parametrize(
@@ -152,7 +160,7 @@ def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None
 def test_draws_are_a_function_of_the_seed_and_differ_by_stage(law) -> None:
     def offsets(seed: int, schedule_seed: int | None = None) -> list[list[int]]:
         made = arrivals.build(workload(law, law, schedule_seed=schedule_seed), seed)
-        return [span.offsets.tolist() for span in made.stages]
+        return [span.arrivals_ns.tolist() for span in made.stages]
 
     assert offsets(1) == offsets(1)
     assert offsets(1) != offsets(2)
@@ -166,12 +174,16 @@ def test_numbers_go_on_through_the_stages() -> None:
         workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1
     )
     first, second, third = made.stages
-    assert (first.first_chain, second.first_chain, third.first_chain) == (0, 4, 4 + RESERVED)
-    assert made.slots is None
+    assert (first.first_session, second.first_session, third.first_session) == (
+        0,
+        4,
+        4 + RESERVED_SESSIONS,
+    )
+    assert made.slot_count is None
     assert made.slot(12) == slot(12, 800 * MS, -1, 0, 1, 4, 0, 0)
     assert made.slot(12 + 3 * 2 + 1) == slot(19, -1, 18, 0, 1, 6, 1, 0)
-    assert made.slot((4 + RESERVED) * 3).stage == 2
-    numbers = made.numbers()
+    assert made.slot((4 + RESERVED_SESSIONS) * 3).stage == 2
+    numbers = made.slot_ids()
     assert [next(numbers) for _ in range(30)] == list(range(30))
     with pytest.raises(ValueError):
         made.columns()
@@ -241,26 +253,24 @@ def test_shares_are_whole_chains_and_together_the_whole(
 ) -> None:
     tool_time = UniformDuration(min=0, max=S)
     whole = arrivals.build(workload(*stages, turns=turns, tool_time=tool_time), seed)
-    parts = [
-        timetable.shard(timetable.shard(whole, i, n), j, m) for i in range(n) for j in range(m)
-    ]
+    parts = [shard(shard(whole, i, n), j, m) for i in range(n) for j in range(m)]
     shares = [lines(part) for part in parts]
     assert sorted(line for share in shares for line in share) == lines(whole)
     for part, share in zip(parts, shares, strict=True):
         own = {line.number for line in share}
-        assert part.slots == len(share)
-        assert sorted(part.numbers()) == sorted(own)
+        assert part.slot_count == len(share)
+        assert sorted(part.slot_ids()) == sorted(own)
         assert all(line.after in own for line in share if line.after >= 0)
         assert [part.slot(line.number) for line in share] == share
     with pytest.raises(ValueError, match="no share"):
-        timetable.shard(whole, n, n)
+        shard(whole, n, n)
 
 
 def test_an_endless_closed_loop_is_shared_by_lanes() -> None:
     whole = arrivals.build(workload(closed(5, duration_ns=S), turns=2), 1)
-    numbers = timetable.shard(whole, 1, 3).numbers()  # lanes 1 and 4
+    numbers = shard(whole, 1, 3).slot_ids()  # lanes 1 and 4
     assert [next(numbers) for _ in range(8)] == [2, 3, 8, 9, 12, 13, 18, 19]
-    assert list(timetable.shard(whole, 5, 6).numbers()) == []
+    assert list(shard(whole, 5, 6).slot_ids()) == []
 
 
 @pytest.mark.parametrize(
@@ -296,7 +306,7 @@ def test_tool_time_is_a_function_of_seed_conversation_and_turn(
     assert (pauses[:, 0] == 0).all()
     assert low <= pauses[:, 1:].min() <= pauses[:, 1:].max() <= high
     assert pauses[:, 1:].mean() / MS == pytest.approx(mean, rel=0.03)
-    assert [many.chains.pauses(chain) for chain in (0, 203, 204, 2999)] == pauses[
+    assert [many.sessions.pauses(chain) for chain in (0, 203, 204, 2999)] == pauses[
         [0, 203, 204, 2999], 1:
     ].tolist()
     if low != high:
@@ -307,7 +317,7 @@ def test_tool_time_is_a_function_of_seed_conversation_and_turn(
 
 def test_the_fingerprint_is_that_of_the_timetable() -> None:
     def of(*stages, seed: int = 1, **how) -> str:
-        return timetable.fingerprint(arrivals.build(workload(*stages, **how), seed))
+        return schedule_fingerprint(arrivals.build(workload(*stages, **how), seed))
 
     base = of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=S))
     assert base == of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=S))
@@ -329,18 +339,16 @@ def test_the_fingerprint_is_that_of_the_timetable() -> None:
     ]
     assert len({base, *others}) == len(others) + 1
     with pytest.raises(ValueError):
-        timetable.fingerprint(
-            timetable.shard(arrivals.build(workload(closed(4, count=9)), 1), 0, 2)
-        )
+        schedule_fingerprint(shard(arrivals.build(workload(closed(4, count=9)), 1), 0, 2))
 
 
 def test_two_million_slots_cost_their_offsets_and_no_more() -> None:
     made = arrivals.build(workload(constant(3500.0, duration_ns=600 * S)), 1)
-    assert made.slots == 2_100_000
-    assert sum(span.offsets.nbytes for span in made.stages) == 8 * 2_100_000
+    assert made.slot_count == 2_100_000
+    assert sum(span.arrivals_ns.nbytes for span in made.stages) == 8 * 2_100_000
     assert (
         sum(
-            span.offsets.nbytes
+            span.arrivals_ns.nbytes
             for span in arrivals.build(workload(closed(9, count=2**40)), 1).stages
         )
         == 0

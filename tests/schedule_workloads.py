@@ -1,4 +1,4 @@
-"""Workloads in a few words, for the tests of the timetable and the dispatcher."""
+"""Workloads in a few words, for the tests of the schedule and the dispatcher."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ decides during the run what starts when. Everything here is a pure function of t
 
 A *slot* is one request to send. A *chain* is a sequence or graph of slots that belong together: a
 conversation, a task, or a single request. Chains are numbered through all stages of a run, and the
-number of a slot is `chain * turns + position in the chain` (see `chains.Chains`), so that no two
+number of a slot is `chain * turns + position in the chain` (see `sessions.SessionSequence`), so that no two
 stages send the same prompt.
 
 A stage stores only what cannot be computed, which is the arrival times of an open loop. Slots and
@@ -26,12 +26,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from loadgen.core.schedule.chains import Chain, Chains, Ints
+from loadgen.core.schedule.sessions import Ints, Session, SessionSequence
 
 T = TypeVar("T", int, Ints)
 
-RESERVED = 1 << 26
-"""Chain numbers reserved for a stage without a count, so that later stages use others."""
+RESERVED_SESSIONS = 1 << 26
+"""Session numbers reserved for a stage without a count, so that later stages use others."""
 
 _CHAINS_PER_HASH_BLOCK = 1 << 16
 _CHAINS_HASHED_WITHOUT_COUNT = 1024  # of a stage that only its duration ends
@@ -50,10 +50,10 @@ class Slot(NamedTuple, Generic[T]):
     stage: T
     session: T  # number of the conversation or task; -1 for a single request
     turn: T
-    lane: T  # the virtual user of a closed loop; -1 in an open loop
+    virtual_user: T  # the virtual user of a closed loop; -1 in an open loop
 
 
-class StageSpan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ScheduledStage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One stage of the schedule.
 
     An open loop has one arrival time per chain in `offsets` and no virtual users (`lanes` is 0). A
@@ -69,84 +69,84 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     # None if the stage ends when all its slots have finished. A closed loop with a count may end
     # earlier.
     length_ns: int | None
-    first_chain: int
+    first_session: int
     # Of the whole stage, not of one share. None if the stage sends as many as fit into its length.
-    chains: int | None
-    lanes: int
-    offsets: Ints  # of the chains, in ns from the start of the stage
-    slots: int | None  # of all its chains
-    turns: int
+    session_count: int | None
+    concurrency: int
+    arrivals_ns: Ints  # of the chains, in ns from the start of the stage
+    slot_count: int | None  # of all its chains
+    max_turns: int
     # Virtual users that take over from no other begin evenly spread over this time.
     ramp_ns: int = 0
     # How many virtual users here continue for those of the previous stage, when these have ended.
-    taken_over: int = 0
+    inherited_users: int = 0
 
-    def begins_ns(self, lane: Any) -> Any:
+    def user_start_ns(self, virtual_user: Any) -> Any:
         """Return when a virtual user sends its first request, in ns from the start of the stage.
 
         A virtual user that takes over from one of the previous stage may begin later, when that one
-        has ended. `lane` is a number or an array of numbers.
+        has ended. `virtual_user` is a number or an array of numbers.
         """
-        new_users = max(self.lanes - self.taken_over, 1)
-        return self.ramp_ns * np.maximum(lane - self.taken_over, 0) // new_users
+        new_users = max(self.concurrency - self.inherited_users, 1)
+        return self.ramp_ns * np.maximum(virtual_user - self.inherited_users, 0) // new_users
 
     @property
     def offered_rps(self) -> float | None:
         """Return the scheduled requests per second, or None for a closed loop."""
-        if self.lanes:
+        if self.concurrency:
             return None
         assert self.length_ns is not None
         if self.length_ns == 0:
             return math.inf
-        return (self.slots or 0) * 1e9 / self.length_ns
+        return (self.slot_count or 0) * 1e9 / self.length_ns
 
     @property
-    def dynamic(self) -> bool:
+    def is_end_unknown(self) -> bool:
         """Return True if the end of the stage is known only when its last slot has finished."""
-        return self.lanes > 0 and self.chains is not None
+        return self.concurrency > 0 and self.session_count is not None
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The schedule of one run, or one worker's share of it (share `part` of `parts`)."""
 
-    stages: tuple[StageSpan, ...]
-    chains: Chains
-    part: int = 0
-    parts: int = 1
+    stages: tuple[ScheduledStage, ...]
+    sessions: SessionSequence
+    shard_index: int = 0
+    shard_count: int = 1
 
     @property
-    def turns(self) -> int:
+    def max_turns(self) -> int:
         """Return how many slot numbers each chain has: the size of the largest chain."""
-        return self.chains.turns
+        return self.sessions.turns
 
     @property
-    def slots(self) -> int | None:
+    def slot_count(self) -> int | None:
         """Return the number of slots in this share, or None if only a duration limits a stage."""
         total = 0
         for span in self.stages:
-            count = self.own_slots(span)
+            count = self.slot_count_of(span)
             if count is None:
                 return None
             total += count
         return total
 
-    def own_slots(self, span: StageSpan) -> int | None:
+    def slot_count_of(self, span: ScheduledStage) -> int | None:
         """Return the number of slots of a stage in this share, or None if unlimited."""
-        if span.chains is None:
+        if span.session_count is None:
             return None
-        if self.parts == 1:
-            return span.slots or 0
-        if self.turns == 1:
-            return self.own_chains(span)
-        sizes = self.chains.sizes(span.first_chain, span.chains)
+        if self.shard_count == 1:
+            return span.slot_count or 0
+        if self.max_turns == 1:
+            return self.session_count_of(span)
+        sizes = self.sessions.sizes(span.first_session, span.session_count)
         return int(sizes[self._is_own(span)].sum())
 
-    def _is_own(self, span: StageSpan) -> NDArray[np.bool_]:
+    def _is_own(self, span: ScheduledStage) -> NDArray[np.bool_]:
         """Return, for each chain of a stage with a count, whether it belongs to this share."""
-        index = np.arange(span.chains or 0)
-        if span.lanes:
-            index %= span.lanes  # A virtual user sends all its chains in one share.
-        is_own: NDArray[np.bool_] = index % self.parts == self.part
+        index = np.arange(span.session_count or 0)
+        if span.concurrency:
+            index %= span.concurrency  # A virtual user sends all its chains in one share.
+        is_own: NDArray[np.bool_] = index % self.shard_count == self.shard_index
         return is_own
 
     @property
@@ -160,90 +160,92 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return None
         return last.start_ns + last.length_ns
 
-    def own_chains(self, span: StageSpan) -> int:
+    def session_count_of(self, span: ScheduledStage) -> int:
         """Return how many chains of a stage, which must have a count, belong to this share."""
-        assert span.chains is not None
-        if not span.lanes:
-            return len(range(self.part, span.chains, self.parts))
-        rounds, rest = divmod(span.chains, span.lanes)
-        return rounds * len(self.own_lanes(span)) + len(range(self.part, rest, self.parts))
+        assert span.session_count is not None
+        if not span.concurrency:
+            return len(range(self.shard_index, span.session_count, self.shard_count))
+        rounds, rest = divmod(span.session_count, span.concurrency)
+        return rounds * len(self.virtual_users_of(span)) + len(
+            range(self.shard_index, rest, self.shard_count)
+        )
 
-    def own_lanes(self, span: StageSpan) -> range:
+    def virtual_users_of(self, span: ScheduledStage) -> range:
         """Return the virtual users of a stage that belong to this share."""
-        return range(self.part, span.lanes, self.parts)
+        return range(self.shard_index, span.concurrency, self.shard_count)
 
-    def own_offsets(self, span: StageSpan) -> Ints:
+    def arrivals_ns_of(self, span: ScheduledStage) -> Ints:
         """Return the arrival times of the chains of a stage that belong to this share."""
-        return span.offsets[self.part :: self.parts]
+        return span.arrivals_ns[self.shard_index :: self.shard_count]
 
-    def numbers(self) -> Iterator[int]:
+    def slot_ids(self) -> Iterator[int]:
         """Yield the slot numbers of this share, stage by stage in ascending order.
 
         This is about the order in which they are sent. It does not end if only a duration limits a
         stage.
         """
         for span in self.stages:
-            yield from self.stage_numbers(span)
+            yield from self.slot_ids_of(span)
 
-    def stage_numbers(self, span: StageSpan) -> Iterator[int]:
+    def slot_ids_of(self, span: ScheduledStage) -> Iterator[int]:
         """Yield the slot numbers of one stage, in ascending order.
 
         It does not end if only a duration limits the stage.
         """
         for index in self._own_chain_indexes(span):
-            if span.chains is not None and index >= span.chains:
+            if span.session_count is not None and index >= span.session_count:
                 return
-            chain = span.first_chain + index
-            if self.turns == 1:
+            chain = span.first_session + index
+            if self.max_turns == 1:
                 yield chain
             else:
-                yield from self.numbers_of(chain)
+                yield from self.session_slot_ids(chain)
 
-    def _own_chain_indexes(self, span: StageSpan) -> Iterator[int]:
+    def _own_chain_indexes(self, span: ScheduledStage) -> Iterator[int]:
         """Yield the positions in a stage of the chains of this share, without end."""
-        if not span.lanes:
-            yield from itertools.count(self.part, self.parts)
-        own_lanes = self.own_lanes(span)
+        if not span.concurrency:
+            yield from itertools.count(self.shard_index, self.shard_count)
+        own_lanes = self.virtual_users_of(span)
         if own_lanes:
-            for first in itertools.count(0, span.lanes):
+            for first in itertools.count(0, span.concurrency):
                 yield from (first + lane for lane in own_lanes)
 
-    def numbers_of(self, chain: int) -> Iterator[int]:
+    def session_slot_ids(self, chain: int) -> Iterator[int]:
         """Yield the slot numbers of a chain, in order of its turns."""
-        content = self.chains.of(chain)
+        content = self.sessions.of(chain)
         return (self.number(chain, turn, content) for turn in range(len(content.waits)))
 
-    def number(self, chain: int, turn: int, content: Chain) -> int:
+    def number(self, chain: int, turn: int, content: Session) -> int:
         """Return the slot number of a turn.
 
         The last turn of a conversation or task has the last number of its chain.
         """
         is_last_turn = content.is_session and turn + 1 == len(content.waits)
-        position = self.turns - 1 if is_last_turn else turn
-        return chain * self.turns + position
+        position = self.max_turns - 1 if is_last_turn else turn
+        return chain * self.max_turns + position
 
-    def first_number(self, chain: int) -> int:
+    def first_slot_id(self, chain: int) -> int:
         """Return the number of the first slot of a chain."""
-        return chain * self.turns if self.turns == 1 else next(self.numbers_of(chain))
+        return chain * self.max_turns if self.max_turns == 1 else next(self.session_slot_ids(chain))
 
     def turn_of(self, number: int) -> int:
         """Return the turn of a slot in its chain.
 
         Raises IndexError if the chain has fewer turns and does not use this number.
         """
-        chain, position = divmod(number, self.turns)
-        content = self.chains.of(chain)
+        chain, position = divmod(number, self.max_turns)
+        content = self.sessions.of(chain)
         number_of_turns = len(content.waits)
-        is_last_position = content.is_session and position == self.turns - 1
+        is_last_position = content.is_session and position == self.max_turns - 1
         turn = number_of_turns - 1 if is_last_position else position
         if turn >= number_of_turns or self.number(chain, turn, content) != number:
             raise IndexError(number)
         return turn
 
-    def following(self, number: int) -> list[int]:
+    def next_slot_ids(self, number: int) -> list[int]:
         """Return the numbers of the slots of the same chain that wait for this one."""
-        chain = number // self.turns
-        content = self.chains.of(chain)
+        chain = number // self.max_turns
+        content = self.sessions.of(chain)
         followers = content.followers[self.turn_of(number)]
         return [self.number(chain, turn, content) for turn in followers]
 
@@ -251,24 +253,32 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return all slots of this share. Raises ValueError if only a duration limits a stage."""
         stage_columns = []
         for span in self.stages:
-            if span.chains is None:
+            if span.session_count is None:
                 raise ValueError(f"stage {span.name!r} has no number of requests, so no columns")
-            stage_columns.append(_slot_columns(self, span, 0, span.chains, self._is_own(span)))
+            stage_columns.append(
+                _slot_columns(self, span, 0, span.session_count, self._is_own(span))
+            )
         return Slot(*(np.concatenate(column) for column in zip(*stage_columns, strict=True)))
 
-    def stage_columns(self, span: StageSpan) -> Slot[Ints]:
+    def columns_of(self, span: ScheduledStage) -> Slot[Ints]:
         """Return the slots of a stage of a complete schedule.
 
         For a stage without a count, these are the slots with which its virtual users begin.
         """
-        return _slot_columns(self, span, 0, span.lanes if span.chains is None else span.chains)
+        return _slot_columns(
+            self, span, 0, span.concurrency if span.session_count is None else span.session_count
+        )
 
     def slot(self, number: int) -> Slot[int]:
         """Return the slot with this number. Raises IndexError if the run has no such slot."""
-        chain = number // self.turns
+        chain = number // self.max_turns
         for span in self.stages:
-            index = chain - span.first_chain
-            if 0 <= index < (RESERVED if span.chains is None else span.chains):
+            index = chain - span.first_session
+            if (
+                0
+                <= index
+                < (RESERVED_SESSIONS if span.session_count is None else span.session_count)
+            ):
                 turn = self.turn_of(number)
                 return Slot(*(int(column[turn]) for column in _slot_columns(self, span, index, 1)))
         raise IndexError(number)
@@ -286,15 +296,19 @@ def shard(schedule: Schedule, i: int, n: int) -> Schedule:
     """
     if not 0 <= i < n:
         raise ValueError(f"no share {i} of {n}")
-    return replace(schedule, part=schedule.part + schedule.parts * i, parts=schedule.parts * n)
+    return replace(
+        schedule,
+        shard_index=schedule.shard_index + schedule.shard_count * i,
+        shard_count=schedule.shard_count * n,
+    )
 
 
-def unsharded(schedule: Schedule) -> Schedule:
+def complete_schedule(schedule: Schedule) -> Schedule:
     """Return the complete schedule that a share belongs to."""
-    return replace(schedule, part=0, parts=1)
+    return replace(schedule, shard_index=0, shard_count=1)
 
 
-def fingerprint(schedule: Schedule) -> str:
+def schedule_fingerprint(schedule: Schedule) -> str:
     """Return a hash of a complete schedule as 32 hexadecimal digits.
 
     Two schedules have the same fingerprint exactly if due time, predecessor, pause, stage, session
@@ -302,14 +316,14 @@ def fingerprint(schedule: Schedule) -> str:
     its first 1,024 chains. Raises ValueError for a share: the fingerprint must not depend on the
     number of workers.
     """
-    if schedule.parts != 1:
+    if schedule.shard_count != 1:
         raise ValueError("only a complete schedule has a fingerprint, not a share")
     digest = hashlib.blake2b(digest_size=16)
     for span in schedule.stages:
         digest.update(
-            f"{span.start_ns} {span.length_ns} {span.chains} {span.lanes} {span.turns};".encode()
+            f"{span.start_ns} {span.length_ns} {span.session_count} {span.concurrency} {span.max_turns};".encode()
         )
-        chains = _CHAINS_HASHED_WITHOUT_COUNT if span.chains is None else span.chains
+        chains = _CHAINS_HASHED_WITHOUT_COUNT if span.session_count is None else span.session_count
         for first in range(0, chains, _CHAINS_PER_HASH_BLOCK):
             count = min(_CHAINS_PER_HASH_BLOCK, chains - first)
             block = _slot_columns(schedule, span, first, count)
@@ -327,7 +341,7 @@ def fingerprint(schedule: Schedule) -> str:
 
 def _slot_columns(
     schedule: Schedule,
-    span: StageSpan,
+    span: ScheduledStage,
     first: int,
     count: int,
     is_kept: NDArray[np.bool_] | None = None,
@@ -336,10 +350,10 @@ def _slot_columns(
 
     `is_kept` selects some of these chains, for example those of one share.
     """
-    turns = schedule.turns
-    chains = schedule.chains.columns(span.first_chain + first, count)
+    turns = schedule.max_turns
+    chains = schedule.sessions.columns(span.first_session + first, count)
     chain_index = np.arange(first, first + count, dtype=np.int64)
-    first_number = (span.first_chain + chain_index) * turns  # of each chain
+    first_number = (span.first_session + chain_index) * turns  # of each chain
     first_due_ns, first_after = _first_slots(schedule, span, chain_index)
 
     # From here on, `row` is the row in the arrays above that each slot belongs to.
@@ -347,42 +361,42 @@ def _slot_columns(
     first_slot = np.cumsum(chains.sizes) - chains.sizes
     turn = np.arange(len(row)) - first_slot[row]
     is_last_turn = chains.is_session[row] & (turn + 1 == chains.sizes[row])
-    lane = chain_index % span.lanes if span.lanes else np.full(count, -1)
+    virtual_user = chain_index % span.concurrency if span.concurrency else np.full(count, -1)
     columns = Slot(
         number=first_number[row] + np.where(is_last_turn, turns - 1, turn),
         due_ns=np.where(turn == 0, first_due_ns[row], -1),
         after=np.where(turn == 0, first_after[row], first_number[row] + chains.after),
         pause_ns=chains.pause_ns,
         stage=np.full(len(row), span.index),
-        session=np.where(chains.is_session, span.first_chain + chain_index, -1)[row],
+        session=np.where(chains.is_session, span.first_session + chain_index, -1)[row],
         turn=turn,
-        lane=lane[row],
+        virtual_user=virtual_user[row],
     )
     if is_kept is None:
         return columns
     return Slot(*(column[is_kept[row]] for column in columns))
 
 
-def _first_slots(schedule: Schedule, span: StageSpan, chain_index: Ints) -> tuple[Ints, Ints]:
+def _first_slots(schedule: Schedule, span: ScheduledStage, chain_index: Ints) -> tuple[Ints, Ints]:
     """Return `due_ns` and `after` of the first slot of each chain of a stage."""
     count = len(chain_index)
     start_ns = span.start_ns or 0
-    if not span.lanes:
-        return start_ns + span.offsets[chain_index], np.full(count, -1, np.int64)
+    if not span.concurrency:
+        return start_ns + span.arrivals_ns[chain_index], np.full(count, -1, np.int64)
     # The first chain of a virtual user is due at a time; each later one follows the chain before
     # it.
-    is_first_of_user = chain_index < span.lanes
+    is_first_of_user = chain_index < span.concurrency
     due_ns = np.full(count, -1, np.int64)
-    due_ns[is_first_of_user] = start_ns + span.begins_ns(chain_index[is_first_of_user])
-    previous_chain = span.first_chain + chain_index - span.lanes
-    after = np.where(is_first_of_user, -1, previous_chain * schedule.turns)
-    if schedule.turns > 1 and not is_first_of_user.all():
+    due_ns[is_first_of_user] = start_ns + span.user_start_ns(chain_index[is_first_of_user])
+    previous_chain = span.first_session + chain_index - span.concurrency
+    after = np.where(is_first_of_user, -1, previous_chain * schedule.max_turns)
+    if schedule.max_turns > 1 and not is_first_of_user.all():
         # It follows the last slot of that chain, which for a conversation or task has the last
         # number.
-        first_previous = max(int(chain_index[0]) - span.lanes, 0)
-        previous = schedule.chains.columns(span.first_chain + first_previous, count)
-        first_user_chains = max(span.lanes - int(chain_index[0]), 0)
+        first_previous = max(int(chain_index[0]) - span.concurrency, 0)
+        previous = schedule.sessions.columns(span.first_session + first_previous, count)
+        first_user_chains = max(span.concurrency - int(chain_index[0]), 0)
         after[first_user_chains:] += np.where(
-            previous.is_session[: count - first_user_chains], schedule.turns - 1, 0
+            previous.is_session[: count - first_user_chains], schedule.max_turns - 1, 0
         )
     return due_ns, after

@@ -41,7 +41,7 @@ _CLASSES_PER_BLOCK = 1024
 _MAX_REDRAWS = 64  # of values outside the bounds of a distribution, before they are clipped
 
 
-class Chain(Struct, frozen=True):
+class Session(Struct, frozen=True):
     """The content of one chain. Its slots are numbered by turn; turn 0 waits for nothing."""
 
     waits: tuple[int, ...]  # for each turn: how many others must end before it starts
@@ -51,10 +51,10 @@ class Chain(Struct, frozen=True):
     leaving: Abandonment | None = None  # the turn at which its user cancels and leaves
 
 
-SINGLE = Chain((0,), ((),), (0,), is_session=False)
+SINGLE_REQUEST = Session((0,), ((),), (0,), is_session=False)
 
 
-class ChainColumns(Struct, frozen=True):
+class SessionColumns(Struct, frozen=True):
     """The content of many chains as columns."""
 
     # One value per chain.
@@ -65,7 +65,7 @@ class ChainColumns(Struct, frozen=True):
     pause_ns: Ints
 
 
-class Chains(Protocol):
+class SessionSequence(Protocol):
     """The chains of a run.
 
     The number of a slot is `chain * turns + position`. A chain with fewer slots than `turns` uses
@@ -81,7 +81,7 @@ class Chains(Protocol):
     def side_by_side(self) -> int:
         """Return how many slots of one chain can be in flight at the same time."""
 
-    def of(self, chain: int) -> Chain:
+    def of(self, chain: int) -> Session:
         """Return the content of a chain."""
 
     def sizes(self, first: int, count: int) -> Ints:
@@ -90,17 +90,17 @@ class Chains(Protocol):
     def slots(self, first: int, count: int) -> int:
         """Return the number of slots of these chains together."""
 
-    def columns(self, first: int, count: int) -> ChainColumns:
+    def columns(self, first: int, count: int) -> SessionColumns:
         """Return the content of these chains as columns."""
 
 
-class Singles:
+class SingleRequests:
     """Chains that are single requests."""
 
     turns = side_by_side = 1
 
-    def of(self, chain: int) -> Chain:
-        return SINGLE
+    def of(self, chain: int) -> Session:
+        return SINGLE_REQUEST
 
     def sizes(self, first: int, count: int) -> Ints:
         return np.ones(count, np.int64)
@@ -108,8 +108,8 @@ class Singles:
     def slots(self, first: int, count: int) -> int:
         return count
 
-    def columns(self, first: int, count: int) -> ChainColumns:
-        return ChainColumns(
+    def columns(self, first: int, count: int) -> SessionColumns:
+        return SessionColumns(
             sizes=self.sizes(first, count),
             is_session=np.zeros(count, np.bool_),
             after=np.full(count, -1, np.int64),
@@ -131,9 +131,9 @@ class Conversations(Struct, frozen=True):
         """Return how many conversations are drawn together: few enough for the loop that sends."""
         return max(1, _PAUSES_PER_BLOCK // self.turns)
 
-    def of(self, chain: int) -> Chain:
+    def of(self, chain: int) -> Session:
         waits, followers = _linear_graph(self.turns)
-        return Chain(waits, followers, (0, *self.pauses(chain)))
+        return Session(waits, followers, (0, *self.pauses(chain)))
 
     def pauses(self, chain: int) -> list[int]:
         """Return the pauses in ns before turn 1, 2, ... of a conversation."""
@@ -153,14 +153,14 @@ class Conversations(Struct, frozen=True):
     def slots(self, first: int, count: int) -> int:
         return count * self.turns
 
-    def columns(self, first: int, count: int) -> ChainColumns:
+    def columns(self, first: int, count: int) -> SessionColumns:
         pause_ns = np.zeros((count, self.turns), np.int64)
         if count:
             block_size = self.conversations_per_block
             blocks = range(first // block_size, (first + count - 1) // block_size + 1)
             drawn = np.concatenate([self._draw_block(block) for block in blocks])
             pause_ns[:, 1:] = drawn[first - blocks.start * block_size :][:count]
-        return ChainColumns(
+        return SessionColumns(
             sizes=self.sizes(first, count),
             is_session=np.ones(count, np.bool_),
             after=np.tile(np.arange(self.turns) - 1, count),
@@ -181,9 +181,9 @@ class Tasks:
         self.turns, self.side_by_side = task.width, task.max_concurrent_requests
         self.of = functools.lru_cache(maxsize=_CACHED_CHAINS)(self._build_chain)
 
-    def _build_chain(self, chain: int) -> Chain:
+    def _build_chain(self, chain: int) -> Session:
         nodes = self._graphs[chain]
-        return Chain(
+        return Session(
             waits=tuple(len(node.after) for node in nodes),
             followers=_invert([node.after for node in nodes]),
             pauses=tuple(node.pause_ns for node in nodes),
@@ -198,10 +198,10 @@ class Tasks:
     def slots(self, first: int, count: int) -> int:
         return int(self.sizes(first, count).sum())
 
-    def columns(self, first: int, count: int) -> ChainColumns:
+    def columns(self, first: int, count: int) -> SessionColumns:
         graphs = [self._graphs[chain] for chain in range(first, first + count)]
         nodes = [node for graph in graphs for node in graph]
-        return ChainColumns(
+        return SessionColumns(
             sizes=np.array([len(graph) for graph in graphs], np.int64),
             is_session=np.ones(count, np.bool_),
             after=np.array([max(node.after, default=-1) for node in nodes], np.int64),
@@ -209,7 +209,7 @@ class Tasks:
         )
 
 
-class TraceChains:
+class ReplayedSessions:
     """Chains that are the sessions of a trace, which repeat when all have been used."""
 
     def __init__(self, sessions: TraceSessions) -> None:
@@ -217,12 +217,12 @@ class TraceChains:
         self.turns, self.side_by_side = sessions.turns, sessions.max_concurrent_requests
         self.of = functools.lru_cache(maxsize=_CACHED_CHAINS)(self._build_chain)
 
-    def _build_chain(self, chain: int) -> Chain:
+    def _build_chain(self, chain: int) -> Session:
         session = chain % len(self._sessions)
         if not self._sessions.is_session[session]:
-            return SINGLE
+            return SINGLE_REQUEST
         predecessors, pauses = self._sessions.graph(session)
-        return Chain(tuple(map(len, predecessors)), _invert(predecessors), pauses)
+        return Session(tuple(map(len, predecessors)), _invert(predecessors), pauses)
 
     def sizes(self, first: int, count: int) -> Ints:
         sizes: Ints = self._sessions.sizes[np.arange(first, first + count) % len(self._sessions)]
@@ -231,10 +231,10 @@ class TraceChains:
     def slots(self, first: int, count: int) -> int:
         return int(self.sizes(first, count).sum())
 
-    def columns(self, first: int, count: int) -> ChainColumns:
+    def columns(self, first: int, count: int) -> SessionColumns:
         sessions = np.arange(first, first + count) % len(self._sessions)
         graphs = [self._sessions.graph(session) for session in sessions.tolist()]
-        return ChainColumns(
+        return SessionColumns(
             sizes=self.sizes(first, count),
             is_session=self._sessions.is_session[sessions],
             after=np.array(
@@ -245,7 +245,7 @@ class TraceChains:
         )
 
 
-class ClassChains:
+class MixedSessions:
     """Chains of several request classes. The seed and the number of a chain decide its class."""
 
     def __init__(self, mix: Mix, seed: int) -> None:
@@ -253,7 +253,7 @@ class ClassChains:
         self._seed = seed
         self._weights = [float(request_class.weight) for request_class in classes]
         self._class_chains = [
-            of_requests(request_class.requests, seed) for request_class in classes
+            build_sessions(request_class.requests, seed) for request_class in classes
         ]
         self._class_has_sessions = np.array([chains.turns > 1 for chains in self._class_chains])
         self.turns = max(chains.turns for chains in self._class_chains)
@@ -269,7 +269,7 @@ class ClassChains:
         """Return the class of each of `count` chains, from chain `first` on."""
         return seeds.classes(self._seed, self._weights, np.arange(first, first + count))
 
-    def of(self, chain: int) -> Chain:
+    def of(self, chain: int) -> Session:
         block, index = divmod(chain, _CLASSES_PER_BLOCK)
         request_class = self._classes_of_block(block)[index]
         return self._class_chains[request_class].of(chain)
@@ -284,7 +284,7 @@ class ClassChains:
     def slots(self, first: int, count: int) -> int:
         return int(self.sizes(first, count).sum())
 
-    def columns(self, first: int, count: int) -> ChainColumns:
+    def columns(self, first: int, count: int) -> SessionColumns:
         classes = self._draw(first, count)
         sizes = self.sizes(first, count)
         is_session = self._class_has_sessions[classes]
@@ -296,23 +296,23 @@ class ClassChains:
             slots = slice(first_slots[index], first_slots[index] + sizes[index])
             after[slots] = columns.after
             pause_ns[slots] = columns.pause_ns
-        return ChainColumns(sizes, is_session, after, pause_ns)
+        return SessionColumns(sizes, is_session, after, pause_ns)
 
 
-def of_requests(requests: Any, seed: int) -> Chains:
+def build_sessions(requests: Any, seed: int) -> SessionSequence:
     """Return the chains that the requests of a workload form."""
     if isinstance(requests, Mix):
-        class_chains = ClassChains(requests, seed)
-        return class_chains if class_chains.turns > 1 else Singles()
+        class_chains = MixedSessions(requests, seed)
+        return class_chains if class_chains.turns > 1 else SingleRequests()
     if isinstance(requests, Task):
         return Tasks(requests, seed)
     if isinstance(requests, FromTrace) and requests.replay == "sessions":
         from loadgen.core.workload import trace_sessions, traces
 
-        return TraceChains(trace_sessions.build_sessions(traces.read_replayed_trace(requests)))
+        return ReplayedSessions(trace_sessions.build_sessions(traces.read_replayed_trace(requests)))
     if isinstance(requests, Synthetic) and requests.turns is not None and requests.turns.count > 1:
         return Conversations(seed, requests.turns.tool_time, requests.turns.count)
-    return Singles()
+    return SingleRequests()
 
 
 @functools.cache
