@@ -13,17 +13,10 @@ from math import floor
 from loadgen_sdk.price_file import PerToken
 from msgspec import Struct
 
+from loadgen.pricing.machine_cost import hourly_cost_parts, load_energy_cost_per_hour, machines_paid
+from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Owned
-from loadgen.pricing.unit_cost import (
-    EGRESS,
-    HOUR_S,
-    HOURS_PER_YEAR,
-    REQUEST,
-    Offer,
-    energy_per_hour,
-    hourly,
-    machines,
-)
+from loadgen.pricing.units import EGRESS, HOURS_PER_YEAR, REQUEST, SECONDS_PER_HOUR
 
 YEARS = 5
 
@@ -39,19 +32,21 @@ class ByYear(Struct, frozen=True, kw_only=True):
         return sum(self.paid, Decimal(0))
 
 
-def by_year(offer: Offer, years: int = YEARS) -> ByYear | None:
+def by_year(offer: PricedResult, years: int = YEARS) -> ByYear | None:
     """None where the offer has no rate of requests."""
     price, rate, request = offer.price, offer.basis.rates[REQUEST], offer.costs[REQUEST]
     if not rate or request is None:
         return None
-    requests = rate * HOUR_S * HOURS_PER_YEAR * offer.utilization
+    requests = rate * SECONDS_PER_HOUR * HOURS_PER_YEAR * offer.utilization
     if isinstance(price, PerToken):
         paid = (request.total * requests,) * years
         return ByYear(paid=paid, present=None)
     assert offer.gpus is not None  # an offer of machines has them
-    count = machines(price, offer.gpus)
-    running = {part: amount for part, amount in hourly(price).items() if part != "capital"}
-    load = energy_per_hour(price.energy) * offer.utilization
+    count = machines_paid(price, offer.gpus)
+    running = {
+        part: amount for part, amount in hourly_cost_parts(price).items() if part != "capital"
+    }
+    load = load_energy_cost_per_hour(price.energy) * offer.utilization
     each = (sum(running.values(), Decimal(0)) + load) * count * HOURS_PER_YEAR
     each += request.parts.get(EGRESS, Decimal(0)) * requests
     bought = list(_bought(price.years, years)) if isinstance(price, Owned) else []

@@ -12,14 +12,14 @@ from msgspec import Struct
 
 from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.pricing.evidence import Evidence, mean_answer_ms, starts
+from loadgen.pricing.cost_basis import tasks_of
+from loadgen.pricing.estimate import Estimate, estimate_rate
+from loadgen.pricing.evidence import Evidence, count_arrivals, mean_arrival_duration_ms
 from loadgen.pricing.reasons import note
-from loadgen.pricing.spread import Spread, rate_of_repeats
-from loadgen.pricing.unit_cost import tasks_of
 from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED, rate_unit
 
 
-def scaled(rate: Spread[float], by: float) -> Spread[float]:
+def scaled(rate: Estimate[float], by: float) -> Estimate[float]:
     """So many times a rate. From GPUs to GPUs: machines count as independent, a router in front of them as free. The
     interval grows alike: it is that of one measured machine, whose error all of them share.
     """
@@ -50,7 +50,7 @@ class MeasuredRate(Struct, frozen=True, kw_only=True):
     basis: str  # "capacity by search", "at this load"
     lower_bound: bool = False  # only a lower bound of the capacity was found
     bound_why: str = ""  # why; in words
-    rate: Spread[float]
+    rate: Estimate[float]
     noun: str  # what an interaction is: "good requests", "requests", "conversations", "successful tasks", "starts"
     gpus: int
     response_s: float
@@ -90,9 +90,9 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         bound_why = (
             (capacity.lower_bound_reason or HIGHEST_LOAD_PASSED) if capacity.lower_bound else ""
         )
-        rate = Spread(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
+        rate = Estimate(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
         if capacity.unit == "requests" and summary.sessions is not None:
-            rate = scaled(rate, starts(summary) / summary.requests.decided)
+            rate = scaled(rate, count_arrivals(summary) / summary.requests.decided)
     else:
         run_count = len(evidence.summaries)
         basis = "at this load" if run_count == 1 else f"at this load, {run_count} repeats"
@@ -105,7 +105,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
                 evidence.folder,
                 "a longer run, or one at a load that the endpoint can carry",
             )
-        rate = rate_of_repeats(run_rates)
+        rate = estimate_rate(run_rates)
         bound_why = ONE_LOAD if all(run.goodput.met for run in evidence.summaries) else ""
     return MeasuredRate(
         name=evidence.name,
@@ -114,7 +114,7 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
         rate=rate,
         noun=noun,
         gpus=gpus,
-        response_s=(mean_answer_ms(summary) or 0.0) / 1e3,
+        response_s=(mean_arrival_duration_ms(summary) or 0.0) / 1e3,
         lower_bound=bool(bound_why),
         bound_why=bound_why,
         workload=summary.run.workload,
@@ -130,7 +130,7 @@ def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
             [(one.load.steady_completed_rps, one) for one in summaries],
         )
         rates = [
-            None if rate is None else rate * starts(one) / one.requests.decided
+            None if rate is None else rate * count_arrivals(one) / one.requests.decided
             for rate, one in steady
         ]
     elif summaries[0].sessions is not None:

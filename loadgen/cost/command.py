@@ -97,9 +97,9 @@ def cost(
     from loadgen.cost.recorded_runs import with_records
     from loadgen.cost.sections import report
     from loadgen.pricing import price_file
-    from loadgen.pricing.prices import find
-    from loadgen.pricing.step_cost import with_steps
-    from loadgen.pricing.unit_cost import offer
+    from loadgen.pricing.priced_result import price_result
+    from loadgen.pricing.prices import find_prices
+    from loadgen.pricing.step_cost import with_step_costs
     from loadgen.render import html as as_page
 
     if as_json + as_markdown + as_csv > 1:
@@ -126,7 +126,9 @@ def cost(
     for result in evidence:
         try:
             gpu_count = inputs.gpus_of(result, gpu_counts.get(result.name))
-            matching = find(book, result.summary.target, chosen.get(result.name, ""), result.name)
+            matching = find_prices(
+                book, result.summary.target, chosen.get(result.name, ""), result.name
+            )
             for at in matching:
                 name = (
                     result.name
@@ -134,8 +136,8 @@ def cost(
                     else f"{result.name} ({at.commitment or at.name})"
                 )
                 place = book.at[at.name]
-                made = offer(result, at, name, place, gpus=gpu_count, utilization=share)
-                priced.append(with_steps(made, book))
+                made = price_result(result, at, name, place, gpus=gpu_count, utilization=share)
+                priced.append(with_step_costs(made, book))
         except LoadgenError as fault:
             faults.append(fault)
     if faults:

@@ -12,8 +12,8 @@ from itertools import product
 from msgspec import Struct
 
 from loadgen.core import format
+from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Rented
-from loadgen.pricing.unit_cost import Offer
 
 GIVEN_BACK = ("on demand", "on-demand", "spot", "preemptible", "low priority", "pay as you go")
 """Beginnings of a `commitment` whose hours are paid only while a machine is held."""
@@ -31,14 +31,14 @@ class Commitment(Struct, frozen=True, kw_only=True):
     word: str
 
 
-def commitments(offers: Sequence[Offer]) -> Iterator[Commitment]:
+def commitments(offers: Sequence[PricedResult]) -> Iterator[Commitment]:
     """Each committed price of a result against each that is given back, of the same provider and machine."""
     for one, other in product(offers, offers):
         if _alike(one, other) and not _is_given_back(one) and _is_given_back(other):
             yield _judged(one, other)
 
 
-def _alike(one: Offer, other: Offer) -> bool:
+def _alike(one: PricedResult, other: PricedResult) -> bool:
     prices = one.price, other.price
     if (
         not all(isinstance(price, Rented) for price in prices)
@@ -52,11 +52,11 @@ def _alike(one: Offer, other: Offer) -> bool:
     return a == b and bool(one.hourly) and bool(other.hourly)
 
 
-def _is_given_back(offer: Offer) -> bool:
+def _is_given_back(offer: PricedResult) -> bool:
     return offer.price.commitment.lower().startswith(GIVEN_BACK)
 
 
-def _judged(committed: Offer, given_back: Offer) -> Commitment:
+def _judged(committed: PricedResult, given_back: PricedResult) -> Commitment:
     hours, held = (sum(offer.hourly.values(), Decimal(0)) for offer in (committed, given_back))
     share = hours / held if hours < held else None
     if share is not None:

@@ -20,9 +20,11 @@ from loadgen.core.metrics.validity import answered_share
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.workload.file_models import Part
 from loadgen.cost.commitments import Commitment, commitments
+from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Owned, Price, Prices, Rented
 from loadgen.pricing.reasons import note, texts
-from loadgen.pricing.unit_cost import GOOD, HOUR_S, REQUEST, TASK, Offer, cost
+from loadgen.pricing.unit_cost import compute_unit_cost
+from loadgen.pricing.units import GOOD, REQUEST, SECONDS_PER_HOUR, TASK
 from loadgen.runs.headline import promises
 
 SWING = Decimal("0.1")  # relative change of inputs whose uncertainty is not known
@@ -89,7 +91,7 @@ class OfferComparison(Struct, frozen=True, kw_only=True):
 
     prices: Prices
     unit: str
-    offers: tuple[Offer, ...]
+    offers: tuple[PricedResult, ...]
     against_first: tuple[tuple[ReasonCode, ...], ...]
     pairs: tuple[Pair, ...]
     swings: tuple[Swing, ...]
@@ -97,7 +99,7 @@ class OfferComparison(Struct, frozen=True, kw_only=True):
     commitments: tuple[Commitment, ...] = ()
 
 
-def compare_offers(offers: Sequence[Offer], prices: Prices) -> OfferComparison:
+def compare_offers(offers: Sequence[PricedResult], prices: Prices) -> OfferComparison:
     """Compare offers under one price file, in the given order; the first is the reference of `against_first`."""
     unit = _common_unit(offers)
     pairs = tuple(_pair(a, b, unit) for a, b in combinations(offers, 2))
@@ -115,7 +117,7 @@ def compare_offers(offers: Sequence[Offer], prices: Prices) -> OfferComparison:
     )
 
 
-def _common_unit(offers: Sequence[Offer]) -> str:
+def _common_unit(offers: Sequence[PricedResult]) -> str:
     """The first unit that every offer has, of: successful task, good request, request."""
     for unit in (TASK, GOOD):
         if all(offer.costs[unit] is not None for offer in offers):
@@ -123,7 +125,9 @@ def _common_unit(offers: Sequence[Offer]) -> str:
     return REQUEST
 
 
-def differences(a: Offer, b: Offer) -> tuple[tuple[ReasonCode, ...], tuple[ReasonCode, ...]]:
+def differences(
+    a: PricedResult, b: PricedResult
+) -> tuple[tuple[ReasonCode, ...], tuple[ReasonCode, ...]]:
     """The differences that forbid a comparison of two offers, and those that are only noted."""
     if a.evidence is b.evidence:
         return (), ()
@@ -163,7 +167,7 @@ def differences(a: Offer, b: Offer) -> tuple[tuple[ReasonCode, ...], tuple[Reaso
     return tuple(reasons), tuple(_remarks(a, b))
 
 
-def _remarks(a: Offer, b: Offer) -> Iterator[ReasonCode]:
+def _remarks(a: PricedResult, b: PricedResult) -> Iterator[ReasonCode]:
     summary_a, summary_b = a.evidence.summary, b.evidence.summary
     for offer in (a, b):
         if not offer.evidence.valid:
@@ -182,13 +186,13 @@ def _remarks(a: Offer, b: Offer) -> Iterator[ReasonCode]:
         yield note("connect_differs", a_ms=summary_a.rtt_ms, b_ms=summary_b.rtt_ms)
 
 
-def has_lower_bound(offer: Offer) -> bool:
+def has_lower_bound(offer: PricedResult) -> bool:
     """Whether the cost uses a capacity of which only a lower bound is known."""
     capacity = offer.evidence.capacity
     return capacity is not None and capacity.lower_bound and not _by_token(offer)
 
 
-def _recipes(a: Offer, b: Offer) -> tuple[str, str]:
+def _recipes(a: PricedResult, b: PricedResult) -> tuple[str, str]:
     """The recipes of both capacity searches where both have one, else the recipes of both runs."""
     capacity_recipes = [
         offer.evidence.capacity.recipe if offer.evidence.capacity else "" for offer in (a, b)
@@ -221,11 +225,11 @@ def _same_cache(one: Summary, other: Summary) -> bool:
     return most <= CACHED_SHARE or (least > CACHED_SHARE and most - least <= CACHED_SHARE)
 
 
-def _by_token(offer: Offer) -> bool:
+def _by_token(offer: PricedResult) -> bool:
     return isinstance(offer.price, PerToken)
 
 
-def _pair(a: Offer, b: Offer, unit: str) -> Pair:
+def _pair(a: PricedResult, b: PricedResult, unit: str) -> Pair:
     reasons, notes = differences(a, b)
     cost_a, cost_b = a.costs[unit], b.costs[unit]
     if cost_a is None or cost_b is None:
@@ -254,7 +258,9 @@ def _pair(a: Offer, b: Offer, unit: str) -> Pair:
     return replace(pair, ratio=ratio, low=low, high=high, word=word)
 
 
-def _ratio_ends(a: Offer, b: Offer, unit: str) -> tuple[Decimal | None, Decimal | None]:
+def _ratio_ends(
+    a: PricedResult, b: PricedResult, unit: str
+) -> tuple[Decimal | None, Decimal | None]:
     """The interval of a ratio of costs, from the interval of each cost.
 
     For independent estimates, on the log scale: distances add in squares (MOVER: Zou and Donner, Statistics in Medicine
@@ -304,7 +310,7 @@ _COUNT_FIELDS = {"input_tokens": "fresh input tokens", "output_tokens": "output 
 _COUNT_FIELDS |= {"cached_tokens": "cached tokens"}
 
 
-def _swings(offer: Offer, unit: str) -> list[Swing]:
+def _swings(offer: PricedResult, unit: str) -> list[Swing]:
     """Every input that changes the cost, moved alone; the largest effect first."""
     current = offer.costs[unit]
     if current is None:
@@ -323,7 +329,7 @@ def _swings(offer: Offer, unit: str) -> list[Swing]:
         )
     for label, path in _movable_inputs(offer):
         moved = (_moved(offer, path, 1 - SWING), _moved(offer, path, 1 + SWING))
-        down, up = (cost(o.basis, o.price, o.gpus, unit, o.utilization) for o in moved)
+        down, up = (compute_unit_cost(o.basis, o.price, o.gpus, unit, o.utilization) for o in moved)
         if down is not None and up is not None:
             swings.append(
                 Swing(
@@ -337,7 +343,7 @@ def _swings(offer: Offer, unit: str) -> list[Swing]:
     return sorted((swing for swing in swings if swing.width), key=lambda swing: -swing.width)
 
 
-def _movable_inputs(offer: Offer) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _movable_inputs(offer: PricedResult) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each input of an offer: its name, and the fields that lead to it."""
     price = offer.price
     if _by_token(offer):
@@ -382,7 +388,7 @@ def _moved(value: Any, path: tuple[str, ...], factor: Decimal) -> Any:
     )
 
 
-def _break_evens(offers: Sequence[Offer], unit: str) -> Iterator[BreakEven]:
+def _break_evens(offers: Sequence[PricedResult], unit: str) -> Iterator[BreakEven]:
     for rent, by_token in product(offers, offers):
         comparable = (
             not _by_token(rent) and _by_token(by_token) and not differences(rent, by_token)[0]
@@ -394,7 +400,7 @@ def _break_evens(offers: Sequence[Offer], unit: str) -> Iterator[BreakEven]:
 _PLURAL = {REQUEST: "requests", GOOD: "good requests", TASK: "successful tasks"}
 
 
-def _break_even(rent: Offer, by_token: Offer, unit: str) -> BreakEven | None:
+def _break_even(rent: PricedResult, by_token: PricedResult, unit: str) -> BreakEven | None:
     """The break-even of machines against paying by the token; None where a cost is missing.
 
     Machines have a fixed cost of `hourly` x 24 h a day, and each unit on them a marginal cost (all parts but machines).
@@ -407,7 +413,7 @@ def _break_even(rent: Offer, by_token: Offer, unit: str) -> BreakEven | None:
     marginal = sum(
         (amount for part, amount in rent_cost.parts.items() if part != "machines"), Decimal(0)
     )
-    carries = rate * HOUR_S * DAY_H
+    carries = rate * SECONDS_PER_HOUR * DAY_H
     noun = _PLURAL[unit]
     per_day = fixed / (token_cost.total - marginal) if token_cost.total > marginal else None
     at = (

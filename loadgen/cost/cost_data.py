@@ -16,9 +16,10 @@ from loadgen.core import format
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.cost.by_year import by_year
 from loadgen.cost.comparison import OfferComparison, has_lower_bound
+from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Owned, Rented
 from loadgen.pricing.reasons import texts
-from loadgen.pricing.unit_cost import UNITS, Offer
+from loadgen.pricing.units import UNITS
 
 CSV_HEAD = (
     *(
@@ -141,7 +142,7 @@ def _plain(value: Any) -> Any:
     return list(map(_plain, value)) if isinstance(value, tuple) else value
 
 
-def _offer_json(offer: Offer, differences: Sequence[ReasonCode]) -> dict[str, Any]:
+def _offer_json(offer: PricedResult, differences: Sequence[ReasonCode]) -> dict[str, Any]:
     price, power = offer.price, offer.power
     kind = (
         "rented"

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from loadgen.cost import text as words
 from loadgen.cost.comparison import BreakEven, OfferComparison
 from loadgen.cost.text import PART_NAMES, PER, money
+from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Owned
 from loadgen.pricing.reasons import texts
-from loadgen.pricing.unit_cost import PARTS, Offer
+from loadgen.pricing.units import PARTS
 from loadgen.render import page
 from loadgen.render.page import Axis, Bar, Chart, Mark, Series
 from loadgen.render.section import Bars, Bullets, Charts, Paragraph, Report, Section, section
@@ -124,7 +125,7 @@ def _cost_bars(comparison: OfferComparison) -> Bars:
     )
 
 
-def _swing_bars(offer: Offer, comparison: OfferComparison) -> Bars:
+def _swing_bars(offer: PricedResult, comparison: OfferComparison) -> Bars:
     """One bar per input: the cost of the offer where that input is moved down and up; the line is the cost itself."""
     cost, by = offer.costs[comparison.unit], PER[comparison.unit][0]
     if cost is None:

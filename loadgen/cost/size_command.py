@@ -296,9 +296,9 @@ def _of_machine(source: str) -> TargetFacts:
 
 def _price(book: Prices, target: TargetFacts, chosen: str, source: str) -> Price:
     """The one price of a source. Raises UserError where there is none, or no single one."""
-    from loadgen.pricing.prices import find
+    from loadgen.pricing.prices import find_prices
 
-    matching = find(book, target, chosen, source)
+    matching = find_prices(book, target, chosen, source)
     if len(matching) > 1:
         names = " or ".join(f"--price '{source}={one.name}'" for one in matching)
         raise UserError(

@@ -14,10 +14,10 @@ from loadgen.core.results.manifest import ReasonCode, decoded
 from loadgen.cost.capacity_planning import MeasuredRate, needed, one_load
 from loadgen.cost.comparison import slo_words
 from loadgen.cost.sizing import Need, Size
-from loadgen.pricing.evidence import Evidence, notes
-from loadgen.pricing.prices import Owned, dated
+from loadgen.pricing.estimate import Estimate
+from loadgen.pricing.evidence import Evidence, evidence_notes
+from loadgen.pricing.prices import Owned, describe_price
 from loadgen.pricing.reasons import note, texts
-from loadgen.pricing.spread import Spread
 
 SCHEMA = 1
 FILE = "size.json"
@@ -42,7 +42,7 @@ class SizedSource(msgspec.Struct, frozen=True, kw_only=True):
     source: MeasuredRate
     price: PriceUsed | None
     gpus_per_machine: int
-    per_machine: Spread[float]
+    per_machine: Estimate[float]
     demand_per_s: float
     response_s: float | None
     carrying: int | None
@@ -50,9 +50,9 @@ class SizedSource(msgspec.Struct, frozen=True, kw_only=True):
     low: int | None
     high: int | None
     used: float | None
-    per_month: Spread[Decimal] | None
+    per_month: Estimate[Decimal] | None
     interactions_per_month: Decimal
-    per_thousand: Spread[Decimal] | None
+    per_thousand: Estimate[Decimal] | None
     simulated: bool
     estimate: bool  # of published figures: nothing was measured
     notes: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ def _source(size: Size, evidence: Evidence | None, need: Need) -> SizedSource:
         price = PriceUsed(
             name=size.price.name,
             as_of=size.price.as_of,
-            dated=dated(size.price),
+            dated=describe_price(size.price),
             rented=paid,
             owned=isinstance(size.price, Owned),
         )
@@ -126,7 +126,7 @@ def _source(size: Size, evidence: Evidence | None, need: Need) -> SizedSource:
 
 
 def _notes(size: Size, evidence: Evidence, need: Need) -> Iterator[ReasonCode]:
-    yield from (*notes(evidence), *one_load(evidence, size.source))
+    yield from (*evidence_notes(evidence), *one_load(evidence, size.source))
     if evidence.simulated and size.machines is not None:
         least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
         yield note(

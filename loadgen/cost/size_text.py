@@ -13,8 +13,8 @@ from loadgen.core import format
 from loadgen.cost.size_result import SizedSource, Sizing
 from loadgen.cost.sizing import HOURS_PER_MONTH, Need
 from loadgen.cost.text import own_beside_rent
+from loadgen.pricing.estimate import Estimate, format_interval
 from loadgen.pricing.reasons import texts
-from loadgen.pricing.spread import Spread, spanned
 from loadgen.render.page import Bar, Number
 from loadgen.render.section import (
     Bars,
@@ -166,7 +166,7 @@ def _columns(found: Sizing) -> Table:
     rows: list[tuple[str, Callable[[SizedSource], str]]] = [
         (
             "machines, spare ones too",
-            lambda size: spanned(size.machines, size.low, size.high, format.count),
+            lambda size: format_interval(size.machines, size.low, size.high, format.count),
         ),
         ("of them for the load itself", lambda size: format.count(size.carrying)),
         *_racks(need),
@@ -214,21 +214,25 @@ def _used(size: SizedSource) -> str:
 
 def _rate(size: SizedSource) -> str:
     least = "at least " if size.source.lower_bound else ""
-    return least + spanned(size.per_machine.mid, size.per_machine.low, size.per_machine.high)
-
-
-def _amount(money: Spread[Decimal] | None) -> str:
-    return (
-        "-"
-        if money is None
-        else spanned(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
+    return least + format_interval(
+        size.per_machine.mid, size.per_machine.low, size.per_machine.high
     )
 
 
-def _small(money: Spread[Decimal] | None) -> str:
+def _amount(money: Estimate[Decimal] | None) -> str:
+    return (
+        "-"
+        if money is None
+        else format_interval(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
+    )
+
+
+def _small(money: Estimate[Decimal] | None) -> str:
     if money is None:
         return format.NONE
-    return spanned(money.mid, money.low, money.high, lambda value: format.quantity(float(value)))
+    return format_interval(
+        money.mid, money.low, money.high, lambda value: format.quantity(float(value))
+    )
 
 
 def _rests_on(size: SizedSource, need: Need) -> Section:

@@ -14,21 +14,14 @@ from msgspec.structs import replace
 
 from loadgen.core.errors import UserError
 from loadgen.cost.capacity_planning import MeasuredRate, demand, needed, scaled
-from loadgen.pricing.evidence import Evidence, starts
+from loadgen.pricing.cost_basis import tasks_of
+from loadgen.pricing.estimate import Estimate
+from loadgen.pricing.evidence import Evidence, count_arrivals
+from loadgen.pricing.machine_cost import hourly_cost_parts, load_energy_cost_per_hour
+from loadgen.pricing.priced_result import compute_basis_for_price
 from loadgen.pricing.prices import Price
-from loadgen.pricing.spread import Spread
-from loadgen.pricing.unit_cost import (
-    BY_TIME,
-    HOUR_S,
-    REQUEST,
-    TASK,
-    cost,
-    decimal,
-    energy_per_hour,
-    hourly,
-    priced_basis,
-    tasks_of,
-)
+from loadgen.pricing.unit_cost import compute_unit_cost
+from loadgen.pricing.units import PARTS_BY_TIME, REQUEST, SECONDS_PER_HOUR, TASK, to_decimal
 
 HOURS_PER_MONTH = Decimal(730)  # 8,760 / 12
 THOUSAND = Decimal(1000)
@@ -58,7 +51,7 @@ class Size(Struct, frozen=True, kw_only=True):
     source: MeasuredRate
     price: Price | None
     gpus_per_machine: int
-    per_machine: Spread[float]  # interactions per second
+    per_machine: Estimate[float]  # interactions per second
     demand_per_s: float
     response_s: float | None
     carrying: int | None = None  # machines that the load needs
@@ -66,15 +59,15 @@ class Size(Struct, frozen=True, kw_only=True):
     low: int | None = None  # machines, spare ones too, at the ends of the rate's interval
     high: int | None = None
     used: float | None = None  # the demand as a share of what all machines carry
-    per_month: Spread[Decimal] | None = None
+    per_month: Estimate[Decimal] | None = None
     interactions_per_month: Decimal = Decimal(0)
 
     @property
-    def per_thousand(self) -> Spread[Decimal] | None:
+    def per_thousand(self) -> Estimate[Decimal] | None:
         """What a thousand interactions cost: idle hours and spare machines are paid by them too."""
         if self.per_month is None:
             return None
-        return self.per_month.each(lambda amount: amount / self.interactions_per_month * THOUSAND)
+        return self.per_month.map(lambda amount: amount / self.interactions_per_month * THOUSAND)
 
 
 def published_rate(
@@ -97,7 +90,7 @@ def published_rate(
         name=name,
         folder=said_by,
         basis="published Server rate, by output tokens",
-        rate=Spread(mid=tokens_per_s / output_tokens),
+        rate=Estimate(mid=tokens_per_s / output_tokens),
         noun="requests",
         gpus=gpus,
         response_s=0.0,
@@ -122,8 +115,10 @@ def size(
         )
     demand_per_s = need.rate_per_s or demand(need.users or 0, need.think_s, response_s or 0.0)
     per_machine = scaled(source.rate, gpus_per_machine / source.gpus)
-    active = decimal(need.hours_per_day) / 24
-    per_month = decimal(demand_per_s) * HOUR_S * HOURS_PER_MONTH * active  # interactions
+    active = to_decimal(need.hours_per_day) / 24
+    per_month = (
+        to_decimal(demand_per_s) * SECONDS_PER_HOUR * HOURS_PER_MONTH * active
+    )  # interactions
     sized = Size(
         source=source,
         price=price,
@@ -135,7 +130,7 @@ def size(
     )
     by_count = Decimal(0) if price is None else _by_count(price, evidence, source) * per_month
     if isinstance(price, PerToken):
-        return replace(sized, per_month=Spread(mid=by_count))
+        return replace(sized, per_month=Estimate(mid=by_count))
 
     def machines(rate: float | None) -> int | None:
         return None if rate is None else needed(demand_per_s, rate) + need.spare
@@ -150,21 +145,21 @@ def size(
         return sized
     units = 1 if price.gpus is not None else gpus_per_machine  # else the price is one GPU's
     per_hour, by_load = (
-        sum(hourly(price).values(), Decimal(0)) * units,
-        energy_per_hour(price.energy) * units,
+        sum(hourly_cost_parts(price).values(), Decimal(0)) * units,
+        load_energy_cost_per_hour(price.energy) * units,
     )
 
     def month(count: int | None, rate: float | None) -> Decimal | None:
         if count is None or rate is None:
             return None
         return (
-            count * per_hour + decimal(demand_per_s / rate) * active * by_load
+            count * per_hour + to_decimal(demand_per_s / rate) * active * by_load
         ) * HOURS_PER_MONTH + by_count
 
     middle = month(mid, per_machine.mid)
     assert middle is not None
     ends = {"low": month(low, per_machine.high), "high": month(high, per_machine.low)}
-    return replace(sized, per_month=Spread(mid=middle, **ends))
+    return replace(sized, per_month=Estimate(mid=middle, **ends))
 
 
 def _by_count(price: Price, evidence: Evidence | None, source: MeasuredRate) -> Decimal:
@@ -180,8 +175,8 @@ def _by_count(price: Price, evidence: Evidence | None, source: MeasuredRate) -> 
     if tasks_of(summary) is not None:
         unit = TASK
     elif summary.sessions is not None:  # an interaction is a request or a conversation of several
-        each = Decimal(summary.requests.decided) / starts(summary)
-    found = cost(priced_basis(evidence, price), price, source.gpus, unit)
+        each = Decimal(summary.requests.decided) / count_arrivals(summary)
+    found = compute_unit_cost(compute_basis_for_price(evidence, price), price, source.gpus, unit)
     if found is None:
         return Decimal(0)
-    return each * sum((found.parts[p] for p in found.parts if p not in BY_TIME), Decimal(0))
+    return each * sum((found.parts[p] for p in found.parts if p not in PARTS_BY_TIME), Decimal(0))

@@ -16,8 +16,10 @@ from loadgen.core.format import NONE
 from loadgen.cost.by_year import YEARS
 from loadgen.cost.by_year import by_year as years_of
 from loadgen.cost.comparison import OfferComparison, has_lower_bound, slo_words
-from loadgen.pricing.prices import Owned, dated
-from loadgen.pricing.unit_cost import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS, Cost, Offer
+from loadgen.pricing.priced_result import PricedResult
+from loadgen.pricing.prices import Owned, describe_price
+from loadgen.pricing.unit_cost import UnitCost
+from loadgen.pricing.units import GOOD, OUTPUT, PARTS, REQUEST, TASK, TOTAL, UNITS
 from loadgen.render.section import Table, Warned
 from loadgen.runs.headline import missed_by
 from loadgen.runs.rates import MEASUREMENT_WINDOW, STEADY_STATE_WINDOW
@@ -65,7 +67,7 @@ def _step(amount: Decimal, digits: int) -> Decimal:
     return Decimal(1).scaleb(place)
 
 
-def apportioned(cost: Cost, by: int) -> tuple[Decimal, dict[str, Decimal]]:
+def apportioned(cost: UnitCost, by: int) -> tuple[Decimal, dict[str, Decimal]]:
     """The total cost of `by` units and its parts, rounded to the last printed digit of the total.
 
     The rounded parts add up to the rounded total: parts are rounded down, and the remaining steps go to the parts that
@@ -106,7 +108,7 @@ def warned(comparison: OfferComparison) -> Iterator[Warned]:
         )
 
 
-def _warnings_of_run(offer: Offer) -> Iterator[Warned]:
+def _warnings_of_run(offer: PricedResult) -> Iterator[Warned]:
     """Yield what spoils the price of an offer: a missed SLO, or a load that does not last."""
     if is_slo_missed(offer):
         missed = "; ".join(
@@ -123,7 +125,7 @@ def _warnings_of_run(offer: Offer) -> Iterator[Warned]:
                 yield Warned(word, f"{offer.name}: {note.values['why']}")
 
 
-def is_slo_missed(offer: Offer) -> bool:
+def is_slo_missed(offer: PricedResult) -> bool:
     """Return whether a run behind an offer missed its SLO."""
     return any(summary.goodput.met is False for summary in offer.evidence.summaries)
 
@@ -178,7 +180,7 @@ def about_prices(comparison: OfferComparison) -> str:
     return f"All amounts in {prices.currency}, prices from {prices.file}.{exchanged}"
 
 
-def priced(offer: Offer) -> str:
+def priced(offer: PricedResult) -> str:
     """The price of an offer in words: provider, rate, what the rate covers, date."""
     price = offer.price
     if isinstance(price, PerToken):
@@ -204,7 +206,7 @@ def priced(offer: Offer) -> str:
         if offer.utilization != 1:
             words += f", paid at {offer.utilization:%} utilization".replace(".000000", "")
     where = f" in {price.region}" if price.region else ""
-    return f"{price.provider}{where} {words}; {dated(price)}"
+    return f"{price.provider}{where} {words}; {describe_price(price)}"
 
 
 BY_YEAR = (
@@ -231,7 +233,7 @@ def by_year(comparison: OfferComparison) -> Table:
     return Table(head, rows)
 
 
-def measured(offer: Offer) -> str:
+def measured(offer: PricedResult) -> str:
     """The measurement behind an offer in words: rate or token counts, interval, SLO, folder."""
     basis, summary, capacity = offer.basis, offer.evidence.summary, offer.evidence.capacity
     workload = summary.run.workload or summary.run.name
@@ -278,7 +280,7 @@ def measured(offer: Offer) -> str:
     )
 
 
-def standing(offer: Offer) -> str:
+def standing(offer: PricedResult) -> str:
     """A short label for every figure of an offer: the basis of its rate, then what stands against it."""
     marks = ["simulated"] if offer.evidence.simulated else []
     marks += [] if offer.evidence.valid else ["INVALID"]
@@ -292,7 +294,7 @@ def standing(offer: Offer) -> str:
     return ", ".join([offer.basis.label, *marks])
 
 
-def _has_note(offer: Offer, code: str) -> bool:
+def _has_note(offer: PricedResult, code: str) -> bool:
     return any(note.code == code for note in offer.note_codes)
 
 
@@ -367,11 +369,11 @@ def explained(comparison: OfferComparison) -> Iterator[str]:
         yield "* not comparable with the first: see above"
 
 
-def _has_width(cost: Cost) -> bool:
+def _has_width(cost: UnitCost) -> bool:
     return cost.low is not None and cost.high is not None and cost.low != cost.high
 
 
-def ends(cost: Cost | None, by: int) -> str:
+def ends(cost: UnitCost | None, by: int) -> str:
     """The interval of the cost of `by` units; a remark where it has none; the empty string without a cost."""
     if cost is None or cost.low is None or cost.high is None:
         return "" if cost is None else "(no interval)"
@@ -495,7 +497,7 @@ def swings(comparison: OfferComparison) -> Table:
     )
 
 
-def _cell(cost: Cost | None, by: int) -> str:
+def _cell(cost: UnitCost | None, by: int) -> str:
     if cost is None:
         return NONE
     return money(cost.total * by) + (f" {ends(cost, by)}" if _has_width(cost) else "")

@@ -1,4 +1,4 @@
-"""What a run will cost before it starts, what it has cost while it goes, and the limit of both (`--max-cost`). Pure."""
+"""Forecasts what a run costs, adds up what runs have cost, and enforces `--max-cost`. Pure."""
 
 from __future__ import annotations
 
@@ -11,83 +11,111 @@ from msgspec import Struct
 from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.schedule.forecast import Forecast
-from loadgen.pricing import unit_cost
-from loadgen.pricing.prices import Owned, Price, Prices, Rented, find
-from loadgen.pricing.unit_cost import REQUEST, Basis
-
-NOTHING = Decimal(0)
+from loadgen.pricing.cost_basis import CostBasis
+from loadgen.pricing.prices import Owned, Price, Prices, Rented, find_prices
+from loadgen.pricing.unit_cost import compute_unit_cost
+from loadgen.pricing.units import REQUEST, to_decimal
 
 
 class Budget(Struct):
-    """The money of a command, over all its runs. `limit` None: there is none. `spent`: by the runs so far."""
+    """The money of a command, over all its runs.
+
+    Attributes:
+        prices: The prices that costs are computed from.
+        limit: The most that the command may cost, or None for no limit.
+        spent: What the runs so far have cost.
+    """
 
     prices: Prices
     limit: Decimal | None = None
-    spent: Decimal = NOTHING
+    spent: Decimal = Decimal(0)
 
-    def words(self, amount: Decimal) -> str:
-        """An amount with its currency."""
+    def format_amount(self, amount: Decimal) -> str:
+        """Return an amount with its currency, such as "12.50 USD"."""
         return f"{amount:,.2f} {self.prices.currency}"
 
-    def admit(self, cost: Decimal, what: str = "this run") -> None:
-        """Raises UserError for `what`, a run or several together, that would go over the limit."""
-        if self.limit is not None and self.spent + cost > self.limit:
-            before = f", after {self.words(self.spent)} so far" if self.spent else ""
-            hint = "a shorter or lighter load, or a higher limit"
-            raise UserError(
-                "over_budget",
-                f"{what} will cost about {self.words(cost)}{before}",
-                f"--max-cost {self.limit}",
-                hint,
-            )
+    def check_limit(self, cost: Decimal, subject: str = "this run") -> None:
+        """Check that the limit allows another cost.
 
-    def cost(self, load: Forecast, targets: Sequence[TargetFacts]) -> Decimal | None:
-        """What a load costs; None where its length, or for prices by the token its requests, are not known. The highest
-        of several commitments.
+        Args:
+            cost: The cost of one run or of several runs together.
+            subject: What the cost is for, as the error message names it.
 
-        Raises UserError where no price is found, and where it is by the hour and nobody says how many GPUs there are.
+        Raises:
+            UserError: The cost would exceed the limit.
+        """
+        if self.limit is None or self.spent + cost <= self.limit:
+            return
+        so_far = f", after {self.format_amount(self.spent)} so far" if self.spent else ""
+        raise UserError(
+            "over_budget",
+            f"{subject} will cost about {self.format_amount(cost)}{so_far}",
+            f"--max-cost {self.limit}",
+            "a shorter or lighter load, or a higher limit",
+        )
+
+    def forecast_cost(self, load: Forecast, targets: Sequence[TargetFacts]) -> Decimal | None:
+        """Return what a load will cost, the highest of several commitments.
+
+        Returns None if the length of the load is not known, or its number of requests where prices
+        are per token.
+
+        Raises:
+            UserError: No price is found, or the price is by the hour and the number of GPUs is not
+                known.
         """
         if load.seconds is None or (load.requests is None and not targets[0].shape):
             return None
-        found = find(self.prices, targets[0])
-        if load.requests is None and not all(isinstance(price, Rented | Owned) for price in found):
+        prices = find_prices(self.prices, targets[0])
+        is_by_the_hour = all(isinstance(price, Rented | Owned) for price in prices)
+        if load.requests is None and not is_by_the_hour:
             return None
-        requests = (
-            1.0 if load.requests is None else load.requests
-        )  # an hour costs as much with any number of them
-        count, seconds = Decimal(repr(requests)), Decimal(repr(load.seconds))
-        if not count or not seconds:
-            return NOTHING
-        basis = Basis(
-            label="forecast",
-            is_capacity=False,
-            rates={REQUEST: count / seconds},
-            counts={REQUEST: count},
-            input_tokens=count * Decimal(repr(load.input_tokens)),
-            cached_tokens=NOTHING,
-            written_tokens=None,
-            cached_known=False,
-            output_tokens=count * Decimal(repr(load.output_tokens)),
-            bytes_out=NOTHING,
-        )
-        prices = [_price_of_mean_prompt(price, load.input_tokens) for price in found]
+        # An hour costs as much with any number of requests.
+        request_count = to_decimal(1.0 if load.requests is None else load.requests)
+        seconds = to_decimal(load.seconds)
+        if not request_count or not seconds:
+            return Decimal(0)
+        basis = _forecast_basis(load, request_count, seconds)
         gpus = sum(target.gpus or 0 for target in targets) or None
-        costs = [unit_cost.cost(basis, price, gpus, REQUEST) for price in prices]
-        if None in costs:
-            raise UserError(
-                "missing_option",
-                "its price is by the hour, and nobody says how many GPUs it has",
-                "--gpus",
-                "--gpus 4",
-            )
-        return max(cost.total for cost in costs if cost is not None) * count
+        totals: list[Decimal] = []
+        for price in prices:
+            mean_price = _price_of_mean_prompt(price, load.input_tokens)
+            unit_cost = compute_unit_cost(basis, mean_price, gpus, REQUEST)
+            if unit_cost is None:
+                raise UserError(
+                    "missing_option",
+                    "its price is by the hour, and nobody says how many GPUs it has",
+                    "--gpus",
+                    "--gpus 4",
+                )
+            totals.append(unit_cost.total)
+        return max(totals) * request_count
+
+
+def _forecast_basis(load: Forecast, request_count: Decimal, seconds: Decimal) -> CostBasis:
+    """Return the quantities of a load as they are expected, without a cache."""
+    return CostBasis(
+        label="forecast",
+        is_capacity=False,
+        rates={REQUEST: request_count / seconds},
+        counts={REQUEST: request_count},
+        input_tokens=request_count * to_decimal(load.input_tokens),
+        cached_tokens=Decimal(0),
+        written_tokens=None,
+        cached_known=False,
+        output_tokens=request_count * to_decimal(load.output_tokens),
+        bytes_out=Decimal(0),
+    )
 
 
 def _price_of_mean_prompt(price: Price, mean_prompt_tokens: float) -> Price:
-    """Return the price for prompts of a mean length, where a price changes with the length.
+    """Return the price for prompts of a mean length, if the price changes with the length.
 
-    A forecast has only the mean, so that it is an estimate for prompts on both sides of the change.
+    A forecast has only the mean, so it is an estimate for loads with prompts on both sides of the
+    change.
     """
     if not isinstance(price, PerToken) or price.above_prompt_tokens is None:
         return price
-    return (price.above or price) if mean_prompt_tokens > price.above_prompt_tokens else price
+    if mean_prompt_tokens > price.above_prompt_tokens:
+        return price.above or price
+    return price

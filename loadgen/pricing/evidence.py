@@ -1,6 +1,6 @@
-"""The evidence behind a cost or plan: one run, repeats of one run, or a capacity with the run that shows it.
+"""The measurements behind a cost or a plan: one run, repeats of one run, or a capacity and its confirming run.
 
-Pure values; `inputs.py` reads them from folders.
+Pure values. `loadgen.cost.inputs` reads them from result folders.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
+from loadgen.core.metrics.parts import StepSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.prompt_lengths import RunRecords
@@ -20,10 +21,19 @@ from loadgen.repeated.run_warnings import describe_other_work
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """The evidence behind a figure. `summaries`: one run, or its repeats; with a capacity the run that shows it.
+    """The measurements behind a cost or a plan.
 
-    `at_once`: an Offline run, or another whose requests were all due at once. Its rates are those of
-    the measurement window, because it has no steady-state window.
+    Attributes:
+        name: How reports call it.
+        folder: The result folder, as the user named it.
+        summaries: The summary of one run or of each of its repeats. With a capacity, the summary of
+            the run that confirms it.
+        capacity: The result of a search, if there is one.
+        at_once: True if all requests were due at once, as in an Offline run. Such a run has no
+            steady-state window, so its rates are those of the measurement window.
+        run_folders: The folders of the summaries, in the same order.
+        left_out: Names of INVALID repeats, which are not among the summaries.
+        read_runs: Reads the records of the runs, or None if they are not available.
     """
 
     name: str
@@ -31,9 +41,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     summaries: tuple[Summary, ...]
     capacity: Capacity | None = None
     at_once: bool = False
-    run_folders: tuple[str, ...] = ()  # of the summaries, in their order
-    left_out: tuple[str, ...] = ()  # names of the INVALID repeats beside the summaries
-    read_runs: Callable[[], Sequence[RunRecords]] | None = None  # reads the records of the runs
+    run_folders: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    read_runs: Callable[[], Sequence[RunRecords]] | None = None
 
     @property
     def summary(self) -> Summary:
@@ -42,41 +52,104 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def valid(self) -> bool:
+        """True if every run is VALID."""
         return all(summary.verdict.valid for summary in self.summaries)
 
     @property
     def simulated(self) -> bool:
+        """True if a simulated server was measured."""
         return any(summary.target.simulated for summary in self.summaries)
 
 
-def starts(summary: Summary) -> int:
-    """What a rate in conversations counts: conversations and tasks, and beside them each request of a class of single
-    ones.
+def count_arrivals(summary: Summary) -> int:
+    """Return the number of arrivals of a run: the unit of rates in conversations.
+
+    An arrival is a conversation, a task, or a request of a class of single requests.
     """
     if summary.sessions is None:
         return summary.requests.decided
-    return summary.sessions.count + sum(
+    single_requests = sum(
         part.requests.decided for part in summary.classes if part.sessions is None
     )
+    return summary.sessions.count + single_requests
 
 
-def mean_answer_ms(summary: Summary) -> float | None:
-    """How long a start of `starts` lasts on average: a request, a conversation with its pauses for tools."""
+def mean_arrival_duration_ms(summary: Summary) -> float | None:
+    """Return how long an arrival is in progress on average, or None if it is not known.
+
+    A conversation lasts from its first request to its last response, pauses for tools included.
+    """
     if summary.sessions is None:
         return summary.e2e_ms.mean
-    lasted = [
-        summary.sessions.duration_ms,
-        *(part.e2e_ms for part in summary.classes if part.sessions is None),
-    ]
-    known = [(times.mean, times.count) for times in lasted if times.mean is not None]
-    return (
-        sum(mean * count for mean, count in known) / sum(count for _, count in known)
-        if known
-        else None
+    durations = [summary.sessions.duration_ms]
+    durations += [part.e2e_ms for part in summary.classes if part.sessions is None]
+    known = [(times.mean, times.count) for times in durations if times.mean is not None]
+    if not known:
+        return None
+    return sum(mean * count for mean, count in known) / sum(count for _, count in known)
+
+
+def without_separate_endpoints(summary: Summary) -> Summary:
+    """Return the summary without the tokens and bytes of steps that endpoints of their own serve.
+
+    Those endpoints have prices of their own.
+    """
+    steps = [step for step in summary.steps if step.targets]
+    if not steps:
+        return summary
+    tokens = msgspec.structs.replace(
+        summary.tokens,
+        **{name: _subtract_steps(summary, steps, name) for name in _TOKEN_FIELDS},
+    )
+    received = summary.bytes.received - sum(step.bytes.received for step in steps)
+    return msgspec.structs.replace(
+        summary,
+        tokens=tokens,
+        bytes=msgspec.structs.replace(summary.bytes, received=received),
     )
 
 
-def _notes_on_measurement(evidence: Evidence) -> Iterator[ReasonCode]:
+_TOKEN_FIELDS = (
+    "input",
+    "cached",
+    "cache_written",
+    "output",
+    "failed_input",
+    "failed_output",
+    "total_per_s",
+    "steady_total_per_s",
+)
+
+
+def _subtract_steps(
+    summary: Summary, steps: Sequence[StepSummary], field: str
+) -> float | int | None:
+    total: float | int | None = getattr(summary.tokens, field)
+    if total is None:
+        return None
+    return total - sum(getattr(step.tokens, field) or 0 for step in steps)
+
+
+def evidence_notes(evidence: Evidence) -> Iterator[ReasonCode]:
+    """Yield the notes to show beside every number that follows from this evidence."""
+    yield from _measurement_notes(evidence)
+    summaries = evidence.summaries
+    if any(summary.goodput.met is False for summary in summaries):
+        yield note("slo_missed_at_capacity" if evidence.capacity else "slo_missed")
+    if evidence.capacity is not None:
+        yield from _capacity_notes(evidence.capacity)
+    if any(summary.goodput.undecided for summary in summaries):
+        yield note("slo_undecided")
+    # An Offline run is not judged, because all its requests were due at once.
+    if not evidence.at_once:
+        yield from _sustained_notes(evidence)
+    if evidence.at_once:
+        yield note("at_once")
+    elif not summaries[0].goodput.has_slo:
+        yield note("no_slo")
+
+
+def _measurement_notes(evidence: Evidence) -> Iterator[ReasonCode]:
     """Yield the notes on how far the runs behind the evidence can be relied on."""
     summaries = evidence.summaries
     if evidence.simulated:
@@ -89,93 +162,57 @@ def _notes_on_measurement(evidence: Evidence) -> Iterator[ReasonCode]:
             codes=sorted({reason.code for verdict in verdicts for reason in verdict.codes}),
         )
     if evidence.left_out:
-        runs = len(evidence.left_out) + len(summaries)
-        yield note("repeats_left_out", names=list(evidence.left_out), runs=runs)
+        run_count = len(evidence.left_out) + len(summaries)
+        yield note("repeats_left_out", names=list(evidence.left_out), runs=run_count)
     caveats = [caveat for summary in summaries for caveat in summary.verdict.caveats]
     if caveats:
-        yield note("reserved", caveats=list(dict.fromkeys(caveats)))
+        yield note("reserved", caveats=_unique(caveats))
     warnings = [text for summary in summaries for text in describe_other_work(summary)]
-    if others := [text for text in dict.fromkeys(warnings) if text not in caveats]:
-        yield note("other_work", warnings=others)
+    new_warnings = [text for text in _unique(warnings) if text not in caveats]
+    if new_warnings:
+        yield note("other_work", warnings=new_warnings)
 
 
-def notes(evidence: Evidence) -> Iterator[ReasonCode]:
-    """Yield the notes to show beside every figure from this evidence."""
-    yield from _notes_on_measurement(evidence)
-    summaries, capacity = evidence.summaries, evidence.capacity
-    if any(summary.goodput.met is False for summary in summaries):
-        yield note("slo_missed_at_capacity" if capacity else "slo_missed")
-    if capacity is not None and capacity.lower_bound:
+def _capacity_notes(capacity: Capacity) -> Iterator[ReasonCode]:
+    """Yield the notes on the interval of a capacity."""
+    if capacity.lower_bound:
         yield note("lower_bound", why=capacity.lower_bound_reason or HIGHEST_LOAD_PASSED)
-    if capacity is not None and capacity.low_per_s is not None and capacity.high_per_s is not None:
-        ends = {"lower": capacity.low_per_s, "upper": capacity.high_per_s}
-        if at := [end for end, value in ends.items() if value == capacity.rate_per_s]:
-            yield note("at_an_end", ends=at)
-        if capacity.horizon_s is not None:
-            yield note(
-                "horizon", horizon_s=capacity.horizon_s, within=describe_horizon(capacity.horizon_s)
-            )
-    if any(summary.goodput.undecided for summary in summaries):
-        yield note("slo_undecided")
-    yield from _notes_on_sustained(evidence)
-    if evidence.at_once:
-        yield note("at_once")
-    elif not summaries[0].goodput.has_slo:
-        yield note("no_slo")
+    if capacity.low_per_s is None or capacity.high_per_s is None:
+        return
+    ends = {"lower": capacity.low_per_s, "upper": capacity.high_per_s}
+    equal_ends = [end for end, rate in ends.items() if rate == capacity.rate_per_s]
+    if equal_ends:
+        yield note("at_an_end", ends=equal_ends)
+    if capacity.horizon_s is not None:
+        yield note(
+            "horizon", horizon_s=capacity.horizon_s, within=describe_horizon(capacity.horizon_s)
+        )
 
 
-def _notes_on_sustained(evidence: Evidence) -> Iterator[ReasonCode]:
-    """Yield a note if the load behind the figures is not known to be sustained.
-
-    An Offline run is not judged, because all its requests were due at once.
-    """
+def _sustained_notes(evidence: Evidence) -> Iterator[ReasonCode]:
+    """Yield a note if the load behind the numbers is not known to be sustained."""
     capacity = evidence.capacity
-    if evidence.at_once:
-        return
     if capacity is None:
-        judgments = [summary.sustainable for summary in evidence.summaries]
-        failed = [judgment for judgment in judgments if judgment.sustained is False]
-        unknown = [judgment for judgment in judgments if judgment.sustained is None]
-        if failed:
-            yield note("overloaded", why=failed[0].why)
-        elif unknown:
-            yield note("not_sustained", why=unknown[0].why)
-        return
-    if capacity.method != "search":
-        return
-    if capacity.confirmed is False:
+        yield from _sustained_notes_on_runs(evidence.summaries)
+    elif capacity.method == "search" and capacity.confirmed is False:
         yield note("unconfirmed")
-    elif not capacity.sustained and capacity.sustained_reason:
+    elif capacity.method == "search" and not capacity.sustained and capacity.sustained_reason:
         resume = (
             f"; the search was stopped, {capacity.resume_hint}" if capacity.resume_command else ""
         )
         yield note("not_sustained", why=capacity.sustained_reason + resume)
 
 
-def own_target(summary: Summary) -> Summary:
-    """The summary without the tokens and bytes of steps at endpoints of their own, which have prices of their own."""
-    apart = [step for step in summary.steps if step.targets]
-    if not apart:
-        return summary
-    tokens, sent = summary.tokens, summary.bytes
+def _sustained_notes_on_runs(summaries: Sequence[Summary]) -> Iterator[ReasonCode]:
+    judgments = [summary.sustainable for summary in summaries]
+    failed = [judgment for judgment in judgments if judgment.sustained is False]
+    unknown = [judgment for judgment in judgments if judgment.sustained is None]
+    if failed:
+        yield note("overloaded", why=failed[0].why)
+    elif unknown:
+        yield note("not_sustained", why=unknown[0].why)
 
-    def without(name: str) -> float | int | None:
-        values = [getattr(step.tokens, name) for step in apart]
-        whole = getattr(tokens, name)
-        return None if whole is None else whole - sum(value or 0 for value in values)
 
-    names = (
-        "input",
-        "cached",
-        "cache_written",
-        "output",
-        "failed_input",
-        "failed_output",
-        "total_per_s",
-        "steady_total_per_s",
-    )
-    tokens = msgspec.structs.replace(tokens, **{name: without(name) for name in names})
-    received = sent.received - sum(step.bytes.received for step in apart)
-    return msgspec.structs.replace(
-        summary, tokens=tokens, bytes=msgspec.structs.replace(sent, received=received)
-    )
+def _unique(texts: Sequence[str]) -> list[str]:
+    """Return the texts in order, each once."""
+    return list(dict.fromkeys(texts))

@@ -1,7 +1,7 @@
-"""Counts in the records of runs how many tokens belong to requests with long prompts.
+"""Counts the tokens of requests with long prompts in the records of runs.
 
-Prices by the token may change above a number of prompt tokens. Summaries have sums over all
-requests, so such a price needs the records. Pure: the caller provides a function that reads them.
+A price per token may change above a number of prompt tokens. Summaries have sums over all requests,
+so such a price needs the records. Pure: the caller provides a function that reads them.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmo
         what = f"the price changes above {above_prompt_tokens:,} prompt tokens of a request"
         hint = "a run with its records, which tell the length of each prompt"
         raise UserError("no_figure", what, evidence.folder or evidence.name, hint)
-    parts = [_long_rows(run, above_prompt_tokens) for run in evidence.read_runs()]
-    rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    cached = np.maximum(rows["cached_tokens"], 0)
-    written = rows["cache_written_tokens"]
+    parts = [_long_prompt_records(run, above_prompt_tokens) for run in evidence.read_runs()]
+    records = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    cached = np.maximum(records["cached_tokens"], 0)
+    written = records["cache_written_tokens"]
     return TokenAmounts(
-        fresh=_sum(rows["input_tokens"] - cached),
+        fresh=_sum(records["input_tokens"] - cached),
         written=_sum(written) if (written >= 0).all() else None,
         cached=_sum(cached),
-        output=_sum(np.maximum(rows["output_tokens"], 0)),
+        output=_sum(np.maximum(records["output_tokens"], 0)),
     )
 
 
-def _long_rows(run: RunRecords, above_prompt_tokens: int) -> dict[str, NDArray[np.int64]]:
+def _long_prompt_records(run: RunRecords, above_prompt_tokens: int) -> dict[str, NDArray[np.int64]]:
     """Return the token counts of the measured requests with longer prompts, by column.
 
     Requests to endpoints that serve single steps of a task have prices of their own.
@@ -87,11 +87,11 @@ def _long_rows(run: RunRecords, above_prompt_tokens: int) -> dict[str, NDArray[n
     stages = run.header.stages
     is_measured = np.array([stage.measured for stage in stages] or [True])[columns["stage"]]
     is_priced = np.array([not target.serves for target in run.header.targets] or [True])
-    chosen = is_measured & (columns.where(OK) | columns.where(FAILED))
-    chosen &= is_priced[np.maximum(columns["target"], 0)]
-    chosen &= columns["input_tokens"] > above_prompt_tokens
+    is_counted = is_measured & (columns.where(OK) | columns.where(FAILED))
+    is_counted &= is_priced[np.maximum(columns["target"], 0)]
+    is_counted &= columns["input_tokens"] > above_prompt_tokens
     names = ("input_tokens", "cached_tokens", "cache_written_tokens", "output_tokens")
-    return {name: columns[name][chosen].astype(np.int64) for name in names}
+    return {name: columns[name][is_counted].astype(np.int64) for name in names}
 
 
 def _sum(values: NDArray[np.int64]) -> Decimal:

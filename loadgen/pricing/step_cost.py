@@ -1,4 +1,4 @@
-"""What each step of the tasks costs, each at the price of the endpoint that serves it. Pure."""
+"""Computes what each step of a task costs, each at the price of the endpoint that serves it. Pure."""
 
 from __future__ import annotations
 
@@ -10,98 +10,117 @@ from msgspec.structs import replace
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.parts import StepSummary
-from loadgen.pricing.prices import Price, Prices, find
-from loadgen.pricing.unit_cost import (
-    HOUR_S,
-    TASK,
-    Offer,
-    StepCost,
-    costs_by_token,
-    hourly,
-    machines,
-)
+from loadgen.core.results.manifest import TargetFacts
+from loadgen.pricing.machine_cost import hourly_cost, machines_paid
+from loadgen.pricing.priced_result import PricedResult, StepCost
+from loadgen.pricing.prices import Owned, Price, Prices, Rented, find_prices
+from loadgen.pricing.prompt_lengths import TokenAmounts
+from loadgen.pricing.unit_cost import compute_token_parts
+from loadgen.pricing.units import SECONDS_PER_HOUR, TASK
 
 
-def with_steps(offer: Offer, prices: Prices) -> Offer:
-    """The offer with the cost of each step of its tasks: at the offer's price, or at that of an endpoint of its own.
+def with_step_costs(result: PricedResult, prices: Prices) -> PricedResult:
+    """Return the result with the cost of each step of its tasks.
 
-    Of machines that are paid by the hour each step pays by its tokens; those of an endpoint of its own it pays alone.
+    A step is priced at the price of the result, or at that of the endpoint that serves this step
+    alone. If machines are paid by the hour, steps that share them pay in proportion to their tokens,
+    and a step with machines of its own pays for all of them.
     """
-    summaries, tasks, tasks_per_s = (
-        offer.evidence.summaries,
-        offer.basis.counts[TASK],
-        offer.basis.rates[TASK],
-    )
-    first, of_task = summaries[0], offer.costs[TASK]
-    all_tokens = sum(
-        _tokens(step) for summary in summaries for step in summary.steps if not step.targets
-    )
-    made: dict[str, StepCost] = {}
-    for step in first.steps if tasks else ():
+    if not result.basis.counts[TASK]:
+        return replace(result, steps={})
+    costs = {}
+    for step in result.evidence.summary.steps:
         name = f"{step.of_class}: {step.name}" if step.of_class else step.name
-        key = step.of_class, step.name
-        same = [
-            one for summary in summaries for one in summary.steps if (one.of_class, one.name) == key
-        ]
-        price: Price = offer.price
-        if step.targets:
-            facts = next(part.target for part in first.targets if part.target.name in step.targets)
-            try:
-                price = find(prices, facts)[0]
-            except UserError as error:
-                made[name] = StepCost(price=None, per_task=None, why=error.what, code=error.code)
-                continue
-            if not isinstance(price, PerToken):
-                made[name] = _by_the_hour(price, facts.gpus, tasks_per_s)
-                continue
-        if isinstance(price, PerToken) and price.above is not None:
-            why = "its price changes with the length of each prompt"
-            made[name] = StepCost(price=price, per_task=None, why=why, code="no_figure")
-        elif isinstance(price, PerToken):
-            made[name] = StepCost(price=price, per_task=_by_token(price, same) / (tasks or 1))
-        elif of_task is None:
-            made[name] = StepCost(
-                price=price, per_task=None, why="no steady rate of tasks", code="no_figure"
-            )
-        else:
-            share = Decimal(sum(map(_tokens, same))) / all_tokens if all_tokens else Decimal(0)
-            made[name] = StepCost(price=price, per_task=of_task.total * share)
-    return replace(offer, steps=made)
+        costs[name] = _step_cost(step, result, prices)
+    return replace(result, steps=costs)
 
 
-def _tokens(step: StepSummary) -> int:
+def _step_cost(step: StepSummary, result: PricedResult, prices: Prices) -> StepCost:
+    price: Price = result.price
+    if step.targets:
+        target = _target_of(step, result)
+        try:
+            price = find_prices(prices, target)[0]
+        except UserError as error:
+            return _unknown_cost(None, error.what, error.code)
+        if not isinstance(price, PerToken):
+            return _cost_on_own_machines(price, target.gpus, result.basis.rates[TASK])
+    if isinstance(price, PerToken):
+        return _cost_by_token(step, price, result)
+    return _cost_on_shared_machines(step, price, result)
+
+
+def _target_of(step: StepSummary, result: PricedResult) -> TargetFacts:
+    targets = [part.target for part in result.evidence.summary.targets]
+    return next(target for target in targets if target.name in step.targets)
+
+
+def _cost_by_token(step: StepSummary, price: PerToken, result: PricedResult) -> StepCost:
+    if price.above is not None:
+        why = "its price changes with the length of each prompt"
+        return _unknown_cost(price, why, "no_figure")
+    tasks = result.basis.counts[TASK] or 1
+    parts = compute_token_parts(price, _token_amounts(price, _in_all_runs(step, result)))
+    return StepCost(price=price, per_task=sum(parts.values(), Decimal(0)) / tasks)
+
+
+def _cost_on_shared_machines(
+    step: StepSummary, price: Rented | Owned, result: PricedResult
+) -> StepCost:
+    task_cost = result.costs[TASK]
+    if task_cost is None:
+        return _unknown_cost(price, "no steady rate of tasks", "no_figure")
+    summaries = result.evidence.summaries
+    shared_steps = [
+        shared for summary in summaries for shared in summary.steps if not shared.targets
+    ]
+    all_tokens = sum(map(_count_tokens, shared_steps))
+    step_tokens = sum(map(_count_tokens, _in_all_runs(step, result)))
+    fraction = Decimal(step_tokens) / all_tokens if all_tokens else Decimal(0)
+    return StepCost(price=price, per_task=task_cost.total * fraction)
+
+
+def _cost_on_own_machines(
+    price: Rented | Owned, gpus: int | None, tasks_per_s: Decimal | None
+) -> StepCost:
+    if gpus is None:
+        return _unknown_cost(price, "its GPUs are not known: gpus in --targets", "missing_option")
+    if not tasks_per_s:
+        return _unknown_cost(price, "no steady rate of tasks", "no_figure")
+    per_hour = hourly_cost(price) * machines_paid(price, gpus)
+    return StepCost(price=price, per_task=per_hour / (SECONDS_PER_HOUR * tasks_per_s))
+
+
+def _unknown_cost(price: Price | None, why: str, code: str) -> StepCost:
+    return StepCost(price=price, per_task=None, why=why, code=code)
+
+
+def _in_all_runs(step: StepSummary, result: PricedResult) -> list[StepSummary]:
+    """Return the same step of the same class in each run."""
+    key = (step.of_class, step.name)
+    return [
+        other
+        for summary in result.evidence.summaries
+        for other in summary.steps
+        if (other.of_class, other.name) == key
+    ]
+
+
+def _count_tokens(step: StepSummary) -> int:
     return (step.tokens.input or 0) + (step.tokens.output or 0)
 
 
-def _by_token(price: PerToken, steps: Sequence[StepSummary]) -> Decimal:
-    def total(*names: str) -> Decimal:
-        return Decimal(sum(getattr(step.tokens, name) or 0 for step in steps for name in names))
-
-    cached = total("cached") if price.per_million_cached is not None else Decimal(0)
-    told = all(step.tokens.cache_written is not None for step in steps)
-    fresh, written = (
-        total("input", "failed_input") - cached,
-        total("cache_written") if told else None,
+def _token_amounts(price: PerToken, steps: Sequence[StepSummary]) -> TokenAmounts:
+    """Return the tokens of a step in all runs. Without a price for cached tokens, all are fresh."""
+    tokens = [step.tokens for step in steps]
+    cached = 0
+    if price.per_million_cached is not None:
+        cached = sum(count.cached or 0 for count in tokens)
+    fresh = sum((count.input or 0) + (count.failed_input or 0) for count in tokens) - cached
+    written = None
+    if all(count.cache_written is not None for count in tokens):
+        written = Decimal(sum(count.cache_written or 0 for count in tokens))
+    output = sum((count.output or 0) + (count.failed_output or 0) for count in tokens)
+    return TokenAmounts(
+        fresh=Decimal(fresh), written=written, cached=Decimal(cached), output=Decimal(output)
     )
-    return sum(
-        costs_by_token(price, fresh, written, cached, total("output", "failed_output")).values(),
-        Decimal(0),
-    )
-
-
-def _by_the_hour(price: Price, gpus: int | None, tasks_per_s: Decimal | None) -> StepCost:
-    """Machines of an endpoint that serves this step alone: all their time is its."""
-    if gpus is None or not tasks_per_s or isinstance(price, PerToken):
-        why = (
-            "its GPUs are not known: gpus in --targets"
-            if gpus is None
-            else "no steady rate of tasks"
-        )
-        return StepCost(
-            price=price,
-            per_task=None,
-            why=why,
-            code="no_figure" if gpus is not None else "missing_option",
-        )
-    paid = sum(hourly(price).values(), Decimal(0)) * machines(price, gpus)
-    return StepCost(price=price, per_task=paid / (HOUR_S * tasks_per_s))

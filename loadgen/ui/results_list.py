@@ -183,16 +183,17 @@ def _usd(summaries: Sequence[Summary], prices: Prices | None) -> float | None:
     `summaries` are repeats of one load. Returns None if their machine has no price.
     """
     from loadgen.pricing.evidence import Evidence
-    from loadgen.pricing.prices import find
-    from loadgen.pricing.unit_cost import OUTPUT, offer
+    from loadgen.pricing.priced_result import price_result
+    from loadgen.pricing.prices import find_prices
+    from loadgen.pricing.units import OUTPUT
 
     first = summaries[0]
     if prices is None or not first.target.shape:
         return None
     try:
-        price = find(prices, first.target)[0]
+        price = find_prices(prices, first.target)[0]
         evidence = Evidence(name=first.run.id, folder="", summaries=tuple(summaries))
-        cost = offer(
+        cost = price_result(
             evidence, price, price.name, "", gpus=first.target.gpus, utilization=Decimal(1)
         ).costs[OUTPUT]
     except LoadgenError:

@@ -17,8 +17,8 @@ from loadgen.core.metrics.summary import dump_summary, load_summary
 from loadgen.cost.capacity_planning import measured, scaled
 from loadgen.cost.inputs import read_evidence
 from loadgen.cost.size_command import measured_rate
+from loadgen.pricing.estimate import Estimate, estimate_rate
 from loadgen.pricing.evidence import Evidence
-from loadgen.pricing.spread import Spread, rate_of_repeats
 from loadgen.repeated.capacity import Capacity, dump_capacity, load_capacity
 
 DATA = places.DATA
@@ -78,15 +78,15 @@ def test_any_bytes_are_a_capacity_or_a_named_fault(data: bytes):
 
 
 def test_repeats_have_students_interval():
-    found = rate_of_repeats([9.0, 10.0, 11.0, 10.0])
+    found = estimate_rate([9.0, 10.0, 11.0, 10.0])
     assert found.mid == 10
     assert found.high == pytest.approx(10 + 3.1824463 * (2 / 3) ** 0.5 / 2)
-    assert rate_of_repeats([4.0]) == Spread(mid=4.0)
-    assert (rate_of_repeats([0.1, 10.0]).low or 0) == 0.1  # a rate is positive
+    assert estimate_rate([4.0]) == Estimate(mid=4.0)
+    assert (estimate_rate([0.1, 10.0]).low or 0) == 0.1  # a rate is positive
 
 
 def test_rates_are_scaled_by_gpus():
-    assert scaled(Spread(mid=10, low=8, high=12.5), 4 / 8) == Spread(mid=5, low=4, high=6.25)
+    assert scaled(Estimate(mid=10, low=8, high=12.5), 4 / 8) == Estimate(mid=5, low=4, high=6.25)
 
 
 def evidence(**capacity: Any) -> Evidence:

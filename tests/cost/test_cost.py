@@ -40,9 +40,10 @@ from loadgen.cost.command import cost as command
 from loadgen.cost.comparison import OfferComparison, compare_offers, differences
 from loadgen.cost.sections import report as sections_of
 from loadgen.pricing import price_file, prices, reasons
-from loadgen.pricing.evidence import Evidence
-from loadgen.pricing.evidence import notes as evidence_notes
-from loadgen.pricing.unit_cost import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS, Cost, Offer, offer
+from loadgen.pricing.evidence import Evidence, evidence_notes
+from loadgen.pricing.priced_result import PricedResult, price_result
+from loadgen.pricing.unit_cost import UnitCost
+from loadgen.pricing.units import GOOD, OUTPUT, REQUEST, TASK, TOTAL, UNITS
 from loadgen.render import text as as_text
 from loadgen.repeated.capacity import Capacity, dump_capacity
 
@@ -88,11 +89,11 @@ def priced(
     capacity: Capacity | None = None,
     utilization: str = "1",
     name: str = "x",
-) -> Offer:
+) -> PricedResult:
     own = book(entry)
     found = Evidence(name=name, folder=name, summaries=(summary,), capacity=capacity)
     gpus = summary.target.gpus
-    return offer(
+    return price_result(
         found, own.entries[0], name, "prices.yaml", gpus=gpus, utilization=Decimal(utilization)
     )
 
@@ -256,7 +257,7 @@ def coded(notes: Sequence[ReasonCode]) -> dict[str, dict[str, Any]]:
     return {one.code: one.values for one in notes}
 
 
-def noted(one: Offer) -> dict[str, dict[str, Any]]:
+def noted(one: PricedResult) -> dict[str, dict[str, Any]]:
     return coded(one.note_codes)
 
 
@@ -375,7 +376,7 @@ def test_an_offline_run_is_priced_by_its_measurement_window(tmp_path: Path, lane
     if lanes:
         (tmp_path / "mlperf.json").write_text('{"scenario": "offline", "valid": true}')
     (found,) = inputs.read_evidence([tmp_path])
-    one = offer(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1))
+    one = price_result(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1))
     output = one.costs[OUTPUT]
     assert one.basis.label == "Offline"
     assert output and GPUS.tokens.output_per_s is not None
@@ -442,7 +443,7 @@ def test_what_a_price_does_not_say_is_said():
     copied = bare.price.model_copy(update={"as_of": "undated", "source": "not stated"})
     found = Evidence(name="x", folder="x", summaries=(GPUS,))
     assert {"price_undated", "price_unsourced"} <= noted(
-        offer(found, copied, "x", "", gpus=4, utilization=Decimal(1))
+        price_result(found, copied, "x", "", gpus=4, utilization=Decimal(1))
     ).keys()
     assert "undated, no source stated" in prices.dated(copied)
 
@@ -540,7 +541,7 @@ def test_an_invalid_run_has_no_good_requests():
     assert noted(one)["invalid"] == {"reasons": ["late"], "codes": []}
 
 
-def two(a: Offer, b: Offer) -> OfferComparison:
+def two(a: PricedResult, b: PricedResult) -> OfferComparison:
     return compare_offers([a, b], book(rent("60")))
 
 
@@ -631,7 +632,7 @@ def test_intervals_of_a_ratio_add_in_squares_on_the_log_scale():
 def test_two_prices_of_one_measurement_share_its_rate():
     found = Evidence(name="x", folder="x", summaries=(GPUS,), capacity=knee(20, 10, 40))
     low, high = (
-        offer(found, book(rent(price)).entries[0], price, "", gpus=4, utilization=Decimal(1))
+        price_result(found, book(rent(price)).entries[0], price, "", gpus=4, utilization=Decimal(1))
         for price in ("50", "60")
     )
     (pair,) = two(low, high).pairs
@@ -688,7 +689,7 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
         run = changed(GPUS, load={"steady_completed_rps": per_s}, goodput={"steady_rps": per_s})
         (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
     (found,) = inputs.read_evidence([tmp_path / "r"])
-    one = offer(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
+    one = price_result(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
     cost = one.costs[GOOD]
     assert one.basis.label == "at this load, 3 repeats"
     assert cost and cost.low and cost.high and cost.total == Decimal("0.001")
@@ -708,7 +709,7 @@ def test_an_invalid_repeat_is_left_out_of_the_rate_and_named(tmp_path: Path):
         (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
     (found,) = inputs.read_evidence([tmp_path / "r"])
     assert found.left_out == ("2",) and len(found.summaries) == 2
-    one = offer(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
+    one = price_result(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
     assert one.costs[GOOD].total == Decimal("0.001")
     assert "repeats_left_out" in {reason.code for reason in evidence_notes(found)}
 
@@ -723,7 +724,7 @@ AMOUNTS = st.dictionaries(
 @given(AMOUNTS)
 def test_printed_parts_add_up_to_the_printed_total(parts: dict[str, Decimal]):
     total = sum(parts.values(), Decimal(0))
-    shown, each = report.apportioned(Cost(parts=parts, total=total, low=None, high=None), 1000)
+    shown, each = report.apportioned(UnitCost(parts=parts, total=total, low=None, high=None), 1000)
     assert shown == sum(each.values())
     assert f"{shown:,f}" == report.money(total * 1000)
     step = Decimal(1).scaleb(min(int(shown.as_tuple().exponent), 0))
@@ -903,7 +904,9 @@ def test_an_endpoint_of_embeddings_has_no_output_tokens_and_a_price_all_the_same
     numbers = changed(GPUS, tokens=none, run={"api": "embeddings"})
     (results / "azure" / "summary.json").write_bytes(dump_summary(numbers))
     (found,) = inputs.read_evidence([results / "azure"])
-    costs = offer(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1)).costs
+    costs = price_result(
+        found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1)
+    ).costs
     assert costs[REQUEST] and costs.get(OUTPUT) is None
 
 

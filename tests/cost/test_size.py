@@ -38,11 +38,14 @@ from loadgen.cost.size_command import _searched
 from loadgen.cost.size_result import sizing
 from loadgen.cost.size_text import report
 from loadgen.cost.sizing import Need, published_rate, size
-from loadgen.pricing.evidence import Evidence, notes
+from loadgen.pricing.cost_basis import compute_cost_basis
+from loadgen.pricing.estimate import Estimate
+from loadgen.pricing.evidence import Evidence, evidence_notes
+from loadgen.pricing.priced_result import price_result
 from loadgen.pricing.prices import Energy, Rented
 from loadgen.pricing.reasons import texts
-from loadgen.pricing.spread import Spread
-from loadgen.pricing.unit_cost import REQUEST, basis, cost, offer
+from loadgen.pricing.unit_cost import compute_unit_cost
+from loadgen.pricing.units import REQUEST
 from loadgen.render import text as as_text
 from loadgen.repeated.capacity import CAPACITY_FILE, Capacity, dump_capacity
 from loadgen.search.experiment import with_state
@@ -56,7 +59,7 @@ SOURCE = MeasuredRate(
     name="vm",
     folder="vm",
     basis="capacity by search",
-    rate=Spread(mid=20.0, low=19.0, high=21.5),
+    rate=Estimate(mid=20.0, low=19.0, high=21.5),
     noun="requests",
     gpus=4,
     response_s=10.0,
@@ -119,7 +122,7 @@ def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float
         evidence=EVIDENCE,
     )
     share = Decimal(repr((found.used or 0) * hours / 24))
-    unit = offer(EVIDENCE, MACHINE, "vm", "here", gpus=4, utilization=share).costs[REQUEST]
+    unit = price_result(EVIDENCE, MACHINE, "vm", "here", gpus=4, utilization=share).costs[REQUEST]
     assert unit is not None and found.per_thousand is not None
     assert float(found.per_thousand.mid) == pytest.approx(float(unit.total) * 1000, rel=1e-9)
 
@@ -149,7 +152,7 @@ def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
     )
     evidence = Evidence(name="vm", folder="vm", summaries=(RAG,))
     found = size(SOURCE, Need(rate_per_s=50.0), gpus_per_machine=4, price=price, evidence=evidence)
-    unit = cost(basis(evidence), price, None, REQUEST)
+    unit = compute_unit_cost(compute_cost_basis(evidence), price, None, REQUEST)
     assert found.machines is None and unit is not None and found.per_thousand is not None
     assert math.isclose(found.per_thousand.mid, unit.total * 1000, rel_tol=1e-9)
 
@@ -181,7 +184,7 @@ def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> 
     summary = _beside_tasks()
     both = Capacity(rate_per_s=12.0, unit="starts", method="search", recipe="r")
     evidence = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=both)
-    assert basis(evidence).rates[REQUEST] == 15
+    assert compute_cost_basis(evidence).rates[REQUEST] == 15
     source = measured(evidence, 4)
     assert (source.rate.mid, source.noun, source.response_s) == (12.0, "starts", 12.5)
     older = Evidence(
@@ -199,7 +202,7 @@ def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> 
     assert steady and measured(run, 4).rate.mid == pytest.approx(steady * 0.8)
     asked = Need(rate_per_s=12.0, spare=0)
     found = size(source, asked, gpus_per_machine=4, price=MACHINE, evidence=evidence)
-    egress = cost(basis(evidence), MACHINE, 4, REQUEST)
+    egress = compute_unit_cost(compute_cost_basis(evidence), MACHINE, 4, REQUEST)
     assert egress and found.per_thousand and found.per_month
     free = MACHINE.model_copy(update={"egress_per_gb": None})
     bare = size(source, asked, gpus_per_machine=4, price=free, evidence=evidence).per_thousand
@@ -212,7 +215,7 @@ def test_a_published_rate_is_an_estimate_that_needs_the_length_of_an_answer() ->
     source = published_rate(
         "X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf"
     )
-    assert source.rate == Spread(mid=944_902 / 1200)
+    assert source.rate == Estimate(mid=944_902 / 1200)
     with refused(UserError, "no_figure", "--answer"):
         size(source, Need(users=10, think_s=30), gpus_per_machine=4, price=None, evidence=None)
     assert (
@@ -555,7 +558,7 @@ def test_a_folder_takes_its_own_slo_and_no_other(
 )
 def test_a_rate_at_the_end_of_its_own_interval_says_why(low: float, high: float, end: str) -> None:
     capacity = msgspec.structs.replace(CAPACITY, low_per_s=low, high_per_s=high)
-    said = " ".join(texts(notes(replace(EVIDENCE, capacity=capacity))))
+    said = " ".join(texts(evidence_notes(replace(EVIDENCE, capacity=capacity))))
     assert (f"the rate is the {end} end of its interval" in said) is bool(end)
     assert end or "end of its interval" not in said
 
@@ -563,8 +566,8 @@ def test_a_rate_at_the_end_of_its_own_interval_says_why(low: float, high: float,
 def test_an_interval_of_short_trials_says_what_it_holds_for_beside_every_cost() -> None:
     short = replace(EVIDENCE, capacity=msgspec.structs.replace(CAPACITY, horizon_s=162.65))
     words = "the interval of the capacity holds for what comes back within 2 min 43 s (usual: 12 min 00 s)"
-    assert words in " ".join(texts(notes(short)))
-    assert "holds for what comes back" not in " ".join(texts(notes(EVIDENCE)))
+    assert words in " ".join(texts(evidence_notes(short)))
+    assert "holds for what comes back" not in " ".join(texts(evidence_notes(EVIDENCE)))
 
 
 def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> None:
@@ -573,7 +576,7 @@ def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> Non
     by_the_rules = msgspec.structs.replace(
         CAPACITY, confirmed=True, state="confirmed", sustained_reason=why, resume_command="G"
     )
-    said = " ".join(texts(notes(replace(EVIDENCE, capacity=by_the_rules))))
+    said = " ".join(texts(evidence_notes(replace(EVIDENCE, capacity=by_the_rules))))
     assert (
         f"not known whether this load can be sustained: {why}; the search was stopped, "
         "go on with: G" in said
@@ -581,14 +584,14 @@ def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> Non
     sustained = msgspec.structs.replace(
         by_the_rules, state="sustained", sustained=True, resume_command=""
     )
-    assert "can go on" not in " ".join(texts(notes(replace(EVIDENCE, capacity=sustained))))
+    assert "can go on" not in " ".join(texts(evidence_notes(replace(EVIDENCE, capacity=sustained))))
 
 
 def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
     simulated = msgspec.structs.replace(
         RAG, target=msgspec.structs.replace(RAG.target, simulated=True)
     )
-    said = texts(notes(replace(EVIDENCE, summaries=(simulated,))))
+    said = texts(evidence_notes(replace(EVIDENCE, summaries=(simulated,))))
     assert any("wrong by 5 to 25 %" in text and "no interval" in text for text in said)
 
 

@@ -31,8 +31,9 @@ from loadgen.core.workload import load, read_flags
 from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.pricing import price_file
 from loadgen.pricing.evidence import Evidence
-from loadgen.pricing.step_cost import with_steps
-from loadgen.pricing.unit_cost import TASK, offer
+from loadgen.pricing.priced_result import price_result
+from loadgen.pricing.step_cost import with_step_costs
+from loadgen.pricing.units import TASK
 from loadgen.runs import text
 
 VECTOR = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4}})
@@ -148,8 +149,8 @@ def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
     assert sum(part.requests.ok for part in summary.targets) == 18 == summary.requests.ok
     book = price_file.parse(PRICES, "prices.yaml", env={})
     evidence = Evidence(name="run", folder="", summaries=(summary,))
-    priced = with_steps(
-        offer(evidence, book.entries[0], "run", "", gpus=None, utilization=Decimal(1)), book
+    priced = with_step_costs(
+        price_result(evidence, book.entries[0], "run", "", gpus=None, utilization=Decimal(1)), book
     )
     per_task = {name: step.per_task for name, step in priced.steps.items()}
     prompt, text_length = found["answer"].tokens.input or 0, found["embed"].tokens.input or 0

@@ -35,7 +35,7 @@ from loadgen.cost.comparison import compare_offers
 from loadgen.cost.inputs import read_evidence
 from loadgen.cost.sections import report as cost_report
 from loadgen.pricing.price_file import load_prices
-from loadgen.pricing.unit_cost import offer as price_of
+from loadgen.pricing.priced_result import price_result as price_of
 from loadgen.render import text as as_text
 from loadgen.runs.text import render
 

@@ -1,0 +1,123 @@
+"""Computes the power and energy of a result, by the price file and by measurement. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+
+import msgspec
+from loadgen_sdk.price_file import PerToken
+
+from loadgen.core.metrics.summary import Summary
+from loadgen.pricing.cost_basis import CostBasis
+from loadgen.pricing.machine_cost import machines_paid
+from loadgen.pricing.prices import Energy, Price
+from loadgen.pricing.unit_cost import round_amount
+from loadgen.pricing.units import KILO, MILLION, OUTPUT, REQUEST, SECONDS_PER_HOUR, to_decimal
+
+
+class Power(msgspec.Struct, frozen=True, kw_only=True):
+    """Power and energy at the measured rate, according to the price file. The cost includes their price.
+
+    Attributes:
+        watts: Of all machines that are paid for, with PUE.
+        joules_per_output_token: Energy per output token.
+        output_tokens_per_s_per_mw: Output tokens per second and megawatt.
+        kwh: Energy per unit, by unit. None if the rate of the unit is not known.
+    """
+
+    watts: Decimal
+    joules_per_output_token: Decimal
+    output_tokens_per_s_per_mw: Decimal
+    kwh: Mapping[str, Decimal | None]
+
+
+class MeasuredEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    """The energy that the accelerators of the runs used in the steady state.
+
+    It covers the accelerators only, so no cost is computed from it.
+
+    Attributes:
+        watts: Mean power.
+        joules_per_output_token: Energy per output token.
+        joules_per_request: Energy per request, or None if it is not known.
+        error: Relative error of the energy.
+        money: What the energy of a unit costs with PUE, by unit. None without a price per kWh.
+    """
+
+    watts: Decimal
+    joules_per_output_token: Decimal
+    joules_per_request: Decimal | None
+    error: Decimal
+    money: Mapping[str, Decimal | None]
+
+
+def compute_power(basis: CostBasis, price: Price, gpus: int | None) -> Power | None:
+    """Return the power and energy by the price file, whoever pays for them.
+
+    Returns None if the price says nothing about power, or if GPUs or rate are not known.
+    """
+    tokens_per_s = (basis.rates[OUTPUT] or 0) * MILLION
+    if isinstance(price, PerToken) or price.energy is None or gpus is None or not tokens_per_s:
+        return None
+    watts = price.energy.watts * price.energy.pue * machines_paid(price, gpus)
+    kwh_per_s = watts / KILO / SECONDS_PER_HOUR
+    return Power(
+        watts=watts,
+        joules_per_output_token=watts / tokens_per_s,
+        output_tokens_per_s_per_mw=tokens_per_s / (watts / MILLION),
+        kwh={unit: kwh_per_s / rate if rate else None for unit, rate in basis.rates.items()},
+    )
+
+
+def average_measured_energy(
+    summaries: Sequence[Summary], energy_price: Energy | None
+) -> MeasuredEnergy | None:
+    """Return the mean energy over the runs, or None if one of them has none."""
+    energies = [
+        summary.energy
+        for summary in summaries
+        if summary.energy is not None
+        and summary.energy.watts
+        and summary.energy.joules
+        and summary.energy.joules_per_output_token
+    ]
+    if not energies or len(energies) < len(summaries):
+        return None
+    watts = _mean([energy.watts for energy in energies])
+    joules_per_token = _mean([energy.joules_per_output_token for energy in energies])
+    joules_per_request = _mean([energy.joules_per_request for energy in energies])
+    assert watts is not None and joules_per_token is not None
+    errors = [(energy.error_j or 0.0) / (energy.joules or 1.0) for energy in energies]
+    return MeasuredEnergy(
+        watts=watts,
+        joules_per_output_token=joules_per_token,
+        joules_per_request=joules_per_request,
+        error=to_decimal(max(errors)),
+        money={
+            REQUEST: _cost_of_joules(joules_per_request, energy_price),
+            OUTPUT: _cost_of_joules(joules_per_token * MILLION, energy_price),
+        },
+    )
+
+
+def lowest_measured_watts(measured: MeasuredEnergy, energy_price: Energy) -> Decimal:
+    """Return the lower end of the measured power, with PUE."""
+    return measured.watts * (1 - measured.error) * energy_price.pue
+
+
+def _mean(values: Sequence[float | None]) -> Decimal | None:
+    """Return the mean, or None if a value is missing or zero."""
+    known = [value for value in values if value]
+    if len(known) < len(values):
+        return None
+    return to_decimal(math.fsum(known) / len(known))
+
+
+def _cost_of_joules(joules: Decimal | None, energy_price: Energy | None) -> Decimal | None:
+    if joules is None or energy_price is None or energy_price.per_kwh is None:
+        return None
+    return round_amount(
+        joules * (energy_price.per_kwh * energy_price.pue / KILO / SECONDS_PER_HOUR)
+    )

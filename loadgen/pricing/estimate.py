@@ -1,0 +1,64 @@
+"""An estimated rate or amount of money with the ends of its interval, and how it is printed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from loadgen.core import format
+from loadgen.core.stats.intervals import replications
+from loadgen.repeated.capacity import CONFIDENCE
+
+T = TypeVar("T", float, Decimal)
+Number = TypeVar("Number", int, float, Decimal)
+
+
+class Estimate(Struct, Generic[T], frozen=True, kw_only=True):
+    """A value with its 95 % interval.
+
+    Both ends are None if nothing was repeated. The field names are keys of `size.json`.
+    """
+
+    mid: T
+    low: T | None = None
+    high: T | None = None
+
+    def map(self, increasing_function: Callable[[T], T]) -> Estimate[T]:
+        """Return the estimate of a function of the value. The function must be increasing."""
+        return Estimate(
+            mid=increasing_function(self.mid),
+            low=None if self.low is None else increasing_function(self.low),
+            high=None if self.high is None else increasing_function(self.high),
+        )
+
+
+def estimate_rate(rates: Sequence[float]) -> Estimate[float]:
+    """Return the mean of the rates of independent repeats, with Student's 95 % interval.
+
+    One rate has no interval. A lower end that is not positive is replaced by the smallest rate,
+    because a rate is positive.
+    """
+    mean, low, high = replications(rates, CONFIDENCE)
+    if len(rates) < 2:
+        return Estimate(mid=mean)
+    return Estimate(mid=mean, low=low if low > 0 else min(rates), high=high)
+
+
+def format_interval(
+    mid: Number | None,
+    low: Number | None,
+    high: Number | None,
+    format_number: Callable[[Number], str] = format.quantity,
+) -> str:
+    """Return a value with the ends of its interval, such as "4.57 [4.41, 4.80]".
+
+    The ends are left out if they are not known or print as the same text.
+    """
+    if mid is None:
+        return format.NONE
+    if low is None or high is None or format_number(low) == format_number(high):
+        return format_number(mid)
+    return f"{format_number(mid)} [{format_number(low)}, {format_number(high)}]"

@@ -1,0 +1,95 @@
+"""Computes how many machines a run pays for, and what one machine costs per hour. Pure."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+from loadgen.pricing.prices import Energy, Owned, Rented
+from loadgen.pricing.units import HOURS_PER_YEAR, KILO, MONTHS_PER_YEAR
+
+
+def machines_paid(price: Rented | Owned, gpus: int) -> Decimal:
+    """Return the number of machines that a run on `gpus` GPUs pays for.
+
+    Rented machines are paid whole. Of machines that were bought, the run pays a fraction. A price
+    per GPU, without the number of GPUs of a machine, counts each GPU as a machine.
+    """
+    if price.gpus is None:
+        return Decimal(gpus)
+    if isinstance(price, Owned):
+        return Decimal(gpus) / price.gpus
+    return Decimal(math.ceil(gpus / price.gpus))
+
+
+def hourly_cost_parts(price: Rented | Owned) -> dict[str, Decimal]:
+    """Return the parts of the hourly cost of one machine, without those that are zero.
+
+    If the price is per GPU and does not say how many GPUs a machine has, the parts are for one GPU.
+    """
+    parts = _ownership_parts(price) if isinstance(price, Owned) else _rental_parts(price)
+    parts["storage"] = _per_hour(price.storage_per_month)
+    parts["support"] = _per_hour(price.support_per_month)
+    energy = price.energy
+    if energy is not None and energy.per_kwh is not None:
+        if energy.counted == "hourly":
+            parts["power"] = _energy_cost_per_hour(energy, energy.watts)
+        elif energy.counted == "by_load" and energy.idle_watts is not None:
+            parts["idle power"] = _energy_cost_per_hour(energy, energy.idle_watts)
+    return {part: amount for part, amount in parts.items() if amount}
+
+
+def hourly_cost(price: Rented | Owned) -> Decimal:
+    """Return what one machine costs per hour, without the energy that load adds."""
+    return sum(hourly_cost_parts(price).values(), Decimal(0))
+
+
+def load_energy_cost_per_hour(energy: Energy | None) -> Decimal:
+    """Return what the power that load adds on one machine costs per hour.
+
+    Returns 0 unless energy is counted `by_load`.
+    """
+    if energy is None or energy.counted != "by_load":
+        return Decimal(0)
+    if energy.per_kwh is None or energy.idle_watts is None:
+        return Decimal(0)
+    return _energy_cost_per_hour(energy, energy.watts - energy.idle_watts)
+
+
+def _ownership_parts(price: Owned) -> dict[str, Decimal]:
+    return {
+        "capital": _capital_per_year(price) / HOURS_PER_YEAR,
+        "staff": price.capital * price.staff_share / HOURS_PER_YEAR,
+    }
+
+
+def _rental_parts(price: Rented) -> dict[str, Decimal]:
+    parts: dict[str, Decimal] = {}
+    if price.per_hour is not None:
+        parts["rent"] = price.per_hour
+    elif price.per_gpu_hour is not None:
+        parts["rent"] = price.per_gpu_hour * (price.gpus or 1)
+    if price.lost_share is not None:
+        # Interruptions lose this share of the paid time, so that useful time costs 1 / (1 - share).
+        parts["interruptions"] = parts["rent"] * price.lost_share / (1 - price.lost_share)
+    return parts
+
+
+def _capital_per_year(price: Owned) -> Decimal:
+    """Return the yearly cost of the capital.
+
+    Without a discount rate the capital is written off evenly. With a rate r it is an annuity:
+    capital x r / (1 - (1 + r) ^ -years).
+    """
+    if price.discount is None:
+        return price.capital / price.years
+    return price.capital * price.discount / (1 - (1 + price.discount) ** -price.years)
+
+
+def _per_hour(per_month: Decimal | None) -> Decimal:
+    return (per_month or Decimal(0)) * MONTHS_PER_YEAR / HOURS_PER_YEAR
+
+
+def _energy_cost_per_hour(energy: Energy, watts: Decimal) -> Decimal:
+    assert energy.per_kwh is not None
+    return watts / KILO * energy.pue * energy.per_kwh

@@ -1,0 +1,279 @@
+"""Prices a result: what its units, its classes and its energy cost under one price. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+
+import msgspec
+from loadgen_sdk.price_file import PerToken
+from msgspec.structs import replace
+
+from loadgen.core.errors import UserError
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.manifest import ReasonCode
+from loadgen.pricing.cost_basis import CostBasis, compute_cost_basis, sum_counts
+from loadgen.pricing.energy import (
+    MeasuredEnergy,
+    Power,
+    average_measured_energy,
+    compute_power,
+)
+from loadgen.pricing.evidence import Evidence
+from loadgen.pricing.machine_cost import hourly_cost_parts, machines_paid
+from loadgen.pricing.prices import Price
+from loadgen.pricing.prompt_lengths import count_long_prompts
+from loadgen.pricing.reasons import texts
+from loadgen.pricing.result_notes import result_notes
+from loadgen.pricing.unit_cost import UnitCost, compute_unit_cost
+from loadgen.pricing.units import REQUEST, TOTAL, UNITS
+
+
+class ClassCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What the units of one request class cost.
+
+    Attributes:
+        tokens_share: The fraction of all prompt and output tokens that are of this class, which is
+            the fraction of the machines that it pays for. A price per token needs no fraction.
+        costs: The cost of each unit, by unit. None if no unit was measured.
+    """
+
+    tokens_share: Decimal
+    costs: Mapping[str, UnitCost | None]
+
+
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step adds to the cost of a task that succeeded.
+
+    Attributes:
+        price: The price of the endpoint that serves the step, or None if none was found.
+        per_task: The amount per task, or None if it cannot be computed.
+        why: What is missing if there is no amount.
+        code: The code of the error behind `why`.
+    """
+
+    price: Price | None
+    per_task: Decimal | None
+    why: str = ""
+    code: str = ""
+
+
+class PricedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A result under a price.
+
+    Attributes:
+        name: How reports call the result.
+        evidence: The measurements.
+        price: The price.
+        basis: The measured quantities behind the costs.
+        gpus: The number of GPUs that the run used, or None if it is not known.
+        gpus_paid: The number of GPUs that are paid for, or None for a price per token.
+        utilization: The fraction of the paid time in which the machines serve the load.
+        hourly: The parts of the hourly cost of all machines paid. Empty for a price per token.
+        costs: The cost of each unit, by unit. None if no unit was measured.
+        power: Power by the price file, or None without one.
+        measured: Energy by measurement, or None without one.
+        note_codes: The notes to show beside the costs.
+        classes: The costs of each request class. Empty if all requests are of one class.
+        steps: The costs of each step of a task, which `step_cost.with_step_costs` adds.
+    """
+
+    name: str
+    evidence: Evidence
+    price: Price
+    basis: CostBasis
+    gpus: int | None
+    gpus_paid: Decimal | None
+    utilization: Decimal
+    hourly: Mapping[str, Decimal]
+    costs: Mapping[str, UnitCost | None]
+    power: Power | None
+    measured: MeasuredEnergy | None
+    note_codes: tuple[ReasonCode, ...]
+    classes: Mapping[str, ClassCost]
+    steps: Mapping[str, StepCost] = msgspec.field(default_factory=dict)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes as sentences."""
+        return texts(self.note_codes)
+
+
+def price_result(
+    evidence: Evidence,
+    price: Price,
+    name: str,
+    price_location: str,
+    *,
+    gpus: int | None,
+    utilization: Decimal,
+) -> PricedResult:
+    """Return a result with the costs of its units under a price.
+
+    Args:
+        evidence: The measurements.
+        price: The price.
+        name: How reports call the result.
+        price_location: Where the price stands in its file, for error messages.
+        gpus: The number of GPUs that the run used, or None if it is not known.
+        utilization: The fraction of the paid time in which the machines serve the load.
+
+    Raises:
+        UserError: The number of GPUs is not known, cached tokens have no price, the run has no
+            steady rate, or a utilization was given without a capacity.
+    """
+    basis = compute_basis_for_price(evidence, price)
+    if isinstance(price, PerToken):
+        _check_cached_price(basis, price, price_location)
+        gpus_paid = None
+        hourly: dict[str, Decimal] = {}
+        utilization = Decimal(1)
+        energy_price = None
+    else:
+        gpus = _check_machine_inputs(evidence, basis, gpus, utilization)
+        machines = machines_paid(price, gpus)
+        gpus_paid = machines * (price.gpus or 1)
+        hourly = {part: cost * machines for part, cost in hourly_cost_parts(price).items()}
+        energy_price = price.energy
+    power = compute_power(basis, price, gpus)
+    measured = average_measured_energy(evidence.summaries, energy_price)
+    return PricedResult(
+        name=name,
+        evidence=evidence,
+        price=price,
+        basis=basis,
+        gpus=gpus,
+        gpus_paid=gpus_paid,
+        utilization=utilization,
+        hourly=hourly,
+        costs={unit: compute_unit_cost(basis, price, gpus, unit, utilization) for unit in UNITS},
+        power=power,
+        measured=measured,
+        note_codes=tuple(result_notes(evidence, basis, price, gpus, power, measured)),
+        classes=_class_costs(evidence, basis, price, gpus, utilization),
+    )
+
+
+def compute_basis_for_price(evidence: Evidence, price: Price) -> CostBasis:
+    """Return the basis of a cost, with the long prompts if the price changes with their length.
+
+    Raises:
+        UserError: The records that tell the lengths of the prompts are missing.
+    """
+    basis = compute_cost_basis(evidence)
+    if not isinstance(price, PerToken) or price.above_prompt_tokens is None:
+        return basis
+    return replace(basis, long_prompts=count_long_prompts(evidence, price.above_prompt_tokens))
+
+
+def _check_cached_price(basis: CostBasis, price: PerToken, price_location: str) -> None:
+    if basis.cached_tokens and price.per_million_cached is None:
+        raise UserError(
+            "no_price",
+            f"{basis.cached_tokens:,} prompt tokens came from a cache, and {price.name} has no "
+            "price for them",
+            price_location,
+            "supply per_million_cached (equal to per_million_input where there is no discount)",
+        )
+
+
+def _check_machine_inputs(
+    evidence: Evidence, basis: CostBasis, gpus: int | None, utilization: Decimal
+) -> int:
+    """Return the number of GPUs after checking what a price of machines needs.
+
+    A utilization needs a capacity: a run that was itself at 40 % has its idle time in its rate
+    already, and it would count twice.
+    """
+    if gpus is None:
+        raise UserError(
+            "missing_option",
+            "the run does not say how many GPUs it used",
+            evidence.folder,
+            f"--gpus {evidence.name}=4, or `loadgen run --gpus` next time",
+        )
+    if utilization != 1 and not basis.is_capacity:
+        raise UserError(
+            "no_effect",
+            f"--utilization without a capacity: {evidence.name} was measured at a load of its own",
+            evidence.folder,
+            "a run that was itself half idle would be counted idle twice; find its capacity, or "
+            "leave it out",
+        )
+    if not basis.rates[REQUEST]:
+        raise UserError(
+            "no_figure",
+            "the run has no steady-state window, and so no rate for a price per unit",
+            evidence.folder,
+            "a longer run: --duration, --num-requests",
+        )
+    return gpus
+
+
+def _class_costs(
+    evidence: Evidence, basis: CostBasis, price: Price, gpus: int | None, utilization: Decimal
+) -> dict[str, ClassCost]:
+    """Return what each request class costs. The rates of its units are in proportion to all units.
+
+    Returns an empty dictionary for a price that changes with the length of the prompt, because the
+    lengths are not known by class.
+    """
+    if isinstance(price, PerToken) and price.above is not None:
+        return {}
+    costs_by_class: dict[str, ClassCost] = {}
+    for name in [part.name for part in evidence.summary.classes]:
+        class_basis = _basis_of_class(evidence, basis, name)
+        if class_basis is None:
+            continue
+        all_tokens = basis.counts[TOTAL]
+        class_tokens = class_basis.counts[TOTAL]
+        share = Decimal(0)
+        if class_tokens is not None and all_tokens:
+            share = class_tokens / all_tokens
+        costs_by_class[name] = ClassCost(
+            tokens_share=share,
+            costs={
+                unit: compute_unit_cost(class_basis, price, gpus, unit, utilization, share)
+                for unit in UNITS
+            },
+        )
+    return costs_by_class
+
+
+def _basis_of_class(evidence: Evidence, basis: CostBasis, class_name: str) -> CostBasis | None:
+    """Return the basis of one class, or None if its tokens or the number of requests are not known."""
+    request_count = basis.counts[REQUEST]
+    summaries: list[Summary] = []
+    for summary in evidence.summaries:
+        class_summary = _summary_of_class(summary, class_name)
+        if class_summary is None:
+            return None
+        summaries.append(class_summary)
+    if not request_count:
+        return None
+    totals = sum_counts(summaries)
+    rate = basis.rates[REQUEST]
+    rates = {
+        unit: None if rate is None or count is None else rate * count / request_count
+        for unit, count in totals.counts.items()
+    }
+    return replace(totals, rates=rates, low=basis.low, high=basis.high, confidence=basis.confidence)
+
+
+def _summary_of_class(summary: Summary, class_name: str) -> Summary | None:
+    """Return the summary with the counts of one class.
+
+    Returns None if there is no such class or its tokens are not known.
+    """
+    part = next((part for part in summary.classes if part.name == class_name), None)
+    if part is None or part.tokens.input is None or part.tokens.output is None:
+        return None
+    return replace(
+        summary,
+        requests=part.requests,
+        tokens=part.tokens,
+        goodput=part.goodput,
+        sessions=part.sessions,
+        bytes=part.bytes,
+        classes=(),
+    )
