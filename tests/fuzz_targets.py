@@ -108,7 +108,7 @@ def questions(data: bytes) -> None:
 
 
 def prices(data: bytes) -> None:
-    price_file.parse(
+    price_file.parse_prices(
         data.decode("utf-8", "replace"), "prices.yaml", today=date(2026, 11, 22), env={}
     )
 

@@ -283,7 +283,7 @@ def _with_contract_prices(
     an_hour = Forecast(requests=1.0, seconds=3600.0, input_tokens=1.0, output_tokens=1.0)
     try:
         if budget is not None:
-            budget.cost(an_hour, target_facts(settings))
+            budget.forecast_cost(an_hour, target_facts(settings))
     except LoadgenError:
         return invocation
     return priced

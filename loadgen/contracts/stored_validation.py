@@ -244,22 +244,24 @@ def money(prices: Prices) -> Money:
     """The cost function under `prices`, per thousand good requests; the highest cost where several prices fit."""
 
     def cost(run: RecordedRun, good_rate: Interval) -> tuple[Interval, str]:
-        from loadgen.pricing import prices as pricing
-        from loadgen.pricing import unit_cost
+        from loadgen.pricing.cost_basis import compute_cost_basis
         from loadgen.pricing.evidence import Evidence
+        from loadgen.pricing.prices import find_prices
+        from loadgen.pricing.unit_cost import compute_unit_cost
+        from loadgen.pricing.units import GOOD
 
         evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
-        measured_basis = unit_cost.basis(evidence)
+        measured_basis = compute_cost_basis(evidence)
         rate = Decimal(repr(good_rate.value))
         basis = replace(
             measured_basis,
-            rates={**measured_basis.rates, unit_cost.GOOD: rate},
+            rates={**measured_basis.rates, GOOD: rate},
             low=Decimal(repr(max(good_rate.low, good_rate.value / 1e6))) / rate,
             high=Decimal(repr(good_rate.high)) / rate,
         )
         costs = []
-        for price in pricing.find(prices, run.summary.target):
-            unit_price = unit_cost.cost(basis, price, run.summary.target.gpus, unit_cost.GOOD)
+        for price in find_prices(prices, run.summary.target):
+            unit_price = compute_unit_cost(basis, price, run.summary.target.gpus, GOOD)
             if unit_price is None or unit_price.low is None or unit_price.high is None:
                 raise UserError(
                     "missing_option", "nobody says how many GPUs there are", run.folder, "--gpus"

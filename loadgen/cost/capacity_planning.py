@@ -23,7 +23,7 @@ def scaled(rate: Estimate[float], by: float) -> Estimate[float]:
     """So many times a rate. From GPUs to GPUs: machines count as independent, a router in front of them as free. The
     interval grows alike: it is that of one measured machine, whose error all of them share.
     """
-    return rate.each(lambda end: end * by)
+    return rate.map(lambda end: end * by)
 
 
 def demand(users: int, think_s: float, response_s: float) -> float:

@@ -135,7 +135,7 @@ def cost(
                     if len(matching) == 1
                     else f"{result.name} ({at.commitment or at.name})"
                 )
-                place = book.at[at.name]
+                place = book.locations[at.name]
                 made = price_result(result, at, name, place, gpus=gpu_count, utilization=share)
                 priced.append(with_step_costs(made, book))
         except LoadgenError as fault:

@@ -242,7 +242,7 @@ def size(
             at = None
             if book is not None:
                 if evidence is None and source not in chosen:
-                    hint = f"--price '{source}=NAME', one of: {', '.join(book.at)}"
+                    hint = f"--price '{source}=NAME', one of: {', '.join(book.locations)}"
                     raise UserError(
                         "no_figure",
                         "a published figure has no shape to find its price by",

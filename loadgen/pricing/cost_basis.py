@@ -1,4 +1,4 @@
-"""Computes the measured quantities that a cost is calculated from: rates, counts, tokens and bytes. Pure."""
+"""Computes the measured quantities behind a cost: rates, counts, tokens and bytes. Pure."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def compute_cost_basis(evidence: Evidence) -> CostBasis:
 
 
 def tasks_of(summary: Summary) -> Sessions | None:
-    """Return the tasks of a run, or None if the run has none or also has classes of single requests.
+    """Return the tasks of a run, or None if there are none or also classes of single requests.
 
     Beside classes of single requests, a cost per task would include what those requests cost.
     """
@@ -85,7 +85,8 @@ def tasks_of(summary: Summary) -> Sessions | None:
 def sum_counts(summaries: Sequence[Summary]) -> CostBasis:
     """Return the counts and amounts summed over all runs, without rates.
 
-    Steps served by endpoints of their own are left out, because those endpoints have their own prices.
+    Steps served by endpoints of their own are left out, because those endpoints have their own
+    prices.
     """
     summaries = [without_separate_endpoints(summary) for summary in summaries]
     tokens = [summary.tokens for summary in summaries]

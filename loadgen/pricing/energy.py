@@ -18,7 +18,9 @@ from loadgen.pricing.units import KILO, MILLION, OUTPUT, REQUEST, SECONDS_PER_HO
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """Power and energy at the measured rate, according to the price file. The cost includes their price.
+    """Power and energy at the measured rate, according to the price file.
+
+    The cost includes their price.
 
     Attributes:
         watts: Of all machines that are paid for, with PUE.

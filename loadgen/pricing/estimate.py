@@ -1,10 +1,10 @@
-"""An estimated rate or amount of money with the ends of its interval, and how it is printed. Pure."""
+"""An estimated rate or amount of money with its interval, and how it is printed. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -13,7 +13,6 @@ from loadgen.core.stats.intervals import replications
 from loadgen.repeated.capacity import CONFIDENCE
 
 T = TypeVar("T", float, Decimal)
-Number = TypeVar("Number", int, float, Decimal)
 
 
 class Estimate(Struct, Generic[T], frozen=True, kw_only=True):
@@ -48,10 +47,10 @@ def estimate_rate(rates: Sequence[float]) -> Estimate[float]:
 
 
 def format_interval(
-    mid: Number | None,
-    low: Number | None,
-    high: Number | None,
-    format_number: Callable[[Number], str] = format.quantity,
+    mid: float | Decimal | None,
+    low: float | Decimal | None,
+    high: float | Decimal | None,
+    format_number: Callable[[Any], str] = format.quantity,
 ) -> str:
     """Return a value with the ends of its interval, such as "4.57 [4.41, 4.80]".
 

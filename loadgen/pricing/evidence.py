@@ -1,4 +1,4 @@
-"""The measurements behind a cost or a plan: one run, repeats of one run, or a capacity and its confirming run.
+"""The measurements behind a cost or a plan: a run, repeats of a run, or a capacity.
 
 Pure values. `loadgen.cost.inputs` reads them from result folders.
 """

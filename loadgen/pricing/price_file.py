@@ -1,17 +1,19 @@
-"""Reads and checks a price file (prices.yaml): all faults are reported at once, each with file:line:column.
+"""Reads and checks a price file (prices.yaml).
 
-The only module that reads price files. Nothing is guessed: no default price, no exchange rate, no date.
+All errors are reported at once, each with file:line:column.
+
+Nothing is guessed: there is no default price, exchange rate or date.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from loadgen_sdk.price_file import RANGES, TELL_APART, PerToken, absurd, latest, to_come, twice
 from msgspec.structs import replace
@@ -33,17 +35,25 @@ from loadgen.pricing.prices import (
     WrittenPrices,
 )
 
-Loc = tuple[str | int, ...]
-Located = tuple[tuple[str, int], Price]
-_Report = Callable[[Code, str, Loc, str], None]  # of a fault: its problem, where, and the hint
+KeyPath = tuple[str | int, ...]
+"""The keys and indexes that lead to a value of the file, such as ("rented", 0, "per_hour")."""
 
 SAMPLE = Path(__file__).parent.parent / "data" / "prices_sample.yaml"
 EXAMPLE = "docs/prices.example.yaml"
 
-# As the SDK's `RANGES`, of what is derived, or lies deeper in an entry.
-GPU_HOUR = (Decimal("0.05"), Decimal(200), "per_gpu_hour", "a GPU-hour")
-CAPITAL = (Decimal(500), Decimal(1_000_000), "capital_per_gpu", "a GPU's part of the capital")
-KILOWATT_HOUR = (Decimal("0.001"), Decimal(5), "per_kwh", "a kilowatt-hour")
+GPU_HOUR_RANGE = (Decimal("0.05"), Decimal(200), "per_gpu_hour", "a GPU-hour")
+CAPITAL_RANGE = (Decimal(500), Decimal(1_000_000), "capital_per_gpu", "a GPU's part of the capital")
+KILOWATT_HOUR_RANGE = (Decimal("0.001"), Decimal(5), "per_kwh", "a kilowatt-hour")
+"""Plausible amounts in dollars and similar currencies: lowest, highest, unit, noun for messages."""
+
+_MONEY_KEYS = (
+    *RANGES,
+    "per_hour",
+    "per_gpu_hour",
+    "capital",
+    "storage_per_month",
+    "support_per_month",
+)
 
 
 def load_prices(
@@ -55,20 +65,32 @@ def load_prices(
     as_of: date | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Prices:
-    """The prices of a source (None: the packaged sample), in its own currency or converted to `currency`.
+    """Return the prices of a price file or another source of `--prices`.
 
-    as_of: those that were valid at this day: of one offer the latest up to it. None: the latest.
-    Raises Faults with everything that is wrong, by line, and UserError for a sample that was not accepted.
+    Args:
+        path: The file, or NAME:WHAT of a plug-in. None for the packaged sample.
+        accept_sample: True to accept prices that are a sample, not an offer.
+        currency: The currency to convert all amounts to, by default that of the file.
+        today: The day after which dates are in the future, by default today.
+        as_of: The day at which prices must have been valid. Of several prices of one offer the
+            latest up to this day counts, or without a day the latest.
+        env: The environment, for variables that the file names.
+
+    Raises:
+        CombinedError: The file has errors.
+        UserError: A sample was not accepted, or no price is left.
     """
-    file = SAMPLE if path is None else path
-    label = "prices_sample.yaml (shipped)" if path is None else str(path)
     if path is None and not accept_sample:
-        hint = f"--prices FILE, written like {EXAMPLE}; to see figures from list prices that others have copied: "
         raise UserError(
-            "missing_option", "no prices were given", "--prices", hint + "--accept-sample-prices"
+            "missing_option",
+            "no prices were given",
+            "--prices",
+            f"--prices FILE, written like {EXAMPLE}; to see figures from list prices that others "
+            "have copied: --accept-sample-prices",
         )
-    text = parse_price_option(str(file)).read()
-    return parse(
+    label = "prices_sample.yaml (shipped)" if path is None else str(path)
+    text = parse_price_option(str(path or SAMPLE)).read()
+    return parse_prices(
         text,
         label,
         accept_sample=accept_sample,
@@ -80,13 +102,17 @@ def load_prices(
 
 
 def read_price_file(file: str) -> str:
-    """Return the text of a price file. Raises UserError."""
+    """Return the text of a price file.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
     return read_yaml_text(
         Path(file), file, "price file", lambda: f"written like {EXAMPLE}", f"like {EXAMPLE}"
     )
 
 
-def parse(
+def parse_prices(
     text: str,
     label: str,
     *,
@@ -96,26 +122,21 @@ def parse(
     as_of: date | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Prices:
-    """The prices in the text of a price file, as `load_prices`. Pure but for the defaults of `today` and `env`."""
-    document, faults = read_yaml(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
-    source = FileContext(file=label, directory=Path(), faults=faults)
-    written = validate_document(WrittenPrices, document, source)
-    if written is None:
-        raise CombinedError(sort_errors([_with_hint(one) for one in source.faults]))
-    faults = source.faults
+    """Return the prices in the text of a price file. `label` names the file in messages.
+
+    See `load_prices` for the other arguments and for the errors that are raised.
+    """
+    written, file = _parse_document(text, label, env)
     if written.sample and not accept_sample:
-        hint = "write down what you pay; or --accept-sample-prices, and every figure will say that it rests on a sample"
-        faults.append(
-            UserError(
-                "sample_prices",
-                "these prices are a sample, not an offer",
-                _place(document, label, ("sample",)),
-                hint,
-            )
+        file.add_error(
+            "sample_prices",
+            "these prices are a sample, not an offer",
+            ("sample",),
+            "write down what you pay; or --accept-sample-prices, and every figure will say that it "
+            "rests on a sample",
         )
-    faults += _consistency_faults(written, document, label, today or date.today())
-    if faults:
-        raise CombinedError(sort_errors(faults))
+    _check_consistency(written, file, today or date.today())
+    file.raise_errors()
     target_currency = currency or written.currency
     if not re.fullmatch(r"[A-Z]{3}", target_currency):
         raise UserError(
@@ -124,269 +145,365 @@ def parse(
             "--currency",
             "three capital letters, like USD",
         )
-    located = list(_located_prices(written))
-    valid = latest(located, lambda one: _identity(one[1]), lambda one: one[1].as_of, as_of)
-    if not valid and as_of is not None and located:
-        hint = "an earlier price with its as_of, or a later day"
+    valid = _valid_at(_located_prices(written), as_of)
+    converted, exchange_texts = _convert_prices(written, valid, file, target_currency)
+    _check_plausibility(converted, file, target_currency)
+    file.raise_errors()
+    if not converted:
         raise UserError(
-            "no_price", f"no price in the file was valid on {as_of}", f"--as-of {as_of}", hint
+            "no_price",
+            "there is no price in the file",
+            file.place(()),
+            f"rented:, owned: or per_token:, like {EXAMPLE}",
         )
-    entries, exchange_words, faults = _exchanged(written, valid, document, label, target_currency)
-    faults += list(_implausible(entries, document, label, target_currency))
-    if faults:
-        raise CombinedError(sort_errors(faults))
-    names = _names([entry for _, entry in entries])
-    named_entries = [
-        _with(entry, name=name) for (_, entry), name in zip(entries, names, strict=True)
-    ]
-    places = {
-        name: str(_place(document, label, loc))
-        for (loc, _), name in zip(entries, names, strict=True)
-    }
-    if not named_entries:
-        hint = f"rented:, owned: or per_token:, like {EXAMPLE}"
-        raise UserError(
-            "no_price", "there is no price in the file", place_at(label, document.at, ""), hint
-        )
+    names = _unique_names([located.price for located in converted])
     return Prices(
         file=label,
         currency=target_currency,
         sample=written.sample,
         notes=" ".join(written.notes.split()),
-        entries=tuple(named_entries),
-        at=places,
-        exchanged=exchange_words,
+        entries=tuple(
+            _replace_fields(located.price, name=name)
+            for located, name in zip(converted, names, strict=True)
+        ),
+        locations={
+            name: str(file.place(located.keys))
+            for located, name in zip(converted, names, strict=True)
+        },
+        exchanged=exchange_texts,
     )
 
 
-def _with_hint(problem: LoadgenError) -> LoadgenError:
-    if problem.hint:
-        return problem
-    return UserError(
-        problem.code,
-        problem.what,
-        problem.place or problem.where,
-        f"like {EXAMPLE}",
-        key=problem.key,
-    )
+class LocatedPrice(NamedTuple):
+    """A price and the keys that lead to it in the file."""
 
+    keys: tuple[str, int]
+    price: Price
 
-def _place(document: Map, label: str, loc: Loc) -> Place:
-    position, path, _ = locate(document, loc)
-    return place_at(label, position, path)
-
-
-def _located_prices(written: WrittenPrices) -> Iterator[tuple[tuple[str, int], Price]]:
-    for key in ("rented", "owned", "per_token"):
-        for index, price in enumerate(getattr(written, key)):
-            yield (key, index), price
-
-
-def _consistency_faults(
-    written: WrittenPrices, document: Map, label: str, today: date
-) -> list[LoadgenError]:
-    """Faults that pydantic cannot see: future dates, keys that exclude each other, one offer priced twice."""
-    faults: list[LoadgenError] = []
-
-    def report(code: Code, problem: str, loc: Loc, hint: str) -> None:
-        faults.append(UserError(code, problem, _place(document, label, loc), hint))
-
-    dates = [(("exchange", i), rate.as_of) for i, rate in enumerate(written.exchange)]
-    for loc, as_of in [*dates, *((loc, price.as_of) for loc, price in _located_prices(written))]:
-        if (wrong := to_come(as_of, today)) is not None:
-            report(wrong.code, wrong.what, (*loc, "as_of"), wrong.hint)
-    for loc, price in _located_prices(written):
-        if isinstance(price, Rented):
-            _check_rented(price, loc, report)
-        if isinstance(price, (Rented, Owned)) and price.energy is not None:
-            _check_energy(price, price.energy, loc, report)
-    located = list(_located_prices(written))
-    for (loc, price), (first, _) in twice(
-        located, lambda one: _identity(one[1]), lambda one: one[1].as_of
-    ):
-        line = locate(document, first)[0].line
-        problem = f"two prices for {_identity(price)[2] or _identity(price)[1]}"
-        report(
-            "duplicate",
-            f"{problem} of {price.provider}",
-            loc,
-            f"the first is on line {line}; {TELL_APART}",
+    @property
+    def offer(self) -> tuple[str, ...]:
+        """What must be unique among prices of one day: provider, product, region and commitment."""
+        price = self.price
+        if isinstance(price, PerToken):
+            return price.offer
+        return (
+            price.provider.lower(),
+            price.gpu.lower(),
+            price.shape,
+            price.region.lower(),
+            price.commitment.lower(),
         )
-    first_by_name: dict[str, tuple[tuple[str, int], tuple[str, ...]]] = {}
-    for loc, price in _located_prices(written):
-        first_named, offer = first_by_name.setdefault(price.name, (loc, _identity(price)))
-        if price.name and offer != _identity(price):
-            line = locate(document, first_named)[0].line
-            report(
+
+    @property
+    def product(self) -> str:
+        """The product, as error messages name it."""
+        return self.offer[2] or self.offer[1]
+
+    @property
+    def as_of(self) -> str:
+        """The day, month or year at which the price was valid."""
+        return self.price.as_of
+
+
+class _CheckedFile:
+    """The document of a price file and the errors found in it so far."""
+
+    def __init__(self, document: Map, label: str, errors: list[LoadgenError]) -> None:
+        self._document = document
+        self._label = label
+        self._errors = errors
+
+    def add_error(self, code: Code, problem: str, keys: KeyPath, hint: str) -> None:
+        """Remember an error at the place that the keys lead to."""
+        self._errors.append(UserError(code, problem, self.place(keys), hint))
+
+    def place(self, keys: KeyPath) -> Place:
+        """Return the place that the keys lead to."""
+        location = locate(self._document, keys)
+        return place_at(self._label, location[0], location[1])
+
+    def line(self, keys: KeyPath) -> int:
+        """Return the line that the keys lead to."""
+        return self.place(keys).line
+
+    def raise_errors(self) -> None:
+        """Raise CombinedError if there are errors."""
+        if self._errors:
+            raise CombinedError(sort_errors(self._errors))
+
+
+def _parse_document(
+    text: str, label: str, env: Mapping[str, str]
+) -> tuple[WrittenPrices, _CheckedFile]:
+    """Return the validated document and the file with the errors that did not prevent validation.
+
+    Raises CombinedError if the document does not have the form of a price file.
+    """
+    document, errors = read_yaml(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
+    context = FileContext(file=label, directory=Path(), faults=errors)
+    written = validate_document(WrittenPrices, document, context)
+    if written is None:
+        raise CombinedError(sort_errors([_with_example(error) for error in context.faults]))
+    return written, _CheckedFile(document, label, context.faults)
+
+
+def _with_example(error: LoadgenError) -> LoadgenError:
+    """Return the error with a hint at the example, if it has no hint of its own."""
+    if error.hint:
+        return error
+    return UserError(
+        error.code, error.what, error.place or error.where, f"like {EXAMPLE}", key=error.key
+    )
+
+
+def _located_prices(written: WrittenPrices) -> list[LocatedPrice]:
+    lists: dict[str, Sequence[Price]] = {
+        "rented": written.rented,
+        "owned": written.owned,
+        "per_token": written.per_token,
+    }
+    return [
+        LocatedPrice((key, index), price)
+        for key, prices in lists.items()
+        for index, price in enumerate(prices)
+    ]
+
+
+def _valid_at(located: Sequence[LocatedPrice], day: date | None) -> list[LocatedPrice]:
+    """Return the latest price of each offer, or the latest that was valid at a day."""
+    valid = latest(located, lambda entry: entry.offer, lambda entry: entry.as_of, day)
+    if not valid and day is not None and located:
+        raise UserError(
+            "no_price",
+            f"no price in the file was valid on {day}",
+            f"--as-of {day}",
+            "an earlier price with its as_of, or a later day",
+        )
+    return valid
+
+
+def _check_consistency(written: WrittenPrices, file: _CheckedFile, today: date) -> None:
+    """Find errors between keys: future dates, keys that exclude each other, and repeated offers."""
+    located = _located_prices(written)
+    dates: list[tuple[KeyPath, str]] = [
+        (("exchange", index), rate.as_of) for index, rate in enumerate(written.exchange)
+    ]
+    dates += [(entry.keys, entry.as_of) for entry in located]
+    for keys, as_of in dates:
+        wrong_date = to_come(as_of, today)
+        if wrong_date is not None:
+            file.add_error(wrong_date.code, wrong_date.what, (*keys, "as_of"), wrong_date.hint)
+    for keys, price in located:
+        if isinstance(price, Rented):
+            _check_rented(price, keys, file)
+        if isinstance(price, Rented | Owned) and price.energy is not None:
+            _check_energy(price, price.energy, (*keys, "energy"), file)
+    _check_repeated_offers(located, file)
+    _check_repeated_names(located, file)
+
+
+def _check_repeated_offers(located: Sequence[LocatedPrice], file: _CheckedFile) -> None:
+    repeated = twice(located, lambda entry: entry.offer, lambda entry: entry.as_of)
+    for entry, first in repeated:
+        file.add_error(
+            "duplicate",
+            f"two prices for {entry.product} of {entry.price.provider}",
+            entry.keys,
+            f"the first is on line {file.line(first.keys)}; {TELL_APART}",
+        )
+
+
+def _check_repeated_names(located: Sequence[LocatedPrice], file: _CheckedFile) -> None:
+    """Find names of more than one offer. Prices of one offer at different days may share a name."""
+    first_by_name: dict[str, LocatedPrice] = {}
+    for entry in located:
+        name = entry.price.name
+        if not name:
+            continue
+        first = first_by_name.setdefault(name, entry)
+        if first.offer != entry.offer:
+            file.add_error(
                 "duplicate",
-                f'the name "{price.name}" is given twice',
-                (*loc, "name"),
-                f"the first is on line {line}",
+                f'the name "{name}" is given twice',
+                (*entry.keys, "name"),
+                f"the first is on line {file.line(first.keys)}",
             )
-    return faults
 
 
-def _check_rented(price: Rented, loc: tuple[str, int], report: _Report) -> None:
+def _check_rented(price: Rented, keys: KeyPath, file: _CheckedFile) -> None:
     if price.per_hour is not None and price.per_gpu_hour is not None:
-        report(
+        file.add_error(
             "conflict",
             "per_hour and per_gpu_hour are both given",
-            (*loc, "per_gpu_hour"),
+            (*keys, "per_gpu_hour"),
             "keep the one that the source says",
         )
     if price.per_hour is None and price.per_gpu_hour is None and price.quality != NOT_VERIFIED:
-        hint = "per_hour: of the whole machine, or per_gpu_hour: of one GPU; nothing is guessed"
-        report("no_price", f"no price for {price.shape or price.gpu}", loc, hint)
+        file.add_error(
+            "no_price",
+            f"no price for {price.shape or price.gpu}",
+            keys,
+            "per_hour: of the whole machine, or per_gpu_hour: of one GPU; nothing is guessed",
+        )
     if price.per_hour is not None and price.gpus is None:
-        report(
+        file.add_error(
             "missing_key",
             "per_hour without gpus",
-            (*loc, "per_hour"),
+            (*keys, "per_hour"),
             "gpus: how many GPUs the machine has",
         )
     if price.energy is not None and price.gpus is None:
-        report(
+        file.add_error(
             "missing_key",
             "energy without gpus",
-            (*loc, "energy"),
+            (*keys, "energy"),
             "watts are a machine's: gpus: says how many GPUs it has",
         )
 
 
-def _check_energy(
-    price: Rented | Owned, energy: Energy, loc: tuple[str, int], report: _Report
-) -> None:
-    loc_energy = (*loc, "energy")
+def _check_energy(price: Rented | Owned, energy: Energy, keys: KeyPath, file: _CheckedFile) -> None:
     if isinstance(price, Owned) and energy.counted == "included":
-        hint = "counted: hourly (all hours at watts), or by_load (idle_watts at all hours, the rest with the load)"
-        report("conflict", "capital does not include power", (*loc_energy, "counted"), hint)
+        file.add_error(
+            "conflict",
+            "capital does not include power",
+            (*keys, "counted"),
+            "counted: hourly (all hours at watts), or by_load (idle_watts at all hours, the rest "
+            "with the load)",
+        )
     if energy.counted == "included" and energy.per_kwh is not None:
-        hint = "leave per_kwh out; or counted: hourly or by_load where power is billed apart"
-        report(
+        file.add_error(
             "conflict",
             "power that the price includes would be paid twice",
-            (*loc_energy, "per_kwh"),
-            hint,
+            (*keys, "per_kwh"),
+            "leave per_kwh out; or counted: hourly or by_load where power is billed apart",
         )
     if energy.counted != "included" and energy.per_kwh is None:
-        report(
+        file.add_error(
             "missing_key",
             "power is paid, and per_kwh is missing",
-            loc_energy,
+            keys,
             "per_kwh: what a kilowatt-hour costs",
         )
     if energy.counted == "by_load" and energy.idle_watts is None:
-        hint = "idle_watts: what the machine draws while it waits"
-        report("missing_key", "counted by_load, and idle_watts is missing", loc_energy, hint)
+        file.add_error(
+            "missing_key",
+            "counted by_load, and idle_watts is missing",
+            keys,
+            "idle_watts: what the machine draws while it waits",
+        )
     if energy.idle_watts is not None and energy.idle_watts > energy.watts:
-        hint = "watts: under load, idle_watts: while it waits"
-        report("out_of_range", "idle_watts is more than watts", (*loc_energy, "idle_watts"), hint)
+        file.add_error(
+            "out_of_range",
+            "idle_watts is more than watts",
+            (*keys, "idle_watts"),
+            "watts: under load, idle_watts: while it waits",
+        )
 
 
-def _identity(price: Price) -> tuple[str, ...]:
-    """The key that must be unique among prices: provider, product, region, commitment."""
-    if isinstance(price, PerToken):
-        return price.offer
-    product = price.gpu.lower(), price.shape
-    return (price.provider.lower(), *product, price.region.lower(), price.commitment.lower())
-
-
-_MONEY = (*RANGES, "per_hour", "per_gpu_hour", "capital", "storage_per_month", "support_per_month")
-
-
-def _exchanged(
-    written: WrittenPrices, located: Sequence[Located], document: Map, label: str, currency: str
-) -> tuple[list[Located], tuple[str, ...], list[LoadgenError]]:
-    """Every price in `currency`, the rates used in words, and a fault for each price without a rate."""
-    faults: list[LoadgenError] = []
-    rates: dict[tuple[str, str], ExchangeRate] = {}
-    for i, rate in enumerate(written.exchange):
-        if rates.setdefault((rate.from_, rate.to), rate) is not rate:
-            what, at = (
-                f"two rates from {rate.from_} to {rate.to}",
-                _place(document, label, ("exchange", i)),
-            )
-            faults.append(UserError("duplicate", what, at, "keep one"))
-    entries: list[Located] = []
+def _convert_prices(
+    written: WrittenPrices, located: Sequence[LocatedPrice], file: _CheckedFile, currency: str
+) -> tuple[list[LocatedPrice], tuple[str, ...]]:
+    """Return the prices in one currency, and the exchange rates that were used as text."""
+    rates = _exchange_rates(written, file)
+    converted: list[LocatedPrice] = []
     used_rates: dict[str, None] = {}
-    for loc, price in located:
-        own = price.currency or written.currency
-        if own == currency:
-            entries.append((loc, price))
+    for entry in located:
+        price_currency = entry.price.currency or written.currency
+        if price_currency == currency:
+            converted.append(entry)
             continue
-        exchange = rates.get((own, currency))
+        exchange = rates.get((price_currency, currency))
         if exchange is None:
-            at = _place(document, label, (*loc, "currency"))
-            hint = f"exchange: [{{from: {own}, to: {currency}, rate: ..., as_of: ..., source: ...}}]; none is invented"
-            faults.append(
-                UserError(
-                    "no_exchange_rate", f"no exchange rate from {own} to {currency}", at, hint
-                )
+            file.add_error(
+                "no_exchange_rate",
+                f"no exchange rate from {price_currency} to {currency}",
+                (*entry.keys, "currency"),
+                f"exchange: [{{from: {price_currency}, to: {currency}, rate: ..., as_of: ..., "
+                "source: ...}]; none is invented",
             )
             continue
-        used_rates[
-            f"1 {own} = {exchange.rate} {currency} (as of {exchange.as_of}, {exchange.source})"
-        ] = None
-        entries.append((loc, _multiplied(price, exchange.rate)))
-    return entries, tuple(used_rates), faults
+        rate_text = f"1 {price_currency} = {exchange.rate} {currency}"
+        used_rates[f"{rate_text} (as of {exchange.as_of}, {exchange.source})"] = None
+        converted.append(LocatedPrice(entry.keys, _multiply_amounts(entry.price, exchange.rate)))
+    return converted, tuple(used_rates)
 
 
-def _with(price: Price, **changed: Any) -> Price:
-    return (
-        replace(price, **changed)
-        if isinstance(price, PerToken)
-        else price.model_copy(update=changed)
-    )
+def _exchange_rates(
+    written: WrittenPrices, file: _CheckedFile
+) -> dict[tuple[str, str], ExchangeRate]:
+    """Return the exchange rates by the currencies they convert from and to."""
+    rates: dict[tuple[str, str], ExchangeRate] = {}
+    for index, rate in enumerate(written.exchange):
+        first = rates.setdefault((rate.from_, rate.to), rate)
+        if first is not rate:
+            problem = f"two rates from {rate.from_} to {rate.to}"
+            file.add_error("duplicate", problem, ("exchange", index), "keep one")
+    return rates
 
 
-def _multiplied(price: Price, rate: Decimal) -> Price:
-    changed: dict[str, Any] = {key: getattr(price, key, None) for key in _MONEY}
-    changed = {key: value * rate for key, value in changed.items() if value is not None}
-    energy = getattr(price, "energy", None)
+def _multiply_amounts(price: Price, rate: Decimal) -> Price:
+    """Return the price with every amount of money multiplied by an exchange rate."""
+    changes: dict[str, Any] = {}
+    for key in _MONEY_KEYS:
+        amount = getattr(price, key, None)
+        if amount is not None:
+            changes[key] = amount * rate
+    energy = None if isinstance(price, PerToken) else price.energy
     if energy is not None and energy.per_kwh is not None:
-        changed["energy"] = energy.model_copy(update={"per_kwh": energy.per_kwh * rate})
-    return _with(price, **changed)
+        changes["energy"] = energy.model_copy(update={"per_kwh": energy.per_kwh * rate})
+    return _replace_fields(price, **changes)
 
 
-def _implausible(
-    entries: Sequence[Located], document: Map, label: str, currency: str
-) -> Iterator[LoadgenError]:
-    for loc, price in entries:
-        for steps, amount, low, high, unit, noun in _amounts_to_check(price):
-            if (wrong := absurd(amount, low, high, unit, noun, currency)) is not None:
-                yield UserError(
-                    wrong.code, wrong.what, _place(document, label, (*loc, *steps)), wrong.hint
-                )
+def _replace_fields(price: Price, **changes: Any) -> Price:
+    if isinstance(price, PerToken):
+        return replace(price, **changes)
+    return price.model_copy(update=changes)
 
 
-def _amounts_to_check(
-    price: Price,
-) -> Iterator[tuple[tuple[str, ...], Decimal, Decimal, Decimal, str, str]]:
+class _Amount(NamedTuple):
+    """An amount of money of a price, and the range in which it is plausible."""
+
+    keys: tuple[str, ...]
+    value: Decimal
+    plausible_range: tuple[Decimal, Decimal, str, str]
+
+
+def _check_plausibility(located: Sequence[LocatedPrice], file: _CheckedFile, currency: str) -> None:
+    """Find amounts that are probably a mistake, such as cents instead of dollars."""
+    for keys, price in located:
+        for amount in _amounts_to_check(price):
+            wrong = absurd(amount.value, *amount.plausible_range, currency)
+            if wrong is not None:
+                file.add_error(wrong.code, wrong.what, (*keys, *amount.keys), wrong.hint)
+
+
+def _amounts_to_check(price: Price) -> Iterator[_Amount]:
     if isinstance(price, Rented):
         if price.per_gpu_hour is not None:
-            yield ("per_gpu_hour",), price.per_gpu_hour, *GPU_HOUR
+            yield _Amount(("per_gpu_hour",), price.per_gpu_hour, GPU_HOUR_RANGE)
         if price.per_hour is not None and price.gpus is not None:
-            yield ("per_hour",), round(price.per_hour / price.gpus, 6), *GPU_HOUR
+            yield _Amount(("per_hour",), round(price.per_hour / price.gpus, 6), GPU_HOUR_RANGE)
     if isinstance(price, Owned):
-        yield ("capital",), round(price.capital / price.gpus, 2), *CAPITAL
-    if (
-        not isinstance(price, PerToken)
-        and price.energy is not None
-        and price.energy.per_kwh is not None
-    ):
-        yield ("energy", "per_kwh"), price.energy.per_kwh, *KILOWATT_HOUR
-    for key, limits in RANGES.items():
-        if (amount := getattr(price, key, None)) is not None:
-            yield (key,), amount, *limits
+        yield _Amount(("capital",), round(price.capital / price.gpus, 2), CAPITAL_RANGE)
+    energy = None if isinstance(price, PerToken) else price.energy
+    if energy is not None and energy.per_kwh is not None:
+        yield _Amount(("energy", "per_kwh"), energy.per_kwh, KILOWATT_HOUR_RANGE)
+    for key, plausible_range in RANGES.items():
+        value = getattr(price, key, None)
+        if value is not None:
+            yield _Amount((key,), value, plausible_range)
 
 
-def _names(prices: Sequence[Price]) -> list[str]:
-    """Unique names: the given one, else provider, shape (GPU, model), region, commitment, and a number if needed."""
+def _unique_names(prices: Sequence[Price]) -> list[str]:
+    """Return a unique name for each price.
+
+    A price without a name gets one from its provider, product, region and commitment. A repeated
+    name gets the index of the price as a suffix.
+    """
     names: list[str] = []
     for price in prices:
         product = price.model if isinstance(price, PerToken) else price.shape or price.gpu
-        name = price.name or " ".join(
-            filter(None, (price.provider, product, price.region, price.commitment))
-        )
+        parts = (price.provider, product, price.region, price.commitment)
+        name = price.name or " ".join(filter(None, parts))
         names.append(name if name not in names else child_path(name, len(names)))
     return names

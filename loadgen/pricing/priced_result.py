@@ -241,7 +241,7 @@ def _class_costs(
 
 
 def _basis_of_class(evidence: Evidence, basis: CostBasis, class_name: str) -> CostBasis | None:
-    """Return the basis of one class, or None if its tokens or the number of requests are not known."""
+    """Return the basis of one class, or None if its tokens are not known."""
     request_count = basis.counts[REQUEST]
     summaries: list[Summary] = []
     for summary in evidence.summaries:

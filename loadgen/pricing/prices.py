@@ -1,7 +1,7 @@
-"""The kinds of price, the fields of each in a price file, and the choice of the price for a target.
+"""The kinds of price, the keys of each in a price file, and the choice of the prices for a target.
 
-Pure, and without arithmetic: no default price, date or rate is guessed. Amounts are `decimal.Decimal`. `price_file.py`
-reads and checks the file as a whole; `unit_cost.py` computes costs.
+Pure. No price, date or exchange rate is guessed. Amounts are `decimal.Decimal`. `price_file.py`
+reads and checks a file as a whole, and `unit_cost.py` computes costs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_SOURCE = "not stated"  # the source of a price that a copy gives without one
 
 
 def _validator(check: Callable[[object], Any]) -> BeforeValidator:
-    """Return a validator that makes a check of the SDK and raises its error as `Wrong`."""
+    """Return a validator that runs a check of the SDK and raises its error as `Wrong`."""
 
     def validate(value: Any) -> Any:
         try:
@@ -48,7 +48,7 @@ def _validator(check: Callable[[object], Any]) -> BeforeValidator:
 
 
 def _between(low: str, high: str, noun: str) -> AfterValidator:
-    """Return a validator that refuses numbers outside [low, high] as not being `noun`."""
+    """Return a validator that refuses numbers outside [low, high], for which `noun` is the word."""
 
     def check(value: Decimal) -> Decimal:
         if not Decimal(low) <= value <= Decimal(high):
@@ -72,11 +72,21 @@ Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]
 
 
 class Energy(Part):
-    """The power of one machine (shape) and who pays it. `counted` puts it into one place, never into two:
+    """The power of one machine, and who pays for it.
 
-    `included`: the price has it in it already, energy is shown in kWh and joules and not in money; `hourly`: `watts` at
-    all hours is part of the hourly price; `by_load`: `idle_watts` is part of the hourly price (a machine that waits
-    burns it), what load adds is the energy term.
+    `counted` says which part of the power costs money, and where, so that nothing is counted twice:
+
+    - `included`: the price includes power. Energy is shown in kWh and joules only.
+    - `hourly`: `watts` at all hours are part of the hourly price.
+    - `by_load`: `idle_watts` at all hours are part of the hourly price, because an idle machine
+      draws them, too. What load adds is the energy part of a cost.
+
+    Attributes:
+        watts: Power of one machine at its plug, under the measured load.
+        idle_watts: Power of one idle machine at its plug.
+        pue: Power usage effectiveness of the data centre.
+        per_kwh: Price of a kilowatt-hour.
+        counted: See above.
     """
 
     synonyms: ClassVar[dict[str, str]] = {
@@ -85,80 +95,116 @@ class Energy(Part):
         "usd_per_kwh": "per_kwh",
     }
 
-    watts: Amount  # under the measured load, at the machine's plug
+    watts: Amount
     idle_watts: Annotated[Decimal, _number, Field(ge=0)] | None = None
     pue: Annotated[Decimal, _number, _between("1", "3", "a power usage effectiveness")]
     per_kwh: Amount | None = None
     counted: Literal["included", "hourly", "by_load"]
 
 
-class _Machines(Part):
-    """What a price of machines carries beside its own: whose it is, where it is from, and what each costs a month."""
+class _MachinePrice(Part):
+    """The keys that prices of rented and of owned machines share.
 
-    name: str = ""  # by which `--price DIR=NAME` and the reports call it; made from provider and shape when left out
+    Attributes:
+        name: By which `--price DIR=NAME` and reports call the price. If it is left out, it is made
+            from provider and shape.
+        provider: Who sells or owns the machines.
+        currency: Currency of the amounts, by default that of the file.
+        as_of: The day, month or year at which the price was valid.
+        source: Where the price is from.
+        quality: How well the price is known, in the user's words.
+        commitment: On demand, 1 year, spot, and so on.
+        region: Region of the provider.
+        egress_per_gb: Price per 1e9 bytes that leave the provider.
+        storage_per_month: Disks of one machine, or of one GPU if machines are sold by the GPU.
+        support_per_month: Support contract of one machine, or of one GPU.
+    """
+
+    name: str = ""
     provider: Text
-    currency: Currency | None = None  # of the file when left out
+    currency: Currency | None = None
     as_of: AsOf
     source: Text
     quality: str = ""
-    commitment: str = ""  # on demand, 1 year, spot, ...
+    commitment: str = ""
     region: str = ""
-    egress_per_gb: Amount | None = None  # per 1e9 bytes that leave the provider
-    # of one machine; of one GPU, where it is sold by the GPU
-    storage_per_month: Amount | None = None  # disks, images, results
-    support_per_month: Amount | None = None  # a contract with the provider
+    egress_per_gb: Amount | None = None
+    storage_per_month: Amount | None = None
+    support_per_month: Amount | None = None
 
 
 LostShare = Annotated[Decimal, _number, _between("0.001", "0.9", "a share of the paid time")]
 
 
-class Rented(_Machines):
-    """Machines by the hour. `per_hour` is a whole machine's price, `per_gpu_hour` one GPU's; exactly one is given."""
+class Rented(_MachinePrice):
+    """The price of machines that are rented by the hour.
+
+    Exactly one of `per_hour` and `per_gpu_hour` is given, unless the entry records that its price
+    is missing.
+
+    Attributes:
+        shape: The instance type, as in `loadgen run --shape`. Without it, `--price DIR=NAME`
+            chooses the price.
+        gpu: The GPU, such as GB300.
+        gpus: GPUs of one machine. If it is given, whole machines are paid.
+        per_hour: Price of one machine.
+        per_gpu_hour: Price of one GPU.
+        lost_share: The fraction of the paid time that interruptions of spot machines cost,
+            including lost work and restarts.
+        energy: Power of one machine.
+        why_missing: What was looked at, if the entry records that its price is missing.
+    """
 
     synonyms: ClassVar[dict[str, str]] = {
         "usd_per_gpu_hour": "per_gpu_hour",
         "usd_per_hour": "per_hour",
-    }
-    synonyms |= {
         "price": "per_hour",
         "instance": "shape",
         "date": "as_of",
         "gpus_per_shape": "gpus",
     }
 
-    shape: str = (
-        ""  # as in `loadgen run --shape`; without it the price is chosen by `--price DIR=NAME`
-    )
+    shape: str = ""
     gpu: Text
-    gpus: Gpus | None = None  # of a machine: with it, whole machines are paid
+    gpus: Gpus | None = None
     per_hour: Amount | None = None
     per_gpu_hour: Amount | None = None
-    lost_share: LostShare | None = (
-        None  # of spot machines: to work that interruptions lose, and starting again
-    )
+    lost_share: LostShare | None = None
     energy: Energy | None = None
-    why_missing: str = (
-        ""  # of an entry that only records that its price is missing: what was looked at
-    )
+    why_missing: str = ""
 
 
-class Owned(_Machines):
-    """Machines that were bought. The hourly price is the capital written off evenly over `years` of 8,760 hours, staff
-    (`staff_share` of the capital each year: people, space, support) and what of the power `energy.counted` puts there.
-    With a `discount` the capital is an annuity at that interest instead.
+_DepreciationYears = _between("0.5", "20", "a time of writing off, in years")
+_StaffShare = _between("0", "1", "a share of the capital per year")
+_DiscountRate = _between("0.001", "1", "an interest per year")
+
+
+class Owned(_MachinePrice):
+    """The price of machines that were bought.
+
+    Their hourly price consists of the capital, staff, and the power that `energy.counted` puts
+    there.
+
+    Attributes:
+        shape: The machine type, as in `loadgen run --shape`.
+        gpu: The GPU, such as GB300.
+        gpus: GPUs that the capital bought. A run on fewer GPUs pays its fraction.
+        capital: What the machines cost.
+        years: The depreciation period, in years of 8,760 hours.
+        staff_share: People, space and support per year, as a fraction of the capital.
+        energy: Power of one machine.
+        discount: Interest per year. With it the capital is paid as an annuity, without it evenly.
     """
 
     provider: Text = "own"
     shape: str = ""
     gpu: Text
-    gpus: Gpus  # that the capital bought; a run on fewer pays its part
+    gpus: Gpus
     capital: Amount
-    years: Annotated[Decimal, _number, _between("0.5", "20", "a time of writing off, in years")]
-    staff_share: Annotated[Decimal, _number, _between("0", "1", "a share of the capital per year")]
+    years: Annotated[Decimal, _number, _DepreciationYears]
+    staff_share: Annotated[Decimal, _number, _StaffShare]
     energy: Energy
-    discount: Annotated[Decimal, _number, _between("0.001", "1", "an interest per year")] | None = (
-        None
-    )
+    discount: Annotated[Decimal, _number, _DiscountRate] | None = None
 
 
 _TYPES_BY_CHECK: dict[Callable[[object], object], Any] = {
@@ -213,7 +259,10 @@ Price = Rented | Owned | PerToken
 
 
 class ExchangeRate(Part):
-    """One `from` is worth `rate` of `to`. Nothing is inverted and nothing is chained: what is needed is written."""
+    """The price of one unit of the currency `from` in the currency `to`.
+
+    Rates are neither inverted nor chained, so each rate that is needed must be in the file.
+    """
 
     from_: Currency = Field(validation_alias="from")
     to: Currency
@@ -223,10 +272,20 @@ class ExchangeRate(Part):
 
 
 class WrittenPrices(Part):
-    """What a price file may say."""
+    """The keys of a price file.
+
+    Attributes:
+        currency: Currency of prices that do not name one.
+        sample: True if the prices are not an offer. Using them needs --accept-sample-prices.
+        notes: Text to show beside every cost.
+        exchange: Exchange rates.
+        rented: Prices of rented machines.
+        owned: Prices of machines that were bought.
+        per_token: Prices per token.
+    """
 
     currency: Currency
-    sample: bool = False  # not anybody's offer: needs --accept-sample-prices
+    sample: bool = False
     notes: str = ""
     exchange: tuple[ExchangeRate, ...] = ()
     rented: tuple[Rented, ...] = ()
@@ -235,77 +294,98 @@ class WrittenPrices(Part):
 
 
 class Prices(Struct, frozen=True, kw_only=True):
-    """Checked prices, all in `currency`. `at`: name of a price -> its place, file:line:column."""
+    """The checked prices of a file, all in one currency.
+
+    Attributes:
+        file: The file, as messages name it.
+        currency: The currency of all amounts.
+        sample: True if the prices are a sample, not an offer.
+        notes: Text to show beside every cost.
+        entries: The prices.
+        locations: Where each price stands (file:line:column), by the name of the price.
+        exchanged: The exchange rates that were used, as text.
+    """
 
     file: str
     currency: str
     sample: bool
     notes: str
     entries: tuple[Price, ...]
-    at: Mapping[str, str]
-    exchanged: tuple[str, ...]  # the exchange rates used, in words
+    locations: Mapping[str, str]
+    exchanged: tuple[str, ...]
 
 
-def find(
-    prices: Prices, target: TargetFacts, chosen: str = "", result: str = ""
+def find_prices(
+    prices: Prices, target: TargetFacts, price_name: str = "", result: str = ""
 ) -> tuple[Price, ...]:
-    """The prices of a target. More than one only where they differ in commitment alone.
+    """Return the prices of a target, several only if they differ in nothing but commitment.
 
-    The price named `chosen` if given. Else, for a target with a shape, the prices of that shape (and region, where both
-    give one). Else the prices of its model and URL. Raises UserError when there is none, or when several providers,
-    regions or kinds of price match.
+    If the target has a shape, these are the prices of that shape, and of its region if both name
+    one. Otherwise they are the prices of its model and URL.
+
+    Args:
+        prices: The prices to choose from.
+        target: What was measured.
+        price_name: The name of the price to use, or "" to choose by the target.
+        result: The result that the price is for, as error messages name it.
+
+    Raises:
+        UserError: No price matches, prices of several providers, regions or kinds match, or an
+            entry only records that its price is missing.
     """
     used_by = f", which {result} ran on" if result else ""
-    if chosen:
-        matching = [price for price in prices.entries if price.name == chosen]
-        if not matching:
-            raise UserError(
-                "unknown_name",
-                f'no price is called "{chosen}"',
-                prices.file,
-                did_you_mean(chosen, list(prices.at)),
-            )
-    elif target.shape:
-        matching = [price for price in prices.entries if _matches_shape(price, target)]
+    if price_name:
+        matching = _find_by_name(prices, price_name)
     else:
-        matching = [price for price in prices.entries if _matches_model(price, target)]
+        is_match = _matches_shape if target.shape else _matches_model
+        matching = [price for price in prices.entries if is_match(price, target)]
     if not matching:
-        hint = _supply_hint(target, prices, result)
         raise UserError(
-            "no_price", f"no price for {_target_words(target)}{used_by}", prices.file, hint
+            "no_price",
+            f"no price for {_describe_target(target)}{used_by}",
+            prices.file,
+            _missing_price_hint(target, prices, result),
         )
     offers = {(price.provider.lower(), price.region.lower(), type(price)) for price in matching}
     if len(offers) > 1:
-        places = ", ".join(f"{price.name} ({prices.at[price.name]})" for price in matching)
-        hint = f"choose by --price '{result or 'DIR'}=NAME': {places}"
+        candidates = [f"{price.name} ({prices.locations[price.name]})" for price in matching]
         raise UserError(
-            "ambiguous", f"several prices for {_target_words(target)}{used_by}", prices.file, hint
+            "ambiguous",
+            f"several prices for {_describe_target(target)}{used_by}",
+            prices.file,
+            f"choose by --price '{result or 'DIR'}=NAME': {', '.join(candidates)}",
         )
     for price in matching:
-        if isinstance(price, Rented) and price.per_hour is None and price.per_gpu_hour is None:
-            why = f": {price.why_missing}" if price.why_missing else ""
-            rented = [p for p in prices.entries if isinstance(p, Rented) and p.gpu == price.gpu]
-            others = [p.name for p in rented if p.per_hour or p.per_gpu_hour]
-            hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
-            if others:
-                hint += f"; another provider's, as a stand-in: --price '{result or 'DIR'}=NAME' with {', '.join(others)}"
-            raise UserError(
-                "no_price", f"{price.name} has no price{why}", prices.at[price.name], hint
-            )
+        if isinstance(price, Rented):
+            _check_has_amount(price, prices, result)
     return tuple(matching)
 
 
-def dated(price: Price) -> str:
-    """The commitment, date, source and quality of a price in words, to show beside it."""
-    date_words = UNDATED if price.as_of == UNDATED else f"as of {price.as_of}"
+def describe_price(price: Price) -> str:
+    """Return the commitment, date, source and quality of a price as text to show beside it."""
+    date_text = UNDATED if price.as_of == UNDATED else f"as of {price.as_of}"
     source = "no source stated" if price.source == NO_SOURCE else price.source
-    return ", ".join(filter(None, (price.commitment, date_words, source, price.quality)))
+    return ", ".join(filter(None, (price.commitment, date_text, source, price.quality)))
+
+
+def _find_by_name(prices: Prices, name: str) -> list[Price]:
+    matching = [price for price in prices.entries if price.name == name]
+    if not matching:
+        raise UserError(
+            "unknown_name",
+            f'no price is called "{name}"',
+            prices.file,
+            did_you_mean(name, list(prices.locations)),
+        )
+    return matching
 
 
 def _matches_shape(price: Price, target: TargetFacts) -> bool:
     if isinstance(price, PerToken) or price.shape.lower() != target.shape.lower():
         return False
-    return not price.region or not target.region or price.region.lower() == target.region.lower()
+    if not price.region or not target.region:
+        return True
+    return price.region.lower() == target.region.lower()
 
 
 def _matches_model(price: Price, target: TargetFacts) -> bool:
@@ -314,26 +394,55 @@ def _matches_model(price: Price, target: TargetFacts) -> bool:
     return target.url.startswith(price.url)
 
 
-def _target_words(target: TargetFacts) -> str:
+def _check_has_amount(price: Rented, prices: Prices, result: str) -> None:
+    if _has_amount(price):
+        return
+    why = f": {price.why_missing}" if price.why_missing else ""
+    hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
+    alternatives = [
+        other.name
+        for other in prices.entries
+        if isinstance(other, Rented) and other.gpu == price.gpu and _has_amount(other)
+    ]
+    if alternatives:
+        hint += (
+            f"; another provider's, as a stand-in: --price '{result or 'DIR'}=NAME' with "
+            f"{', '.join(alternatives)}"
+        )
+    raise UserError(
+        "no_price", f"{price.name} has no price{why}", prices.locations[price.name], hint
+    )
+
+
+def _has_amount(price: Rented) -> bool:
+    return price.per_hour is not None or price.per_gpu_hour is not None
+
+
+def _describe_target(target: TargetFacts) -> str:
     if target.shape:
         return f"the shape {target.shape}" + (f" in {target.region}" if target.region else "")
-    return f"the model {target.model or '(none said)'} at {target.url or target.name or 'an unknown URL'}"
+    model = target.model or "(none said)"
+    return f"the model {model} at {target.url or target.name or 'an unknown URL'}"
 
 
-def _supply_hint(target: TargetFacts, prices: Prices, result: str) -> str:
+def _missing_price_hint(target: TargetFacts, prices: Prices, result: str) -> str:
     if target.shape:
-        advice = f"supply rented: (or owned:) with shape: {target.shape}, per_hour, gpus, as_of and source"
+        keys = f"shape: {target.shape}, per_hour, gpus, as_of and source"
+        advice = f"supply rented: (or owned:) with {keys}"
     else:
-        shapes = dict.fromkeys(
-            price.shape for price in prices.entries if not isinstance(price, PerToken)
-        )
-        known = ", ".join(filter(None, shapes))
-        machines = f"a machine has the price of its --shape{f' ({known})' if known else ''}, with --gpus, when running"
-        keys = f"model: {target.model or 'NAME'}, per_million_input, per_million_output, as_of and source"
-        advice = f"{machines}; a model is supplied under per_token: with {keys}"
-    # a run has no flag that names a price: it is chosen later, of its result
+        advice = _missing_model_hint(target, prices)
+    if not result:
+        # A run has no option that names a price. It is chosen later, for the result.
+        return advice
+    return f"--price '{result}=NAME', one of: {', '.join(prices.locations)}; or {advice}"
+
+
+def _missing_model_hint(target: TargetFacts, prices: Prices) -> str:
+    machine_prices = [price for price in prices.entries if not isinstance(price, PerToken)]
+    shapes = dict.fromkeys(price.shape for price in machine_prices if price.shape)
+    known_shapes = f" ({', '.join(shapes)})" if shapes else ""
     return (
-        f"--price '{result}=NAME', one of: {', '.join(prices.at)}; or {advice}"
-        if result
-        else advice
+        f"a machine has the price of its --shape{known_shapes}, with --gpus, when running; "
+        f"a model is supplied under per_token: with model: {target.model or 'NAME'}, "
+        "per_million_input, per_million_output, as_of and source"
     )

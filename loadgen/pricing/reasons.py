@@ -1,6 +1,6 @@
-"""The words of every code beside a cost: notes of an offer, and what two offers differ in. As in `metrics/reasons.py`.
+"""The sentence of each note beside a cost, by its code. Pure.
 
-Pure. Programs judge by the code and its values; docs/cost.md lists the codes.
+Programs read the code and the values of a note, users its sentence. docs/cost.md lists the codes.
 """
 
 from __future__ import annotations
@@ -90,11 +90,13 @@ SENTENCES = {
 
 
 def note(code: str, **values: Any) -> ReasonCode:
+    """Return the note with this code, and the values that its sentence needs."""
     return ReasonCode(code=code, values=values)
 
 
 def texts(notes: Iterable[ReasonCode]) -> tuple[str, ...]:
-    return tuple(reasons.sentence(one, SENTENCES, _FORMATS) for one in notes)
+    """Return the notes as sentences."""
+    return tuple(reasons.sentence(note, SENTENCES, _FORMATS) for note in notes)
 
 
 def _warmth(share: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Computes what each step of a task costs, each at the price of the endpoint that serves it. Pure."""
+"""Computes what each step of a task costs, at the price of the endpoint that serves it. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def with_step_costs(result: PricedResult, prices: Prices) -> PricedResult:
     """Return the result with the cost of each step of its tasks.
 
     A step is priced at the price of the result, or at that of the endpoint that serves this step
-    alone. If machines are paid by the hour, steps that share them pay in proportion to their tokens,
-    and a step with machines of its own pays for all of them.
+    alone. If machines are paid by the hour, steps that share them pay in proportion to their
+    tokens, and a step with machines of its own pays for all of them.
     """
     if not result.basis.counts[TASK]:
         return replace(result, steps={})

@@ -1,7 +1,7 @@
 """Computes what one unit costs: a request, a good request, a task, or a million tokens. Pure.
 
-Amounts are `decimal.Decimal`. Each part is rounded once, to 1e-12 of the currency, and the total is the
-sum of the rounded parts. docs/cost.md has the formulas and their limits.
+Amounts are `decimal.Decimal`. Each part is rounded once, to 1e-12 of the currency, and the total
+is the sum of the rounded parts. docs/cost.md has the formulas and their limits.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class UnitCost(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         parts: The parts of the cost, by the names in `units.PARTS`.
         total: Exactly the sum of the parts.
-        low: Lower end of the interval. It follows from the interval of the rate, is None if the rate
-            has no interval, and equals the total if the cost does not depend on a rate.
+        low: Lower end of the interval. It follows from the interval of the rate, is None if the
+            rate has no interval, and equals the total if the cost does not depend on a rate.
         high: Upper end of the interval, like `low`.
     """
 
@@ -137,8 +137,8 @@ def _token_parts(basis: CostBasis, price: PerToken) -> dict[str, Decimal]:
 def compute_token_parts(price: PerToken, tokens: TokenAmounts) -> dict[str, Decimal]:
     """Return what the tokens cost, by part. A part without a price of its own is left out.
 
-    If the server does not say how many tokens were written to its cache, and writing has a price, all
-    prompt tokens that did not come from the cache are priced as written.
+    If the server does not say how many tokens were written to its cache, and writing has a price,
+    all prompt tokens that did not come from the cache are priced as written.
     """
     has_write_price = price.per_million_cache_write is not None
     written = Decimal(0)

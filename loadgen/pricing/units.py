@@ -1,7 +1,7 @@
 """Names of the units that a cost is given per, and of the parts that a cost consists of.
 
-They are the keys of `CostBasis.rates`, `CostBasis.counts`, `PricedResult.costs` and `UnitCost.parts`,
-and keys in JSON files.
+They are the keys of `CostBasis.rates`, `CostBasis.counts`, `PricedResult.costs` and
+`UnitCost.parts`, and keys in JSON files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ EGRESS: Final = "egress"
 CACHE_WRITE: Final = "cache_write"
 PARTS = (MACHINES, ENERGY, INPUT, CACHED, OUTPUT_TOKENS, EGRESS, CACHE_WRITE)
 PARTS_BY_TIME = (MACHINES, ENERGY)
-"""The parts that depend on the measured rate, and so have its interval. The others depend on counts."""
+"""The parts that depend on the measured rate, and so have its interval.
+
+The others depend on counts.
+"""
 
 KILO = Decimal(1000)
 MILLION = Decimal(10**6)

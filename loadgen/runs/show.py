@@ -107,7 +107,7 @@ def print_plans(planned: Iterable[PlannedRun], budget: Budget | None) -> int:
         loads.append((described.load, settings))
         print(described.text)
         if budget is not None:
-            cost = budget.cost(described.load, target_facts(settings))
+            cost = budget.forecast_cost(described.load, target_facts(settings))
             print(
                 "cost: known once the target was probed"
                 if cost is None
@@ -121,17 +121,17 @@ def print_plans(planned: Iterable[PlannedRun], budget: Budget | None) -> int:
         if len(loads) > 1:
             print(f"cost of all {len(loads)} runs: about {_money(budget, cost, settings)}")
         if not settings.virtual:
-            budget.admit(cost, "this run" if len(loads) == 1 else f"these {len(loads)} runs")
+            budget.check_limit(cost, "this run" if len(loads) == 1 else f"these {len(loads)} runs")
     return 0
 
 
 def _money(budget: Budget, cost: Decimal, settings: Settings) -> str:
-    return f"{budget.words(cost)}{' on a real server: virtual time costs nothing' if settings.virtual else ''}"
+    return f"{budget.format_amount(cost)}{' on a real server: virtual time costs nothing' if settings.virtual else ''}"
 
 
 def _cost_of_all(budget: Budget, loads: Sequence[tuple[Forecast, Settings]]) -> Decimal | None:
     """What several loads cost together; None where it is not known of each before its target was probed."""
-    costs = [budget.cost(load, target_facts(settings)) for load, settings in loads]
+    costs = [budget.forecast_cost(load, target_facts(settings)) for load, settings in loads]
     return None if None in costs else sum(filter(None, costs), Decimal())
 
 
@@ -204,7 +204,7 @@ class Show:
         if self._budget is not None and cost is not None:
             if not is_virtual:
                 what = "this run" if len(loads) == 1 else f"these {len(loads)} runs"
-                self._budget.admit(cost, what)
+                self._budget.check_limit(cost, what)
             money = f", {_money(self._budget, cost, planned[0][1])}"
         if always or money or (whole.seconds or LONG_S) >= LONG_S:
             say(f"expected in all: {format.counted(len(loads), 'run')}, about {whole.words}{money}")
@@ -217,7 +217,7 @@ class Show:
         if self._budget is None:
             return ""
         load = Forecast(requests=None, seconds=seconds, input_tokens=0.0, output_tokens=0.0)
-        cost = self._budget.cost(load, target_facts(settings))
+        cost = self._budget.forecast_cost(load, target_facts(settings))
         return "" if cost is None else f", about {_money(self._budget, cost, settings)}"
 
     def begin(self, of: int, *, at_most: bool = False, weights: Sequence[float] = ()) -> None:
@@ -293,9 +293,9 @@ class Show:
             self._planned = load, header.targets
         cost = None
         if self._budget is not None:
-            cost = self._budget.cost(load, header.targets)
+            cost = self._budget.forecast_cost(load, header.targets)
             if not virtual:
-                self._budget.admit(cost or Decimal())
+                self._budget.check_limit(cost or Decimal())
         promised, _ = judged_slo(plan.job.workload.slo, plan.job.settings)
         if not self._quiet and not virtual and (few := too_few(measured, promised)):
             self._say_once(f"note: {few}")
@@ -317,12 +317,12 @@ class Show:
             sent = planned._replace(
                 requests=float(counters.sent), seconds=seconds, output_tokens=tokens
             )
-            return budget.cost(sent, targets) or Decimal()
+            return budget.forecast_cost(sent, targets) or Decimal()
 
         def look() -> None:
             if budget.limit is not None and budget.spent + so_far() >= budget.limit:
                 say(
-                    f"stopped: the load has cost {budget.words(budget.spent + so_far())} (--max-cost)"
+                    f"stopped: the load has cost {budget.format_amount(budget.spent + so_far())} (--max-cost)"
                 )
                 load.stop()
             else:

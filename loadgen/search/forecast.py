@@ -131,9 +131,11 @@ class DryRun(NamedTuple):
             return
         is_virtual = self.settings.virtual
         note = " on a real server; a simulation costs nothing" if is_virtual else ""
-        print(f"cost: about {budget.words(cost)}, at most {budget.words(most_cost)}{note}")
+        print(
+            f"cost: about {budget.format_amount(cost)}, at most {budget.format_amount(most_cost)}{note}"
+        )
         if not is_virtual:
-            budget.admit(cost, "this search")
+            budget.check_limit(cost, "this search")
 
 
 def _cost(
@@ -146,4 +148,4 @@ def _cost(
     if first_load.requests is not None and first_load.seconds:
         requests = first_load.requests / first_load.seconds * seconds
     load = first_load._replace(requests=requests, seconds=seconds)
-    return budget.cost(load, target_facts(settings))
+    return budget.forecast_cost(load, target_facts(settings))

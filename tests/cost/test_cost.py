@@ -70,7 +70,7 @@ def book(*entries: str, currency: str = "USD") -> prices.Prices:
         kinds[kind].append(f"  - {{{fields}, as_of: 2026-11-01, source: test}}")
     lines = [f"currency: {currency}"]
     lines += [line for kind, items in kinds.items() if items for line in (f"{kind}:", *items)]
-    return price_file.parse("\n".join(lines), "prices.yaml", today=TODAY, env={})
+    return price_file.parse_prices("\n".join(lines), "prices.yaml", today=TODAY, env={})
 
 
 def rent(per_hour: str, gpus: int = 4, **more: str) -> str:
@@ -445,7 +445,7 @@ def test_what_a_price_does_not_say_is_said():
     assert {"price_undated", "price_unsourced"} <= noted(
         price_result(found, copied, "x", "", gpus=4, utilization=Decimal(1))
     ).keys()
-    assert "undated, no source stated" in prices.dated(copied)
+    assert "undated, no source stated" in prices.describe_price(copied)
 
 
 def test_an_agentic_task_costs_all_its_turns():

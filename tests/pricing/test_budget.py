@@ -101,29 +101,31 @@ def test_a_load_too_short_for_its_slo_says_so_before_it(
 def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
     load = Forecast(1000, 1800, 500, 100)
     budget = Budget(load_prices(prices))
-    assert budget.cost(load, target()) == pytest.approx(
+    assert budget.forecast_cost(load, target()) == pytest.approx(
         Decimal(2), abs=Decimal("1e-6")
     )  # 1 for prompts, 1 for answers
-    assert budget.cost(load, target(shape="four", gpus=4)) == pytest.approx(
+    assert budget.forecast_cost(load, target(shape="four", gpus=4)) == pytest.approx(
         Decimal(18), abs=Decimal("1e-6")
     )
-    assert budget.cost(load._replace(requests=None), target()) is None
+    assert budget.forecast_cost(load._replace(requests=None), target()) is None
     with refused(UserError, "missing_option", "--gpus"):
-        budget.cost(load, target(shape="four"))
+        budget.forecast_cost(load, target(shape="four"))
     budget.limit, budget.spent = Decimal(3), Decimal(2)
-    budget.admit(Decimal(1))
+    budget.check_limit(Decimal(1))
     with pytest.raises(UserError, match=r"1\.50 USD.* 2\.00 USD(.|\n)*--> --max-cost 3"):
-        budget.admit(Decimal("1.5"))
+        budget.check_limit(Decimal("1.5"))
 
 
 def test_machines_by_the_hour_cost_as_much_with_any_number_of_requests(prices: Path) -> None:
     """Of closed loops by time nothing was said before the first was probed."""
     budget, unknown = Budget(load_prices(prices)), Forecast(None, 1800, 500, 100)
-    assert budget.cost(unknown, target(shape="four", gpus=4)) == budget.cost(
+    assert budget.forecast_cost(unknown, target(shape="four", gpus=4)) == budget.forecast_cost(
         Forecast(1000, 1800, 500, 100), target(shape="four", gpus=4)
     )
-    assert budget.cost(unknown, target()) is None, "by the token"
-    assert budget.cost(Forecast(None, None, 500, 100), target(shape="four", gpus=4)) is None
+    assert budget.forecast_cost(unknown, target()) is None, "by the token"
+    assert (
+        budget.forecast_cost(Forecast(None, None, 500, 100), target(shape="four", gpus=4)) is None
+    )
 
 
 @pytest.mark.processes
@@ -252,7 +254,7 @@ def test_virtual_time_costs_nothing_dry_or_not(
 def test_the_hint_for_a_run_without_a_price_names_what_a_run_takes(prices: Path) -> None:
     budget = Budget(load_prices(prices))
     with pytest.raises(UserError) as caught:
-        budget.cost(Forecast(1000, 1800, 500, 100), target(model=""))
+        budget.forecast_cost(Forecast(1000, 1800, 500, 100), target(model=""))
     assert "--shape (four" in caught.value.hint and "--price " not in caught.value.hint
 
 

@@ -108,7 +108,7 @@ def test_a_forecast_is_priced_by_the_mean_length_of_its_prompts(
     budget = Budget(load_prices(write_prices(tmp_path, FLAT, ABOVE, model="m")))
     load = Forecast(requests=1e6, input_tokens=prompt_tokens, output_tokens=50.0, seconds=60.0)
     target = TargetFacts(url="http://h", server="vllm", model="m")
-    assert budget.cost(load, [target]) == cost
+    assert budget.forecast_cost(load, [target]) == cost
 
 
 def test_a_cached_price_above_the_uncached_one_is_remarked(

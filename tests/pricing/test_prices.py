@@ -57,7 +57,7 @@ per_token:
 
 
 def parse(text: str, **how: object) -> prices.Prices:
-    return price_file.parse(text, "prices.yaml", today=TODAY, env={}, **how)  # type: ignore[arg-type]
+    return price_file.parse_prices(text, "prices.yaml", today=TODAY, env={}, **how)  # type: ignore[arg-type]
 
 
 def faults_of(text: str) -> list[LoadgenError]:
@@ -213,10 +213,10 @@ def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
     book = price_file.load_prices(None, accept_sample=True, today=TODAY)
     assert book.sample
     assert all(price.as_of and price.source and price.quality for price in book.entries)
-    oracle = prices.find(book, TargetFacts(shape="BM.GPU.GB300.4"))[0]
+    oracle = prices.find_prices(book, TargetFacts(shape="BM.GPU.GB300.4"))[0]
     assert isinstance(oracle, Rented) and oracle.per_gpu_hour == Decimal("18.0")
     with refused(UserError, "no_price", "rented[1]") as unverified:
-        prices.find(book, TargetFacts(shape="ND128isr_GB300_v6"))
+        prices.find_prices(book, TargetFacts(shape="ND128isr_GB300_v6"))
     assert (
         "per_gpu_hour" in unverified.value.hint and "prices_sample.yaml" in unverified.value.where
     )
@@ -246,23 +246,23 @@ def test_machines_of_the_sample_are_paid_whole():
             assert price.why_missing and price.per_gpu_hour is None
         else:
             assert price.source != "none" and (
-                price.source != prices.NO_SOURCE or "no source" in prices.dated(price)
+                price.source != prices.NO_SOURCE or "no source" in prices.describe_price(price)
             )
 
 
 def test_a_target_finds_its_price_by_shape_then_model_or_by_name():
     book = parse(RENTED + PER_TOKEN.removeprefix("\ncurrency: USD\n"))
-    (by_shape,) = prices.find(book, TargetFacts(shape="GB300", model="m"))
-    (by_model,) = prices.find(book, TargetFacts(model="M", url="https://x"))
-    (by_name,) = prices.find(book, TargetFacts(), "P m")
+    (by_shape,) = prices.find_prices(book, TargetFacts(shape="GB300", model="m"))
+    (by_model,) = prices.find_prices(book, TargetFacts(model="M", url="https://x"))
+    (by_name,) = prices.find_prices(book, TargetFacts(), "P m")
     assert isinstance(by_shape, Rented) and isinstance(by_model, PerToken) and by_name is by_model
     with refused(UserError, "no_price") as missing:
-        prices.find(book, TargetFacts(shape="b200"))
+        prices.find_prices(book, TargetFacts(shape="b200"))
     assert "shape: b200" in missing.value.hint
     with refused(UserError, "no_price"):
-        prices.find(book, TargetFacts(model="other", url="https://x"))
+        prices.find_prices(book, TargetFacts(model="other", url="https://x"))
     with refused(UserError, "unknown_name") as named:
-        prices.find(book, TargetFacts(), "Azure gb30")
+        prices.find_prices(book, TargetFacts(), "Azure gb30")
     assert 'did you mean "Azure gb300"' in named.value.hint
 
 
@@ -270,7 +270,7 @@ def test_two_providers_of_one_shape_are_a_choice_of_the_user():
     entry = RENTED.split("rented:\n")[1]
     book = parse(RENTED + entry.replace("Azure", "Other"))
     with refused(UserError, "ambiguous") as caught:
-        prices.find(book, TargetFacts(shape="gb300"))
+        prices.find_prices(book, TargetFacts(shape="gb300"))
     assert "Azure gb300 (prices.yaml:4:5" in caught.value.hint
 
 

@@ -32,6 +32,7 @@ from refusals import refused
 
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.pricing.price_file import load_prices
+from loadgen.pricing.prompt_lengths import TokenAmounts
 from loadgen.pricing.unit_cost import compute_token_parts
 
 PRICE = TokenPrice(input=1000.0, output=10_000.0)  # CHAT has 9 and 3 tokens: 0.039
@@ -312,7 +313,12 @@ def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Pa
             float(price.per_million_input),
             float(price.per_million_output),
         )
-        exact = compute_token_parts(price, Decimal(900), Decimal(300), Decimal(100), Decimal(50))
+        exact = compute_token_parts(
+            price,
+            TokenAmounts(
+                fresh=Decimal(900), written=Decimal(300), cached=Decimal(100), output=Decimal(50)
+            ),
+        )
         if price.per_million_cached is not None:
             assert mine.cost(1000, 50, 100, 300) == pytest.approx(
                 float(sum(exact.values())), rel=1e-12

@@ -147,7 +147,7 @@ def test_each_step_asks_its_own_endpoint_and_the_question_stays_the_same(
     assert summary.goodput.share == 1.0 and summary.rack is None
     assert "usage_missing" not in [code.code for code in summary.verdict.warning_codes]
     assert sum(part.requests.ok for part in summary.targets) == 18 == summary.requests.ok
-    book = price_file.parse(PRICES, "prices.yaml", env={})
+    book = price_file.parse_prices(PRICES, "prices.yaml", env={})
     evidence = Evidence(name="run", folder="", summaries=(summary,))
     priced = with_step_costs(
         price_result(evidence, book.entries[0], "run", "", gpus=None, utilization=Decimal(1)), book
