@@ -24,6 +24,7 @@
 
 enum {
     READ_BYTES = 32 << 10,
+    MAX_WRITE_BYTES = 256 << 10,
     MOST_READY = 1024,
     MAPPING_NS = 5000,
     POLL_EVERY_NS = 1000000,

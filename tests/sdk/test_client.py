@@ -28,9 +28,9 @@ from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.pool import CONNECT_NS, Pool
-from loadgen_sdk.transport.receiver import Receiver
+from loadgen_sdk.transport.receiver import MAX_WRITE_BYTES, Receiver
 from loadgen_sdk.transport.target import Target
-from loadgen_sdk.transport.wire import FOREVER, Tls, Wire
+from loadgen_sdk.transport.wire import FOREVER, ClientConnection, Tls, Wire
 from loadgen_sdk.wire_formats.response_reader import EventTimeline
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
@@ -89,7 +89,9 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def send(client: Client, body: bytes | None = None) -> tuple[Exchange, asyncio.Future[Completion]]:
+def send(
+    client: Client, body: bytes | memoryview | None = None
+) -> tuple[Exchange, asyncio.Future[Completion]]:
     done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
     sent = client._pool.prepare(request()) if body is None else body
     return client._pool.send(None, sent, monotonic_ns(), done.set_result, EventTimeline()), done
@@ -617,6 +619,36 @@ def test_a_prompt_larger_than_the_socket_takes(endpoint: EmbeddedServer) -> None
     assert [one.failure for one in done] == [None] * 9
     assert sorted(bodies) == sorted([*asked, asked[0]])
     assert all(one.bytes_sent > 2_000_000 for one in done)
+
+
+def test_a_large_body_is_written_in_pieces_so_that_other_requests_are_not_delayed() -> None:
+    body_bytes = 8 * MAX_WRITE_BYTES
+
+    async def work() -> tuple[int, Completion]:
+        async with scripted(whole()) as server, client_of(server.url) as client:
+            await send(client)[1]
+            exchange, completion = send(client, b"x" * body_bytes)
+            assert isinstance(exchange.connection, ClientConnection)
+            unsent_bytes = sum(map(len, exchange.connection.unsent))
+            return len(exchange.head) + body_bytes - unsent_bytes, await completion
+
+    written_at_once, completion = run(work())
+    assert 0 < written_at_once <= MAX_WRITE_BYTES
+    assert completion.failure is None
+    assert completion.bytes_sent > body_bytes
+
+
+def test_a_body_that_is_a_view_of_other_memory_is_sent_whole() -> None:
+    async def work() -> tuple[list[bytes], Completion]:
+        async with scripted(whole()) as server, client_of(server.url) as client:
+            body = client._pool.prepare(request(text=" word" * 200_000))
+            completion = await send(client, memoryview(body))[1]
+            completion = await send(client, memoryview(body))[1]
+            return [*server.bodies, body], completion
+
+    bodies, completion = run(work())
+    assert bodies == [bodies[-1]] * 3
+    assert completion.failure is None
 
 
 def test_an_answer_before_the_whole_request_was_taken() -> None:

@@ -615,10 +615,25 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
     return read_at;
 }
 
-/* Write to a socket: how many bytes it took, -1 after an error. `*at`: the instant before the first byte. */
+/* Shorten the vectors to MAX_WRITE_BYTES together and return how many of them are left. */
+static size_t limit_vectors(struct iovec *vectors, size_t count)
+{
+    size_t bytes_left = MAX_WRITE_BYTES;
+    for (size_t i = 0; i < count; i++) {
+        if (vectors[i].iov_len >= bytes_left) {
+            vectors[i].iov_len = bytes_left;
+            return i + 1;
+        }
+        bytes_left -= vectors[i].iov_len;
+    }
+    return count;
+}
+
+/* Write to a socket, at most MAX_WRITE_BYTES, and return how many bytes it took, or -1 after an error. `*at` becomes the
+   time before the first byte. */
 static long long sent_parts(int fd, struct iovec *vectors, size_t count, int64_t *at)
 {
-    struct msghdr message = {.msg_iov = vectors, .msg_iovlen = count};
+    struct msghdr message = {.msg_iov = vectors, .msg_iovlen = limit_vectors(vectors, count)};
     ssize_t taken;
     *at = clock_ns(CLOCK_MONOTONIC);
     Py_BEGIN_ALLOW_THREADS
@@ -643,16 +658,22 @@ static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
         PyErr_SetString(PyExc_ValueError, "more than four parts");
         return NULL;
     }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        char *data;
-        Py_ssize_t size;
-        if (PyBytes_AsStringAndSize(PyTuple_GetItem(parts, i), &data, &size) < 0)
-            return NULL;
-        vectors[i] = (struct iovec){.iov_base = data, .iov_len = (size_t)size};
+    Py_buffer buffers[4];
+    Py_ssize_t buffered = 0;
+    PyObject *result = NULL;
+    for (; buffered < count; buffered++) {
+        Py_buffer *buffer = &buffers[buffered];
+        if (PyObject_GetBuffer(PyTuple_GetItem(parts, buffered), buffer, PyBUF_SIMPLE) < 0)
+            goto release;
+        vectors[buffered] = (struct iovec){.iov_base = buffer->buf, .iov_len = (size_t)buffer->len};
     }
     int64_t at;
     long long taken = sent_parts(((Inbox *)value)->fd, vectors, (size_t)count, &at);
-    return Py_BuildValue("LL", (long long)at, taken);
+    result = Py_BuildValue("LL", (long long)at, taken);
+release:
+    while (buffered-- > 0)
+        PyBuffer_Release(&buffers[buffered]);
+    return result;
 }
 
 /* -1 with an exception. */

@@ -238,7 +238,7 @@ class Pool:
     def send(
         self,
         request: Request | None,
-        body: bytes,
+        body: bytes | memoryview,
         due: int,
         on_done: OnDone,
         flow: EventTimeline,
@@ -288,7 +288,8 @@ class Pool:
         if left < 0:
             self._dispatch(exchange)
         elif isinstance(exchange.connection, ClientConnection):
-            self.wire.send_rest(exchange.connection, (exchange.head + exchange.payload)[-left:])
+            parts = (exchange.head, exchange.payload)
+            self.wire.send_rest(exchange.connection, parts, sum(map(len, parts)) - left)
 
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
         """End a request now and close its connection. `on_done` gets the Completion with this failure."""

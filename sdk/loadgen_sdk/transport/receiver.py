@@ -20,7 +20,7 @@ import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns, time_ns
 from typing import Any
 
@@ -31,6 +31,9 @@ from .response_state import Bundle, Read, Run
 READ_BYTES = 32 << 10
 MOST_READY = 1024  # most sockets that one poll reports
 MAPPING_NS = 5_000  # if reading the two clocks took longer (the process was preempted), their offset is not used
+# A larger request is written in several turns of the event loop. To take 2 MB costs the kernel more than a millisecond,
+# in which no other response is read and no other request is sent.
+MAX_WRITE_BYTES = 256 << 10
 POLL_EVERY_NS = (
     1_000_000  # longest time between two polls while answers are awaited: see `empty_at`
 )
@@ -123,7 +126,7 @@ class Inbox:
         self.busy: object | None = None
         self.peer: Any = None
         self.tls: ssl.SSLObject | None = None
-        self.unsent: list[bytes] = []
+        self.unsent: list[bytes | memoryview] = []
         self.closed = False
         self.idle_since = now
         self.served = self.tcp_ns = self.tls_ns = 0
@@ -234,11 +237,15 @@ class Receiver:
         """
         return None
 
-    def send(self, inbox: Inbox, parts: tuple[bytes, ...]) -> tuple[int, int]:
-        """Write parts to a socket: the instant (ns) before the first byte, and how many bytes it took; -1: an error."""
+    def send(self, inbox: Inbox, parts: Sequence[bytes | memoryview]) -> tuple[int, int]:
+        """Write parts to a socket, at most MAX_WRITE_BYTES of them.
+
+        Returns:
+            The time before the first byte, and how many bytes the socket took, or -1 after an error.
+        """
         at = monotonic_ns()
         try:
-            return at, inbox.sock.sendmsg(parts)
+            return at, inbox.sock.sendmsg(first_bytes(parts, MAX_WRITE_BYTES))
         except BlockingIOError:
             return at, 0
         except OSError:
@@ -454,6 +461,32 @@ class Receiver:
             inbox.run = []
             inbox.run_bytes = 0
             self.waiting += inbox.queued  # its reads are counted
+
+
+def first_bytes(parts: Sequence[bytes | memoryview], limit: int) -> list[bytes | memoryview]:
+    """Return the first parts, up to `limit` bytes, without copying. The last one may be a piece of a part."""
+    pieces: list[bytes | memoryview] = []
+    bytes_left = limit
+    for part in parts:
+        if len(part) >= bytes_left:
+            pieces.append(memoryview(part)[:bytes_left])
+            break
+        pieces.append(part)
+        bytes_left -= len(part)
+    return pieces
+
+
+def parts_from(parts: Sequence[bytes | memoryview], start: int) -> list[bytes | memoryview]:
+    """Return what follows the first `start` bytes of the parts, without copying."""
+    rest: list[bytes | memoryview] = []
+    bytes_to_skip = start
+    for part in parts:
+        if bytes_to_skip >= len(part):
+            bytes_to_skip -= len(part)
+        else:
+            rest.append(memoryview(part)[bytes_to_skip:] if bytes_to_skip else part)
+            bytes_to_skip = 0
+    return rest
 
 
 def error_text(number: int) -> str:

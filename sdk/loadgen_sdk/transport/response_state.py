@@ -143,7 +143,7 @@ class ExchangeState:
         self,
         request: Request | None,
         head: bytes,
-        payload: bytes,
+        payload: bytes | memoryview,
         due: int,
         on_done: OnDone,
         flow: EventTimeline,

@@ -25,7 +25,7 @@ import ssl
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -35,7 +35,7 @@ from ..compiled import module as compiled_module
 from ..errors import TargetUnusable
 from .clock import Timer, timer
 from .proxy import refusal
-from .receiver import error_text
+from .receiver import MAX_WRITE_BYTES, error_text, first_bytes, parts_from
 from .response_state import Read, Run
 
 if TYPE_CHECKING or compiled_module is None:
@@ -247,7 +247,7 @@ class Wire:
             self._poll.unregister(connection.fd)
         connection.sock.close()
 
-    def send(self, connection: ClientConnection, parts: tuple[bytes, ...]) -> int:
+    def send(self, connection: ClientConnection, parts: tuple[bytes | memoryview, ...]) -> int:
         """Write bytes to the socket, the rest when it takes more. Returns the instant (ns) before the first byte."""
         if connection.tls is not None and connection.tls_out is not None:
             for part in parts:
@@ -259,12 +259,14 @@ class Wire:
         at, taken = self._receiver.send(connection, parts)
         # after an error, the next read reports it, after the last bytes that the server sent
         if 0 <= taken < sum(map(len, parts)):
-            self.send_rest(connection, b"".join(parts)[taken:])
+            self.send_rest(connection, parts, taken)
         return at
 
-    def send_rest(self, connection: ClientConnection, rest: bytes) -> None:
-        """Send what the socket did not take when it takes more."""
-        connection.unsent.append(rest)
+    def send_rest(
+        self, connection: ClientConnection, parts: Sequence[bytes | memoryview], sent_bytes: int
+    ) -> None:
+        """Send what follows the first `sent_bytes` of a request as soon as the socket takes more."""
+        connection.unsent.extend(parts_from(parts, sent_bytes))
         self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
     def hold(self, connection: ClientConnection, events: int) -> None:
@@ -428,17 +430,15 @@ class Wire:
             else:
                 self._connection_made(connection)
             return
-        unsent, connection.unsent = connection.unsent, []
         try:
-            taken = connection.sock.send(b"".join(unsent))
+            sent_bytes = connection.sock.sendmsg(first_bytes(connection.unsent, MAX_WRITE_BYTES))
         except BlockingIOError:
-            taken = 0
-        except OSError:
             return
-        rest = b"".join(unsent)[taken:]
-        if rest:
-            connection.unsent.append(rest)
-        else:
+        except OSError:
+            connection.unsent = []
+            return
+        connection.unsent = parts_from(connection.unsent, sent_bytes)
+        if not connection.unsent:
             self._poll.modify(connection.fd, select.EPOLLIN)
 
     def _connection_made(self, connection: ClientConnection) -> None:
