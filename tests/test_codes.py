@@ -25,7 +25,7 @@ FAULTS = {
     "Wrong",
     "BadRow",
 }
-MAKERS = {"fault", "report", "_Refusal"}  # of one module, which make a fault with their code
+MAKERS = {"fault", "report", "Explanation"}  # of one module, which make a fault with their code
 MESSAGES = {
     "caveat",
     "error",
@@ -63,7 +63,6 @@ FOREIGN = {
     "loadgen/core/results/parquet.py": "pyarrow: the first sentence of its message is shown",
     "loadgen/core/workload/yaml_marks.py": "PyYAML has one class of syntax errors, and says which in its message",
     "sdk/loadgen_sdk/probe/fetch.py": "Python: OpenSSL's reason, and several refused connections in one OSError",
-    "sdk/loadgen_sdk/probe/probe.py": "what a server says of a model that it does not have",
     "sdk/loadgen_sdk/wire_formats/library_errors.py": "httpx tells ends of a connection apart in its message only",
 }
 """Files that read messages of a server or a library, and why they have to."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from canned import answering
 from command_line import exits
-from loadgen_sdk.probe.probe import _match_signs
+from loadgen_sdk.probe.server_detection import match_profiles
 from loadgen_sdk.wire_formats.server_profiles import SERVERS
 from loadgen_sdk.wire_formats.server_timing import NO_SERVER_TIMING
 from loadgen_sdk.wire_formats.server_timing_lookup import find_timing_parser, parse_server_timing
@@ -232,7 +232,7 @@ def test_its_command_its_kind_and_its_prices(acme: Path, tmp_path: Path, capsys:
 
 def test_its_server_is_known_by_its_sign_and_its_words(acme: Path, capsys: Any) -> None:
     servers = SERVERS
-    assert _match_signs(tuple(servers.plugin_rows()), {"models": '{"owned_by": "acme"}'}) == (
+    assert match_profiles(tuple(servers.plugin_rows()), {"models": '{"owned_by": "acme"}'}) == (
         "acme",
         "models",
         '"owned_by": "acme"',

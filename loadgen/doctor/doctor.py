@@ -19,7 +19,8 @@ import msgspec
 from loadgen_sdk import compiled
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import HttpFetcher
-from loadgen_sdk.probe.probe import HttpResponse, ProbeResult
+from loadgen_sdk.probe.http_types import HttpResponse
+from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.redaction import redact
 from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.transport.http1 import merged

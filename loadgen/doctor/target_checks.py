@@ -16,7 +16,8 @@ from statistics import median
 from typing import Literal
 
 import msgspec
-from loadgen_sdk.probe.probe import HttpResponse, ProbeResult
+from loadgen_sdk.probe.http_types import HttpResponse
+from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES, ServerProfile
 
 from loadgen.core import format

@@ -25,7 +25,7 @@ from loadgen.core import seeds
 from loadgen.core.errors import UserError
 from loadgen.core.execution.backend import serving
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.probing import client_options, find
+from loadgen.core.execution.probing import client_options, find, planned_output_lengths
 from loadgen.core.execution.run_header import version
 from loadgen.core.requests import prompts
 from loadgen.core.requests.build import build_prompts
@@ -232,7 +232,9 @@ def _perform(
         return asyncio.run_coroutine_threadsafe(steps, loop).result()
 
     try:
-        probe_result: ProbeResult = result_of(find(settings, workload.timeout_ns / 1e9))
+        probe_result: ProbeResult = result_of(
+            find(settings, workload.timeout_ns / 1e9, planned_output_lengths(workload))
+        )
         tokenizer, template_tokens = (
             load_tokenizer(settings.tokenizer),
             probe_result.template_tokens or 0,

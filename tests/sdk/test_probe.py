@@ -13,7 +13,9 @@ import pytest
 import trustme
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import HttpFetcher
-from loadgen_sdk.probe.probe import ASKED_TOKENS, HttpResponse, ProbeResult, probe
+from loadgen_sdk.probe.http_types import HttpResponse
+from loadgen_sdk.probe.probe import ProbeResult, probe
+from loadgen_sdk.probe.probe_client import OutputLengths, ProbeOptions
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.wire_formats.server_profiles import Api
 from refusals import refused
@@ -24,6 +26,10 @@ from loadgen.sim.server.options import Options
 RECORDED = json.loads((places.TESTS / "data/transcripts/probe.json").read_text())
 KEY = "sk-very-secret-key-1234"
 JSON = {"content-type": "application/json"}
+RECORDED_LENGTHS = OutputLengths(shortest=1, longest=8)
+"""The output lengths of the recorded responses."""
+
+SHORT_TOKENS, LONG_TOKENS = RECORDED_LENGTHS
 
 
 class InMemory:
@@ -55,12 +61,13 @@ class InMemory:
                 target,
                 send_request=self.send_request,
                 connect=self.connect,
-                wait=self.wait,
-                **options,
+                options=ProbeOptions(
+                    **{"output_lengths": RECORDED_LENGTHS, "sleep": self.sleep} | options
+                ),
             )
         )
 
-    async def wait(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         self.waited.append(seconds)
 
 
@@ -91,12 +98,12 @@ def healthy(**changed: list[Any]) -> dict[str, list[Any]]:
         "models": served("vllm"),
         "version": [200, JSON, '{"version":"0.32.0"}'],
         "short": streamed(1, 1, 11),
-        "long": streamed(ASKED_TOKENS, ASKED_TOKENS, 43),
+        "long": streamed(LONG_TOKENS, LONG_TOKENS, 43),
     } | changed
     paths = {"models": "GET /v1/models", "version": "GET /version"}
     paths |= {
         "short": "POST /v1/chat/completions 1",
-        "long": f"POST /v1/chat/completions {ASKED_TOKENS}",
+        "long": f"POST /v1/chat/completions {LONG_TOKENS}",
     }
     return {paths.get(name, name): answer for name, answer in answers.items()}
 
@@ -415,20 +422,11 @@ def test_a_key_that_is_refused_ends_the_probe_though_a_model_is_named() -> None:
         ("max_tokens is too small", 16),
     ],
 )
-def test_the_least_output_limit_is_learnt(refusal: str, minimum: int) -> None:
-    class Strict(InMemory):
-        async def send_request(
-            self, method: str, path: str, headers: Any, body: bytes
-        ) -> HttpResponse:
-            limit = json.loads(body)["max_tokens"] if body else minimum
-            if limit < minimum:
-                return HttpResponse(400, JSON, json.dumps({"error": {"message": refusal}}).encode())
-            if body:
-                status, head, text = streamed(limit, limit, 43)
-                return HttpResponse(status, head, text.encode(), duration_ns=limit * 1_000_000)
-            return await super().send_request(method, path, headers, body)
-
-    found = Strict(healthy()).probe()
+def test_the_probe_learns_the_lowest_output_limit_from_the_refusal(
+    refusal: str, minimum: int
+) -> None:
+    server = LimitedOutput(minimum, refusal=refusal)
+    found = server.probe(output_lengths=OutputLengths(shortest=1))
     assert (found.has_exact_length, found.per_token_ms, found.one_token_response_ms) == (
         True,
         1.0,
@@ -436,8 +434,65 @@ def test_the_least_output_limit_is_learnt(refusal: str, minimum: int) -> None:
     )
 
 
+class LimitedOutput(InMemory):
+    """A server that refuses output limits outside a range. It needs 1 ms per token."""
+
+    def __init__(self, minimum: int, maximum: int = 10_000, refusal: str = "no") -> None:
+        super().__init__(healthy())
+        self._minimum = minimum
+        self._maximum = maximum
+        self._refusal = json.dumps({"error": {"message": refusal}}).encode()
+        self.requested_tokens: list[int] = []
+
+    async def send_request(self, method: str, path: str, headers: Any, body: bytes) -> HttpResponse:
+        if not body:
+            return await super().send_request(method, path, headers, body)
+        tokens = json.loads(body)["max_tokens"]
+        self.requested_tokens.append(tokens)
+        if not self._minimum <= tokens <= self._maximum:
+            return HttpResponse(400, JSON, self._refusal)
+        status, head, text = streamed(tokens, tokens, 43)
+        return HttpResponse(status, head, text.encode(), duration_ns=tokens * 1_000_000)
+
+
+def test_the_probe_of_an_unknown_load_requests_at_least_16_tokens() -> None:
+    server = LimitedOutput(minimum=16)
+    server.probe(output_lengths=None)
+    assert sorted(server.requested_tokens) == [16, 24]
+
+
+@pytest.mark.parametrize("lengths", [OutputLengths(16, 16), OutputLengths(20, 20)])
+def test_the_first_requests_of_the_probe_are_within_limits_that_the_load_keeps(
+    lengths: OutputLengths,
+) -> None:
+    server = LimitedOutput(minimum=16, maximum=20)
+    server.probe(output_lengths=lengths)
+    assert len(server.requested_tokens) == 2
+
+
+@pytest.mark.parametrize("longest", [1, 4, 8, 100])
+def test_the_probe_requests_no_longer_output_than_the_load(longest: int) -> None:
+    server = LimitedOutput(minimum=1, maximum=longest)
+    found = server.probe(output_lengths=OutputLengths(1, longest))
+    assert found.has_exact_length
+    assert max(server.requested_tokens) <= longest
+
+
+def test_an_output_that_the_server_refuses_is_tried_again_with_the_length_of_the_load() -> None:
+    server = LimitedOutput(minimum=100, maximum=100, refusal="unreadable")
+    assert server.probe(output_lengths=OutputLengths(100, 100)).has_exact_length
+    assert sorted(set(server.requested_tokens)) == [16, 24, 100]
+
+
+def test_a_server_that_refuses_every_output_length_of_the_load_is_refused() -> None:
+    server = LimitedOutput(minimum=16, refusal="max_tokens must be at least 16")
+    with refused(TargetUnusable, "http_4xx"):
+        server.probe(output_lengths=OutputLengths(1, 8))
+    assert max(server.requested_tokens) == 8
+
+
 def test_a_media_type_in_capitals_and_any_status_of_success_are_read() -> None:
-    _, _, text = streamed(ASKED_TOKENS, ASKED_TOKENS, 43)
+    _, _, text = streamed(LONG_TOKENS, LONG_TOKENS, 43)
     accepted = [201, {"content-type": "Text/Event-Stream"}, text]
     assert InMemory(healthy(long=accepted)).probe().has_exact_length
 
@@ -445,7 +500,7 @@ def test_a_media_type_in_capitals_and_any_status_of_success_are_read() -> None:
 def test_one_object_where_a_stream_was_requested_is_said() -> None:
     whole = {
         "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 43, "completion_tokens": ASKED_TOKENS},
+        "usage": {"prompt_tokens": 43, "completion_tokens": LONG_TOKENS},
     }
     found = InMemory(healthy(long=[200, JSON, json.dumps(whole)])).probe()
     assert found.ignores_stream and found.tokens_per_event is None
@@ -460,7 +515,7 @@ def test_a_body_that_is_compressed_is_named() -> None:
 
 
 def test_counts_that_contradict_each_other_are_named_and_not_used() -> None:
-    status, head, text = streamed(ASKED_TOKENS, ASKED_TOKENS, 43)
+    status, head, text = streamed(LONG_TOKENS, LONG_TOKENS, 43)
     both = text.replace('"prompt_tokens": 43', '"prompt_tokens": 43, "cached_tokens": 99')
     found = InMemory(healthy(long=[status, head, both])).probe()
     assert found.template_tokens is None and found.reports_usage
@@ -565,8 +620,8 @@ def test_a_missing_path_is_named_and_another_api_is_no_way_to_rerank() -> None:
 
 @pytest.mark.parametrize("tokens", ["1e400", str(1 << 40), "-3"])
 def test_a_usage_that_cannot_be_is_not_called_missing(tokens: str) -> None:
-    status, head, text = streamed(ASKED_TOKENS, ASKED_TOKENS, 43)
-    absurd = text.replace(f'"completion_tokens": {ASKED_TOKENS}', f'"completion_tokens": {tokens}')
+    status, head, text = streamed(LONG_TOKENS, LONG_TOKENS, 43)
+    absurd = text.replace(f'"completion_tokens": {LONG_TOKENS}', f'"completion_tokens": {tokens}')
     found = InMemory(healthy(long=[status, head, absurd])).probe()
     assert any("no answer can have" in warning for warning in found.warnings)
     assert not any("no usage" in warning for warning in found.warnings)
@@ -799,7 +854,10 @@ def test_the_embedded_endpoint() -> None:
         target = Target.parse(url)
         direct = HttpFetcher(target)
         return await probe(
-            target, send_request=direct.send_request, connect=direct.connect, **options
+            target,
+            send_request=direct.send_request,
+            connect=direct.connect,
+            options=ProbeOptions(**options),
         )
 
     with start(Options(ttft="1ms", itl="0", stream_interval=4)) as endpoint:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import HttpFetcher
-from loadgen_sdk.probe.probe import SAMPLES, ProbeResult, probe
+from loadgen_sdk.probe.probe import ProbeResult, probe
+from loadgen_sdk.probe.probe_client import SAMPLES, OutputLengths, ProbeOptions
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.wire_formats.request_body import add_timing_request
 
@@ -18,6 +19,10 @@ from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserEr
 from loadgen.core.execution.events import Emit, WaitingFor
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.requests import tokenizer as tokens
+from loadgen.core.workload.distributions import Fixed, Length, ListOfValues
+from loadgen.core.workload.request_classes import requests_by_class
+from loadgen.core.workload.request_kinds import Synthetic
+from loadgen.core.workload.schema import Workload
 
 LONG_S = 5.0  # of a probe: then the user hears what is waited for
 Known = dict[Endpoint, ProbeResult]
@@ -29,21 +34,61 @@ async def ask(
     target: Target,
     fetcher: HttpFetcher,
     samples: Sequence[tuple[str, int]] = SAMPLES,
+    output_lengths: OutputLengths | None = None,
 ) -> ProbeResult:
-    """Probe one target as a load will use it. Raises TargetUnusable. `samples`: prompts, and our count of each."""
+    """Probe one target as a load will use it.
+
+    Args:
+        settings: The settings of the load.
+        target: The target.
+        fetcher: Sends the requests.
+        samples: A short and a longer prompt with their content tokens.
+        output_lengths: The output lengths of the load, or None if they are not known.
+
+    Raises:
+        TargetUnusable: Each request of the load would fail.
+    """
     return await probe(
         target,
         send_request=fetcher.send_request,
         connect=fetcher.connect,
-        model=settings.model,
-        server=settings.server,
-        stream=settings.stream,
-        api_key=settings.api_key,
-        headers=settings.headers,
-        extra_body=settings.extra_body,
-        server_timing=settings.server_timing,
-        samples=samples,
+        options=ProbeOptions(
+            model=settings.model,
+            server=settings.server,
+            stream=settings.stream,
+            api_key=settings.api_key,
+            headers=settings.headers,
+            extra_body=settings.extra_body,
+            server_timing=settings.server_timing,
+            samples=samples,
+            output_lengths=output_lengths,
+        ),
     )
+
+
+def planned_output_lengths(workload: Workload) -> OutputLengths | None:
+    """Return the range of output lengths that a workload requests.
+
+    Return None if only the data of its requests show their lengths, as with files and traces.
+    """
+    requests = requests_by_class(workload.requests).values()
+    ranges = [_range_of(part.output_tokens) for part in requests if isinstance(part, Synthetic)]
+    if len(ranges) < len(requests):
+        return None
+    longest = [lengths.longest for lengths in ranges if lengths.longest is not None]
+    return OutputLengths(
+        min(lengths.shortest for lengths in ranges),
+        max(longest) if len(longest) == len(ranges) else None,
+    )
+
+
+def _range_of(length: Length) -> OutputLengths:
+    """Return the range of a distribution of output lengths."""
+    if isinstance(length, Fixed):
+        return OutputLengths(length.value, length.value)
+    if isinstance(length, ListOfValues):
+        return OutputLengths(min(length.values), max(length.values))
+    return OutputLengths(length.min or 1, length.max)
 
 
 def client_options(settings: Settings, probed: ProbeResult) -> dict[str, Any]:
@@ -92,8 +137,15 @@ def random_samples(
     return [(text, tokenizer.count(text)) for text in texts]
 
 
-async def find(settings: Settings, timeout_s: float) -> ProbeResult:
-    """Probe the target at `settings.url`; an answer may take `timeout_s`. Raises TargetError or UserError."""
+async def find(
+    settings: Settings, timeout_s: float, output_lengths: OutputLengths | None = None
+) -> ProbeResult:
+    """Probe the target at `settings.url`. A response may take `timeout_s`.
+
+    Raises:
+        TargetError: The target cannot be used.
+        UserError: The URL is not valid.
+    """
     assert settings.url is not None
     shown = Endpoint(url=settings.url).shown
     server = None if settings.server == "auto" else settings.server
@@ -103,7 +155,9 @@ async def find(settings: Settings, timeout_s: float) -> ProbeResult:
         raise UserError(error.code, str(error), shown, error.hint) from None
     try:
         fetcher = HttpFetcher(target, settings.tls.context() if target.tls else None, timeout_s)
-        found = await ask(settings, target, fetcher, probe_samples(settings.tokenizer))
+        found = await ask(
+            settings, target, fetcher, probe_samples(settings.tokenizer), output_lengths
+        )
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), shown, error.hint) from None
     return (
@@ -114,20 +168,29 @@ async def find(settings: Settings, timeout_s: float) -> ProbeResult:
 
 
 async def find_all(
-    settings: Settings, known: Known, timeout_s: float, tell: Emit
+    settings: Settings, workload: Workload, known: Known, tell: Emit
 ) -> tuple[ProbeResult, ...]:
-    """Probe every endpoint that is not `known` yet, and add it there; results in the order of the endpoints.
+    """Probe every endpoint that is not known yet, and return the results in the order of the endpoints.
 
-    An answer may take `timeout_s`, as in the load; `tell` hears when the wait gets long. Raises the faults of all
-    endpoints that cannot be used, or that do not serve the same as the first endpoint.
+    Args:
+        settings: The settings, which name the endpoints.
+        workload: The load that follows. A response of the probe may take as long as one of the load.
+        known: The results of endpoints that were probed before. New results are added to it.
+        tell: Is called with an event when the probe takes long.
+
+    Raises:
+        LoadgenError: The errors of all endpoints that cannot be used, or that do not serve the same
+            as the first endpoint.
     """
+    timeout_s = workload.timeout_ns / 1e9
+    output_lengths = planned_output_lengths(workload)
     endpoints = settings.endpoints
     asked = [endpoint for endpoint in endpoints if endpoint not in known]
     waits = WaitingFor(
         f"the first answer of {settings.shown}; it may take {timeout_s:g} s (--timeout)"
     )
     waiting = asyncio.get_running_loop().call_later(LONG_S, tell, waits)
-    finding = (find(settings.of(endpoint), timeout_s) for endpoint in asked)
+    finding = (find(settings.of(endpoint), timeout_s, output_lengths) for endpoint in asked)
     answers = await asyncio.gather(*finding, return_exceptions=True)
     waiting.cancel()
     by_endpoint = known | dict(zip(asked, answers, strict=True))

@@ -143,7 +143,7 @@ def _over_http(
             contextlib.ExitStack(),
         )
         with runner, on_failure:
-            found = runner.run(find_all(settings, known, workload.timeout_ns / 1e9, tell))
+            found = runner.run(find_all(settings, workload, known, tell))
             on_failure.callback(tell, events.LoadEnded(None))
             tell(events.TargetsProbed(folder, settings, found))
             plan, begins = prepare(

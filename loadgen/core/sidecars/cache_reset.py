@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import msgspec
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.fetch import HttpFetcher
-from loadgen_sdk.probe.probe import HttpResponse, ProbeResult
+from loadgen_sdk.probe.http_types import HttpResponse
+from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.wire_formats.event_fields import error_text
 
 from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserError

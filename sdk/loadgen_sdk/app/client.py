@@ -244,6 +244,7 @@ class Client:
             if self._probe_options is not None:
                 from ..probe.fetch import HttpFetcher
                 from ..probe.probe import probe
+                from ..probe.probe_client import ProbeOptions
 
                 tls = (self._tls or Tls()).context() if self.target.tls else None
                 fetcher = HttpFetcher(self.target, tls, timeout_s=self.timeout_s, proxy=self._proxy)
@@ -251,8 +252,7 @@ class Client:
                     self.target,
                     send_request=fetcher.send_request,
                     connect=fetcher.connect,
-                    model=self.model or None,
-                    **self._probe_options,
+                    options=ProbeOptions(model=self.model or None, **self._probe_options),
                 )
                 self._pool.close()
                 self.model, self.server_profile, self._probe_options = (

@@ -1,5 +1,5 @@
-"""Find out about a target before a load: server, model, and how it counts tokens.
+"""Find out about a target before a load: its server, its model, and how it counts tokens.
 
-`probe.py` sends requests through functions that its caller passes, and `fetch.py` opens one
-connection per request.
+`probe.py` sends requests through functions that its caller passes, and `fetch.py` sends each
+request over a connection of its own.
 """

@@ -1,14 +1,18 @@
-"""Network connections for the probe: one per request, closed after it. For load, `transport/wire.py` is used instead.
+"""Send HTTP requests of the probe over TCP and TLS, one connection per request.
 
-It uses asyncio streams and `transport/http1.py`. Sizes and times are limited. Errors name the address or the redacted
-URL, never the URL itself.
+This is simple and complete rather than fast: asyncio streams, `transport/http1.py`, limits of size
+and time, and errors with a hint for the user. A load uses `transport/wire.py` instead. Errors name
+the address or the redacted URL, never the URL itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic_ns
+from typing import NoReturn
 
 from ..errors import TargetUnusable, WrongUse
 from ..transport.chunk_size import Malformed
@@ -16,10 +20,16 @@ from ..transport.http1 import HTTP_2, Response, head, merged
 from ..transport.proxy import Proxy, proxy_for, refusal
 from ..transport.target import Target
 from ..transport.wire import resolve
-from .probe import Headers, HttpResponse, TransientFailure
+from .http_types import Headers, HttpResponse, TransientFailure
 
 MAX_BODY_BYTES = 4 << 20
-PAGE_S = 60.0  # longest wait for a page: list of models, version
+CONNECT_TIMEOUT_S = 10.0
+"""The longest wait for a name, a TCP connection or a TLS handshake."""
+
+PAGE_TIMEOUT_S = 60.0
+"""The longest wait for a page, such as the list of models."""
+
+_READ_BYTES = 1 << 16
 _BROKEN_HINT = (
     "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
 )
@@ -27,13 +37,15 @@ _HTTP_2_HINT = "this client speaks HTTP/1.1: let the server speak it too, or a p
 _CERTIFICATE_HINT = (
     "give the authority's certificate with --cacert, or --insecure if you know this server"
 )
+_PROXY_HINT = "check HTTPS_PROXY and NO_PROXY"
 
 
 class HttpFetcher:
-    """The two functions that `probe` needs, over TCP and TLS. They raise TargetUnusable with a text for the user.
+    """Sends requests to one target. All methods raise TargetUnusable with a text for the user.
 
-    `timeout_s`: of a generation, as in the load that follows. A page is answered within PAGE_S at most. `most_bytes`:
-    of an answer.
+    Attributes:
+        dns_ns: How long the lookup of the host's name took. It is None before the first request,
+            and if the host is an address.
     """
 
     def __init__(
@@ -41,119 +53,82 @@ class HttpFetcher:
         target: Target,
         tls: ssl.SSLContext | None = None,
         timeout_s: float = 60,
-        connect_s: float = 10,
         proxy: Proxy | None = None,
-        most_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        self._most_bytes = most_bytes
-        self._target, self._timeout_s, self._connect_s = (
-            target,
-            timeout_s,
-            min(connect_s, timeout_s),
-        )
+        """Prepare to send requests.
+
+        Args:
+            target: The target.
+            tls: The settings of TLS, or None for the defaults.
+            timeout_s: The longest wait for the response to a POST, as in the load that follows.
+            proxy: The proxy to use, or None.
+        """
+        self.dns_ns: int | None = None
+        self._target = target
         self._tls = (tls or ssl.create_default_context()) if target.tls else None
+        self._timeout_s = timeout_s
+        self._connect_s = min(CONNECT_TIMEOUT_S, timeout_s)
         self._proxy = proxy
-        self._peer = (target.host, target.port) if proxy is None else (proxy.host, proxy.port)
+        self._peer_host = target.host if proxy is None else proxy.host
+        self._peer_port = target.port if proxy is None else proxy.port
         self._address: str | None = None
-        self.dns_ns: int | None = (
-            None  # how long the host's name took to be looked up; None: not yet, or an address
-        )
 
     async def connect(self) -> int:
-        """Open one TCP connection and drop it. Returns the ns it took, without name resolution."""
-        address = self._address or await self._resolve()
-        started = monotonic_ns()
-        _, writer = await self._open(address, None)
-        duration_ns = monotonic_ns() - started
+        """Open and close a TCP connection. Return how many ns it took, without the name lookup."""
+        address = await self._resolved_address()
+        started_ns = monotonic_ns()
+        _, writer = await self._open_tcp(address)
+        duration_ns = monotonic_ns() - started_ns
         writer.transport.abort()
         return duration_ns
 
     async def send_request(
         self, method: str, path: str, headers: Headers, body: bytes
     ) -> HttpResponse:
-        """Send one request on its own connection. See `probe.Exchange`."""
+        """Send a request over a connection of its own and return the complete response.
+
+        Raises:
+            TransientFailure: The connection broke, and the next request may get a response.
+            TargetUnusable: There is no response in time, or none that can be read.
+        """
+        address = await self._resolved_address()
+        if self._tls is None:
+            reader, writer = await self._open_tcp(address)
+        else:
+            reader, writer = await self._open_tls(address, self._tls)
+        timeout_s = self._timeout_s if body else min(self._timeout_s, PAGE_TIMEOUT_S)
+        exchange = _ResponseReading(self._target, method)
+        try:
+            with exchange.explained_errors(timeout_s):
+                started_ns = monotonic_ns()
+                async with asyncio.timeout(timeout_s):
+                    writer.write(self._encode_request(method, path, headers, body))
+                    await exchange.read_from(reader)
+                duration_ns = monotonic_ns() - started_ns
+        finally:
+            writer.transport.abort()
+        return exchange.result(duration_ns)
+
+    def _encode_request(self, method: str, path: str, headers: Headers, body: bytes) -> bytes:
         target = self._target
-        reader, writer = await self._open(self._address or await self._resolve(), self._tls)
-        response, pieces, size = Response(), [], 0
-        timeout_s = self._timeout_s if body else min(self._timeout_s, PAGE_S)
         lines = merged([("Host", target.host_header), ("Connection", "close")], headers)
         if self._proxy is not None and not target.tls:
             path = f"http://{target.host_header}{path}"
             lines += self._proxy.headers
         if body:
             lines.append(("Content-Length", str(len(body))))
-        try:
-            started = monotonic_ns()
-            async with asyncio.timeout(timeout_s):
-                writer.write(head(method, path, lines) + b"\r\n" + body)
-                while not response.complete:
-                    data = await reader.read(1 << 16)
-                    if not data:
-                        if not response.end_of_file():
-                            raise self._cut_short(method, size)
-                        break
-                    pieces += response.feed(data)
-                    size += len(data)
-                    if size > self._most_bytes:
-                        most = f"{self._most_bytes >> 20} MiB"
-                        raise TargetUnusable(
-                            "invalid_answer",
-                            f"{target.redacted} sends more than {most} to a probe",
-                            "check the URL",
-                        )
-        except Malformed as error:
-            if str(error) == HTTP_2:
-                raise TargetUnusable(
-                    "wrong_protocol", f"{target.address}: {HTTP_2}", _HTTP_2_HINT
-                ) from None
-            hint = "check the port" if target.tls else target.tls_hint
-            raise TransientFailure(
-                "wrong_protocol", f"{target.address} does not speak HTTP/1.1", hint
-            ) from None
-        except TimeoutError:
-            what = f"{target.redacted} gave no whole answer within {timeout_s:g} s"
-            raise TargetUnusable("timeout", what, "is the server stuck or overloaded?") from None
-        except OSError as error:
-            reason = error.strerror or "the connection broke"
-            hint = "" if target.tls else target.tls_hint
-            raise TransientFailure(
-                "reset", f"{target.address}: {reason}", _BROKEN_HINT if size else hint
-            ) from None
-        finally:
-            writer.transport.abort()
-        return HttpResponse(
-            response.status, response.headers, b"".join(pieces), monotonic_ns() - started
-        )
+        return head(method, path, lines) + b"\r\n" + body
 
-    def _cut_short(self, method: str, size: int) -> TransientFailure:
-        """The server closed the connection after `size` bytes. With 0 bytes, it may expect TLS."""
-        target = self._target
-        if size:
-            what = f"{target.address} closed the connection in the middle of its answer to {method}"
-            return TransientFailure("reset", what, _BROKEN_HINT)
-        hint = "see the server's log" if target.tls else target.tls_hint
-        return TransientFailure(
-            "reset", f"{target.address} closed the connection without an answer to {method}", hint
-        )
-
-    async def _resolve(self) -> str:
-        """The first address of the host that accepts a connection."""
-        try:
-            started = monotonic_ns()
-            async with asyncio.timeout(self._connect_s):
-                found = await resolve(*self._peer)
-            if self._peer[0] not in [address[0] for _, address in found]:
-                self.dns_ns = monotonic_ns() - started
-        except TimeoutError:
-            raise self._unresolved("no answer from DNS") from None
-        except (OSError, UnicodeError) as error:
-            raise self._unresolved(getattr(error, "strerror", "") or "unknown") from None
+    async def _resolved_address(self) -> str:
+        """Return the first address of the host that accepts a connection."""
+        if self._address is not None:
+            return self._address
         failure = TargetUnusable(
-            "dns", f"the host {self._peer[0]!r} has no address", "check the host's name"
+            "dns", f"the host {self._peer_host!r} has no address", "check the host's name"
         )
-        for address in dict.fromkeys(str(address[0]) for _, address in found):
+        for address in await self._look_up_addresses():
             try:
-                _, writer = await self._open(address, None)
+                _, writer = await self._open_tcp(address)
             except TargetUnusable as error:
                 failure = error
                 continue
@@ -162,65 +137,187 @@ class HttpFetcher:
             return address
         raise failure
 
-    async def _open(
-        self, address: str, tls: ssl.SSLContext | None
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        target = self._target
+    async def _look_up_addresses(self) -> list[str]:
+        """Return the addresses of the host without repetitions, and measure the lookup."""
+        started_ns = monotonic_ns()
         try:
             async with asyncio.timeout(self._connect_s):
-                server_name = target.host if tls else None
-                if self._proxy is None or tls is None:
-                    return await asyncio.open_connection(
-                        address, self._peer[1], ssl=tls, server_hostname=server_name
-                    )
-                reader, writer = await asyncio.open_connection(address, self._peer[1])
-                writer.write(self._proxy.connect_request(target))
-                if problem := refusal(await reader.readuntil(b"\r\n\r\n")):
-                    writer.transport.abort()
-                    raise TargetUnusable("proxy", problem, "check HTTPS_PROXY and NO_PROXY")
-                await writer.start_tls(tls, server_hostname=server_name)
-                return reader, writer
-        except asyncio.IncompleteReadError:
-            what = f"the proxy at {self._peer[0]}:{self._peer[1]} closed the connection without an answer"
-            raise TargetUnusable("proxy", what, "check HTTPS_PROXY and NO_PROXY") from None
-        except ssl.SSLCertVerificationError as error:
-            what = f"the certificate of {target.address} is not trusted: {error.verify_message}"
-            raise TargetUnusable("tls", what, _CERTIFICATE_HINT) from None
-        except ssl.SSLError as error:
-            if "NO_APPLICATION_PROTOCOL" in str(error):
-                raise TargetUnusable(
-                    "wrong_protocol", f"{target.address}: {HTTP_2}", _HTTP_2_HINT
-                ) from None
-            hint = (
-                "it seems to speak plain http://"
-                if "WRONG_VERSION" in str(error)
-                else "check --cert and the port"
-            )
-            reason = (error.reason or "handshake failed").lower().replace("_", " ")
-            raise TargetUnusable(
-                "tls", f"TLS with {target.address} failed: {reason}", hint
-            ) from None
+                resolved = await resolve(self._peer_host, self._peer_port)
         except TimeoutError:
-            hint = "does it want http:// ?" if tls else "check host, port and firewall"
-            what = f"no {'TLS' if tls else 'answer'} from {target.address} within {self._connect_s:g} s"
-            raise TargetUnusable("timeout", what, self._unused_proxy() or hint) from None
-        except OSError as error:
-            refused = isinstance(error, ConnectionRefusedError) or "refused" in str(error)
-            reason = f"cannot connect ({error.strerror or type(error).__name__}) to"
-            what = f"{'nothing listens at' if refused else reason} {target.address}"
-            raise TargetUnusable(
-                "connect", what, self._unused_proxy() or "start the server, or check host and port"
-            ) from None
+            raise self._lookup_error("no answer from DNS") from None
+        except (OSError, UnicodeError) as error:
+            raise self._lookup_error(getattr(error, "strerror", "") or "unknown") from None
+        addresses = list(dict.fromkeys(str(socket_address[0]) for _, socket_address in resolved))
+        if self._peer_host not in addresses:
+            self.dns_ns = monotonic_ns() - started_ns
+        return addresses
 
-    def _unused_proxy(self) -> str:
-        """What to say of a proxy that the environment names for this target and that is not used; "" without one."""
+    async def _open_tcp(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        with self._explained_connect_errors(uses_tls=False):
+            async with asyncio.timeout(self._connect_s):
+                return await asyncio.open_connection(address, self._peer_port)
+
+    async def _open_tls(
+        self, address: str, tls: ssl.SSLContext
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        with self._explained_connect_errors(uses_tls=True):
+            async with asyncio.timeout(self._connect_s):
+                if self._proxy is not None:
+                    return await self._open_tls_through_proxy(address, tls, self._proxy)
+                return await asyncio.open_connection(
+                    address, self._peer_port, ssl=tls, server_hostname=self._target.host
+                )
+
+    async def _open_tls_through_proxy(
+        self, address: str, tls: ssl.SSLContext, proxy: Proxy
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Ask the proxy for a tunnel and do the TLS handshake with the target inside it."""
+        reader, writer = await asyncio.open_connection(address, self._peer_port)
+        writer.write(proxy.connect_request(self._target))
+        problem = refusal(await reader.readuntil(b"\r\n\r\n"))
+        if problem:
+            writer.transport.abort()
+            raise TargetUnusable("proxy", problem, _PROXY_HINT)
+        await writer.start_tls(tls, server_hostname=self._target.host)
+        return reader, writer
+
+    @contextmanager
+    def _explained_connect_errors(self, *, uses_tls: bool) -> Iterator[None]:
+        """Convert the errors of connecting to TargetUnusable."""
+        address = self._target.address
         try:
-            if self._proxy is not None or proxy_for(self._target, None) is None:
-                return ""
-        except WrongUse:
-            pass  # one that cannot be used is not used either
-        return "the proxy of the environment is not used: a load goes straight to the server, from a host that reaches it"
+            yield
+        except asyncio.IncompleteReadError:
+            message = (
+                f"the proxy at {self._peer_host}:{self._peer_port} closed the connection without "
+                "an answer"
+            )
+            raise TargetUnusable("proxy", message, _PROXY_HINT) from None
+        except ssl.SSLCertVerificationError as error:
+            message = f"the certificate of {address} is not trusted: {error.verify_message}"
+            raise TargetUnusable("tls", message, _CERTIFICATE_HINT) from None
+        except ssl.SSLError as error:
+            raise _handshake_error(address, error) from None
+        except TimeoutError:
+            missing = "TLS" if uses_tls else "answer"
+            message = f"no {missing} from {address} within {self._connect_s:g} s"
+            hint = "does it want http:// ?" if uses_tls else "check host, port and firewall"
+            raise TargetUnusable("timeout", message, self._unused_proxy_hint() or hint) from None
+        except OSError as error:
+            raise self._connect_error(error) from None
 
-    def _unresolved(self, reason: str) -> TargetUnusable:
-        hint = self._unused_proxy() or "check the host's name"
-        return TargetUnusable("dns", f"cannot resolve the host {self._peer[0]!r}: {reason}", hint)
+    def _connect_error(self, error: OSError) -> TargetUnusable:
+        address = self._target.address
+        if isinstance(error, ConnectionRefusedError) or "refused" in str(error):
+            message = f"nothing listens at {address}"
+        else:
+            reason = error.strerror or type(error).__name__
+            message = f"cannot connect ({reason}) to {address}"
+        hint = self._unused_proxy_hint() or "start the server, or check host and port"
+        return TargetUnusable("connect", message, hint)
+
+    def _lookup_error(self, reason: str) -> TargetUnusable:
+        message = f"cannot resolve the host {self._peer_host!r}: {reason}"
+        hint = self._unused_proxy_hint() or "check the host's name"
+        return TargetUnusable("dns", message, hint)
+
+    def _unused_proxy_hint(self) -> str:
+        """Return a hint if the environment names a proxy that is not used, else an empty string."""
+        if self._proxy is not None:
+            return ""
+        try:
+            has_unused_proxy = proxy_for(self._target, None) is not None
+        except WrongUse:
+            has_unused_proxy = True  # The environment names a proxy that cannot be used.
+        if not has_unused_proxy:
+            return ""
+        return (
+            "the proxy of the environment is not used: a load goes straight to the server, from a "
+            "host that reaches it"
+        )
+
+
+class _ResponseReading:
+    """Reads the response to one request and explains what is wrong with it."""
+
+    def __init__(self, target: Target, method: str) -> None:
+        self._target = target
+        self._method = method
+        self._response = Response()
+        self._body_pieces: list[bytes] = []
+        self._received_bytes = 0
+
+    async def read_from(self, reader: asyncio.StreamReader) -> None:
+        """Read until the response is complete or the server closes the connection."""
+        while not self._response.complete:
+            data = await reader.read(_READ_BYTES)
+            if not data:
+                if not self._response.end_of_file():
+                    self._raise_closed_early()
+                return
+            self._body_pieces += self._response.feed(data)
+            self._received_bytes += len(data)
+            if self._received_bytes > MAX_BODY_BYTES:
+                limit = f"{MAX_BODY_BYTES >> 20} MiB"
+                message = f"{self._target.redacted} sends more than {limit} to a probe"
+                raise TargetUnusable("invalid_answer", message, "check the URL")
+
+    def result(self, duration_ns: int) -> HttpResponse:
+        """Return the response that was read."""
+        return HttpResponse(
+            self._response.status, self._response.headers, b"".join(self._body_pieces), duration_ns
+        )
+
+    @contextmanager
+    def explained_errors(self, timeout_s: float) -> Iterator[None]:
+        """Convert the errors of reading a response to TargetUnusable."""
+        target = self._target
+        try:
+            yield
+        except Malformed as error:
+            if str(error) == HTTP_2:
+                raise _http_2_error(target.address) from None
+            message = f"{target.address} does not speak HTTP/1.1"
+            hint = "check the port" if target.tls else target.tls_hint
+            raise TransientFailure("wrong_protocol", message, hint) from None
+        except TimeoutError:
+            message = f"{target.redacted} gave no whole answer within {timeout_s:g} s"
+            raise TargetUnusable("timeout", message, "is the server stuck or overloaded?") from None
+        except OSError as error:
+            message = f"{target.address}: {error.strerror or 'the connection broke'}"
+            raise TransientFailure("reset", message, self._broken_connection_hint("")) from None
+
+    def _raise_closed_early(self) -> NoReturn:
+        address = self._target.address
+        if self._received_bytes:
+            message = (
+                f"{address} closed the connection in the middle of its answer to {self._method}"
+            )
+        else:
+            message = f"{address} closed the connection without an answer to {self._method}"
+        raise TransientFailure(
+            "reset", message, self._broken_connection_hint("see the server's log")
+        )
+
+    def _broken_connection_hint(self, tls_hint: str) -> str:
+        """Return a hint for a broken connection. A server that sent nothing may expect TLS.
+
+        `tls_hint` is the hint for a target that already uses TLS.
+        """
+        if self._received_bytes:
+            return _BROKEN_HINT
+        return tls_hint if self._target.tls else self._target.tls_hint
+
+
+def _http_2_error(address: str) -> TargetUnusable:
+    return TargetUnusable("wrong_protocol", f"{address}: {HTTP_2}", _HTTP_2_HINT)
+
+
+def _handshake_error(address: str, error: ssl.SSLError) -> TargetUnusable:
+    if "NO_APPLICATION_PROTOCOL" in str(error):
+        return _http_2_error(address)
+    hint = "check --cert and the port"
+    if "WRONG_VERSION" in str(error):
+        hint = "it seems to speak plain http://"
+    reason = (error.reason or "handshake failed").lower().replace("_", " ")
+    return TargetUnusable("tls", f"TLS with {address} failed: {reason}", hint)

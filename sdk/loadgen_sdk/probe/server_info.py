@@ -1,20 +1,25 @@
-"""What a server says of itself: its version, the engine behind it, the precision of the model. Pure.
+"""Read what a server says about itself: its version, the engine behind it, the precision. Pure.
 
-Only what an answer states is taken. What no answer states stays "": nothing is concluded from names or file names.
+Only statements of the server are used. What it does not state stays empty, and nothing is concluded
+from the names of models or files.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ..redaction import shown
 from ..wire_formats.server_profiles import ServerProfile
+from .http_types import HttpResponse
 
-_INFO = re.compile(r"(?m)^[A-Za-z_:][\w:]*_info\{([^\n]*)\}\s")
+_MAX_VALUE_CHARS = 60
+_INFO_METRIC = re.compile(r"(?m)^[A-Za-z_:][\w:]*_info\{([^\n]*)\}\s")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\.){0,200})"')
-_WEIGHTS = (
+_VERSION = re.compile(r'"version"\s*:\s*"([^"]{1,60})"')
+_WEIGHT_PRECISION_NAMES = (
     "quantization",
     "quant_algo",
     "quant_method",
@@ -23,59 +28,77 @@ _WEIGHTS = (
     "torch_dtype",
     "model_ftype",
 )
-_KV_CACHE = ("kv_cache_dtype", "cache_dtype", "kv_cache_quant_algo")
-_UNTOLD = ("", "none", "null", "auto", "unknown")
+_KV_CACHE_PRECISION_NAMES = ("kv_cache_dtype", "cache_dtype", "kv_cache_quant_algo")
+_VALUES_WITHOUT_MEANING = ("", "none", "null", "auto", "unknown")
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """ "" for what the server does not say."""
+    """What a server says about itself. A field is empty if the server does not say it."""
 
     version: str = ""
     engine: str = ""
     precision: str = ""
 
 
-def parse_server_info(server_profile: ServerProfile, version: str, page: str) -> ServerInfo:
-    """The facts in the text of the server's page. `version`: by /version; the page's own is taken where that is ""."""
-    values = _json_values(page) if page.lstrip().startswith("{") else _labels(page)
-    engine = (
-        re.search(server_profile.engine_pattern, page) if server_profile.engine_pattern else None
-    )
-    said = version or (
-        values.get(server_profile.version_field, "") if server_profile.version_field else ""
-    )
-    return ServerInfo(_short(said), _short(engine[1] if engine else ""), _precision(values))
+def parse_version(response: HttpResponse) -> str:
+    """Return the version on the page /version, or an empty string."""
+    match = _VERSION.search(response.page_text)
+    return shown(match[1]) if match else ""
+
+
+def parse_server_info(profile: ServerProfile, version: str, page: str) -> ServerInfo:
+    """Read the information page of a server, which is JSON or a page of metrics.
+
+    The version of the page is used if `version`, which the page /version gave, is empty.
+    """
+    values = _read_json_texts(page) if page.lstrip().startswith("{") else _read_info_labels(page)
+    if not version and profile.version_field:
+        version = values.get(profile.version_field, "")
+    engine = ""
+    if profile.engine_pattern:
+        match = re.search(profile.engine_pattern, page)
+        engine = match[1] if match else ""
+    return ServerInfo(_printable_start(version), _printable_start(engine), _precision(values))
 
 
 def _precision(values: Mapping[str, str]) -> str:
-    weights, kv_cache = (
-        next(
-            (_short(values[name]) for name in names if values.get(name, "").lower() not in _UNTOLD),
-            "",
-        )
-        for names in (_WEIGHTS, _KV_CACHE)
-    )
-    return ", ".join(filter(None, (weights, f"KV cache {kv_cache}" if kv_cache else "")))
+    """Return the precision of weights and KV cache, for example "NVFP4, KV cache fp8"."""
+    weights = _first_meaningful(values, _WEIGHT_PRECISION_NAMES)
+    kv_cache = _first_meaningful(values, _KV_CACHE_PRECISION_NAMES)
+    parts = []
+    if weights:
+        parts.append(weights)
+    if kv_cache:
+        parts.append(f"KV cache {kv_cache}")
+    return ", ".join(parts)
 
 
-def _labels(page: str) -> dict[str, str]:
-    """The labels of all info metrics."""
-    return {
-        name: value for match in _INFO.finditer(page) for name, value in _LABEL.findall(match[1])
-    }
+def _first_meaningful(values: Mapping[str, str], names: Sequence[str]) -> str:
+    for name in names:
+        value = values.get(name, "")
+        if value.lower() not in _VALUES_WITHOUT_MEANING:
+            return _printable_start(value)
+    return ""
 
 
-def _json_values(page: str) -> dict[str, str]:
+def _read_info_labels(page: str) -> dict[str, str]:
+    """Return the labels of all `_info` metrics of a page in the text format of Prometheus."""
+    labels: dict[str, str] = {}
+    for metric in _INFO_METRIC.finditer(page):
+        labels.update(_LABEL.findall(metric[1]))
+    return labels
+
+
+def _read_json_texts(page: str) -> dict[str, str]:
+    """Return the fields of a JSON object that are texts."""
     try:
         value = msgspec.json.decode(page)
     except (ValueError, RecursionError):
         return {}
-    return (
-        {name: text for name, text in value.items() if isinstance(text, str)}
-        if isinstance(value, dict)
-        else {}
-    )
+    if not isinstance(value, dict):
+        return {}
+    return {name: text for name, text in value.items() if isinstance(text, str)}
 
 
-def _short(text: str) -> str:
-    return "".join(letter for letter in text[:60] if letter.isprintable())
+def _printable_start(text: str) -> str:
+    return "".join(letter for letter in text[:_MAX_VALUE_CHARS] if letter.isprintable())

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loadgen_sdk.probe.probe import HttpResponse, ProbeResult
+from loadgen_sdk.probe.http_types import HttpResponse
+from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
 from tiny_tokenizer import train
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from command_line import exits
-from loadgen_sdk.probe.probe import HttpResponse, _max_context
+from loadgen_sdk.probe.http_types import HttpResponse
+from loadgen_sdk.probe.model_list import ModelList
 from servers import start
 
 from loadgen.contracts import prediction
@@ -117,7 +118,8 @@ def test_a_server_is_asked_for_its_context(
     ],
 )
 def test_the_context_is_that_of_the_model_in_the_list(rows: object, tokens: int | None) -> None:
-    assert _max_context(HttpResponse(200, {}, json.dumps({"data": rows}).encode()), "m") == tokens
+    models = ModelList(HttpResponse(200, {}, json.dumps({"data": rows}).encode()))
+    assert models.max_context("m") == tokens
 
 
 def test_a_dry_run_tells_tasks_and_classes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,330 @@
+"""Run the two generations of a probe and read their responses as a load does.
+
+A short and a longer generation show how the server counts tokens, how long a token takes, and
+whether several tokens come in one event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ..errors import TargetUnusable
+from ..request import Request, Usage
+from ..transport.exchange import (
+    compressed_text,
+    is_event_stream,
+    take_whole_body,
+    unread_encoding,
+)
+from ..wire_formats.event_fields import error_text
+from ..wire_formats.request_body import encode_body
+from ..wire_formats.response_reader import NOT_STREAMED, EventTimeline, ResponseReader
+from ..wire_formats.server_profiles import OUTPUT_LIMIT_FIELDS, ServerProfile
+from ..wire_formats.server_timing import HEADER
+from ..wire_formats.server_timing_lookup import parse_server_timing
+from ..wire_formats.sse import EventTooLargeError, SseDecoder
+from ..wire_formats.usage import without_doubtful_counts
+from .http_types import HttpResponse, TransientFailure
+from .model_list import ModelList
+from .probe_client import MAX_ATTEMPTS, OutputLengths, ProbeClient
+from .refusals import (
+    USUAL_MINIMUM_TOKENS,
+    is_about_model,
+    is_prompt_too_long,
+    minimum_output_tokens,
+    refusal_text,
+)
+
+_FURTHER_TOKENS = 8
+"""How many tokens the longer generation has more: enough to see several tokens in one event."""
+
+_MAX_CORRECTIONS = 3
+"""The name of the output limit, its stated minimum, and the shortest output of the load."""
+
+_OTHER_LIMIT_FIELD = OUTPUT_LIMIT_FIELDS[1]
+_PINNED_MODEL = re.compile(r"pinned to '([^']+)'")
+
+
+class OutputLimits(NamedTuple):
+    """The output limits of the two generations of a probe, in tokens."""
+
+    short: int
+    long: int
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A successful generation.
+
+    Attributes:
+        reader: What was read from the response.
+        requested_tokens: The output limit that was requested.
+        duration_ns: The time from sending the request to the end of the response.
+        ignores_stream: A stream was requested, and one JSON object came.
+        reports_server_timing: The response states the server's own timing.
+    """
+
+    reader: ResponseReader
+    requested_tokens: int
+    duration_ns: int
+    ignores_stream: bool = False
+    reports_server_timing: bool = False
+
+    @property
+    def usage(self) -> Usage:
+        """The token counts that do not contradict each other."""
+        return without_doubtful_counts(self.reader.usage())
+
+    @property
+    def tokens_per_event(self) -> float | None:
+        """The streamed tokens per event with output, or None if that is not known."""
+        if self.ignores_stream or not self.reader.output_events:
+            return None
+        usage = self.usage
+        streamed_tokens = (usage.output or 0) - (usage.reasoning or 0)
+        return streamed_tokens / self.reader.output_events if streamed_tokens > 0 else None
+
+
+class GenerationPair(NamedTuple):
+    """The two generations of a probe."""
+
+    short: Generation
+    long: Generation
+
+    @property
+    def ignores_stream(self) -> bool:
+        """Return True if a response was one JSON object although a stream was requested."""
+        return self.short.ignores_stream or self.long.ignores_stream
+
+    @property
+    def reports_server_timing(self) -> bool:
+        """Return True if a response has the server's own timing."""
+        return self.short.reports_server_timing or self.long.reports_server_timing
+
+    @property
+    def per_token_ms(self) -> float | None:
+        """The time of each further token, or None if the responses do not show it."""
+        short_ns = self.short.duration_ns
+        long_ns = self.long.duration_ns
+        output_tokens = self.long.usage.output
+        if output_tokens is None:
+            output_tokens = self.long.requested_tokens
+        further_tokens = output_tokens - self.short.requested_tokens
+        if not short_ns or not long_ns or further_tokens < 1:
+            return None
+        return max(0, long_ns - short_ns) / further_tokens / 1e6
+
+    @property
+    def one_token_response_ms(self) -> float | None:
+        """The time of a response of one token, or None if it is not known."""
+        if not self.short.duration_ns:
+            return None
+        further_tokens_ms = (self.short.requested_tokens - 1) * (self.per_token_ms or 0.0)
+        return max(0.0, self.short.duration_ns / 1e6 - further_tokens_ms)
+
+
+class LimitFieldRefusedError(Exception):
+    """The server requires the other name of the output limit."""
+
+
+class OutputLimitTooLowError(Exception):
+    """The server requires an output limit of at least `minimum` tokens."""
+
+    def __init__(self, minimum: int) -> None:
+        """Keep the minimum."""
+        super().__init__(minimum)
+        self.minimum = minimum
+
+
+class Generator:
+    """Runs generations for one model and corrects their output limit if the server refuses it.
+
+    No generation requests more tokens than the load does. If the server refuses a shorter output
+    than the load requests, the shortest output of the load is tried before the server is refused.
+
+    Attributes:
+        profile: The server profile with the name of the output limit that the server accepts.
+        corrections: What was corrected, as texts for the user.
+    """
+
+    def __init__(
+        self,
+        client: ProbeClient,
+        profile: ServerProfile,
+        models: ModelList,
+        output_lengths: OutputLengths | None,
+    ) -> None:
+        """Choose the first output limits.
+
+        Args:
+            client: The client that sends the requests.
+            profile: The server profile.
+            models: The models that the server lists.
+            output_lengths: The output lengths of the load, or None if there is no load yet.
+        """
+        self.profile = profile
+        self.corrections: list[str] = []
+        self._client = client
+        self._models = models
+        self._output_lengths = output_lengths or OutputLengths(USUAL_MINIMUM_TOKENS)
+        self._limits = self._limits_from(min(self._output_lengths.shortest, USUAL_MINIMUM_TOKENS))
+
+    async def find_pinned_model(self) -> str:
+        """Return the model that a server without a list names when another is requested, or ""."""
+        if self._models.ids or self._models.status == 200:
+            return ""
+        if not self.profile.rejects_unknown_models:
+            return ""
+        request = Request(id="probe", prompt="hello", max_tokens=self._limits.short)
+        body = encode_body(request, self.profile, self._client.target.api, "unnamed", False)
+        response = await self._client.post(body)
+        if response.status != 400:
+            return ""
+        match = _PINNED_MODEL.search(error_text(response.body))
+        return match[1] if match else ""
+
+    async def run(self, model: str, prompts: Sequence[str]) -> GenerationPair:
+        """Run a short generation for the first prompt and a longer one for the second.
+
+        Raises TargetUnusable if the server refuses them.
+        """
+        for _ in range(_MAX_CORRECTIONS):
+            try:
+                return await self._run_both(model, prompts)
+            except LimitFieldRefusedError:
+                self.profile = msgspec.structs.replace(
+                    self.profile,
+                    output_limit_field=_OTHER_LIMIT_FIELD,
+                    reasoning_output_limit_field=_OTHER_LIMIT_FIELD,
+                )
+                self.corrections.append("it refuses max_tokens and takes max_completion_tokens")
+            except OutputLimitTooLowError as error:
+                self._limits = self._limits_from(error.minimum)
+                self.corrections.append(f"it takes no output limit below {error.minimum} tokens")
+        return await self._run_both(model, prompts)
+
+    def _limits_from(self, short: int) -> OutputLimits:
+        long = short + _FURTHER_TOKENS
+        longest = self._output_lengths.longest
+        return OutputLimits(short, long if longest is None else min(long, longest))
+
+    async def _run_both(self, model: str, prompts: Sequence[str]) -> GenerationPair:
+        # Both are awaited, so that the error that the user sees does not depend on timing.
+        results = await asyncio.gather(
+            self._generate(model, prompts[0], self._limits.short),
+            self._generate(model, prompts[1], self._limits.long),
+            return_exceptions=True,
+        )
+        short, long = results
+        if isinstance(short, BaseException):
+            raise short
+        if isinstance(long, BaseException):
+            raise long
+        return GenerationPair(short, long)
+
+    async def _generate(self, model: str, prompt: str, tokens: int) -> Generation:
+        """Run one generation and try again after transient failures."""
+        for _ in range(MAX_ATTEMPTS - 1):
+            try:
+                return await self._generate_once(model, prompt, tokens)
+            except TransientFailure as failure:
+                await self._client.wait_after_failure(failure)
+        return await self._generate_once(model, prompt, tokens)
+
+    async def _generate_once(self, model: str, prompt: str, tokens: int) -> Generation:
+        """Run one generation. Raises TargetUnusable for a response that a load counts as failed."""
+        client = self._client
+        request = Request(id="probe", prompt=prompt, max_tokens=tokens)
+        body = encode_body(
+            request,
+            self.profile,
+            client.target.api,
+            model,
+            client.stream,
+            extra_body=client.extra_body,
+        )
+        response = await client.post(body)
+        if response.status >= 300:
+            self._check_refusal(response, model, tokens)
+            # The server works, but its reasoning model needs more tokens than were requested.
+            return Generation(ResponseReader(EventTimeline()), tokens, response.duration_ns)
+        self._check_encoding(response)
+        is_stream = is_event_stream(response.status, response.headers)
+        reader = self._read_body(response.body, is_stream=is_stream)
+        failure = reader.judge(True, False, is_stream)
+        if failure is not None:
+            requested = "1 token" if tokens == 1 else f"{tokens} tokens"
+            text = client.explainer.redact(failure.text)
+            message = f"a probe of {requested} failed: {failure.kind}: {text}"
+            raise TransientFailure("invalid_answer", message, "see the server's log")
+        timing = {HEADER: response.headers.get(HEADER), **(reader.server_timing or {})}
+        return Generation(
+            reader,
+            tokens,
+            response.duration_ns,
+            ignores_stream=reader.remark == NOT_STREAMED,
+            reports_server_timing=parse_server_timing(timing).timed,
+        )
+
+    def _check_refusal(self, response: HttpResponse, model: str, tokens: int) -> None:
+        """Raise the error for a refused generation of so many tokens.
+
+        Return without an error if the refusal shows that the target works.
+
+        Raises:
+            LimitFieldRefusedError: The server requires the other name of the output limit.
+            OutputLimitTooLowError: The server may accept a longer output that the load requests.
+            TargetUnusable: The server refuses the load.
+        """
+        text = refusal_text(response)
+        if response.status in (400, 422):
+            accepts_other_field = _OTHER_LIMIT_FIELD in text
+            if accepts_other_field and self.profile.output_limit_field != _OTHER_LIMIT_FIELD:
+                raise LimitFieldRefusedError
+            minimum = self._longer_output(response, model, tokens)
+            if minimum is not None:
+                raise OutputLimitTooLowError(minimum)
+        if response.status == 400 and "output limit was reached" in text:
+            return
+        raise self._client.explainer.error(response, model, self._models)
+
+    def _longer_output(self, response: HttpResponse, model: str, tokens: int) -> int | None:
+        """Return the output limit to try after a refusal, or None if no other limit may help.
+
+        That is the minimum that the server states, or else the shortest output of the load.
+        """
+        shortest, longest = self._output_lengths
+        minimum = minimum_output_tokens(response)
+        if minimum is None:
+            is_about_prompt = is_prompt_too_long(response)
+            if is_about_prompt or is_about_model(response, refusal_text(response), model):
+                return None
+            minimum = shortest
+        is_requested_by_load = longest is None or minimum <= longest
+        return minimum if minimum > tokens and is_requested_by_load else None
+
+    def _check_encoding(self, response: HttpResponse) -> None:
+        encoding = unread_encoding(response.headers)
+        if encoding:
+            message = f"{self._client.target.redacted} sends {compressed_text(encoding)}"
+            hint = "switch compression off in the server or in the proxy before it"
+            raise TargetUnusable("invalid_answer", message, hint)
+
+    def _read_body(self, body: bytes, *, is_stream: bool) -> ResponseReader:
+        """Read the body of a response with the reader of the load."""
+        reader = ResponseReader(EventTimeline())
+        if not is_stream:
+            take_whole_body(reader, body, 0, self._client.stream)
+            return reader
+        decoder = SseDecoder()
+        try:
+            reader.feed([*decoder.feed(body), *decoder.end()], 0)
+        except EventTooLargeError as error:
+            message = f"{self._client.target.path} streams {error}"
+            hint = "check that this is the API's URL"
+            raise TargetUnusable("invalid_answer", message, hint) from None
+        return reader

@@ -1,0 +1,123 @@
+"""Read the list of models of a server and choose the model of a load. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import TargetUnusable
+from ..wire_formats.implementation import token_count
+from ..wire_formats.lenient_decoding import decode_leniently
+from .http_types import HttpResponse
+
+_CONTEXT_FIELDS = (
+    "max_model_len",  # vLLM and SGLang
+    "context_window",  # Dynamo and Groq
+    "context_length",  # OpenRouter
+    "max_context_length",  # Mistral
+)
+_MAX_SHOWN_MODELS = 8
+
+
+class ModelList:
+    """The models that a server lists.
+
+    Attributes:
+        status: The HTTP status of the list.
+        ids: The ids of all models, adapters included.
+        base_ids: The ids of the models that are not adapters of another listed model.
+        unprintable_count: The number of models whose names have control characters.
+    """
+
+    def __init__(self, response: HttpResponse) -> None:
+        """Read the list from the response to a request for it. The list may be empty."""
+        entries = _read_entries(response)
+        self.status = response.status
+        self._entries: dict[str, dict[str, Any]] = {
+            entry["id"]: entry for entry in entries if entry["id"].isprintable()
+        }
+        self.unprintable_count = sum(not entry["id"].isprintable() for entry in entries)
+        self.ids: tuple[str, ...] = tuple(self._entries)
+        self.base_ids: tuple[str, ...] = tuple(
+            model for model, entry in self._entries.items() if entry.get("parent") not in self.ids
+        )
+
+    def __contains__(self, model: str) -> bool:
+        """Return True if the server lists this model."""
+        return model in self._entries
+
+    def __str__(self) -> str:
+        """Return the ids of the first models, and how many others there are."""
+        shown_ids = ", ".join(self.ids[:_MAX_SHOWN_MODELS])
+        hidden_count = len(self.ids) - _MAX_SHOWN_MODELS
+        return f"{shown_ids} and {hidden_count} more" if hidden_count > 0 else shown_ids
+
+    def max_context(self, model: str) -> int | None:
+        """Return how many tokens a prompt and its completion may have together.
+
+        An adapter without a number of its own has that of its parent. Returns None if the list does
+        not say it.
+        """
+        entry = self._entries.get(model, {})
+        parent = self._entries.get(str(entry.get("parent")), {})
+        for fields in (entry, parent):
+            for name in _CONTEXT_FIELDS:
+                tokens = token_count(fields.get(name))
+                if tokens:
+                    return tokens
+        return None
+
+    def default_model(self, *, rejects_unknown_models: bool) -> str:
+        """Return the only model of the server.
+
+        Raises TargetUnusable if the list does not have exactly one model that is not an adapter.
+        """
+        if len(self.base_ids) == 1:
+            return self.base_ids[0]
+        if self.ids:
+            raise TargetUnusable(
+                "no_model",
+                f"the server has {len(self.ids)} models",
+                f"choose with --model: {self}",
+            )
+        if self.unprintable_count:
+            subject = "the name" if self.unprintable_count == 1 else "each name"
+            raise TargetUnusable(
+                "no_model",
+                f"{subject} in the server's list of models has control characters",
+                "name the model with --model; this server's list cannot be shown",
+            )
+        raise self._empty_list_error(rejects_unknown_models)
+
+    def _empty_list_error(self, rejects_unknown_models: bool) -> TargetUnusable:
+        if self.status >= 500:
+            return TargetUnusable(
+                "no_model",
+                f"the server answers {self.status} when asked for its models",
+                "is the server up? a proxy may answer for it. With --model NAME the list is not "
+                "needed",
+            )
+        if self.status == 200:
+            reason = "lists no models"
+        else:
+            reason = f"answers {self.status} when asked for its models"
+        hint = "name the model with --model"
+        if self.status == 404:
+            hint = f"check the path of the URL, or {hint}"
+        if not rejects_unknown_models:
+            hint += "; this server takes any name"
+        return TargetUnusable("no_model", f"the server {reason}, and none was named", hint)
+
+
+def _read_entries(response: HttpResponse) -> list[dict[str, Any]]:
+    """Return the entries that have an id, or an empty list if the response is no list of models."""
+    if response.status != 200:
+        return []
+    try:
+        entries = decode_leniently(response.body)["data"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+    if not isinstance(entries, list):
+        return []
+    return [
+        entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    ]

@@ -1,0 +1,234 @@
+"""Explain the error responses of a server to the user: what they mean and what to do. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import Code, TargetUnusable
+from ..transport.exchange import http_failure
+from ..transport.target import Target
+from ..wire_formats.server_profiles import NON_GENERATIVE_APIS
+from .http_types import HttpResponse, TransientFailure
+from .model_list import ModelList
+
+_KEY_HINT = "check the key, and what it may be used for"
+_FIELD_HINT = (
+    "if it names a field, remove it with --extra-body '{\"FIELD\": null}', or say what it is with "
+    "--server"
+)
+_TOO_LONG_HINT = (
+    "its context is too short for this: shorter prompts and answers, or a server with a longer "
+    "context"
+)
+_PROXY_HINT = "a proxy answers, and the server behind it does not: is it up?"
+_HINTS = {
+    400: _FIELD_HINT,
+    401: _KEY_HINT,
+    403: _KEY_HINT,
+    407: "a proxy is in between and wants a login",
+    413: _FIELD_HINT,
+    422: _FIELD_HINT,
+    429: "its rate limit lets no probe (two requests) through: use another key or raise the limit",
+    502: _PROXY_HINT,
+    503: "it may still be loading its model: try again when it is ready",
+    504: _PROXY_HINT,
+}
+"""HTTP status -> what the user can do."""
+
+_TRANSIENT_STATUSES = (
+    408,  # Request Timeout
+    409,  # Conflict
+    425,  # Too Early
+    429,  # Too Many Requests
+)
+
+_DEFAULT_RETRY_S = 1.0  # A rate limit may be as low as one or two requests per second.
+_MAX_RETRY_S = 5.0
+
+_PLAIN_HTTP_AT_TLS_PORT = re.compile(
+    r"plain http request .* https port|http request to an https server", re.IGNORECASE
+)
+"""What nginx, Go, Apache and Envoy respond to plain HTTP at a port that expects TLS."""
+
+_PROMPT_TOO_LONG = re.compile(
+    r"context.{0,3}(length|size|window)|max_?(model|seq|num|input)_?(len|tokens)"
+    r"|(too|is) long(er)?\b|exceeds? the (maximum|available|model)",
+    re.IGNORECASE,
+)
+"""What vLLM, SGLang, TensorRT-LLM, llama.cpp and Dynamo say about a prompt above their context."""
+
+_OUTPUT_LIMIT_FIELD = re.compile(r"max_\w*tokens")
+_MINIMUM = re.compile(
+    r"(?:>=|≥|at least|minimum (?:value )?(?:of |is )?|greater than or equal to)\s*(\d{1,4})\b",
+    re.IGNORECASE,
+)
+_BELOW_MINIMUM = re.compile(r"below (?:the )?minimum|too (?:small|low)", re.IGNORECASE)
+
+USUAL_MINIMUM_TOKENS = 16
+"""The lowest output limit that OpenAI's Responses API accepts. No API has a higher one."""
+
+
+class Explanation(NamedTuple):
+    """What a refusal means: a code for programs, a message, and a hint for the user."""
+
+    code: Code
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class RefusalExplainer:
+    """Explains the error responses of one target.
+
+    Attributes:
+        target: The target.
+        has_key: The user has configured a key or a password.
+        secrets: Texts that must not be shown.
+    """
+
+    target: Target
+    has_key: bool
+    secrets: tuple[str | None, ...]
+
+    def error(
+        self, response: HttpResponse, model: str = "", models: ModelList | None = None
+    ) -> TargetUnusable:
+        """Return the exception for an error response.
+
+        It is a TransientFailure if another request may succeed. `model` is the model that was
+        requested, if any, and `models` are those that the server lists.
+        """
+        explanation = self._explain(response, model, models)
+        if not is_transient(response.status):
+            return TargetUnusable(*explanation)
+        failure = TransientFailure(*explanation)
+        failure.retry_after_s = retry_after_s(response)
+        return failure
+
+    def redact(self, text: str) -> str:
+        """Return a text of the server without secrets and control characters."""
+        return self.target.redact(text, *self.secrets).strip()
+
+    def expects_tls(self, response: HttpResponse) -> bool:
+        """Return True if the server refuses plain HTTP because its port expects TLS."""
+        if self.target.tls or response.status != 400:
+            return False
+        text = response.body.decode(errors="replace")
+        return _PLAIN_HTTP_AT_TLS_PORT.search(text) is not None
+
+    def _explain(self, response: HttpResponse, model: str, models: ModelList | None) -> Explanation:
+        status = response.status
+        text = self.redact(refusal_text(response)) or "no text"
+        if model and is_about_model(response, text, model):
+            return self._explain_unknown_model(text, model, models)
+        if status in (404, 405):
+            return self._explain_missing_path(status, text)
+        if 300 <= status < 400:
+            return self._explain_redirect(response)
+        message = f"{self.target.redacted} answers {status}: {text}"
+        if self.expects_tls(response):
+            return Explanation("wrong_protocol", message, self.target.tls_hint)
+        return Explanation(_code_of_status(status), message, self._hint(status, text))
+
+    def _explain_unknown_model(
+        self, text: str, model: str, models: ModelList | None
+    ) -> Explanation:
+        hint = "name one that it serves with --model"
+        if models is not None and models.ids:
+            hint = f"choose with --model: {models}"
+        if models is not None and models.ids == (model,):
+            hint = "its list names this model alone: see the server's log, or try another --api"
+        message = f"{self.target.redacted} does not serve the model {model!r}: {text}"
+        return Explanation("unknown_model", message, hint)
+
+    def _explain_missing_path(self, status: int, text: str) -> Explanation:
+        target = self.target
+        message = f"{target.redacted} answers {status} to {target.path}: {text}"
+        if target.api in NON_GENERATIVE_APIS:
+            hint = (
+                f"check the path of the URL, and whether this server does {target.api}: here or in "
+                "a step"
+            )
+        else:
+            other_api = "completions" if target.api == "chat" else "chat"
+            hint = f"check the path of the URL, or try --api {other_api}"
+        return Explanation("http_4xx", message, hint)
+
+    def _explain_redirect(self, response: HttpResponse) -> Explanation:
+        location = self.redact(response.headers.get("location", "").partition("?")[0])
+        destination = f" to {location}" if location else ""
+        message = f"{self.target.redacted} answers {response.status}, a redirect{destination}"
+        return Explanation("http_3xx", message, "give the URL it leads to")
+
+    def _hint(self, status: int, text: str) -> str:
+        if status in (401, 403) and not self.has_key:
+            return "it wants a key: set OPENAI_API_KEY"
+        if status in (400, 413, 422) and _PROMPT_TOO_LONG.search(text):
+            return _TOO_LONG_HINT
+        return _HINTS.get(status, "see the server's log")
+
+
+def refusal_text(response: HttpResponse) -> str:
+    """Return the error message of a response."""
+    return http_failure(response.status, response.headers, response.body).text
+
+
+def is_about_model(response: HttpResponse, text: str, model: str) -> bool:
+    """Return True if the server refuses a request because it does not serve the model."""
+    if response.status not in (400, 404, 422):
+        return False
+    if any(f"{quote}{model}{quote}" in text for quote in "'\"`"):
+        return True
+    unknown_model = r"(?i)\b(?:model|deployment)\b.{0,80}\b(?:not|unknown|exist)"
+    return re.search(unknown_model, text) is not None
+
+
+def minimum_output_tokens(response: HttpResponse) -> int | None:
+    """Return the lowest output limit that the server accepts, according to its refusal.
+
+    Returns None if the refusal is not about an output limit that is too low. If it states no
+    number, USUAL_MINIMUM_TOKENS is returned.
+    """
+    text = refusal_text(response)
+    if response.status not in (400, 422) or not _OUTPUT_LIMIT_FIELD.search(text):
+        return None
+    if is_prompt_too_long(response):
+        return None
+    match = _MINIMUM.search(text)
+    if match:
+        return int(match[1])
+    return USUAL_MINIMUM_TOKENS if _BELOW_MINIMUM.search(text) else None
+
+
+def is_prompt_too_long(response: HttpResponse) -> bool:
+    """Return True if the server refuses a request because its context is too short for it."""
+    return _PROMPT_TOO_LONG.search(refusal_text(response)) is not None
+
+
+def is_transient(status: int) -> bool:
+    """Return True if another request may succeed after one with this status."""
+    return status in _TRANSIENT_STATUSES or status >= 500
+
+
+def retry_after_s(response: HttpResponse) -> float:
+    """Return how long to wait before the next attempt, by the server's Retry-After header."""
+    if response.status != 429:
+        return 0.0
+    header = response.headers.get("retry-after", "")
+    if not re.fullmatch(r"\d+(\.\d+)?", header):
+        return _DEFAULT_RETRY_S
+    return min(float(header), _MAX_RETRY_S)
+
+
+def _code_of_status(status: int) -> Code:
+    if status in (401, 403, 407):
+        return "unauthorized"
+    if status == 429:
+        return "http_429"
+    if status >= 500:
+        return "http_5xx"
+    if status >= 400:
+        return "http_4xx"
+    return "http_3xx" if status >= 300 else "invalid_answer"
