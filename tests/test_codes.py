@@ -18,7 +18,7 @@ from loadgen.core import errors
 FAULTS = {
     "UserError",
     "TargetError",
-    "UnsoundEvidence",
+    "UnsoundEvidenceError",
     "WrongUse",
     "TargetUnusable",
     "TransientFailure",

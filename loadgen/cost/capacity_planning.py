@@ -1,4 +1,4 @@
-"""Capacity planning: what a result was seen to carry, what users ask for, and how many machines that takes.
+"""Computes the rate that a result shows within its SLO, and the machines that a demand needs.
 
 Pure: no money, no files.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -16,97 +17,139 @@ from loadgen.pricing.cost_basis import tasks_of
 from loadgen.pricing.estimate import Estimate, estimate_rate
 from loadgen.pricing.evidence import Evidence, count_arrivals, mean_arrival_duration_ms
 from loadgen.pricing.reasons import note
-from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED, rate_unit
+from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED, Capacity, rate_unit
 
+ROUNDING_TOLERANCE = 1e-9
+"""Tolerance for binary floats: a demand of exactly three machines needs three, not four."""
 
-def scaled(rate: Estimate[float], by: float) -> Estimate[float]:
-    """So many times a rate. From GPUs to GPUs: machines count as independent, a router in front of them as free. The
-    interval grows alike: it is that of one measured machine, whose error all of them share.
-    """
-    return rate.map(lambda end: end * by)
-
-
-def demand(users: int, think_s: float, response_s: float) -> float:
-    """Interactions per second of `users` who wait for each answer and then think.
-
-    The interactive response time law: N / (R + Z).
-    """
-    return users / (think_s + response_s)
-
-
-def needed(demand_per_s: float, each_per_s: float) -> int:
-    """How many whole machines carry a demand, at least one."""
-    return max(math.ceil(demand_per_s / each_per_s - ROUNDING), 1)
-
-
-ROUNDING = 1e-9  # tolerance for binary floats: a demand of exactly three VMs needs three
+SINGLE_LOAD = (
+    "the SLO was kept at this load, which may not be the highest (loadgen search finds it)"
+)
 
 
 class MeasuredRate(Struct, frozen=True, kw_only=True):
-    """The measured rate behind a size. `rate`: interactions per second within the SLO, of all `gpus` together."""
+    """A measured rate of interactions within the SLO. The field names are keys of `size.json`.
+
+    Attributes:
+        name: How reports call the source.
+        folder: The result folder, or where a published rate is from.
+        basis: How the rate was obtained, such as "capacity by search" or "at this load".
+        lower_bound: True if the capacity is at least this rate.
+        bound_why: Why the rate is only a lower bound.
+        rate: Interactions per second of all GPUs together.
+        noun: What an interaction is: "good requests", "requests", "conversations", "successful
+            tasks", or "starts" for a mix of requests and conversations.
+        gpus: GPUs that were measured.
+        response_s: How long an interaction lasts.
+        workload: Name of the workload.
+    """
 
     name: str
     folder: str
-    basis: str  # "capacity by search", "at this load"
-    lower_bound: bool = False  # only a lower bound of the capacity was found
-    bound_why: str = ""  # why; in words
+    basis: str
+    lower_bound: bool = False
+    bound_why: str = ""
     rate: Estimate[float]
-    noun: str  # what an interaction is: "good requests", "requests", "conversations", "successful tasks", "starts"
+    noun: str
     gpus: int
     response_s: float
     workload: str
 
     @property
     def kind(self) -> str:
-        """What the interactions are, good or not: "requests", "conversations", "tasks", "starts" of a mix."""
+        """The noun without "good" or "successful", such as "requests"."""
         return self.noun.removeprefix("good ").removeprefix("successful ")
 
     @property
     def answer(self) -> str:
-        """What a user waits for: "an answer", "a conversation", of a mix either."""
-        words = {"requests": "an answer", "starts": "an answer or conversation"}
-        return words.get(self.kind, f"a {self.kind[:-1]}")
+        """What a user waits for, such as "an answer" or "a conversation"."""
+        if self.kind == "requests":
+            return "an answer"
+        if self.kind == "starts":
+            return "an answer or conversation"
+        return f"a {self.kind.removesuffix('s')}"
 
 
-ONE_LOAD = "the SLO was kept at this load, which may not be the highest (loadgen search finds it)"
+def scale_rate(rate: Estimate[float], factor: float) -> Estimate[float]:
+    """Return the rate of `factor` times as many GPUs.
 
-
-def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
-    """The measured rate within the SLO.
-
-    The rate of a capacity; else the steady rate of successful tasks where there are conversations alone, of all starts
-    where there are single requests too; else of good requests; without an SLO, of ok requests. Raises UserError where
-    the rate is zero.
+    Machines are taken as independent, and a router in front of them as free. The interval is
+    scaled, too: all machines share the error of the one that was measured.
     """
-    summary, capacity = evidence.summary, evidence.capacity
+    return rate.map(lambda value: value * factor)
+
+
+def interactions_per_s(users: int, think_s: float, response_s: float) -> float:
+    """Return the interactions per second of users who wait for each response and then think.
+
+    This is the interactive response time law: N / (R + Z).
+    """
+    return users / (think_s + response_s)
+
+
+def machines_needed(demand_per_s: float, machine_rate_per_s: float) -> int:
+    """Return how many whole machines serve a demand, at least one."""
+    return max(math.ceil(demand_per_s / machine_rate_per_s - ROUNDING_TOLERANCE), 1)
+
+
+def measured_rate_of(evidence: Evidence, gpus: int) -> MeasuredRate:
+    """Return the rate within the SLO that the evidence shows.
+
+    It is the rate of a capacity, if there is one. Otherwise it is the steady rate of successful
+    tasks for conversations, of all arrivals for a mix of conversations and single requests, of
+    good requests under an SLO, and of successful requests without one.
+
+    Raises:
+        UserError: The rate is zero, or the run was Offline.
+    """
     if evidence.at_once:
-        what = "an Offline rate says nothing about users: everything was due at once, and nobody waited within a limit"
         raise UserError(
-            "no_figure", what, evidence.folder, "a run or search of the profile under its SLO"
+            "no_figure",
+            "an Offline rate says nothing about users: everything was due at once, and nobody "
+            "waited within a limit",
+            evidence.folder,
+            "a run or search of the profile under its SLO",
         )
-    if capacity is not None:
-        state = f", {capacity.state}" if capacity.state else ""
-        basis, noun = f"capacity by {capacity.method}{state}", str(rate_unit(summary))
-        bound_why = (
-            (capacity.lower_bound_reason or HIGHEST_LOAD_PASSED) if capacity.lower_bound else ""
+    if evidence.capacity is not None:
+        return _rate_of_capacity(evidence, evidence.capacity, gpus)
+    return _rate_of_runs(evidence, gpus)
+
+
+def _rate_of_capacity(evidence: Evidence, capacity: Capacity, gpus: int) -> MeasuredRate:
+    summary = evidence.summary
+    rate = Estimate(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
+    if capacity.unit == "requests" and summary.sessions is not None:
+        rate = scale_rate(rate, count_arrivals(summary) / summary.requests.decided)
+    bound_why = ""
+    if capacity.lower_bound:
+        bound_why = capacity.lower_bound_reason or HIGHEST_LOAD_PASSED
+    state = f", {capacity.state}" if capacity.state else ""
+    basis = f"capacity by {capacity.method}{state}"
+    return _measured_rate(evidence, gpus, rate, str(rate_unit(summary)), basis, bound_why)
+
+
+def _rate_of_runs(evidence: Evidence, gpus: int) -> MeasuredRate:
+    steady = _steady_rates(evidence)
+    if not steady.rates or min(steady.rates) <= 0:
+        raise UserError(
+            "no_figure",
+            f"no {steady.noun} ended in the steady-state window",
+            evidence.folder,
+            "a longer run, or one at a load that the endpoint can carry",
         )
-        rate = Estimate(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
-        if capacity.unit == "requests" and summary.sessions is not None:
-            rate = scaled(rate, count_arrivals(summary) / summary.requests.decided)
-    else:
-        run_count = len(evidence.summaries)
-        basis = "at this load" if run_count == 1 else f"at this load, {run_count} repeats"
-        noun, run_rates = _steady_rates(evidence)
-        if not run_rates or min(run_rates) <= 0:
-            what = f"no {noun} ended in the steady-state window"
-            raise UserError(
-                "no_figure",
-                what,
-                evidence.folder,
-                "a longer run, or one at a load that the endpoint can carry",
-            )
-        rate = estimate_rate(run_rates)
-        bound_why = ONE_LOAD if all(run.goodput.met for run in evidence.summaries) else ""
+    run_count = len(evidence.summaries)
+    basis = "at this load" if run_count == 1 else f"at this load, {run_count} repeats"
+    is_slo_met = all(summary.goodput.met for summary in evidence.summaries)
+    bound_why = SINGLE_LOAD if is_slo_met else ""
+    return _measured_rate(
+        evidence, gpus, estimate_rate(steady.rates), steady.noun, basis, bound_why
+    )
+
+
+def _measured_rate(
+    evidence: Evidence, gpus: int, rate: Estimate[float], noun: str, basis: str, bound_why: str
+) -> MeasuredRate:
+    summary = evidence.summary
     return MeasuredRate(
         name=evidence.name,
         folder=evidence.folder,
@@ -121,31 +164,40 @@ def measured(evidence: Evidence, gpus: int) -> MeasuredRate:
     )
 
 
-def _steady_rates(evidence: Evidence) -> tuple[str, list[float]]:
-    """The noun of what is counted, and its steady rate in each run."""
+class _SteadyRates(NamedTuple):
+    """The steady rate of each run that has one, and what is counted."""
+
+    noun: str
+    rates: list[float]
+
+
+def _steady_rates(evidence: Evidence) -> _SteadyRates:
     summaries = evidence.summaries
-    if summaries[0].sessions is not None and tasks_of(summaries[0]) is None:
-        noun, steady = (
-            str(rate_unit(summaries[0])),
-            [(one.load.steady_completed_rps, one) for one in summaries],
-        )
-        rates = [
-            None if rate is None else rate * count_arrivals(one) / one.requests.decided
-            for rate, one in steady
-        ]
-    elif summaries[0].sessions is not None:
-        noun, rates = (
-            "successful tasks",
-            [s.sessions.steady_ok_per_s if s.sessions else None for s in summaries],
-        )
-    elif evidence.valid and summaries[0].goodput.has_slo:
-        noun, rates = "good requests", [summary.goodput.steady_rps for summary in summaries]
+    first = summaries[0]
+    rates: list[float | None] = []
+    if first.sessions is not None and tasks_of(first) is None:
+        noun = str(rate_unit(first))
+        for summary in summaries:
+            rate = summary.load.steady_completed_rps
+            arrivals_per_request = count_arrivals(summary) / summary.requests.decided
+            rates.append(None if rate is None else rate * arrivals_per_request)
+    elif first.sessions is not None:
+        noun = "successful tasks"
+        sessions = [summary.sessions for summary in summaries]
+        rates += [None if each is None else each.steady_ok_per_s for each in sessions]
+    elif evidence.valid and first.goodput.has_slo:
+        noun = "good requests"
+        rates += [summary.goodput.steady_rps for summary in summaries]
     else:
-        noun, rates = "requests", [summary.load.steady_completed_rps for summary in summaries]
-    return noun, [rate for rate in rates if rate is not None]
+        noun = "requests"
+        rates += [summary.load.steady_completed_rps for summary in summaries]
+    return _SteadyRates(noun, [rate for rate in rates if rate is not None])
 
 
-def one_load(evidence: Evidence, rate: MeasuredRate) -> Iterator[ReasonCode]:
-    """That a rate is the one of a run that was given no more; of a capacity the notes on its evidence say it."""
+def single_load_notes(evidence: Evidence, rate: MeasuredRate) -> Iterator[ReasonCode]:
+    """Yield a note if the rate is only that of a load, and the capacity may be higher.
+
+    The notes on a capacity are among those of its evidence.
+    """
     if evidence.capacity is None and rate.lower_bound:
         yield note("one_load", why=rate.bound_why)

@@ -1,6 +1,6 @@
 """`loadgen cost DIR...`: what a request cost in stored results, under the prices of a file.
 
-Parses flags and prints: `cost.inputs` reads runs, `cost.price_file` reads prices, `cost.comparison` compares.
+Parses flags and prints: `evidence_reader` reads runs, `cost.price_file` reads prices, `cost.comparison` compares.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def cost(
 
     Example: loadgen cost results/azure results/aws --prices prices.yaml
     """
-    from loadgen.cost import comparison, cost_data, inputs
+    from loadgen.cost import comparison, cost_data, evidence_reader
     from loadgen.cost.recorded_runs import with_records
     from loadgen.cost.sections import report
     from loadgen.pricing import price_file
@@ -118,14 +118,14 @@ def cost(
         currency=currency,
         as_of=None if as_of is None else _day(as_of),
     )
-    evidence = inputs.read_evidence(folders, allow_invalid=allow_invalid)
+    evidence = evidence_reader.read_evidence(folders, allow_invalid=allow_invalid)
     evidence = tuple(map(with_records, evidence))
     _check_names(chosen, [result.name for result in evidence], "--price")
     _check_names(gpu_counts, [result.name for result in evidence], "--gpus")
     priced, faults = [], list[LoadgenError]()
     for result in evidence:
         try:
-            gpu_count = inputs.gpus_of(result, gpu_counts.get(result.name))
+            gpu_count = evidence_reader.gpus_of(result, gpu_counts.get(result.name))
             matching = find_prices(
                 book, result.summary.target, chosen.get(result.name, ""), result.name
             )

@@ -1,4 +1,4 @@
-"""The contract that holds a machine to what it was sized by: its share of the load, the SLO of its run. Pure."""
+"""Renders the contract that one machine of a size has to meet. Pure."""
 
 from __future__ import annotations
 
@@ -13,47 +13,53 @@ if TYPE_CHECKING:
     from loadgen.cost.sizing import Size
 
 
-def text(size: Size, summary: Summary, *, workload: str, gpus: int) -> str:
-    """The YAML that `loadgen validate` takes: every limit that the run kept is one that the machine has to keep.
+def render_contract(size: Size, summary: Summary, workload: str) -> str:
+    """Return the YAML of a contract that holds one machine to every limit of a run.
 
-    workload: packaged, or its path relative to the contract. gpus: of a machine.
+    Args:
+        size: The machines. Each has to serve its share of the demand.
+        summary: The run that the size follows from.
+        workload: A packaged workload, or a path relative to the contract.
     """
     assert size.carrying, "machines were counted"
-    terms = [*_terms(summary)]
-    own = [f"slo: {{{', '.join(limits)}}}"] if (limits := [*_limits(summary)]) else []
-    if not summary.goodput.slo:  # the workload's classes have limits of their own: they stand there
+    terms = list(_terms(summary))
+    limits = list(_limits(summary))
+    if not summary.goodput.slo and summary.classes:
+        # The request classes have limits of their own.
         terms += [term for part in summary.classes for term in _terms(part, part.name)]
-        own = own if not summary.classes else []
-    mark = ["# SIMULATED: its limits are of a performance model, not of a real server"]
-    return "\n".join(
-        [
-            *(mark if summary.target.simulated else []),
-            f"# one of {size.carrying} machines that carry the load; check it first: "
-            "loadgen validate FILE --url URL --dry-run",
-            f"name: {summary.run.workload}",
-            f"gpus: {gpus}",
-            *own,
-            "levels:",
-            "  - name: share",
-            f"    workload: {workload}",
-            f"    rate: {size.demand_per_s / size.carrying:.6g}/s",
-            "    duration: auto",
-            "    must:",
-            *(f"      - {term}" for term in terms),
-            "",
-        ]
-    )
+        limits = []
+    lines: list[str] = []
+    if summary.target.simulated:
+        lines.append("# SIMULATED: its limits are of a performance model, not of a real server")
+    lines += [
+        f"# one of {size.carrying} machines that carry the load; check it first: "
+        "loadgen validate FILE --url URL --dry-run",
+        f"name: {summary.run.workload}",
+        f"gpus: {size.gpus_per_machine}",
+    ]
+    if limits:
+        lines.append(f"slo: {{{', '.join(limits)}}}")
+    lines += [
+        "levels:",
+        "  - name: share",
+        f"    workload: {workload}",
+        f"    rate: {size.demand_per_s / size.carrying:.6g}/s",
+        "    duration: auto",
+        "    must:",
+    ]
+    lines += [f"      - {term}" for term in terms]
+    return "\n".join(lines) + "\n"
 
 
-def _terms(part: Summary | ClassSummary, name: str = "") -> Iterator[str]:
-    """What was promised of a run, or of a class of it, as terms of a contract."""
-    of = f", class: {name}" if name else ""
+def _terms(part: Summary | ClassSummary, class_name: str = "") -> Iterator[str]:
+    """Yield the objectives of a run, or of one request class, as terms of a contract."""
+    suffix = f", class: {class_name}" if class_name else ""
     for term in part.goodput.slo:
-        yield f"{term.metric}: {{{_limit(term)}{of}}}"
+        yield f"{term.metric}: {{{_limit(term)}{suffix}}}"
     if part.goodput.share_limit is not None:
-        yield f"goodput: {{share: {part.goodput.share_limit * 100:g}%{of}}}"
+        yield f"goodput: {{share: {part.goodput.share_limit * 100:g}%{suffix}}}"
     if part.sessions is not None and part.sessions.goodput is not None:
-        yield f"task_goodput: {{share: {part.sessions.goodput.share_limit * 100:g}%{of}}}"
+        yield f"task_goodput: {{share: {part.sessions.goodput.share_limit * 100:g}%{suffix}}}"
 
 
 def _limits(summary: Summary) -> Iterator[str]:
@@ -68,16 +74,17 @@ def _limits(summary: Summary) -> Iterator[str]:
         yield f"attainment: {summary.goodput.share_limit * 100:g}%"
     tasks = summary.sessions.goodput if summary.sessions is not None else None
     if tasks is not None:
-        known = {"within": tasks.within_ms, "wait": tasks.wait_ms}
-        task_limits = "".join(
-            f"{name}: {_time(value)}, " for name, value in known.items() if value is not None
-        )
+        task_limits = ""
+        if tasks.within_ms is not None:
+            task_limits += f"within: {_duration(tasks.within_ms)}, "
+        if tasks.wait_ms is not None:
+            task_limits += f"wait: {_duration(tasks.wait_ms)}, "
         yield f"task: {{{task_limits}attainment: {tasks.share_limit * 100:g}%}}"
 
 
 def _limit(term: TermResult) -> str:
-    return f"limit: {_time(term.limit_ms)}, at: p{term.quantile * 100:g}"
+    return f"limit: {_duration(term.limit_ms)}, at: p{term.quantile * 100:g}"
 
 
-def _time(ms: float) -> str:
+def _duration(ms: float) -> str:
     return f"{ms / 1000:.12g}s" if ms >= 1000 else f"{ms:.12g}ms"

@@ -1,29 +1,30 @@
-"""A size: how many machines a need takes, as it was answered."""
+"""The result kind `size`: how many machines a demand needs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from loadgen.core import format
-from loadgen.cost import size_result
-from loadgen.cost import size_text as said
-from loadgen.cost.size_result import Sizing
+from loadgen.cost import size_text
+from loadgen.cost.size_result import FILE, Sizing, load_sizing
 from loadgen.result_kinds import ListRow, ResultFunctions
 
 
 def load(folder: Path) -> Sizing:
-    file = folder / size_result.FILE
-    return size_result.load(file.read_bytes(), str(file))
+    """Return the result in a folder."""
+    file = folder / FILE
+    return load_sizing(file.read_bytes(), str(file))
 
 
 def list_row(folder: Path) -> ListRow:
-    found = load(folder)
+    """Return the row of a result in the list of results."""
+    sizing = load(folder)
     return ListRow(
-        word=said.word(found),
-        about=f"{found.workload} · {said.load_words(found.need)}",
-        target=", ".join(size.source.name for size in found.sizes),
-        started=found.made,
-        simulated=any(size.simulated for size in found.sizes),
+        word=size_text.outcome(sizing),
+        about=f"{sizing.workload} · {size_text.describe_need(sizing.need)}",
+        target=", ".join(size.source.name for size in sizing.sizes),
+        started=sizing.made,
+        simulated=any(size.simulated for size in sizing.sizes),
     )
 
 
@@ -31,7 +32,7 @@ FUNCTIONS = ResultFunctions(
     load=load,
     list_row=list_row,
     schema=Sizing,
-    headline=said.headline,
-    report=said.report,
+    headline=size_text.headline,
+    report=size_text.report,
     document=format.document,
 )

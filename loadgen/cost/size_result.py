@@ -1,22 +1,22 @@
-"""The result of `loadgen size` as it is stored: the content of `size.json`, made of what was sized. Pure."""
+"""The result of `loadgen size` as it is stored in `size.json`. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from decimal import Decimal
 
 import msgspec
-from msgspec.structs import fields
+from loadgen_sdk.price_file import PerToken
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.results.manifest import ReasonCode, decoded
-from loadgen.cost.capacity_planning import MeasuredRate, needed, one_load
+from loadgen.cost.capacity_planning import MeasuredRate, machines_needed, single_load_notes
 from loadgen.cost.comparison import slo_words
 from loadgen.cost.sizing import Need, Size
 from loadgen.pricing.estimate import Estimate
 from loadgen.pricing.evidence import Evidence, evidence_notes
-from loadgen.pricing.prices import Owned, describe_price
+from loadgen.pricing.prices import Owned, Price, describe_price
 from loadgen.pricing.reasons import note, texts
 
 SCHEMA = 1
@@ -24,9 +24,14 @@ FILE = "size.json"
 
 
 class PriceUsed(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of a source. `dated`: its commitment, date and source in words; `rented`: it is paid by the hour.
+    """The price of a source.
 
-    `owned`: that hour is a purchase spread over years, with what the price file adds to it.
+    Attributes:
+        name: Name of the price.
+        as_of: The day, month or year at which the price was valid.
+        dated: Commitment, date and source of the price as text.
+        rented: True if the price is by the hour.
+        owned: True if that hour is part of a purchase that is paid over years.
     """
 
     name: str
@@ -37,7 +42,15 @@ class PriceUsed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizedSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Size` as it is stored, with what it rests on. `slo`: that of its run in words, "" where there is no run."""
+    """The machines that a demand needs from one source, as stored. See `Size` for the other fields.
+
+    Attributes:
+        simulated: True if a simulated server was measured.
+        estimate: True if the rate is from a publication, and nothing was measured.
+        notes: What qualifies the result, as sentences.
+        note_codes: The same as codes with values.
+        slo: The SLO of the run as text, or "" without a run.
+    """
 
     source: MeasuredRate
     price: PriceUsed | None
@@ -54,16 +67,24 @@ class SizedSource(msgspec.Struct, frozen=True, kw_only=True):
     interactions_per_month: Decimal
     per_thousand: Estimate[Decimal] | None
     simulated: bool
-    estimate: bool  # of published figures: nothing was measured
+    estimate: bool
     notes: tuple[str, ...] = ()
     note_codes: tuple[ReasonCode, ...] = ()
     slo: str = ""
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `size.json`: machines for a need from each source; amounts are strings of decimal digits.
+    """The content of `size.json`. Amounts of money are strings of decimal digits.
 
-    `remarks`: on the price file as a whole.
+    Attributes:
+        schema: Version of the format.
+        currency: Currency of all amounts.
+        need: The demand.
+        sizes: The machines that it needs, for each source.
+        workload: Name of the workload.
+        remarks: Remarks on the price file and on published figures.
+        version: Version of loadgen.
+        made: When the result was made, in ISO 8601 (UTC).
     """
 
     schema: int = SCHEMA
@@ -72,71 +93,64 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     sizes: tuple[SizedSource, ...]
     workload: str = ""
     remarks: tuple[str, ...] = ()
-    version: str = ""  # of loadgen
-    made: str  # when, ISO 8601 in UTC
+    version: str = ""
+    made: str
 
 
-def sizing(
-    sized: Sequence[tuple[Size, Evidence | None]],
-    need: Need,
-    *,
-    currency: str,
-    workload: str,
-    remarks: Sequence[str] = (),
-    version: str = "",
-    made: str = "",
-) -> Sizing:
-    """The result of what was sized. Without evidence a source is a published figure."""
-    return Sizing(
-        currency=currency,
-        need=need,
-        sizes=tuple(_source(size, evidence, need) for size, evidence in sized),
-        workload=workload,
-        remarks=tuple(remarks),
-        version=version,
-        made=made,
-    )
-
-
-def _source(size: Size, evidence: Evidence | None, need: Need) -> SizedSource:
-    codes = () if evidence is None else tuple(_notes(size, evidence, need))
-    price = None
-    if size.price is not None:
-        paid = hasattr(size.price, "gpu")
-        price = PriceUsed(
-            name=size.price.name,
-            as_of=size.price.as_of,
-            dated=describe_price(size.price),
-            rented=paid,
-            owned=isinstance(size.price, Owned),
-        )
-    same = {
-        field.name: getattr(size, field.name) for field in fields(size) if field.name != "price"
-    }
+def to_sized_source(size: Size, evidence: Evidence | None, need: Need) -> SizedSource:
+    """Return a size with its notes, as it is stored. Without evidence the source was published."""
+    note_codes = () if evidence is None else tuple(_notes(size, evidence, need))
     return SizedSource(
-        **same,
-        price=price,
+        source=size.source,
+        price=None if size.price is None else _price_used(size.price),
+        gpus_per_machine=size.gpus_per_machine,
+        per_machine=size.per_machine,
+        demand_per_s=size.demand_per_s,
+        response_s=size.response_s,
+        carrying=size.carrying,
+        machines=size.machines,
+        low=size.low,
+        high=size.high,
+        used=size.used,
+        per_month=size.per_month,
+        interactions_per_month=size.interactions_per_month,
         per_thousand=size.per_thousand,
         simulated=evidence is not None and evidence.simulated,
         estimate=evidence is None,
-        notes=tuple(texts(codes)),
-        note_codes=codes,
+        notes=texts(note_codes),
+        note_codes=note_codes,
         slo="" if evidence is None else slo_words(evidence.summary),
     )
 
 
+def load_sizing(data: bytes, file: str = FILE) -> Sizing:
+    """Return a stored result.
+
+    Raises:
+        UserError: The file is damaged, or was written by a newer version.
+    """
+    return decoded(data, Sizing, file, "a result of `loadgen size`", "size again", schema=SCHEMA)
+
+
+def _price_used(price: Price) -> PriceUsed:
+    return PriceUsed(
+        name=price.name,
+        as_of=price.as_of,
+        dated=describe_price(price),
+        rented=not isinstance(price, PerToken),
+        owned=isinstance(price, Owned),
+    )
+
+
 def _notes(size: Size, evidence: Evidence, need: Need) -> Iterator[ReasonCode]:
-    yield from (*evidence_notes(evidence), *one_load(evidence, size.source))
+    yield from evidence_notes(evidence)
+    yield from single_load_notes(evidence, size.source)
     if evidence.simulated and size.machines is not None:
-        least = needed(size.demand_per_s, size.per_machine.mid * (1 - MODEL_ERROR[1])) + need.spare
+        largest_error = MODEL_ERROR[1]
+        slower_rate_per_s = size.per_machine.mid * (1 - largest_error)
         yield note(
             "model_error",
             error=format.shares(MODEL_ERROR),
-            slower_percent=MODEL_ERROR[1] * 100,
-            machines=least,
+            slower_percent=largest_error * 100,
+            machines=machines_needed(size.demand_per_s, slower_rate_per_s) + need.spare,
         )
-
-
-def load(data: bytes, where: str = FILE) -> Sizing:
-    """The stored result. Raises UserError for a damaged one, and for one of a newer version."""
-    return decoded(data, Sizing, where, "a result of `loadgen size`", "size again", schema=SCHEMA)

@@ -1,17 +1,18 @@
-"""What `loadgen size` says: the answer first, then the sources side by side, then what each rests on.
+"""Renders the result of `loadgen size`: the answer, the sources side by side, the assumptions.
 
-Pure: takes the stored result, returns the report of which text, Markdown and page are made.
+Pure: takes the stored result and returns the report that text, Markdown and page are made from.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from typing import NamedTuple
 
 from loadgen.core import format
 from loadgen.cost.size_result import SizedSource, Sizing
-from loadgen.cost.sizing import HOURS_PER_MONTH, Need
+from loadgen.cost.sizing import HOURS_PER_DAY, HOURS_PER_MONTH, Need
 from loadgen.cost.text import own_beside_rent
 from loadgen.pricing.estimate import Estimate, format_interval
 from loadgen.pricing.reasons import texts
@@ -30,320 +31,393 @@ from loadgen.render.section import (
     simulated,
 )
 
-NEAR_FULL = 0.95  # of its capacity: what is promised there holds by little, and little takes a long load to show
-UNLIKE = "measured under different SLOs, as said below: not like with like"
+NEARLY_FULL = 0.95
+"""Fraction of the capacity above which it takes a long load to show that an SLO is met."""
 
+DIFFERENT_SLOS = "measured under different SLOs, as said below: not like with like"
+HOURS_PAID = f"A month has {HOURS_PER_MONTH} hours, and machines are paid in all of them."
+SERVING_COLOR = "c1"
+SPARE_COLOR = "c6"
+SERVING = "carry the load"
+SPARE = "to spare"
+LEGEND = {SERVING: SERVING_COLOR, SPARE: SPARE_COLOR}
 
-WARNED_FIRST = {
+HEADINGS = {
     "slo_missed": "SLO MISSED",
     "slo_missed_at_capacity": "SLO MISSED",
     "overloaded": "NOT SUSTAINED",
     "not_sustained": "NOT KNOWN TO LAST",
 }
-"""Notes that make a number of machines useless, and the word that they begin with."""
+"""Notes that make a number of machines useless, with the heading of their warning."""
 
 
-def _warnings_of_run(size: SizedSource) -> Iterator[Warned]:
-    """Yield what spoils a number of machines: a missed SLO, or a load that does not last."""
-    for code, word in WARNED_FIRST.items():
-        for note in size.note_codes:
-            if note.code == code:
-                yield Warned(word, f"{size.source.name}: {texts([note])[0]}")
-
-
-def report(found: Sizing) -> Report:
-    """The whole answer: the machines that each source takes, the sources side by side, what each rests on."""
-    load, sizes = load_words(found.need), found.sizes
-    warned = []
-    if of := [size.source.name for size in sizes if size.simulated]:
-        warned.append(
-            simulated(
-                f"a model of a server was searched, nothing was measured on hardware: {', '.join(of)}"
-            )
-        )
-    if of := [size.source.name for size in sizes if size.estimate]:
-        how = "from published figures: another mix of lengths, other limits, no interval"
-        warned.append(Warned("AN ESTIMATE", f"{how}: {', '.join(of)}"))
-    for size in sizes:
-        warned += _warnings_of_run(size)
-    priced = any(size.price is not None and size.price.rented for size in sizes)
-    unlike = len({size.slo for size in sizes if size.slo}) > 1
-    tiles = Tiles(list(_tiles(sizes[0], found.currency)) if len(sizes) == 1 else ())
-    legend = {"carry the load": "c1", "to spare": "c6"}
-    bars = Bars(rows=list(_bars(found)), title="Machines", number=_whole, legend=legend)
-    paid = Bars(
-        rows=list(_paid_bars(found)),
-        title=f"{found.currency} a month",
-        low=0.0,
-        number=_whole,
-        legend=legend,
-    )
-    owned = [size.source.name for size in sizes if size.price is not None and size.price.owned]
-    rented = [size.source.name for size in sizes if size.price is not None and not size.price.owned]
+def report(sizing: Sizing) -> Report:
+    """Return the whole report of a size."""
+    need = describe_need(sizing.need)
     return Report(
-        title=f"{found.workload} · {load}",
-        tab=f"{found.workload}: machines for {load}",
-        made_by=f"loadgen {found.version} report of a size",
-        warned=warned,
+        title=f"{sizing.workload} · {need}",
+        tab=f"{sizing.workload}: machines for {need}",
+        made_by=f"loadgen {sizing.version} report of a size",
+        warned=list(_warnings(sizing.sizes)),
         answer=[
-            Paragraph(f"{answer(size, found.need, found.currency)}.", large=True) for size in sizes
+            Paragraph(f"{answer(size, sizing.need, sizing.currency)}.", large=True)
+            for size in sizing.sizes
         ],
         sections=[
-            section("", tiles, Paragraph(f"Beware: {UNLIKE}." if unlike else "", "warn")),
-            section(
-                "The sources side by side" if len(sizes) > 1 else "Figures",
-                bars if bars.rows else "",
-                paid if paid.rows else "",
-                _columns(found),
-                Paragraph(own_beside_rent(owned, rented), "warn"),
-            ),
-            section("What it rests on", Paragraph(_HOURS if priced else "", "soft")),
-            *(_rests_on(size, found.need) for size in sizes),
-            section("Remarks", Bullets(found.remarks)),
+            _summary_section(sizing),
+            _comparison_section(sizing),
+            _assumptions_heading(sizing),
+            *(_source_section(size, sizing.need) for size in sizing.sizes),
+            section("Remarks", Bullets(sizing.remarks)),
         ],
     )
 
 
-def headline(found: Sizing) -> str:
-    """The answer of the first source in one sentence, and how many others there are."""
-    others = format.counted(len(found.sizes) - 1, "other source")
-    more = f"; {others} beside it" if len(found.sizes) > 1 else ""
-    first = found.sizes[0]
-    marks = (
-        "SIMULATED, " * first.simulated + "AN ESTIMATE from published figures, " * first.estimate
-    )
-    return f"{marks}{answer(first, found.need, found.currency)}{more}."
+def headline(sizing: Sizing) -> str:
+    """Return the answer of the first source in one sentence, and the number of other sources."""
+    first = sizing.sizes[0]
+    mark = ""
+    if first.simulated:
+        mark += "SIMULATED, "
+    if first.estimate:
+        mark += "AN ESTIMATE from published figures, "
+    more = ""
+    if len(sizing.sizes) > 1:
+        more = f"; {format.counted(len(sizing.sizes) - 1, 'other source')} beside it"
+    return f"{mark}{answer(first, sizing.need, sizing.currency)}{more}."
 
 
-def load_words(need: Need) -> str:
-    """What is to be carried: "5,000 users", "50/s"."""
-    return (
-        f"{format.quantity(need.rate_per_s)}/s"
-        if need.users is None
-        else format.counted(need.users, "user")
-    )
+def describe_need(need: Need) -> str:
+    """Return the demand as text, such as "5,000 users" or "50/s"."""
+    if need.users is None:
+        return f"{format.quantity(need.rate_per_s)}/s"
+    return format.counted(need.users, "user")
 
 
-def word(found: Sizing) -> str:
-    """The outcome in a few words: the machines of each source."""
-    return f"machines: {', '.join(map(_count, found.sizes))}"
-
-
-def _count(size: SizedSource) -> str:
-    if size.machines is None:
-        return "none of yours"
-    return f"{'at most ' if size.source.lower_bound else ''}{size.machines:,}"
+def outcome(sizing: Sizing) -> str:
+    """Return the number of machines of each source, in a few words."""
+    counts = []
+    for size in sizing.sizes:
+        if size.machines is None:
+            counts.append("none of yours")
+        else:
+            counts.append(f"{_at_most(size)}{size.machines:,}")
+    return f"machines: {', '.join(counts)}"
 
 
 def answer(size: SizedSource, need: Need, currency: str) -> str:
-    """What a source takes, in one sentence without its full stop."""
-    load = f"{format.quantity(size.demand_per_s)}/s" if need.users is None else load_words(need)
-    words = f"{size.source.name}: {load} of {size.source.workload} need "
-    if size.machines is None:
-        words += "no machines of yours"
-    else:
-        most = "at most " if size.source.lower_bound else ""
-        spare = f", {need.spare} of them to spare" if need.spare else ", none to spare"
-        words += f"{most}{_machines(size.machines, size.gpus_per_machine)}{spare}"
-        words += (
-            f" ({size.low} to {size.high} by the interval)"
-            if size.low is not None and size.low != size.high
-            else ""
-        )
+    """Return what one source needs, in one sentence without its full stop."""
+    demand = describe_need(need)
+    if need.users is None:
+        demand = f"{format.quantity(size.demand_per_s)}/s"
+    machines = "no machines of yours" if size.machines is None else _describe_size(size, need)
+    cost = ""
     if size.per_month is not None and size.per_thousand is not None:
-        words += f": {currency} {_amount(size.per_month)} a month, {_small(size.per_thousand)} per 1,000 {size.source.kind}"
-    return words
+        cost = (
+            f": {currency} {_format_whole_amount(size.per_month)} a month, "
+            f"{_format_small_amount(size.per_thousand)} per 1,000 {size.source.kind}"
+        )
+    return f"{size.source.name}: {demand} of {size.source.workload} need {machines}{cost}"
 
 
-def _machines(count: int, gpus: int) -> str:
+def _describe_size(size: SizedSource, need: Need) -> str:
+    assert size.machines is not None
+    machines = _describe_machines(size.machines, size.gpus_per_machine)
+    spare = f", {need.spare} of them to spare" if need.spare else ", none to spare"
+    interval = f" ({_machine_interval(size)})" if _machine_interval(size) else ""
+    return f"{_at_most(size)}{machines}{spare}{interval}"
+
+
+def _machine_interval(size: SizedSource) -> str:
+    """Return the numbers of machines at the ends of the interval of the rate, if they differ."""
+    if size.low is None or size.low == size.high:
+        return ""
+    return f"{size.low} to {size.high} by the interval"
+
+
+def _describe_machines(count: int, gpus: int) -> str:
     return f"{format.counted(count, 'machine')} of {format.counted(gpus, 'GPU')}"
 
 
-def _columns(found: Sizing) -> Table:
-    """A column for each source."""
-    sizes, need, currency = found.sizes, found.need, found.currency
-    noun = sizes[0].source.kind
-    rows: list[tuple[str, Callable[[SizedSource], str]]] = [
-        (
-            "machines, spare ones too",
-            lambda size: format_interval(size.machines, size.low, size.high, format.count),
-        ),
-        ("of them for the load itself", lambda size: format.count(size.carrying)),
-        *_racks(need),
-        (
-            "GPUs",
-            lambda size: format.count(
-                None if size.machines is None else size.machines * size.gpus_per_machine
-            ),
-        ),
-        ("share of their capacity in use", _used),
-        (f"{noun}/s to serve", lambda size: format.quantity(size.demand_per_s)),
-        (f"{noun}/s that one machine serves", _rate),
-        (
-            f"{sizes[0].source.answer} takes",
-            lambda size: format.duration(size.response_s) if size.response_s else "-",
-        ),
-        ("GPU-hours paid a month", lambda size: format.count(_hours(size))),
-        (f"{currency} per month", lambda size: _amount(size.per_month)),
-        (f"{currency} per 1,000 {noun}", lambda size: _small(size.per_thousand)),
-    ]
-    priced = any(size.price is not None for size in sizes)
-    shown = rows if priced else rows[:-3]
-    head, cells = (
-        ("", *(size.source.name for size in sizes)),
-        [(name, *map(cell, sizes)) for name, cell in shown],
-    )
-    return Table(head, cells, split=True)
+def _at_most(size: SizedSource) -> str:
+    """Return "at most " if the capacity, and so the number of machines, is only bounded."""
+    return "at most " if size.source.lower_bound else ""
 
 
-def _racks(need: Need) -> Iterator[tuple[str, Callable[[SizedSource], str]]]:
-    if (each := need.machines_per_rack) is not None:
-        yield (
-            f"racks of {format.counted(each, 'machine')}",
-            lambda size: format.count(
-                None if size.machines is None else math.ceil(size.machines / each)
-            ),
+def _warnings(sizes: Sequence[SizedSource]) -> Iterator[Warned]:
+    simulated_names = [size.source.name for size in sizes if size.simulated]
+    if simulated_names:
+        yield simulated(
+            "a model of a server was searched, nothing was measured on hardware: "
+            f"{', '.join(simulated_names)}"
         )
+    published_names = [size.source.name for size in sizes if size.estimate]
+    if published_names:
+        how = "from published figures: another mix of lengths, other limits, no interval"
+        yield Warned("AN ESTIMATE", f"{how}: {', '.join(published_names)}")
+    for size in sizes:
+        for code, heading in HEADINGS.items():
+            for note in size.note_codes:
+                if note.code == code:
+                    yield Warned(heading, f"{size.source.name}: {texts([note])[0]}")
 
 
-def _used(size: SizedSource) -> str:
-    return "at most " * (size.source.lower_bound and size.used is not None) + format.percent(
-        size.used
+def _summary_section(sizing: Sizing) -> Section:
+    has_one_source = len(sizing.sizes) == 1
+    tiles = Tiles(list(_tiles(sizing.sizes[0], sizing.currency)) if has_one_source else ())
+    slos = {size.slo for size in sizing.sizes if size.slo}
+    warning = f"Beware: {DIFFERENT_SLOS}." if len(slos) > 1 else ""
+    return section("", tiles, Paragraph(warning, "warn"))
+
+
+def _comparison_section(sizing: Sizing) -> Section:
+    machine_bars = Bars(
+        rows=list(_machine_bars(sizing)), title="Machines", number=_format_whole, legend=LEGEND
+    )
+    cost_bars = Bars(
+        rows=list(_cost_bars(sizing)),
+        title=f"{sizing.currency} a month",
+        low=0.0,
+        number=_format_whole,
+        legend=LEGEND,
+    )
+    priced = [size for size in sizing.sizes if size.price is not None]
+    owned = [size.source.name for size in priced if size.price and size.price.owned]
+    rented = [size.source.name for size in priced if size.price and not size.price.owned]
+    return section(
+        "The sources side by side" if len(sizing.sizes) > 1 else "Figures",
+        machine_bars if machine_bars.rows else "",
+        cost_bars if cost_bars.rows else "",
+        _comparison_table(sizing),
+        Paragraph(own_beside_rent(owned, rented), "warn"),
     )
 
 
-def _rate(size: SizedSource) -> str:
-    least = "at least " if size.source.lower_bound else ""
-    return least + format_interval(
-        size.per_machine.mid, size.per_machine.low, size.per_machine.high
+def _assumptions_heading(sizing: Sizing) -> Section:
+    is_rented = any(size.price is not None and size.price.rented for size in sizing.sizes)
+    return section("What it rests on", Paragraph(HOURS_PAID if is_rented else "", "soft"))
+
+
+class _Row(NamedTuple):
+    """A row of the table of sources: its name, and the text for one source."""
+
+    name: str
+    text_of: Callable[[SizedSource], str]
+    is_about_money: bool = False
+
+
+def _comparison_table(sizing: Sizing) -> Table:
+    """Return the table with a column for each source."""
+    has_prices = any(size.price is not None for size in sizing.sizes)
+    rows = [row for row in _rows(sizing) if has_prices or not row.is_about_money]
+    return Table(
+        ("", *(size.source.name for size in sizing.sizes)),
+        [(row.name, *map(row.text_of, sizing.sizes)) for row in rows],
+        split=True,
     )
 
 
-def _amount(money: Estimate[Decimal] | None) -> str:
-    return (
-        "-"
-        if money is None
-        else format_interval(money.mid, money.low, money.high, lambda value: f"{value:,.0f}")
+def _rows(sizing: Sizing) -> Iterator[_Row]:
+    source = sizing.sizes[0].source
+    noun = source.kind
+    currency = sizing.currency
+    yield _Row(
+        "machines, spare ones too",
+        lambda size: format_interval(size.machines, size.low, size.high, format.count),
+    )
+    yield _Row("of them for the load itself", lambda size: format.count(size.carrying))
+    machines_per_rack = sizing.need.machines_per_rack
+    if machines_per_rack is not None:
+        yield _Row(
+            f"racks of {format.counted(machines_per_rack, 'machine')}",
+            lambda size: format.count(_racks(size, machines_per_rack)),
+        )
+    yield _Row("GPUs", lambda size: format.count(_gpus(size)))
+    yield _Row("share of their capacity in use", _format_utilization)
+    yield _Row(f"{noun}/s to serve", lambda size: format.quantity(size.demand_per_s))
+    yield _Row(f"{noun}/s that one machine serves", _format_machine_rate)
+    yield _Row(f"{source.answer} takes", _format_response_time)
+    yield _Row(
+        "GPU-hours paid a month",
+        lambda size: format.count(_gpu_hours_per_month(size)),
+        is_about_money=True,
+    )
+    yield _Row(
+        f"{currency} per month",
+        lambda size: _format_whole_amount(size.per_month),
+        is_about_money=True,
+    )
+    yield _Row(
+        f"{currency} per 1,000 {noun}",
+        lambda size: _format_small_amount(size.per_thousand),
+        is_about_money=True,
     )
 
 
-def _small(money: Estimate[Decimal] | None) -> str:
+def _racks(size: SizedSource, machines_per_rack: int) -> int | None:
+    if size.machines is None:
+        return None
+    return math.ceil(size.machines / machines_per_rack)
+
+
+def _gpus(size: SizedSource) -> int | None:
+    if size.machines is None:
+        return None
+    return size.machines * size.gpus_per_machine
+
+
+def _gpu_hours_per_month(size: SizedSource) -> int | None:
+    """Return the GPU-hours that are paid, or None if nothing is paid by the hour."""
+    gpus = _gpus(size)
+    if size.price is None or not size.price.rented or gpus is None:
+        return None
+    return gpus * int(HOURS_PER_MONTH)
+
+
+def _format_utilization(size: SizedSource) -> str:
+    prefix = "" if size.used is None else _at_most(size)
+    return prefix + format.percent(size.used)
+
+
+def _format_machine_rate(size: SizedSource) -> str:
+    rate = size.per_machine
+    prefix = "at least " if size.source.lower_bound else ""
+    return prefix + format_interval(rate.mid, rate.low, rate.high)
+
+
+def _format_response_time(size: SizedSource) -> str:
+    return format.duration(size.response_s) if size.response_s else format.NONE
+
+
+def _format_whole_amount(money: Estimate[Decimal] | None) -> str:
+    if money is None:
+        return format.NONE
+    return format_interval(money.mid, money.low, money.high, _format_whole)
+
+
+def _format_small_amount(money: Estimate[Decimal] | None) -> str:
     if money is None:
         return format.NONE
     return format_interval(
-        money.mid, money.low, money.high, lambda value: format.quantity(float(value))
+        money.mid, money.low, money.high, lambda amount: format.quantity(float(amount))
     )
 
 
-def _rests_on(size: SizedSource, need: Need) -> Section:
-    """What was measured, how users become a rate, the price, and what speaks against the figure."""
+def _format_whole(value: float | Decimal) -> str:
+    return f"{value:,.0f}"
+
+
+def _source_section(size: SizedSource, need: Need) -> Section:
+    """Return what was measured, the assumptions, the price and the caveats of one source."""
     source = size.source
     gpus = format.counted(source.gpus, "GPU")
-    at = f"{format.quantity(source.rate.mid)} {source.noun}/s on {gpus}"
-    known = facts(
-        Measured=f"{at}, {source.basis}",
+    rate = f"{format.quantity(source.rate.mid)} {source.noun}/s on {gpus}"
+    evidence = facts(
+        Measured=f"{rate}, {source.basis}",
         SLO=size.slo,
         Evidence=source.folder,
         Price="" if size.price is None else f"{size.price.name}, {size.price.dated}",
     )
-    against = Bullets((), "warn") if size.estimate else Bullets(size.notes, "warn")
-    return section(
-        source.name, known, Bullets(list(_assumed(size, need, gpus))), against, small=True
-    )
+    assumptions = Bullets(list(_assumptions(size, need)))
+    caveats = Bullets(() if size.estimate else size.notes, "warn")
+    return section(source.name, evidence, assumptions, caveats, small=True)
 
 
-def _assumed(size: SizedSource, need: Need, gpus: str) -> Iterator[str]:
+def _assumptions(size: SizedSource, need: Need) -> Iterator[str]:
     source = size.source
     if need.users is not None and size.response_s:
         yield (
-            f"each user waits {format.duration(size.response_s)} for {source.answer} and thinks {need.think_s:g} s: "
-            f"{need.users:,} / {size.response_s + need.think_s:.3g} s = {format.quantity(size.demand_per_s)} per second"
+            f"each user waits {format.duration(size.response_s)} for {source.answer} and thinks "
+            f"{need.think_s:g} s: {need.users:,} / {size.response_s + need.think_s:.3g} s = "
+            f"{format.quantity(size.demand_per_s)} per second"
         )
     if size.machines is not None and size.gpus_per_machine != source.gpus:
         yield (
-            f"rates are scaled from {gpus} to {size.gpus_per_machine}: machines are taken as independent, and a router "
-            "in front of them as free; so is the interval, since what one measurement has wrong it has wrong of all"
+            f"rates are scaled from {format.counted(source.gpus, 'GPU')} to "
+            f"{size.gpus_per_machine}: machines are taken as independent, and a router in front of "
+            "them as free; so is the interval, since what one measurement has wrong it has wrong of "
+            "all"
         )
     if size.carrying and size.used is not None:
-        each = size.demand_per_s / size.carrying
-        full = each / size.per_machine.mid
-        most = "at most " * source.lower_bound
-        share = f"{format.quantity(each)} {source.kind}/s each, {most}{format.percent(full)} of their capacity"
-        prove = f"{share}; that is the rate to ask for in a contract: --contract FILE writes one for loadgen validate"
-        if full > NEAR_FULL and not source.lower_bound:
-            prove += ", and --dry-run says what load decides it: so near to what they carry it takes long"
-        lost = (
-            f"with {need.spare} lost the others still serve all of it, "
-            if need.spare
-            else "they serve "
-        )
-        up = f"with none lost {_used(size)}"
-        yield f"{lost}{prove}" + (f"; {up}" if need.spare else "")
+        yield _describe_failure(size, need, size.carrying)
     if size.estimate:
         yield (
-            "published tokens per second over the output tokens of this workload: another mix of lengths and other "
-            "limits. Measure before you buy: loadgen search"
+            "published tokens per second over the output tokens of this workload: another mix of "
+            "lengths and other limits. Measure before you buy: loadgen search"
         )
-    if size.price is not None and need.hours_per_day != 24:
+    if size.price is not None and need.hours_per_day != HOURS_PER_DAY:
         yield f"the load is there {need.hours_per_day:g} hours a day"
 
 
-_HOURS = f"A month has {HOURS_PER_MONTH} hours, and machines are paid in all of them."
-
-
-def _hours(size: SizedSource) -> int | None:
-    """The GPU-hours of a month that are paid, used or not; None where nothing is paid by the hour."""
-    if size.price is None or not size.price.rented or size.machines is None:
-        return None
-    return size.machines * size.gpus_per_machine * int(HOURS_PER_MONTH)
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _paid_bars(found: Sizing) -> Iterator[Bar]:
-    """What each source costs a month, and what of it the spare machines cost."""
-    for size in found.sizes:
-        if size.per_month is None:
-            continue
-        whole, count = float(size.per_month.mid), size.machines
-        spare = 0.0 if count is None or size.price is None else whole * found.need.spare / count
-        parts = [
-            (0.0, whole - spare, "c1", "carry the load"),
-            (whole - spare, whole, "c6", "to spare"),
-        ]
-        low, high = size.per_month.low, size.per_month.high
-        ends = None if low is None or high is None else (float(low), float(high))
-        yield Bar(size.source.name, f"{found.currency} {_whole(whole)}", parts, ends)
+def _describe_failure(size: SizedSource, need: Need, serving: int) -> str:
+    """Return what each machine has to serve after the spare ones have failed."""
+    source = size.source
+    rate_per_machine = size.demand_per_s / serving
+    utilization = rate_per_machine / size.per_machine.mid
+    load = (
+        f"{format.quantity(rate_per_machine)} {source.kind}/s each, "
+        f"{_at_most(size)}{format.percent(utilization)} of their capacity"
+    )
+    contract = (
+        "that is the rate to ask for in a contract: --contract FILE writes one for loadgen validate"
+    )
+    if utilization > NEARLY_FULL and not source.lower_bound:
+        contract += (
+            ", and --dry-run says what load decides it: so near to what they carry it takes long"
+        )
+    if not need.spare:
+        return f"they serve {load}; {contract}"
+    return (
+        f"with {need.spare} lost the others still serve all of it, {load}; {contract}; "
+        f"with none lost {_format_utilization(size)}"
+    )
 
 
 def _tiles(size: SizedSource, currency: str) -> Iterator[Number]:
-    interval = (
-        ""
-        if size.low is None or size.low == size.high
-        else f"{size.low} to {size.high} by the interval"
-    )
-    yield Number("Machines", format.count(size.machines), "", interval)
+    yield Number("Machines", format.count(size.machines), "", _machine_interval(size))
     yield Number("For the load itself", format.count(size.carrying), "", "without the spare ones")
-    yield Number("In use", _used(size), "", "of the capacity of all machines")
-    yield Number("One machine serves", _rate(size), "/s", size.source.kind)
+    yield Number("In use", _format_utilization(size), "", "of the capacity of all machines")
+    yield Number("One machine serves", _format_machine_rate(size), "/s", size.source.kind)
     if size.per_month is not None:
-        yield Number(
-            "A month", _amount(size.per_month), currency, f"{_small(size.per_thousand)} per 1,000"
+        per_thousand = f"{_format_small_amount(size.per_thousand)} per 1,000"
+        yield Number("A month", _format_whole_amount(size.per_month), currency, per_thousand)
+
+
+def _machine_bars(sizing: Sizing) -> Iterator[Bar]:
+    """Yield a bar with the machines of each source, if several sources have machines."""
+    sizes = [size for size in sizing.sizes if size.machines is not None]
+    if len(sizes) < 2:
+        return
+    for size in sizes:
+        assert size.machines is not None
+        label = _describe_machines(size.machines, size.gpus_per_machine)
+        machines = float(size.machines)
+        segments = _bar_segments(machines, float(sizing.need.spare))
+        yield Bar(size.source.name, label, segments, _whisker(size.low, size.high))
+
+
+def _cost_bars(sizing: Sizing) -> Iterator[Bar]:
+    """Yield a bar with the cost per month of each source, and what of it spare machines cost."""
+    for size in sizing.sizes:
+        money = size.per_month
+        if money is None:
+            continue
+        total = float(money.mid)
+        spare = 0.0
+        if size.machines is not None and size.price is not None:
+            spare = total * sizing.need.spare / size.machines
+        label = f"{sizing.currency} {_format_whole(total)}"
+        yield Bar(
+            size.source.name, label, _bar_segments(total, spare), _whisker(money.low, money.high)
         )
 
 
-def _bars(found: Sizing) -> Iterator[Bar]:
-    """The machines of each source, where several have some; the whisker is what the interval of the rate gives."""
-    counted = [(size, size.machines) for size in found.sizes if size.machines is not None]
-    for size, machines in counted if len(counted) > 1 else ():
-        ends = (
-            None if size.low is None or size.high is None else (float(size.low), float(size.high))
-        )
-        carrying = float(machines - found.need.spare)
-        parts = [
-            (0.0, carrying, "c1", "carry the load"),
-            (carrying, float(machines), "c6", "to spare"),
-        ]
-        yield Bar(size.source.name, _machines(machines, size.gpus_per_machine), parts, ends)
+def _bar_segments(total: float, spare: float) -> list[tuple[float, float, str, str]]:
+    serving = total - spare
+    return [(0.0, serving, SERVING_COLOR, SERVING), (serving, total, SPARE_COLOR, SPARE)]
+
+
+def _whisker(low: int | Decimal | None, high: int | Decimal | None) -> tuple[float, float] | None:
+    if low is None or high is None:
+        return None
+    return float(low), float(high)

@@ -1,7 +1,6 @@
-"""How many machines some users (or requests per second) need, one to spare, and what they cost a month.
+"""Computes how many machines a number of users needs, with spare ones, and what they cost a month.
 
-Pure. What one machine carries is a `MeasuredRate`; the scaling of rates is `capacity_planning`'s, the hourly price and
-the parts of a cost are `unit_cost`'s.
+Pure. `capacity_planning` scales rates, and `loadgen.pricing` computes the hourly cost of a machine.
 """
 
 from __future__ import annotations
@@ -13,58 +12,89 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from loadgen.core.errors import UserError
-from loadgen.cost.capacity_planning import MeasuredRate, demand, needed, scaled
+from loadgen.cost.capacity_planning import (
+    MeasuredRate,
+    interactions_per_s,
+    machines_needed,
+    scale_rate,
+)
 from loadgen.pricing.cost_basis import tasks_of
 from loadgen.pricing.estimate import Estimate
 from loadgen.pricing.evidence import Evidence, count_arrivals
-from loadgen.pricing.machine_cost import hourly_cost_parts, load_energy_cost_per_hour
+from loadgen.pricing.machine_cost import hourly_cost, load_energy_cost_per_hour
 from loadgen.pricing.priced_result import compute_basis_for_price
-from loadgen.pricing.prices import Price
+from loadgen.pricing.prices import Owned, Price, Rented
 from loadgen.pricing.unit_cost import compute_unit_cost
 from loadgen.pricing.units import PARTS_BY_TIME, REQUEST, SECONDS_PER_HOUR, TASK, to_decimal
 
 HOURS_PER_MONTH = Decimal(730)  # 8,760 / 12
+HOURS_PER_DAY = 24
 THOUSAND = Decimal(1000)
 
 
 class Need(Struct, frozen=True, kw_only=True):
-    """What is to be carried: users who think between their interactions, or a rate of interactions.
+    """The demand: users who think between their interactions, or a rate of interactions.
 
-    `hours_per_day`: how long this load is there; machines are paid around the clock.
+    The field names are keys of `size.json`.
+
+    Attributes:
+        users: Concurrent users, or None for a rate.
+        think_s: Time between a response and the next request of a user.
+        rate_per_s: Interactions per second, or None for users.
+        answer_s: How long a response takes, if the source does not say.
+        spare: How many machines may fail while the others still serve the demand.
+        hours_per_day: How long the demand lasts. Machines are paid around the clock.
+        machines_per_rack: Machines in a rack, or None if racks are not counted.
     """
 
     users: int | None = None
     think_s: float = 0.0
     rate_per_s: float | None = None
-    answer_s: float | None = None  # where the source does not say how long an answer takes
-    spare: int = 1  # machines that may be lost while all is still carried
+    answer_s: float | None = None
+    spare: int = 1
     hours_per_day: float = 24.0
-    machines_per_rack: int | None = None  # None: racks are not counted
+    machines_per_rack: int | None = None
 
 
 class Size(Struct, frozen=True, kw_only=True):
-    """The machines of one source under one price. Machines are whole; `machines` has the spare ones in it.
+    """The machines that a demand needs from one source, and what they cost under one price.
 
-    Of an endpoint that is paid by the token there are no machines: None.
+    The field names are keys of `size.json`.
+
+    Attributes:
+        source: The measured rate of the source.
+        price: The price, or None without prices.
+        gpus_per_machine: GPUs of one machine.
+        per_machine: Interactions per second that one machine serves.
+        demand_per_s: Interactions per second of the demand.
+        response_s: How long a response takes, or None if it is not known.
+        carrying: Machines that serve the demand, without spare ones. This and the following fields
+            are None for a price per token.
+        machines: All machines, with spare ones.
+        low: All machines at the upper end of the interval of the rate.
+        high: All machines at the lower end of the interval of the rate.
+        used: The demand as a fraction of the capacity of all machines.
+        per_month: Cost per month, or None without a price.
+        interactions_per_month: Interactions per month.
     """
 
     source: MeasuredRate
     price: Price | None
     gpus_per_machine: int
-    per_machine: Estimate[float]  # interactions per second
+    per_machine: Estimate[float]
     demand_per_s: float
     response_s: float | None
-    carrying: int | None = None  # machines that the load needs
+    carrying: int | None = None
     machines: int | None = None
-    low: int | None = None  # machines, spare ones too, at the ends of the rate's interval
+    low: int | None = None
     high: int | None = None
-    used: float | None = None  # the demand as a share of what all machines carry
+    used: float | None = None
     per_month: Estimate[Decimal] | None = None
     interactions_per_month: Decimal = Decimal(0)
 
     @property
     def per_thousand(self) -> Estimate[Decimal] | None:
-        """What a thousand interactions cost: idle hours and spare machines are paid by them too."""
+        """The cost of a thousand interactions, idle hours and spare machines included."""
         if self.per_month is None:
             return None
         return self.per_month.map(lambda amount: amount / self.interactions_per_month * THOUSAND)
@@ -77,18 +107,33 @@ def published_rate(
     gpus: int,
     output_tokens: float,
     workload: str,
-    said_by: str,
+    publication: str,
 ) -> MeasuredRate:
-    """A published Server rate in output tokens per second, as interactions of a workload by their output tokens.
+    """Return a published Server rate as interactions of a workload, by their output tokens.
 
-    An estimate: another mix of lengths, other limits, no interval. Raises UserError where there is no such rate.
+    The result is an estimate: the published load has other lengths and limits, and no interval.
+
+    Args:
+        name: The name of the published system.
+        tokens_per_s: The published rate in output tokens per second, or None if there is none.
+        gpus: The number of GPUs of the system.
+        output_tokens: The mean output tokens of the workload.
+        workload: The name of the workload.
+        publication: Where the rate was published.
+
+    Raises:
+        UserError: There is no Server rate.
     """
     if tokens_per_s is None:
-        what = f"{name} has no published Server rate, and an Offline rate says nothing about users"
-        raise UserError("no_figure", what, "published", "docs/published.md lists them")
+        raise UserError(
+            "no_figure",
+            f"{name} has no published Server rate, and an Offline rate says nothing about users",
+            "published",
+            "docs/published.md lists them",
+        )
     return MeasuredRate(
         name=name,
-        folder=said_by,
+        folder=publication,
         basis="published Server rate, by output tokens",
         rate=Estimate(mid=tokens_per_s / output_tokens),
         noun="requests",
@@ -98,7 +143,7 @@ def published_rate(
     )
 
 
-def size(
+def size_machines(
     source: MeasuredRate,
     need: Need,
     *,
@@ -106,77 +151,123 @@ def size(
     price: Price | None,
     evidence: Evidence | None,
 ) -> Size:
-    """The machines for a need. Raises UserError where the length of an answer is not known and users are asked for."""
-    response_s = source.response_s or need.answer_s
-    if need.users is not None and not response_s:
-        what = f"how long an answer takes is not known of {source.name}, and users wait for it"
-        raise UserError(
-            "no_figure", what, "--answer", "--answer 20s, or --rate in the place of --users"
-        )
-    demand_per_s = need.rate_per_s or demand(need.users or 0, need.think_s, response_s or 0.0)
-    per_machine = scaled(source.rate, gpus_per_machine / source.gpus)
-    active = to_decimal(need.hours_per_day) / 24
-    per_month = (
-        to_decimal(demand_per_s) * SECONDS_PER_HOUR * HOURS_PER_MONTH * active
-    )  # interactions
-    sized = Size(
+    """Return the machines that a demand needs from one source, and what they cost.
+
+    Args:
+        source: The measured or published rate.
+        need: The demand.
+        gpus_per_machine: GPUs that are rented, and fail, as one machine.
+        price: The price, or None to compute no cost.
+        evidence: The measurements of the source, or None for a published rate.
+
+    Raises:
+        UserError: The demand is in users and the length of a response is not known.
+    """
+    demand_per_s, response_s = _demand(source, need)
+    active_fraction = to_decimal(need.hours_per_day) / HOURS_PER_DAY
+    interactions_per_hour = to_decimal(demand_per_s) * SECONDS_PER_HOUR
+    interactions_per_month = interactions_per_hour * HOURS_PER_MONTH * active_fraction
+    size = Size(
         source=source,
         price=price,
         gpus_per_machine=gpus_per_machine,
-        per_machine=per_machine,
+        per_machine=scale_rate(source.rate, gpus_per_machine / source.gpus),
         demand_per_s=demand_per_s,
         response_s=response_s,
-        interactions_per_month=per_month,
+        interactions_per_month=interactions_per_month,
     )
-    by_count = Decimal(0) if price is None else _by_count(price, evidence, source) * per_month
+    usage_cost = Decimal(0)
+    if price is not None:
+        usage_cost = _usage_cost(price, evidence, source) * interactions_per_month
     if isinstance(price, PerToken):
-        return replace(sized, per_month=Estimate(mid=by_count))
-
-    def machines(rate: float | None) -> int | None:
-        return None if rate is None else needed(demand_per_s, rate) + need.spare
-
-    mid, low, high = (
-        machines(rate) for rate in (per_machine.mid, per_machine.high, per_machine.low)
-    )
-    assert mid is not None  # the rate is known
-    used = demand_per_s / (mid * per_machine.mid)
-    sized = replace(sized, carrying=mid - need.spare, machines=mid, low=low, high=high, used=used)
+        return replace(size, per_month=Estimate(mid=usage_cost))
+    size = _with_machine_counts(size, need.spare)
     if price is None:
-        return sized
-    units = 1 if price.gpus is not None else gpus_per_machine  # else the price is one GPU's
-    per_hour, by_load = (
-        sum(hourly_cost_parts(price).values(), Decimal(0)) * units,
-        load_energy_cost_per_hour(price.energy) * units,
+        return size
+    return replace(size, per_month=_machine_cost(size, price, active_fraction, usage_cost))
+
+
+def _demand(source: MeasuredRate, need: Need) -> tuple[float, float | None]:
+    """Return the interactions per second, and how long a response takes if it is known."""
+    response_s = source.response_s or need.answer_s
+    if need.rate_per_s:
+        return need.rate_per_s, response_s
+    if not response_s:
+        raise UserError(
+            "no_figure",
+            f"how long an answer takes is not known of {source.name}, and users wait for it",
+            "--answer",
+            "--answer 20s, or --rate in the place of --users",
+        )
+    return interactions_per_s(need.users or 0, need.think_s, response_s), response_s
+
+
+def _with_machine_counts(size: Size, spare: int) -> Size:
+    rate = size.per_machine
+    serving = machines_needed(size.demand_per_s, rate.mid)
+    machines = serving + spare
+    low = None
+    high = None
+    if rate.high is not None:
+        low = machines_needed(size.demand_per_s, rate.high) + spare
+    if rate.low is not None:
+        high = machines_needed(size.demand_per_s, rate.low) + spare
+    return replace(
+        size,
+        carrying=serving,
+        machines=machines,
+        low=low,
+        high=high,
+        used=size.demand_per_s / (machines * rate.mid),
     )
 
-    def month(count: int | None, rate: float | None) -> Decimal | None:
-        if count is None or rate is None:
-            return None
-        return (
-            count * per_hour + to_decimal(demand_per_s / rate) * active * by_load
-        ) * HOURS_PER_MONTH + by_count
 
-    middle = month(mid, per_machine.mid)
-    assert middle is not None
-    ends = {"low": month(low, per_machine.high), "high": month(high, per_machine.low)}
-    return replace(sized, per_month=Estimate(mid=middle, **ends))
+def _machine_cost(
+    size: Size, price: Rented | Owned, active_fraction: Decimal, usage_cost: Decimal
+) -> Estimate[Decimal]:
+    """Return the cost per month of the machines, with what interactions cost beside them.
+
+    Machines are paid around the clock. The energy that load adds is paid in proportion to it.
+    """
+    # A price that does not say how many GPUs a machine has is the price of one GPU.
+    priced_units = 1 if price.gpus is not None else size.gpus_per_machine
+    per_hour = hourly_cost(price) * priced_units
+    load_energy = load_energy_cost_per_hour(price.energy) * priced_units
+
+    def cost(machines: int, machine_rate_per_s: float) -> Decimal:
+        load = to_decimal(size.demand_per_s / machine_rate_per_s) * active_fraction
+        return (machines * per_hour + load * load_energy) * HOURS_PER_MONTH + usage_cost
+
+    assert size.machines is not None
+    rate = size.per_machine
+    low = None if size.low is None or rate.high is None else cost(size.low, rate.high)
+    high = None if size.high is None or rate.low is None else cost(size.high, rate.low)
+    return Estimate(mid=cost(size.machines, rate.mid), low=low, high=high)
 
 
-def _by_count(price: Price, evidence: Evidence | None, source: MeasuredRate) -> Decimal:
-    """What an interaction costs whatever the machines do: tokens of an API, egress."""
+def _usage_cost(price: Price, evidence: Evidence | None, source: MeasuredRate) -> Decimal:
+    """Return what an interaction costs beside machine time: tokens of an API, and egress."""
     if evidence is None:
-        if isinstance(price, PerToken):
-            what = f"{price.name} is paid by the token, and {source.name} is no run whose tokens could be counted"
-            raise UserError(
-                "unsupported", what, "--price", "a price of machines, or a folder of a run"
-            )
-        return Decimal(0)
-    summary, unit, each = evidence.summary, REQUEST, Decimal(1)
+        if not isinstance(price, PerToken):
+            return Decimal(0)
+        raise UserError(
+            "unsupported",
+            f"{price.name} is paid by the token, and {source.name} is no run whose tokens could "
+            "be counted",
+            "--price",
+            "a price of machines, or a folder of a run",
+        )
+    summary = evidence.summary
+    unit = REQUEST
+    units_per_interaction = Decimal(1)
     if tasks_of(summary) is not None:
         unit = TASK
-    elif summary.sessions is not None:  # an interaction is a request or a conversation of several
-        each = Decimal(summary.requests.decided) / count_arrivals(summary)
-    found = compute_unit_cost(compute_basis_for_price(evidence, price), price, source.gpus, unit)
-    if found is None:
+    elif summary.sessions is not None:
+        # An interaction is a request or a conversation of several requests.
+        units_per_interaction = Decimal(summary.requests.decided) / count_arrivals(summary)
+    basis = compute_basis_for_price(evidence, price)
+    unit_cost = compute_unit_cost(basis, price, source.gpus, unit)
+    if unit_cost is None:
         return Decimal(0)
-    return each * sum((found.parts[p] for p in found.parts if p not in PARTS_BY_TIME), Decimal(0))
+    parts = [amount for part, amount in unit_cost.parts.items() if part not in PARTS_BY_TIME]
+    return units_per_interaction * sum(parts, Decimal(0))

@@ -92,7 +92,7 @@ def sum_counts(summaries: Sequence[Summary]) -> CostBasis:
     tokens = [summary.tokens for summary in summaries]
     input_tokens = _sum_known(count.input for count in tokens)
     output_tokens = _sum_known(count.output for count in tokens)
-    # `inputs.read_evidence` refuses runs without token counts.
+    # `evidence_reader.read_evidence` refuses runs without token counts.
     assert input_tokens is not None and output_tokens is not None
     cached_tokens = _sum_known(count.cached for count in tokens)
     failed_input_tokens = sum(count.failed_input for count in tokens)

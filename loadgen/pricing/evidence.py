@@ -1,6 +1,6 @@
 """The measurements behind a cost or a plan: a run, repeats of a run, or a capacity.
 
-Pure values. `loadgen.cost.inputs` reads them from result folders.
+Pure values. `loadgen.cost.evidence_reader` reads them from result folders.
 """
 
 from __future__ import annotations

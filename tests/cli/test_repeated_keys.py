@@ -23,7 +23,7 @@ def test_a_result_with_two_prices_or_numbers_of_gpus_is_refused() -> None:
 
 def test_a_source_of_a_sizing_with_two_prices_is_refused() -> None:
     with refused(UserError, "duplicate"):
-        size_command._chosen(["sim:a=x", "sim:a=y"], ["sim:a", "sim:b"])
+        size_command.parse_price_names(["sim:a=x", "sim:a=y"], ["sim:a", "sim:b"])
 
 
 def test_a_setting_of_repeat_that_is_specified_twice_is_refused() -> None:

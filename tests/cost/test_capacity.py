@@ -14,9 +14,9 @@ from refusals import refused
 
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.metrics.summary import dump_summary, load_summary
-from loadgen.cost.capacity_planning import measured, scaled
-from loadgen.cost.inputs import read_evidence
-from loadgen.cost.size_command import measured_rate
+from loadgen.cost.capacity_planning import measured_rate_of, scale_rate
+from loadgen.cost.evidence_reader import read_evidence
+from loadgen.cost.size_sources import measured_rate_for
 from loadgen.pricing.estimate import Estimate, estimate_rate
 from loadgen.pricing.evidence import Evidence
 from loadgen.repeated.capacity import Capacity, dump_capacity, load_capacity
@@ -86,7 +86,9 @@ def test_repeats_have_students_interval():
 
 
 def test_rates_are_scaled_by_gpus():
-    assert scaled(Estimate(mid=10, low=8, high=12.5), 4 / 8) == Estimate(mid=5, low=4, high=6.25)
+    assert scale_rate(Estimate(mid=10, low=8, high=12.5), 4 / 8) == Estimate(
+        mid=5, low=4, high=6.25
+    )
 
 
 def evidence(**capacity: Any) -> Evidence:
@@ -96,8 +98,8 @@ def evidence(**capacity: Any) -> Evidence:
 
 def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_rate():
     one, best = (
-        measured(evidence(), 4),
-        measured(evidence(rate_per_s=21.0, low_per_s=20.0, high_per_s=22.0), 4),
+        measured_rate_of(evidence(), 4),
+        measured_rate_of(evidence(rate_per_s=21.0, low_per_s=20.0, high_per_s=22.0), 4),
     )
     assert (one.basis, one.noun, one.rate.mid, one.rate.low) == (
         "at this load",
@@ -119,13 +121,13 @@ def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_ra
 )
 def test_what_contradicts_the_run_is_refused(profile: str, gpus: int | None, code: str):
     with refused(UserError, code):
-        measured_rate(evidence(), profile, gpus)
+        measured_rate_for(evidence(), profile, gpus)
 
 
 def test_an_offline_run_says_nothing_about_users():
     found = Evidence(name="x", folder="x", summaries=(RAG,), at_once=True)
     with refused(UserError, "no_figure"):
-        measured(found, 4)
+        measured_rate_of(found, 4)
 
 
 def test_a_capacity_names_its_evidence(tmp_path: Path):

@@ -32,7 +32,7 @@ from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.results.record import CONTRADICTORY_USAGE
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.stats.quantiles import Distribution
-from loadgen.cost import comparison, cost_data, inputs
+from loadgen.cost import comparison, cost_data, evidence_reader
 from loadgen.cost import text as report
 from loadgen.cost.by_year import by_year
 from loadgen.cost.command import _share as share_of
@@ -354,7 +354,7 @@ def test_a_capacity_whose_run_was_never_steady_is_what_was_found(tmp_path: Path)
     (tmp_path / "capacity.json").write_bytes(
         dump_capacity(Capacity(rate_per_s=40.0, method="sweep", evidence="r40"))
     )
-    (found,) = inputs.read_evidence([tmp_path])
+    (found,) = evidence_reader.read_evidence([tmp_path])
     assert found.capacity is not None and found.capacity.rate_per_s == 40
 
 
@@ -375,7 +375,7 @@ def test_an_offline_run_is_priced_by_its_measurement_window(tmp_path: Path, lane
     (tmp_path / "summary.json").write_bytes(dump_summary(offline(lanes=lanes)))
     if lanes:
         (tmp_path / "mlperf.json").write_text('{"scenario": "offline", "valid": true}')
-    (found,) = inputs.read_evidence([tmp_path])
+    (found,) = evidence_reader.read_evidence([tmp_path])
     one = price_result(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1))
     output = one.costs[OUTPUT]
     assert one.basis.label == "Offline"
@@ -688,7 +688,7 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
         (tmp_path / "r" / str(i)).mkdir(parents=True)
         run = changed(GPUS, load={"steady_completed_rps": per_s}, goodput={"steady_rps": per_s})
         (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
-    (found,) = inputs.read_evidence([tmp_path / "r"])
+    (found,) = evidence_reader.read_evidence([tmp_path / "r"])
     one = price_result(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
     cost = one.costs[GOOD]
     assert one.basis.label == "at this load, 3 repeats"
@@ -707,7 +707,7 @@ def test_an_invalid_repeat_is_left_out_of_the_rate_and_named(tmp_path: Path):
             verdict = msgspec.structs.replace(run.verdict, valid=False, reasons=("late",))
             run = msgspec.structs.replace(run, verdict=verdict)
         (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
-    (found,) = inputs.read_evidence([tmp_path / "r"])
+    (found,) = evidence_reader.read_evidence([tmp_path / "r"])
     assert found.left_out == ("2",) and len(found.summaries) == 2
     one = price_result(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
     assert one.costs[GOOD].total == Decimal("0.001")
@@ -867,7 +867,7 @@ def test_a_sweep_in_which_no_level_kept_the_slo_has_no_capacity_to_price(tmp_pat
         (tmp_path / f"r{rate}" / "summary.json").write_bytes(dump_summary(missed))
         (tmp_path / f"r{rate}" / "run.json").write_text("{}")
     with refused(CombinedError, "unsound") as caught:
-        inputs.read_evidence([tmp_path])
+        evidence_reader.read_evidence([tmp_path])
     assert caught.value.exit_code == 3 and "none of these loads kept its SLO" in str(caught.value)
 
 
@@ -875,7 +875,7 @@ def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path)
     bare = changed(GPUS, tokens={"output": None})
     (results / "azure" / "summary.json").write_bytes(dump_summary(bare))
     with refused(CombinedError, "no_figure", "tokens.output") as caught:
-        inputs.read_evidence([results / "azure"])
+        evidence_reader.read_evidence([results / "azure"])
     assert "summary.json:" in caught.value.faults[0].where
 
 
@@ -889,9 +889,9 @@ def test_counts_of_a_server_that_contradict_each_other_are_no_basis_of_a_cost(
     (results / "azure" / "summary.json").write_bytes(dump_summary(doubtful))
     if is_refused:
         with refused(CombinedError, "unsound", "verdict.warnings"):
-            inputs.read_evidence([results / "azure"])
+            evidence_reader.read_evidence([results / "azure"])
     else:
-        inputs.read_evidence([results / "azure"])
+        evidence_reader.read_evidence([results / "azure"])
 
 
 def test_an_endpoint_of_embeddings_has_no_output_tokens_and_a_price_all_the_same(results: Path):
@@ -903,7 +903,7 @@ def test_an_endpoint_of_embeddings_has_no_output_tokens_and_a_price_all_the_same
     }
     numbers = changed(GPUS, tokens=none, run={"api": "embeddings"})
     (results / "azure" / "summary.json").write_bytes(dump_summary(numbers))
-    (found,) = inputs.read_evidence([results / "azure"])
+    (found,) = evidence_reader.read_evidence([results / "azure"])
     costs = price_result(
         found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1)
     ).costs
@@ -941,12 +941,12 @@ def test_wrong_flags_are_named(results: Path, how: dict[str, Any], code: str):
 )
 def test_folders_that_are_no_results_are_named(results: Path, folders: list[str], code: str):
     with refused(CombinedError, code):
-        inputs.read_evidence([results / folder for folder in folders], allow_invalid=True)
+        evidence_reader.read_evidence([results / folder for folder in folders], allow_invalid=True)
 
 
 def test_all_that_is_wrong_is_said_at_once(results: Path):
     with pytest.raises(CombinedError) as caught:
-        inputs.read_evidence([results / "nowhere", results / "broken", results / "azure"])
+        evidence_reader.read_evidence([results / "nowhere", results / "broken", results / "azure"])
     assert len(caught.value.faults) == 2
 
 
@@ -966,7 +966,7 @@ def test_a_killed_run_says_how_its_summary_is_made(tmp_path: Path):
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "run.json").touch()
     with pytest.raises(CombinedError) as caught:
-        inputs.read_evidence([tmp_path / "killed"])
+        evidence_reader.read_evidence([tmp_path / "killed"])
     assert (
         f"loadgen report {shlex.quote(str(tmp_path / 'killed'))} --json >"
         in caught.value.faults[0].hint
@@ -1125,8 +1125,8 @@ def test_a_hint_says_no_command_that_somebody_wrote_into_a_result(
         lower_bound_reason="it was stopped",
         resume_command=stored,
     )
-    with pytest.raises(inputs.UnsoundEvidence) as caught:
-        inputs._refuse_unfinished(unfinished, Path("s"), allowed=False)
+    with pytest.raises(evidence_reader.UnsoundEvidenceError) as caught:
+        evidence_reader._check_unfinished(unfinished, Path("s"), allow_invalid=False)
     hint = caught.value.hint
     unsaid = (
         "loadgen search --resume goes on with it;"

@@ -8,7 +8,7 @@ import make_published
 import pytest
 
 from loadgen.cost import published as reference
-from loadgen.cost.size_command import published_arithmetic
+from loadgen.cost.size_sources import describe_published_capacity
 
 
 def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock():
@@ -80,10 +80,10 @@ def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
 
 
 def test_a_size_says_what_is_published_of_its_workload_and_that_it_is_no_measurement():
-    (said,) = published_arithmetic("rag")
+    (said,) = describe_published_capacity("rag")
     assert (
         "~440 per second of a rack" in said
         and "917 by output tokens" in said
         and "without a limit" in said
     )
-    assert published_arithmetic("mine") == []
+    assert describe_published_capacity("mine") == []

@@ -32,12 +32,12 @@ from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.parts import ClassSummary
 from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.results import checksums
-from loadgen.cost import contract_file, searching, size_command
-from loadgen.cost.capacity_planning import MeasuredRate, measured
-from loadgen.cost.size_command import _searched
-from loadgen.cost.size_result import sizing
+from loadgen.cost import contract_file, machine_searches, size_command
+from loadgen.cost.capacity_planning import MeasuredRate, measured_rate_of
+from loadgen.cost.size_result import Sizing, to_sized_source
+from loadgen.cost.size_sources import run_search
 from loadgen.cost.size_text import report
-from loadgen.cost.sizing import Need, published_rate, size
+from loadgen.cost.sizing import Need, published_rate, size_machines
 from loadgen.pricing.cost_basis import compute_cost_basis
 from loadgen.pricing.estimate import Estimate
 from loadgen.pricing.evidence import Evidence, evidence_notes
@@ -88,7 +88,7 @@ MACHINE = Rented(
 
 def test_machines_by_hand() -> None:
     """5,000 users, 10 s and 30 s: 125/s; 7 machines of 20/s carry it, 6 to 7 by the interval, one more to spare."""
-    found = size(
+    found = size_machines(
         SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=None, evidence=EVIDENCE
     )
     assert (found.demand_per_s, found.carrying, found.machines, found.low, found.high) == (
@@ -101,7 +101,7 @@ def test_machines_by_hand() -> None:
     assert found.used == pytest.approx(125 / 160)
     assert found.per_month is None
     assert (
-        size(
+        size_machines(
             SOURCE,
             Need(rate_per_s=20.0, spare=0),
             gpus_per_machine=4,
@@ -114,7 +114,7 @@ def test_machines_by_hand() -> None:
 
 @pytest.mark.parametrize("hours", [24.0, 8.0])
 def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float) -> None:
-    found = size(
+    found = size_machines(
         SOURCE,
         Need(users=5000, think_s=30, hours_per_day=hours),
         gpus_per_machine=4,
@@ -129,7 +129,7 @@ def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float
 
 def test_a_month_by_hand() -> None:
     """8 machines at 40 an hour and idle power, 6.25 machines' worth of load power, egress of each request."""
-    found = size(
+    found = size_machines(
         SOURCE, Need(users=5000, think_s=30), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE
     )
     idle, load = 2.0 * 1.2 * 0.1, 5.2 * 1.2 * 0.1
@@ -151,7 +151,9 @@ def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
         per_million_output=Decimal(2),
     )
     evidence = Evidence(name="vm", folder="vm", summaries=(RAG,))
-    found = size(SOURCE, Need(rate_per_s=50.0), gpus_per_machine=4, price=price, evidence=evidence)
+    found = size_machines(
+        SOURCE, Need(rate_per_s=50.0), gpus_per_machine=4, price=price, evidence=evidence
+    )
     unit = compute_unit_cost(compute_cost_basis(evidence), price, None, REQUEST)
     assert found.machines is None and unit is not None and found.per_thousand is not None
     assert math.isclose(found.per_thousand.mid, unit.total * 1000, rel_tol=1e-9)
@@ -185,7 +187,7 @@ def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> 
     both = Capacity(rate_per_s=12.0, unit="starts", method="search", recipe="r")
     evidence = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=both)
     assert compute_cost_basis(evidence).rates[REQUEST] == 15
-    source = measured(evidence, 4)
+    source = measured_rate_of(evidence, 4)
     assert (source.rate.mid, source.noun, source.response_s) == (12.0, "starts", 12.5)
     older = Evidence(
         name="vm",
@@ -193,19 +195,21 @@ def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> 
         summaries=(summary,),
         capacity=structs.replace(both, unit="conversations"),
     )
-    assert measured(older, 4) == source and source.answer == "an answer or conversation"
+    assert measured_rate_of(older, 4) == source and source.answer == "an answer or conversation"
     in_requests = structs.replace(both, rate_per_s=15.0, unit="requests")
     by_requests = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=in_requests)
-    assert measured(by_requests, 4).rate.mid == pytest.approx(12.0)
+    assert measured_rate_of(by_requests, 4).rate.mid == pytest.approx(12.0)
     run = Evidence(name="vm", folder="vm", summaries=(summary,))
     steady = summary.load.steady_completed_rps
-    assert steady and measured(run, 4).rate.mid == pytest.approx(steady * 0.8)
+    assert steady and measured_rate_of(run, 4).rate.mid == pytest.approx(steady * 0.8)
     asked = Need(rate_per_s=12.0, spare=0)
-    found = size(source, asked, gpus_per_machine=4, price=MACHINE, evidence=evidence)
+    found = size_machines(source, asked, gpus_per_machine=4, price=MACHINE, evidence=evidence)
     egress = compute_unit_cost(compute_cost_basis(evidence), MACHINE, 4, REQUEST)
     assert egress and found.per_thousand and found.per_month
     free = MACHINE.model_copy(update={"egress_per_gb": None})
-    bare = size(source, asked, gpus_per_machine=4, price=free, evidence=evidence).per_thousand
+    bare = size_machines(
+        source, asked, gpus_per_machine=4, price=free, evidence=evidence
+    ).per_thousand
     assert bare and found.per_thousand.mid - bare.mid == pytest.approx(
         egress.parts["egress"] * 1250
     )
@@ -213,19 +217,21 @@ def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> 
 
 def test_a_published_rate_is_an_estimate_that_needs_the_length_of_an_answer() -> None:
     source = published_rate(
-        "X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf"
+        "X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", publication="MLPerf"
     )
     assert source.rate == Estimate(mid=944_902 / 1200)
     with refused(UserError, "no_figure", "--answer"):
-        size(source, Need(users=10, think_s=30), gpus_per_machine=4, price=None, evidence=None)
+        size_machines(
+            source, Need(users=10, think_s=30), gpus_per_machine=4, price=None, evidence=None
+        )
     assert (
-        size(
+        size_machines(
             source, Need(users=10, answer_s=20), gpus_per_machine=4, price=None, evidence=None
         ).machines
         == 2
     )
     with refused(UserError, "no_figure"):
-        published_rate("X", None, gpus=72, output_tokens=1200, workload="rag", said_by="MLPerf")
+        published_rate("X", None, gpus=72, output_tokens=1200, workload="rag", publication="MLPerf")
 
 
 @pytest.fixture
@@ -320,9 +326,13 @@ def test_the_contract_of_one_machine_is_what_validate_takes(
 def test_the_contract_of_a_machine_that_was_searched_is_held_against_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = size(SOURCE, Need(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE)
+    found = size_machines(
+        SOURCE, Need(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE
+    )
     searched = replace(found, source=replace(SOURCE, name="sim:gb300-vm"))
-    size_command._write_contract(Path("c.yaml"), searched, EVIDENCE, profile="rag", gpus=4)
+    size_command._write_contract(
+        Path("c.yaml"), size_command._SizedMachines(searched, EVIDENCE), "rag"
+    )
     assert "loadgen validate c.yaml --url sim:gb300-vm\n" in capsys.readouterr().err
 
 
@@ -346,9 +356,11 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> 
         output_tokens=1.0,
         goodput=kept,
     )
-    found = size(SOURCE, Need(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE)
-    of_tasks = contract_file.text(
-        found, msgspec.structs.replace(RAG, sessions=tasks), workload="research-agent", gpus=4
+    found = size_machines(
+        SOURCE, Need(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE
+    )
+    of_tasks = contract_file.render_contract(
+        found, msgspec.structs.replace(RAG, sessions=tasks), "research-agent"
     )
     (level,) = parse(of_tasks, "c").levels
     assert [one.kind for one in level.must][-1] == "task_goodput"
@@ -367,7 +379,7 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> 
         goodput=RAG.goodput,
     )
     mix = msgspec.structs.replace(RAG, classes=(one,), goodput=Goodput(counted=1, good=1, met=True))
-    text = contract_file.text(found, mix, workload="mixed", gpus=4)
+    text = contract_file.render_contract(found, mix, "mixed")
     assert "slo:" not in text and {one.class_name for one in parse(text, "c").levels[0].must} == {
         "chat"
     }
@@ -401,8 +413,8 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
         (folder / "mine.yaml").write_text(
             f"name: mine\nrequests: {{input_tokens: 5, output_tokens: {tokens}}}\n"
         )
-        _searched("sim:gb300-vm", "mine.yaml", ["ttft:2s"], search)
-    _searched("sim:gb300-vm", "mine.yaml", ["ttft:1s"], search)
+        run_search("sim:gb300-vm", "mine.yaml", ["ttft:2s"], search)
+    run_search("sim:gb300-vm", "mine.yaml", ["ttft:1s"], search)
     assert searched[0] == searched[2]
     assert len(set(searched)) == 3
 
@@ -410,20 +422,30 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
 def test_a_search_of_other_trials_is_not_taken_for_this_one(folder: Path) -> None:
     """A stored one of 300 s was refused, with a hint at an --out that `size` has not."""
     asked, of = ("sim:gb300-vm", "rag", ["ttft:2s"]), run_header.version()
-    assert searching.folder_of(*asked, of, 600 * 10**9) == searching.asked(*asked).folder
-    assert searching.folder_of(*asked, of, 300 * 10**9) != searching.asked(*asked).folder
+    assert (
+        machine_searches.search_folder(*asked, of, 600 * 10**9)
+        == machine_searches.search_command(*asked).folder
+    )
+    assert (
+        machine_searches.search_folder(*asked, of, 300 * 10**9)
+        != machine_searches.search_command(*asked).folder
+    )
 
 
 def test_what_another_version_found_is_searched_anew(folder: Path) -> None:
     """Another version may have another model of the machine: its searches are not taken for those of this one."""
     asked = ("sim:gb300-vm", "rag", ["ttft:2s"])
-    assert searching.asked(*asked).folder == searching.folder_of(*asked, run_header.version())
-    assert searching.asked(*asked).folder != searching.folder_of(*asked, "99.0")
+    assert machine_searches.search_command(*asked).folder == machine_searches.search_folder(
+        *asked, run_header.version()
+    )
+    assert machine_searches.search_command(*asked).folder != machine_searches.search_folder(
+        *asked, "99.0"
+    )
 
 
 AT_ONCE = """
 import sys
-from loadgen.cost import searching
+from loadgen.cost import machine_searches
 from loadgen.cli.app import run_command_line
 from pathlib import Path
 
@@ -432,12 +454,12 @@ def call(words):
 
 last = ["--seed", "1", "-d", "200s", "--no-sustain", "--precision", "20%"]
 asked = {
-    url: searching.SearchRequest(Path(name), ["search", "mine.yaml", "--url", url, "--out", name, *last, *slo])
+    url: machine_searches.SearchCommand(Path(name), ["search", "mine.yaml", "--url", url, "--out", name, *last, *slo])
     for name, url, slo in (
         ("a", "sim:gb300-vm", ["--slo", "ttft:1s"]), ("b", "sim:h100x8", ["--slo", "ttft:1s"]), ("c", "sim:none", []),
     )
 }
-searching.at_once(asked, call)
+machine_searches.run_searches(asked, call)
 """
 
 
@@ -507,7 +529,7 @@ def test_a_search_that_finds_nothing_is_told_as_it_ended(folder: Path, reason: s
         return 1
 
     with pytest.raises(UserError) as told:
-        _searched("sim:gb300-vm", "rag", ["ttft:2s"], search)
+        run_search("sim:gb300-vm", "rag", ["ttft:2s"], search)
     assert told.value.code == "no_figure"
     assert ("no load held" in str(told.value)) == (reason == "none")
 
@@ -632,7 +654,7 @@ def test_the_folder_of_a_search_has_all_that_it_is_made_from_in_its_name(folder:
     )
 
     def named() -> str:
-        return searching.asked("sim:mine.yaml", "w.yaml", ["ttft:2s"]).folder.name
+        return machine_searches.search_command("sim:mine.yaml", "w.yaml", ["ttft:2s"]).folder.name
 
     first = named()
     (folder / "base.yaml").write_text("extends: gb300-vm\nserver: {max_batch_size: 32}\n")
@@ -734,10 +756,16 @@ def test_what_spoils_a_number_of_machines_is_said_before_it(
         for name, values in changes.items()
     }
     evidence = Evidence(name="vm", folder="vm", summaries=(msgspec.structs.replace(RAG, **parts),))
-    source = measured(evidence, 4)
+    source = measured_rate_of(evidence, 4)
     need = Need(users=5000, think_s=30)
-    sized = size(source, need, gpus_per_machine=4, price=None, evidence=evidence)
-    found = sizing([(sized, evidence)], need, currency="USD", workload="rag")
+    sized = size_machines(source, need, gpus_per_machine=4, price=None, evidence=evidence)
+    found = Sizing(
+        currency="USD",
+        need=need,
+        sizes=(to_sized_source(sized, evidence, need),),
+        workload="rag",
+        made="",
+    )
     shown = as_text.render(report(found))
     assert word in shown
     assert shown.index(word) < shown.index("machines")

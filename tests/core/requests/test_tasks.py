@@ -32,7 +32,7 @@ from loadgen.core.schedule.dispatcher import Dispatcher, Start
 from loadgen.core.schedule.schedule import Schedule, shard
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.cost.comparison import compare_offers
-from loadgen.cost.inputs import read_evidence
+from loadgen.cost.evidence_reader import read_evidence
 from loadgen.cost.sections import report as cost_report
 from loadgen.pricing.price_file import load_prices
 from loadgen.pricing.priced_result import price_result as price_of

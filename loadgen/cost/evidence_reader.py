@@ -1,0 +1,380 @@
+"""Reads result folders as evidence for a cost or a plan.
+
+A measurement that is not valid is refused unless the caller allows it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
+
+from loadgen import result_kinds
+from loadgen.core import format
+from loadgen.core.errors import (
+    UNSOUND,
+    CombinedError,
+    LoadgenError,
+    UserError,
+    collecting,
+    nothing_there,
+    of_reading,
+)
+from loadgen.core.limits import CONTRADICTING_SHARE
+from loadgen.core.metrics.summary import FILE, Summary, load_summary
+from loadgen.core.results.record import CONTRADICTORY_USAGE
+from loadgen.core.workload.diagnostics import locate
+from loadgen.core.workload.yaml_marks import place_at, read_yaml
+from loadgen.pricing.evidence import Evidence
+from loadgen.repeated.capacity import CAPACITY_FILE, Capacity
+from loadgen.repeated.repeats import is_valid
+from loadgen.runs.headline import promises
+
+
+class UnsoundEvidenceError(LoadgenError):
+    """The evidence is a measurement that is not valid. The command exits with code 3."""
+
+    exit_code = UNSOUND
+
+
+def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tuple[Evidence, ...]:
+    """Return the evidence in each folder, named after the folder.
+
+    Raises:
+        CombinedError: Everything that is wrong with the folders.
+    """
+    errors: list[LoadgenError] = []
+    evidence: list[Evidence] = []
+    resolved_folders: set[Path] = set()
+    for folder, name in zip(folders, format.short_names(folders), strict=True):
+        if folder.resolve() in resolved_folders:
+            errors.append(
+                UserError(
+                    "duplicate", "the same folder twice", str(folder), "each result counts once"
+                )
+            )
+            continue
+        resolved_folders.add(folder.resolve())
+        with collecting(errors):
+            evidence.append(_read_folder(folder, name, allow_invalid))
+    if errors:
+        raise CombinedError(errors)
+    return tuple(evidence)
+
+
+def gpus_of(evidence: Evidence, requested: int | None) -> int | None:
+    """Return the GPUs that a result used: what its run recorded, or else the number requested.
+
+    Raises:
+        UserError: The two differ. Metrics of 72 GPUs must not be shown as those of 4.
+    """
+    recorded = evidence.summary.target.gpus
+    if requested is None or recorded is None or requested == recorded:
+        return recorded if requested is None else requested
+    raise UserError(
+        "conflict",
+        f"the run recorded {format.counted(recorded, 'GPU')}, and {requested} are given: "
+        f"its rates are those of {recorded}",
+        f"--gpus, {evidence.folder}",
+        "leave the flag out; a run that recorded a wrong number is run again",
+    )
+
+
+def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
+    """Return the evidence in one folder: a capacity, a run, or repeats of a run."""
+    facts = result_kinds.capacity_facts(folder)
+    if facts.none_because:
+        raise UserError("mismatch", facts.none_because, str(folder), facts.hint)
+    if facts.capacity is not None:
+        return _read_capacity(folder, name, facts.capacity, allow_invalid)
+    runs = result_kinds.runs_in(folder)
+    finished_runs = sorted(run for run in runs if (run / FILE).is_file())
+    if not finished_runs:
+        raise _missing_summary(folder, runs)
+    counted_runs = finished_runs
+    summaries: tuple[Summary, ...]
+    if finished_runs == [folder]:
+        summaries = (_read_summary(folder, allow_invalid),)
+    else:
+        counted_runs = finished_runs if allow_invalid else _valid_or_all(finished_runs)
+        summaries = _read_repeats(folder, counted_runs, allow_invalid)
+    return Evidence(
+        name=name,
+        folder=str(folder),
+        summaries=summaries,
+        at_once=all(map(_is_offline, counted_runs, summaries)),
+        run_folders=tuple(map(str, counted_runs)),
+        left_out=tuple(run.name for run in finished_runs if run not in counted_runs),
+    )
+
+
+def _valid_or_all(runs: Sequence[Path]) -> list[Path]:
+    """Return the repeats that are valid measurements, or all of them if none is."""
+    valid = [run for run in runs if is_valid(load_summary(_read(run / FILE), str(run / FILE)))]
+    return valid or list(runs)
+
+
+def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: bool) -> Evidence:
+    """Return a stored capacity with the run that confirms it.
+
+    Raises UnsoundEvidenceError for a capacity that was not found, and UserError for a file that does not
+    fit its run.
+    """
+    file = folder / CAPACITY_FILE
+    if capacity.unfinished:
+        _check_unfinished(capacity, file, allow_invalid)
+    run = folder / capacity.evidence
+    summary = _read_summary(run, allow_invalid, f"named as the evidence of {file}")
+    if not promises(summary):
+        raise UserError(
+            "no_slo",
+            "a capacity whose run had no SLO",
+            str(file),
+            "a capacity is a rate under limits: --slo",
+        )
+    if capacity.unit != "requests" and summary.sessions is None:
+        raise UserError(
+            "mismatch",
+            f"a capacity in {capacity.unit}, and no conversations in its run",
+            f"{file} (unit)",
+            "unit: requests; or name the right run as evidence",
+        )
+    return Evidence(
+        name=name,
+        folder=str(folder),
+        summaries=(summary,),
+        capacity=capacity,
+        run_folders=(str(run),),
+    )
+
+
+def _missing_summary(folder: Path, runs: Sequence[Path]) -> UserError:
+    """Return the error for a folder without a summary. `runs` are the unfinished runs in it."""
+    hint = "give the folder that a run has written"
+    if not folder.is_dir():
+        return nothing_there(folder, hint)
+    if tuple(runs) == (folder,):
+        # The run was killed before its end. Its records are there.
+        quoted = shlex.quote(str(folder))
+        hint = (
+            f"loadgen report {quoted} --json > {quoted}/summary.json makes it of the rows that "
+            "are there"
+        )
+    return UserError("no_result", "no summary.json here", str(folder), hint)
+
+
+def _check_unfinished(capacity: Capacity, file: Path, allow_invalid: bool) -> None:
+    """Raise UnsoundEvidenceError for a search that was stopped or found nothing.
+
+    If invalid evidence is allowed, the highest load that passed so far is accepted as a lower
+    bound.
+    """
+    if capacity.state == "none":
+        raise UnsoundEvidenceError(
+            "unsound",
+            f"no capacity was found: {capacity.lower_bound_reason}",
+            str(file),
+            "a slower load",
+        )
+    if allow_invalid and capacity.rate_per_s:
+        return
+    so_far = "; no load was shown to hold so far"
+    hint = _resume_hint(capacity, file)
+    if capacity.rate_per_s:
+        so_far = f"; at least {capacity.rate_per_s:.4g} {capacity.unit}/s held so far"
+        hint += "; or --allow-invalid: at least that rate, at most so many machines"
+    raise UnsoundEvidenceError("unsound", f"{capacity.lower_bound_reason}{so_far}", str(file), hint)
+
+
+def _resume_hint(capacity: Capacity, file: Path) -> str:
+    """Return how to resume what was stopped.
+
+    A stored command is shown only if it is a command of a search: the folder may be somebody
+    else's, and users type what a hint says.
+    """
+    if not capacity.resume_command:
+        folder = shlex.quote(str(file.parent))
+        return f"loadgen report {folder} says why it stopped, and what to do"
+    if _is_search_command(capacity.resume_command):
+        return capacity.resume_hint
+    if capacity.method == "sweep":
+        return "the command of the sweep, with the same --out, resumes it"
+    return "loadgen search --resume goes on with it"
+
+
+def _is_search_command(command: str) -> bool:
+    """Return True if the text is exactly one command of loadgen that searches."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return False
+    if words[:1] != ["loadgen"] or words[1:2] not in (["search"], ["sweep"], ["mlperf"]):
+        return False
+    return shlex.join(words) == command
+
+
+def _is_offline(folder: Path, summary: Summary) -> bool:
+    """Return True for an Offline run, or another whose requests were all due at once."""
+    at_once = result_kinds.capacity_facts(folder).at_once
+    if at_once is not None:
+        return at_once
+    return not summary.window.steady.duration_s and summary.load.offered_rps is None
+
+
+def _read_repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[Summary, ...]:
+    """Return the summaries of runs that repeat each other.
+
+    Raises UserError for runs that do not, and UnsoundEvidenceError if all of them missed their SLO.
+    """
+    summaries = tuple(_read_summary(run, allow_invalid) for run in runs)
+    for run, summary in zip(runs[1:], summaries[1:], strict=True):
+        differences = _describe_differences(summaries[0], summary)
+        if not differences:
+            continue
+        if all(summary.goodput.met is False for summary in summaries):
+            raise UnsoundEvidenceError(
+                "unsound",
+                "no capacity was found: none of these loads kept its SLO",
+                str(folder),
+                "add a slower load; or name one run",
+            )
+        raise UserError(
+            "mismatch",
+            f"runs that are no repeats of each other: {runs[0].name} and {run.name} differ in "
+            f"{', '.join(differences)}",
+            str(folder),
+            f"name one run; a sweep or search that leaves a {CAPACITY_FILE} makes one offer of "
+            "many loads",
+        )
+    return summaries
+
+
+def _describe_differences(first: Summary, other: Summary) -> list[str]:
+    """Return the names of the properties in which two runs are no repeats of each other."""
+    properties = (
+        ("recipe", first.fingerprints.recipe, other.fingerprints.recipe),
+        ("load", first.load.arrival, other.load.arrival),
+        ("shape", first.target.shape, other.target.shape),
+        ("model", first.target.model, other.target.model),
+        ("GPUs", first.target.gpus, other.target.gpus),
+    )
+    return [name for name, first_value, value in properties if first_value != value]
+
+
+def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> Summary:
+    """Return the summary of a run.
+
+    Raises CombinedError if no request succeeded or tokens were not counted, and UnsoundEvidenceError if
+    the measurement is not valid.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        hint = missing_hint or "give the folder that a run has written"
+        raise UserError("no_result", "no summary.json here", str(folder), hint)
+    file = _SummaryFile(path, _read(path))
+    summary = load_summary(file.data, str(path))
+    errors: list[LoadgenError] = []
+    if not summary.verdict.valid and not allow_invalid:
+        errors.append(
+            UnsoundEvidenceError(
+                "unsound",
+                f"not a valid measurement: {'; '.join(summary.verdict.reasons)}",
+                file.place("verdict", "valid"),
+                "measure again; or --allow-invalid, and its rows will say so",
+            )
+        )
+    if summary.requests.ok == 0:
+        errors.append(
+            UserError(
+                "no_figure",
+                "no request of this run was answered",
+                file.place("requests", "ok"),
+                "nothing was bought that could be priced",
+            )
+        )
+    else:
+        errors.extend(_token_count_errors(summary, file))
+    if errors:
+        raise CombinedError(errors)
+    return summary
+
+
+class _SummaryFile(NamedTuple):
+    """The bytes of a summary.json, to name places in it."""
+
+    path: Path
+    data: bytes
+
+    def place(self, *keys: str) -> str:
+        """Return where a field stands, as "file:line:column (path)"."""
+        # JSON is YAML, whose reader knows the line of each key.
+        document, _ = read_yaml(self.data.decode(errors="replace"), str(self.path), {})
+        location = locate(document, keys)
+        return str(place_at(str(self.path), location[0], location[1]))
+
+
+def _token_count_errors(summary: Summary, file: _SummaryFile) -> list[LoadgenError]:
+    """Return the errors for tokens that were not counted, or whose counts contradict each other."""
+    why_unsound = summary.unsound.get("tokens")
+    if why_unsound:
+        return [
+            UnsoundEvidenceError(
+                "unsound",
+                f"output tokens withheld: {why_unsound}",
+                file.place("tokens", "output"),
+                "mend what the server says in its usage; nothing is estimated here",
+            )
+        ]
+    contradicting = _contradicting_responses(summary)
+    if contradicting:
+        return [
+            UnsoundEvidenceError(
+                "unsound",
+                f"the server's token counts of {contradicting:,} of {summary.requests.ok:,} "
+                "responses contradict each other",
+                file.place("verdict", "warnings"),
+                "the warnings of the run say how; fix the usage that the server reports",
+            )
+        ]
+    return list(_uncounted_errors(summary, file))
+
+
+def _uncounted_errors(summary: Summary, file: _SummaryFile) -> Iterator[LoadgenError]:
+    tokens = summary.tokens
+    counts = [("input", tokens.input, tokens.sources.input)]
+    # Other APIs return numbers, not tokens. They are paid by the request or the hour.
+    if summary.run.api not in NON_GENERATIVE_APIS:
+        counts.append(("output", tokens.output, tokens.sources.output))
+    for key, total, responses_by_source in counts:
+        counted = sum(count for source, count in responses_by_source.items() if source != "none")
+        if total is None or counted < summary.requests.ok:
+            yield UserError(
+                "no_figure",
+                f"{key} tokens were counted for {counted:,} of {summary.requests.ok:,} answers",
+                file.place("tokens", key),
+                "run against a server that reports usage, or with --tokenizer; nothing is "
+                "estimated here",
+            )
+
+
+def _contradicting_responses(summary: Summary) -> int:
+    """Return how many responses have counts that contradict each other, or 0 if they are few."""
+    contradicting = sum(
+        code.values["responses"]
+        for code in summary.verdict.warning_codes
+        if code.code == "responses_remarked"
+        and code.values["remark"].startswith(CONTRADICTORY_USAGE)
+    )
+    if contradicting <= CONTRADICTING_SHARE * summary.requests.ok:
+        return 0
+    return int(contradicting)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(of_reading(error), f"cannot be read: {error.strerror}", str(file)) from None

@@ -1,0 +1,171 @@
+"""The searches of simulated machines that `loadgen size` runs, several of them at once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import selectors
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadgen.cli.output import say
+from loadgen.core import child_process
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.context import KnownTarget
+
+SIMULATED = "sim:"
+READ_BYTES = 1 << 16
+
+RunCommand = Callable[[list[str]], int]
+"""Runs a command of loadgen by its arguments and returns its exit code."""
+
+
+class SearchCommand(NamedTuple):
+    """A search: the folder of its result, and its arguments on the command line."""
+
+    folder: Path
+    arguments: list[str]
+
+
+def search_command(source: str, profile: str, slo: Sequence[str]) -> SearchCommand:
+    """Return the search of a simulated machine.
+
+    Its folder is that of every search of the same workload, SLO and machine by the same version of
+    loadgen: a finished search is reused, and a stopped one is resumed.
+    """
+    from loadgen.core.execution.run_header import version
+
+    folder = search_folder(source, profile, slo, version())
+    arguments = ["search", profile, "--url", source, "--out", str(folder), "--seed", "1"]
+    for term in slo:
+        arguments += ["--slo", term]
+    return SearchCommand(folder, arguments)
+
+
+def search_folder(
+    source: str, profile: str, slo: Sequence[str], version: str, trial_ns: int | None = None
+) -> Path:
+    """Return where the search of a machine by a version of loadgen is stored.
+
+    The name contains a hash of everything that the result depends on, including the files that the
+    workload and the preset of the machine name.
+
+    Args:
+        source: The machine, such as "sim:gb300-vm".
+        profile: A packaged workload or the path of a workload file.
+        slo: The terms of the SLO.
+        version: The version of loadgen.
+        trial_ns: How long a trial lasts, or None for the default of a search.
+
+    Raises:
+        CombinedError: The workload or the SLO is not valid.
+    """
+    from loadgen.core.workload import load, read_flags, request_fingerprint
+    from loadgen.core.workload.loading import read_workload_text
+    from loadgen.repeated.capacity import default_trial_ns
+
+    flags = read_flags(slo=tuple(slo), request_rate=1.0, warmup=0, duration="1s")
+    workload = load(profile, flags)
+    if trial_ns is None:
+        trial_ns = default_trial_ns(workload)
+    inputs = [
+        version,
+        *slo,
+        str(trial_ns),
+        read_workload_text(profile),
+        request_fingerprint(workload, ""),
+        simulated_target(source).identity,
+    ]
+    key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:6]
+    machine = Path(source.removeprefix(SIMULATED)).stem
+    return Path("results") / f"size-{Path(profile).stem}-{machine}-{key}"
+
+
+def simulated_target(source: str) -> KnownTarget:
+    """Return what is known of a simulated machine before it is searched.
+
+    Raises:
+        UserError: There is no such machine.
+    """
+    from loadgen.core.execution import backend
+    from loadgen.core.execution.plan import Settings
+
+    target = backend.known(Settings(url=source))
+    assert target is not None, "the simulated server is loadgen's own"
+    return target
+
+
+def run_searches(searches: Mapping[str, SearchCommand], run_command: RunCommand) -> None:
+    """Run several searches by their sources, as many at once as there are cores.
+
+    Each runs in a forked process and leaves its result, or its error, in its folder. Running the
+    same search again then uses that folder. Nothing is done if one after the other is as fast, or
+    if this process cannot fork because it has threads. Each line of output begins with the source.
+    """
+    distinct = {search.folder: (source, search) for source, search in searches.items()}
+    cores = len(os.sched_getaffinity(0))
+    if min(cores, len(distinct)) < 2 or not child_process.forks():
+        return
+    _SearchPool(cores, run_command).run(list(distinct.values()))
+
+
+class _SearchPool:
+    """Runs searches in forked processes and prints their lines."""
+
+    def __init__(self, size: int, run_command: RunCommand) -> None:
+        self._size = size
+        self._run_command = run_command
+        self._running: dict[str, child_process.Forked] = {}
+        self._incomplete_lines: dict[str, bytes] = {}
+
+    def run(self, waiting: list[tuple[str, SearchCommand]]) -> None:
+        """Run all searches. If this is interrupted, running searches are killed."""
+        with selectors.DefaultSelector() as outputs:
+            try:
+                while waiting or self._running:
+                    while waiting and len(self._running) < self._size:
+                        self._start(*waiting.pop(0), outputs)
+                    for key, _ in outputs.select():
+                        self._read_output(key, outputs)
+            finally:
+                for process in self._running.values():
+                    process.kill()
+                    process.wait()
+
+    def _start(self, source: str, search: SearchCommand, outputs: selectors.BaseSelector) -> None:
+        process = child_process.Forked(
+            "search", partial(_run_in_child, search, self._run_command), files=True
+        )
+        process.stdin.close()
+        outputs.register(process.stdout, selectors.EVENT_READ, source)
+        self._running[source] = process
+
+    def _read_output(self, key: selectors.SelectorKey, outputs: selectors.BaseSelector) -> None:
+        source = key.data
+        data = os.read(key.fd, READ_BYTES)
+        *lines, rest = (self._incomplete_lines.get(source, b"") + data).split(b"\n")
+        self._incomplete_lines[source] = rest
+        for line in lines:
+            say(f"{source}: {line.decode(errors='replace')}")
+        if not data:
+            outputs.unregister(key.fileobj)
+            self._running.pop(source).wait()
+
+
+def _run_in_child(search: SearchCommand, run_command: RunCommand) -> None:
+    """Run a search in a forked process. Its progress goes to the parent, its report nowhere.
+
+    The parent runs the same search afterwards, prints the report, and meets any error again.
+    """
+    with (
+        open(1, "w", encoding="utf-8", buffering=1, closefd=False) as progress,
+        open(os.devnull, "w", encoding="utf-8") as discarded,
+        contextlib.redirect_stderr(progress),
+        contextlib.redirect_stdout(discarded),
+        contextlib.suppress(Exception),
+    ):
+        run_command(search.arguments)
