@@ -26,7 +26,7 @@ from loadgen_sdk.transport.target import Target, header_secrets
 from loadgen_sdk.transport.wire import Tls
 from loadgen_sdk.wire_formats.event_fields import ERROR_TEXT_CHARS
 from loadgen_sdk.wire_formats.library_errors import classify_library_error
-from loadgen_sdk.wire_formats.request_body import make_body_encoder
+from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat
 from loadgen_sdk.wire_formats.response_reader import EventTimeline
 from loadgen_sdk.wire_formats.server_profiles import ServerProfile
 
@@ -64,14 +64,16 @@ class OpenAIClient:
         self._timeout_ns, self._stall_ns = timeout_ns, stall_timeout_ns
         self._keep_text = keep_text
         self._tls: ssl.SSLContext | bool = (tls or Tls()).context() if target.tls else False
-        self.prepare = make_body_encoder(  # the same bytes that our own client sends
-            server_profile,
-            target.api,
-            model,
-            stream,
-            extra_body=extra_body,
-            continuous_usage=continuous_usage,
-        )
+        self.prepare = BodyEncoder(  # the same bytes that our own client sends
+            BodyFormat(
+                server_profile,
+                target.api,
+                model,
+                stream,
+                extra_body=extra_body,
+                continuous_usage=continuous_usage,
+            )
+        ).encode
         self._api: Any = None
         self._tasks: dict[Exchange, asyncio.Task[None]] = {}
 
@@ -197,7 +199,7 @@ class OpenAIClient:
                     await self._attempt(exchange, headers, limit, deadline)
                 except Exception as error:
                     unanswered = exchange.reused and exchange.sent >= 0 and exchange.first_byte < 0
-                    if not (unanswered and classify_library_error(error)[0] == "reset"):
+                    if not (unanswered and classify_library_error(error).kind == "reset"):
                         raise
                     exchange.resent = (
                         1  # the server had closed the idle connection: metrics.md allows one resend
@@ -252,8 +254,9 @@ class OpenAIClient:
 
     def _failure_of(self, error: Exception, exchange: Exchange) -> Failure:
         """The Failure of an exception of the package; its kind is one of loadgen_sdk.errors.KINDS."""
-        kind, text, status = classify_library_error(error)
-        exchange.response.status = status or exchange.response.status
+        failure = classify_library_error(error)
+        kind, text = failure.kind, failure.text
+        exchange.response.status = failure.http_status or exchange.response.status
         if kind in ("reset", "truncated") and exchange.first_byte >= 0:
             text = f"{text}, after {exchange.reading.output_events} output events"
         text = self.target.redact(text, self._api_key, *header_secrets(self._headers))

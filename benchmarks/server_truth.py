@@ -25,7 +25,7 @@ import uvloop
 from canned import COUNT, chunk, events, serving
 from loadgen_sdk.app.client import Client
 from loadgen_sdk.request import Request
-from loadgen_sdk.wire_formats.request_body import encode_body
+from loadgen_sdk.wire_formats.request_body import BodyFormat, encode_body
 
 from loadgen.core import seeds
 from loadgen.core.execution.plan import Settings
@@ -109,11 +109,7 @@ async def measure(
             )
             other = encode_body(
                 requests[2 * number + 1],
-                found.server_profile,
-                "chat",
-                found.model,
-                True,
-                extra_body=extra,
+                BodyFormat(found.server_profile, "chat", found.model, True, extra_body=extra),
             )
             witness.append(bare(target.host, target.port, f"{target.base}/chat/completions", other))
     return theirs, ours, witness

@@ -238,7 +238,7 @@ def test_its_server_is_known_by_its_sign_and_its_words(acme: Path, capsys: Any) 
         '"owned_by": "acme"',
     )
     told = parse_server_timing({"acme.metrics": {"queued_s": 0.5, "prefill_s": 0.25}})
-    assert (told.queue, told.prefill) == (500_000_000, 250_000_000)
+    assert (told.queue_ns, told.prefill_ns) == (500_000_000, 250_000_000)
     assert (
         parse_server_timing({"acme.metrics": {}})
         == parse_server_timing({"acme.metrics": {}})

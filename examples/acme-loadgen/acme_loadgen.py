@@ -22,7 +22,9 @@ from loadgen.result_kinds import ListRow, ResultFunctions, ResultKind
 
 def parse_account(form):
     """Read an event `acme.metrics` in the stream of a response."""
-    return ServerTiming(queue=round(form["queued_s"] * 1e9), prefill=round(form["prefill_s"] * 1e9))
+    return ServerTiming(
+        queue_ns=round(form["queued_s"] * 1e9), prefill_ns=round(form["prefill_s"] * 1e9)
+    )
 
 
 SERVER = ServerProfile(

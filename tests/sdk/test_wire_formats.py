@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
-from loadgen_sdk.wire_formats.request_body import encode_body, make_body_encoder, merge
+from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat, encode_body, merge_patch
 from loadgen_sdk.wire_formats.server_profiles import (
     APIS,
     DETECTION_SOURCES,
@@ -34,7 +34,9 @@ def sent(
 ) -> dict[str, Any]:
     options = {key: more.pop(key) for key in ("extra_body", "continuous_usage") if key in more}
     request = Request(**{"id": "r", "messages": MESSAGES, "max_tokens": 8} | more)
-    return json.loads(encode_body(request, SERVER_PROFILES[name], api, model, stream, **options))
+    return json.loads(
+        encode_body(request, BodyFormat(SERVER_PROFILES[name], api, model, stream, **options))
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,11 +164,10 @@ def test_what_bodies_have_in_common_is_made_once_and_each_is_as_it_is_made_alone
     ):
         for extra in (None, {"temperature": 0}, *kept):
             given: Any = SERVER_PROFILES.get(name, SERVER_PROFILES["vllm"]), api, "m", True
-            make = make_body_encoder(*given, extra_body=extra, continuous_usage=True)
+            body_format = BodyFormat(*given, extra_body=extra, continuous_usage=True)
+            encoder = BodyEncoder(body_format)
             for request in (*plain, *others, *plain):
-                assert make(request) == encode_body(
-                    request, *given, extra_body=extra, continuous_usage=True
-                )
+                assert encoder.encode(request) == encode_body(request, body_format)
 
 
 def test_prompt_and_messages_cross_over() -> None:
@@ -241,7 +242,7 @@ def test_merge_changes_nothing_it_was_given_and_is_idempotent(
     value: dict[str, Any], patch: dict[str, Any]
 ) -> None:
     before = json.dumps([value, patch])
-    once = merge(value, patch)
-    assert merge(once, patch) == once
+    once = merge_patch(value, patch)
+    assert merge_patch(once, patch) == once
     assert json.dumps([value, patch]) == before
     assert all(once[key] == new for key, new in patch.items() if isinstance(new, int | str | list))

@@ -15,7 +15,7 @@ from command_line import exits
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Request
 from loadgen_sdk.transport.target import Target
-from loadgen_sdk.wire_formats.request_body import encode_body
+from loadgen_sdk.wire_formats.request_body import BodyFormat, encode_body
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
 from runs import NO_PAGES
@@ -294,7 +294,9 @@ def test_a_chat_is_sent_as_messages() -> None:
     ]
     extra = {"tools": tools, "tool_choice": "required", "stop": "\n", "temperature": 0}
     request = Request(id="r", messages=said, max_tokens=7, extra=extra)
-    assert json.loads(encode_body(request, SERVER_PROFILES["vllm"], "messages", "m", True)) == {
+    assert json.loads(
+        encode_body(request, BodyFormat(SERVER_PROFILES["vllm"], "messages", "m", True))
+    ) == {
         "model": "m",
         "max_tokens": 7,
         "stream": True,
@@ -327,7 +329,8 @@ def test_a_chat_is_sent_as_messages() -> None:
     }
     alone = json.loads(
         encode_body(
-            Request(id="r", prompt="hi"), SERVER_PROFILES["anthropic"], "messages", "m", False
+            Request(id="r", prompt="hi"),
+            BodyFormat(SERVER_PROFILES["anthropic"], "messages", "m", False),
         )
     )
     assert alone == {
@@ -495,7 +498,7 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
             )
             urls.add(data)
     assert len(urls) == 6
-    parts = encode_body(prompts[0], SERVER_PROFILES["openai"], "responses", "m", False)
+    parts = encode_body(prompts[0], BodyFormat(SERVER_PROFILES["openai"], "responses", "m", False))
     assert (
         b'"type":"input_image","image_url":"data:image/png' in parts
         and b'"type":"input_text"' in parts
@@ -583,10 +586,12 @@ def test_doctor_and_search_take_embeddings(
 def test_what_an_api_does_not_take_is_refused() -> None:
     assert build_settings({"api": "embeddings", "url": ["http://a"]}).stream is False
     ids = Request(id="r", prompt=[1, 2, 3], max_tokens=2)
-    assert b'"input":[1,2,3]' in encode_body(ids, SERVER_PROFILES["vllm"], "embeddings", "m", False)
+    assert b'"input":[1,2,3]' in encode_body(
+        ids, BodyFormat(SERVER_PROFILES["vllm"], "embeddings", "m", False)
+    )
     for api in ("chat", "responses", "messages"):
         with refused(TargetUnusable, "unsupported"):
-            encode_body(ids, SERVER_PROFILES["vllm"], api, "m", False)
+            encode_body(ids, BodyFormat(SERVER_PROFILES["vllm"], api, "m", False))
 
 
 @pytest.mark.parametrize("api", ["chat", "completions", "responses", "messages", "embeddings"])

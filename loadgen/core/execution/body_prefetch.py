@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from loadgen_sdk.request import Request
-from loadgen_sdk.wire_formats.request_body import make_body_encoder
+from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat
 
 from loadgen.core import child_process
 from loadgen.core.execution import step_targets
@@ -249,13 +249,15 @@ def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:
     """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
     each = [job.settings.of(endpoint) for endpoint in job.settings.endpoints]
     makers = [
-        make_body_encoder(
-            at.server_profile,
-            at.target.api,
-            at.model,
-            one.stream,
-            extra_body=client_options(one, at)["extra_body"],
-        )
+        BodyEncoder(
+            BodyFormat(
+                at.server_profile,
+                at.target.api,
+                at.model,
+                one.stream,
+                extra_body=client_options(one, at)["extra_body"],
+            )
+        ).encode
         for one, at in zip(each, job.found, strict=True)
     ]
     serving = step_targets.serving(job.settings, prompts)

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 from loadgen_sdk.errors import KINDS as KINDS  # noqa: PLC0414 - other rooms know it as the kinds of a record
 from loadgen_sdk.request import Completion, Usage
-from loadgen_sdk.wire_formats.server_timing import NO_SERVER_TIMING
 from loadgen_sdk.wire_formats.server_timing_lookup import parse_server_timing
 from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 from numpy.typing import NDArray
@@ -372,17 +371,20 @@ def _token_counts(completion: Completion, usage: Usage, built: Built) -> dict[st
 
 
 def _server_timing(completion: Completion, usage: Usage) -> dict[str, int]:
-    """Return what the server says of its own time and of its speculation; cached tokens too."""
-    account = NO_SERVER_TIMING
+    """Return the durations and token counts that the server states, by the names of their columns.
+
+    What the server does not state is left out. Cached tokens come from the usage if it has them.
+    """
+    values: dict[str, int | None] = {"cached_tokens": usage.cached}
     if completion.server_timing is not None:
-        account = parse_server_timing(completion.server_timing)
-    cached = usage.cached
-    return {
-        "cached_tokens": account.cached if cached is None else cached,
-        "server_queue_ns": account.queue,
-        "server_prefill_ns": account.prefill,
-        "server_transfer_ns": account.transfer,
-        "server_decode_ns": account.decode,
-        "draft_tokens": account.drafted,
-        "accepted_tokens": account.accepted,
-    }
+        timing = parse_server_timing(completion.server_timing)
+        values = {
+            "cached_tokens": timing.cached_tokens if usage.cached is None else usage.cached,
+            "server_queue_ns": timing.queue_ns,
+            "server_prefill_ns": timing.prefill_ns,
+            "server_transfer_ns": timing.transfer_ns,
+            "server_decode_ns": timing.decode_ns,
+            "draft_tokens": timing.drafted_tokens,
+            "accepted_tokens": timing.accepted_tokens,
+        }
+    return {name: value for name, value in values.items() if value is not None}

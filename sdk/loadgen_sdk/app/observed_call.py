@@ -302,15 +302,13 @@ def failure_of(error: BaseException) -> Failure:
         return Failure("timeout_total", str(error))
     if isinstance(error, BudgetExceeded):
         return Failure("over_budget", str(error))
-    from ..wire_formats.library_errors import (
-        classify_library_error,  # it maps the exceptions of the package
-    )
+    from ..wire_formats.library_errors import classify_library_error
 
-    kind, text, status = classify_library_error(error)
+    failure = classify_library_error(error)
     names = {type(cause).__name__ for cause in (error, error.__cause__)}
     if "APITimeoutError" in names and "ConnectTimeout" not in names:
-        kind, text = "timeout_total", str(error)
-    return Failure(kind, text, status)
+        return Failure("timeout_total", str(error), failure.http_status)
+    return failure
 
 
 def _headers_of(error: BaseException, name: str) -> Any:

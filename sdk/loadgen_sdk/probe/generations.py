@@ -22,7 +22,7 @@ from ..transport.exchange import (
     unread_encoding,
 )
 from ..wire_formats.event_fields import error_text
-from ..wire_formats.request_body import encode_body
+from ..wire_formats.request_body import BodyFormat, encode_body
 from ..wire_formats.response_reader import NOT_STREAMED, EventTimeline, ResponseReader
 from ..wire_formats.server_profiles import OUTPUT_LIMIT_FIELDS, ServerProfile
 from ..wire_formats.server_timing import HEADER
@@ -180,8 +180,8 @@ class Generator:
         if not self.profile.rejects_unknown_models:
             return ""
         request = Request(id="probe", prompt="hello", max_tokens=self._limits.short)
-        body = encode_body(request, self.profile, self._client.target.api, "unnamed", False)
-        response = await self._client.post(body)
+        body_format = BodyFormat(self.profile, self._client.target.api, "unnamed", stream=False)
+        response = await self._client.post(encode_body(request, body_format))
         if response.status != 400:
             return ""
         match = _PINNED_MODEL.search(error_text(response.body))
@@ -239,15 +239,10 @@ class Generator:
         """Run one generation. Raises TargetUnusable for a response that a load counts as failed."""
         client = self._client
         request = Request(id="probe", prompt=prompt, max_tokens=tokens)
-        body = encode_body(
-            request,
-            self.profile,
-            client.target.api,
-            model,
-            client.stream,
-            extra_body=client.extra_body,
+        body_format = BodyFormat(
+            self.profile, client.target.api, model, client.stream, client.extra_body
         )
-        response = await client.post(body)
+        response = await client.post(encode_body(request, body_format))
         if response.status >= 300:
             self._check_refusal(response, model, tokens)
             # The server works, but its reasoning model needs more tokens than were requested.
@@ -267,7 +262,7 @@ class Generator:
             tokens,
             response.duration_ns,
             ignores_stream=reader.remark == NOT_STREAMED,
-            reports_server_timing=parse_server_timing(timing).timed,
+            reports_server_timing=parse_server_timing(timing).has_durations,
         )
 
     def _check_refusal(self, response: HttpResponse, model: str, tokens: int) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import TargetUnusable, WrongUse, refuse_unknown
 from ..request import Failure, Request
-from ..wire_formats.request_body import make_body_encoder
+from ..wire_formats.request_body import BodyEncoder, BodyFormat
 from ..wire_formats.response_reader import EventTimeline
 from ..wire_formats.server_profiles import ServerProfile
 from .exchange import Exchange
@@ -120,9 +120,16 @@ class Pool:
         self.target, self.model, self.server_profile = target, model, server_profile
         self._streaming = stream = options.get("stream", True)
         extra, continuous = options.get("extra_body"), options.get("continuous_usage", False)
-        self.prepare = make_body_encoder(
-            server_profile, target.api, model, stream, extra_body=extra, continuous_usage=continuous
-        )
+        self.prepare = BodyEncoder(
+            BodyFormat(
+                server_profile,
+                target.api,
+                model,
+                stream,
+                extra_body=extra,
+                continuous_usage=continuous,
+            )
+        ).encode
         """A request's body for this endpoint, as bytes. Build it before the request is due."""
         self._open_ahead = options.get("ahead", False)
         self._sources = tuple(options.get("sources", ()))

@@ -1,65 +1,86 @@
-"""What the exceptions of the packages of providers say, in the words of KINDS. Pure."""
+"""Classify the exceptions of client libraries such as openai by the kinds of failure. Pure.
+
+Exceptions are recognised by the names of their classes, so that libraries with the same exceptions
+(anthropic, LiteLLM) are covered and none of them is imported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..request import Failure
 from .event_fields import error_text
 
-
-def classify_library_error(error: Exception) -> tuple[str, str, int]:
-    """(kind, text, HTTP status or 0) of an exception raised by the package or by its HTTP library.
-
-    By names, so that it also knows those of packages that have the same exceptions (anthropic, LiteLLM).
-    """
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    status = getattr(error, "status_code", 0)
-    if "APIError" in kinds and isinstance(status, int) and status >= 300:
-        kind = next((kind for least, kind in _KINDS_BY_STATUS if status >= least), "malformed")
-        body = getattr(getattr(error, "response", None), "content", b"")
-        return (
-            "http_429" if status == 429 else kind,
-            error_text(body) or f"HTTP {status} without a body",
-            status,
-        )
-    if "APIError" in kinds and "APIConnectionError" not in kinds:
-        body, message = getattr(error, "body", None), getattr(error, "message", "")
-        message = body if isinstance(body, str) else message
-        return "error_event", message or "an error event without a text", 0
-    causes = list(_causes(error))
-    names = {type(cause).__name__ for cause in causes}
-    text = str(causes[-1]) or str(error) or type(error).__name__
-    if any(
-        kind.__name__ == "SSLError" for cause in causes for kind in type(cause).__mro__
-    ):  # of the module ssl
-        return "tls", text, 0
-    if "RemoteProtocolError" in names:
-        messages = " ".join(map(str, causes))
-        cut = "peer closed" in messages or "incomplete" in messages
-        return (
-            "reset"
-            if "without sending a response" in messages
-            else "truncated"
-            if cut
-            else "malformed",
-            text,
-            0,
-        )
-    for kind, names_of_kind in _KINDS_BY_CAUSE:
-        if names & names_of_kind:
-            return kind, text, 0
-    return "malformed", f"{type(error).__name__}: {text}", 0
-
-
-_KINDS_BY_STATUS = ((500, "http_5xx"), (400, "http_4xx"))
 _KINDS_BY_CAUSE = (
     ("dns", {"gaierror"}),
     ("connect", {"ConnectError", "ConnectTimeout"}),
     ("reset", {"ReadError", "WriteError", "CloseError", "ConnectionResetError"}),
 )
+"""Kind of failure -> the names of the exceptions of httpx and Python that cause it."""
+
+
+def classify_library_error(error: Exception) -> Failure:
+    """Return the failure that an exception of a client library or of its HTTP library means."""
+    class_names = _class_names(error)
+    status = getattr(error, "status_code", 0)
+    if "APIError" in class_names:
+        if isinstance(status, int) and status >= 300:
+            return _classify_status(error, status)
+        if "APIConnectionError" not in class_names:
+            return Failure("error_event", _error_event_text(error))
+    return _classify_causes(error)
+
+
+def _classify_status(error: Exception, status: int) -> Failure:
+    """Return the failure of a response with an error status."""
+    body = getattr(getattr(error, "response", None), "content", b"")
+    text = error_text(body) or f"HTTP {status} without a body"
+    if status == 429:
+        return Failure("http_429", text, status)
+    if status >= 500:
+        return Failure("http_5xx", text, status)
+    return Failure("http_4xx" if status >= 400 else "malformed", text, status)
+
+
+def _error_event_text(error: Exception) -> str:
+    """Return the text of an error that came as an event of a stream."""
+    body = getattr(error, "body", None)
+    message = body if isinstance(body, str) else getattr(error, "message", "")
+    return message or "an error event without a text"
+
+
+def _classify_causes(error: Exception) -> Failure:
+    """Return the failure of a connection, by the exceptions that caused the error."""
+    causes = list(_causes(error))
+    text = str(causes[-1]) or str(error) or type(error).__name__
+    if any("SSLError" in _class_names(cause) for cause in causes):
+        return Failure("tls", text)
+    cause_names = {type(cause).__name__ for cause in causes}
+    if "RemoteProtocolError" in cause_names:
+        return Failure(_protocol_failure_kind(causes), text)
+    for kind, names in _KINDS_BY_CAUSE:
+        if cause_names & names:
+            return Failure(kind, text)
+    return Failure("malformed", f"{type(error).__name__}: {text}")
+
+
+def _protocol_failure_kind(causes: list[BaseException]) -> str:
+    """Return the kind of a RemoteProtocolError of httpx, which only its message tells."""
+    messages = " ".join(str(cause) for cause in causes)
+    if "without sending a response" in messages:
+        return "reset"
+    if "peer closed" in messages or "incomplete" in messages:
+        return "truncated"
+    return "malformed"
+
+
+def _class_names(error: BaseException) -> set[str]:
+    """Return the names of the class of an exception and of its base classes."""
+    return {base.__name__ for base in type(error).__mro__}
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and the exceptions that it was raised from."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

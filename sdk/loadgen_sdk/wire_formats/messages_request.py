@@ -1,119 +1,180 @@
-"""The fields of a request for Anthropic's messages, from one that is written as a chat. Pure."""
+"""Convert chat requests to the fields of Anthropic's Messages API. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ..errors import TargetUnusable
 from ..request import Request
 
-NO_LIMIT_TOKENS = 4096  # `max_tokens` is required: sent where nobody gave a limit
+DEFAULT_MAX_TOKENS = 4096
+"""The output limit of requests without one. The API requires a limit."""
+
+_SYSTEM_ROLES = ("system", "developer")
+_EMPTY_SCHEMA = {"type": "object", "properties": {}}
 
 
-def message_fields(request: Request, stream: bool, max_tokens: int | None) -> dict[str, Any]:
-    """`messages`, `system`, `max_tokens`, `stream`. The API has no field that forces a length; texts, no token ids."""
+class _Message(NamedTuple):
+    """A message of the Messages API. The content is a text or a list of blocks."""
+
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+def build_messages_fields(request: Request, stream: bool, max_tokens: int | None) -> dict[str, Any]:
+    """Return the fields `max_tokens`, `messages`, `stream` and, if there is one, `system`.
+
+    The API has no field that forces an output length.
+
+    Raises:
+        TargetUnusable: The prompt consists of token ids.
+    """
     if isinstance(request.prompt, list):
         raise TargetUnusable(
             "unsupported", "a prompt of token ids cannot be sent as a message", "--api completions"
         )
-    said = (
-        [{"role": "user", "content": request.prompt}]
-        if request.messages is None
-        else request.messages
-    )
-    system = [
-        text
-        for one in said
-        if one.get("role") in ("system", "developer")
-        for text in _texts(one.get("content"))
-    ]
-    messages: list[dict[str, Any]] = []
-    for one in said:
-        if one.get("role") in ("system", "developer"):
-            continue
-        role, content = _message(one)
-        if messages and messages[-1]["role"] == role and isinstance(content, list):
-            last = messages[-1]  # results of several calls are one message
-            before = last["content"]
-            last["content"] = [*(before if isinstance(before, list) else _blocks(before)), *content]
-        else:
-            messages.append({"role": role, "content": content})
-    return {
-        "max_tokens": NO_LIMIT_TOKENS if max_tokens is None else max_tokens,
-        "messages": messages,
+    chat_messages = request.messages
+    if chat_messages is None:
+        chat_messages = [{"role": "user", "content": request.prompt}]
+    fields: dict[str, Any] = {
+        "max_tokens": DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+        "messages": _convert_messages(chat_messages),
         "stream": stream,
-        **({"system": "\n".join(system)} if system else {}),
     }
+    system_texts = _system_texts(chat_messages)
+    if system_texts:
+        fields["system"] = "\n".join(system_texts)
+    return fields
 
 
-def message_extra(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that the user adds, with those of chat that have another form here in that form."""
-    made = {name: value for name, value in extra.items() if name != "max_completion_tokens"}
-    if isinstance(made.get("tools"), list):
-        made["tools"] = [_tool(tool) for tool in made["tools"]]
-    if (choice := made.get("tool_choice")) is not None:
-        made["tool_choice"] = _tool_choice(choice)
-    if (stop := made.pop("stop", None)) is not None:
-        made["stop_sequences"] = [stop] if isinstance(stop, str) else stop
-    return made
+def convert_chat_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's body fields with those of a chat in the form of the Messages API."""
+    fields = {name: value for name, value in extra.items() if name != "max_completion_tokens"}
+    tools = fields.get("tools")
+    if isinstance(tools, list):
+        fields["tools"] = [_convert_tool(tool) for tool in tools]
+    if fields.get("tool_choice") is not None:
+        fields["tool_choice"] = _convert_tool_choice(fields["tool_choice"])
+    stop = fields.pop("stop", None)
+    if stop is not None:
+        fields["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+    return fields
 
 
-def _message(message: Mapping[str, Any]) -> tuple[str, Any]:
-    """Role and content of a message of a chat: calls of tools and their results are blocks."""
-    content, role = message.get("content"), str(message.get("role"))
+def _system_texts(chat_messages: list[dict[str, Any]]) -> list[str]:
+    """Return the texts of the system messages, which the API has in a field of their own."""
+    texts: list[str] = []
+    for message in chat_messages:
+        if message.get("role") in _SYSTEM_ROLES:
+            blocks = _convert_content(message.get("content"))
+            texts.extend(str(block.get("text", "")) for block in blocks)
+    return texts
+
+
+def _convert_messages(chat_messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages without system messages.
+
+    The results of several tool calls follow each other in a chat. They become one message, because
+    the roles of the API alternate.
+    """
+    messages: list[dict[str, Any]] = []
+    for chat_message in chat_messages:
+        if chat_message.get("role") in _SYSTEM_ROLES:
+            continue
+        role, content = _convert_message(chat_message)
+        previous = messages[-1] if messages else None
+        if previous is None or previous["role"] != role or isinstance(content, str):
+            messages.append({"role": role, "content": content})
+        else:
+            previous["content"] = [*_as_blocks(previous["content"]), *content]
+    return messages
+
+
+def _convert_message(message: Mapping[str, Any]) -> _Message:
+    """Return a message with its tool calls or its tool result as blocks."""
+    content = message.get("content")
+    role = str(message.get("role"))
     if role == "tool":
         result = {
             "type": "tool_result",
             "tool_use_id": message.get("tool_call_id"),
             "content": content,
         }
-        return "user", [result]
-    calls = message.get("tool_calls")
-    if isinstance(calls, list) and calls:
-        return role, [*_blocks(content), *(_tool_use(call) for call in calls)]
-    return role, content if isinstance(content, str) else list(_blocks(content))
+        return _Message("user", [result])
+    tool_calls = message.get("tool_calls")
+    if isinstance(tool_calls, list) and tool_calls:
+        calls = [_convert_tool_call(call) for call in tool_calls]
+        return _Message(role, [*_convert_content(content), *calls])
+    if isinstance(content, str):
+        return _Message(role, content)
+    return _Message(role, _convert_content(content))
 
 
-def _blocks(content: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(content, str) and content:
-        yield {"type": "text", "text": content}
-    for part in content if isinstance(content, list) else ():
-        url = part["image_url"]["url"] if part.get("type") == "image_url" else ""
-        kind, _, data = url.removeprefix("data:").partition(";base64,")
-        if url.startswith("data:"):
-            yield {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
-        else:
-            yield {"type": "image", "source": {"type": "url", "url": url}} if url else part
+def _as_blocks(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return _convert_content(content) if isinstance(content, str) else content
 
 
-def _texts(content: Any) -> list[str]:
-    return [str(block.get("text", "")) for block in _blocks(content)]
+def _convert_content(content: Any) -> list[dict[str, Any]]:
+    """Return the content of a chat message as blocks. An empty text has no block."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    if not isinstance(content, list):
+        return []
+    return [_convert_part(part) for part in content]
 
 
-def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a chat message as a block. Only images have another form."""
+    if part.get("type") != "image_url" or not part["image_url"]["url"]:
+        return part
+    url = part["image_url"]["url"]
+    if not url.startswith("data:"):
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    media_type, _, data = url.removeprefix("data:").partition(";base64,")
+    return {
+        "type": "image",
+        "source": {"type": "base64", "media_type": media_type, "data": data},
+    }
+
+
+def _convert_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call as a block. Arguments that are no JSON object become one."""
     function = call.get("function") or {}
+    arguments = function.get("arguments")
     try:
-        given = msgspec.json.decode(function.get("arguments") or "{}")
+        tool_input = msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:
-        given = None
-    given = given if isinstance(given, dict) else {"input": function.get("arguments")}
-    return {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": given}
+        tool_input = None
+    if not isinstance(tool_input, dict):
+        tool_input = {"input": arguments}
+    return {
+        "type": "tool_use",
+        "id": call.get("id"),
+        "name": function.get("name"),
+        "input": tool_input,
+    }
 
 
-def _tool(tool: Any) -> Any:
+def _convert_tool(tool: Any) -> Any:
+    """Return the definition of a tool. One that is not in the form of a chat is kept."""
     if not isinstance(tool, Mapping) or "function" not in tool:
         return tool
     function = tool["function"]
-    schema = function.get("parameters") or {"type": "object", "properties": {}}
-    described = {"description": function["description"]} if function.get("description") else {}
-    return {"name": function.get("name"), **described, "input_schema": schema}
+    converted = {"name": function.get("name")}
+    if function.get("description"):
+        converted["description"] = function["description"]
+    converted["input_schema"] = function.get("parameters") or _EMPTY_SCHEMA
+    return converted
 
 
-def _tool_choice(choice: Any) -> Any:
+def _convert_tool_choice(choice: Any) -> Any:
+    """Return the choice of a tool. One that is not in the form of a chat is kept."""
     if isinstance(choice, str):
         return {"type": "any" if choice == "required" else choice}
-    named = choice.get("function") if isinstance(choice, Mapping) else None
-    return {"type": "tool", "name": named.get("name")} if isinstance(named, Mapping) else choice
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    if not isinstance(function, Mapping):
+        return choice
+    return {"type": "tool", "name": function.get("name")}

@@ -1,7 +1,9 @@
-"""What a server says of its own time for one request: waiting, prefill, transfer of the KV cache, decoding. Pure.
+"""Parse what a server states about its own time for one request. Pure.
 
-Each kind of server has its own form; all are read to the same few durations. Only durations on the server's own clock
-are used, never its instants: the two clocks do not agree. A damaged form says nothing, and raises nothing.
+Each kind of server has a format of its own. All formats are read to the same few durations and
+token counts. Only durations on the server's clock are used, and never its timestamps, because the
+clocks of server and client do not agree. Damaged values are skipped, and no parser raises an
+exception.
 """
 
 from __future__ import annotations
@@ -10,160 +12,205 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-UNKNOWN = -1
-_MS = 1_000_000
+HEADER = "server-timing"
+"""The name of the response header with the timing."""
+
+_NS_PER_MS = 1_000_000
+_MS_PER_S = 1_000
 
 
 class ServerTiming(NamedTuple):
-    """The server's account of one request: durations in ns, and counts of tokens. UNKNOWN: the server does not say."""
+    """The server's own timing of one request. A field is None if the server does not state it.
 
-    queue: int = UNKNOWN  # from its arrival until the server began to work on it
-    prefill: int = UNKNOWN  # from there to the first token
-    transfer: int = (
-        UNKNOWN  # of the KV cache, from the server of the prefill to that of the decoding
-    )
-    decode: int = UNKNOWN  # from the first token to the last one
-    cached: int = UNKNOWN  # prompt tokens found in its cache
-    drafted: int = UNKNOWN  # tokens that speculation proposed
-    accepted: int = UNKNOWN  # of those, the ones that were right
+    Attributes:
+        queue_ns: The time from the arrival of the request until the server began to work on it.
+        prefill_ns: The time from there to the first token.
+        transfer_ns: The time to transfer the KV cache from the prefill server to the decode server.
+        decode_ns: The time from the first token to the last one.
+        cached_tokens: The prompt tokens that were found in the cache.
+        drafted_tokens: The tokens that speculative decoding proposed.
+        accepted_tokens: The proposed tokens that were accepted.
+    """
+
+    queue_ns: int | None = None
+    prefill_ns: int | None = None
+    transfer_ns: int | None = None
+    decode_ns: int | None = None
+    cached_tokens: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
 
     @property
-    def timed(self) -> bool:
-        """Whether it says where time went, not only what was counted."""
-        return max(self.queue, self.prefill, self.transfer, self.decode) >= 0
+    def has_durations(self) -> bool:
+        """Return True if the server states any duration, and not only token counts."""
+        durations = (self.queue_ns, self.prefill_ns, self.transfer_ns, self.decode_ns)
+        return any(duration is not None for duration in durations)
 
 
 NO_SERVER_TIMING = ServerTiming()
 
-
 TimingParser = Callable[[Mapping[str, Any] | str], ServerTiming]
-"""Reads one form of an account: a JSON object of the response, or the text of a header."""
+"""Parses one format: a JSON object of a response, or the text of a header."""
 
 
-def _ns(milliseconds: Any) -> int:
-    if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float):
-        return UNKNOWN
-    return (
-        round(milliseconds * _MS) if math.isfinite(milliseconds) and milliseconds >= 0 else UNKNOWN
-    )
+def parse_trtllm(timing: Mapping[str, Any] | str) -> ServerTiming:
+    """Parse `Server-Timing` of trtllm-serve: `server_queue;dur=1.25, server_ttft;dur=8.5, ...`.
 
-
-def _count(tokens: Any) -> int:
-    return (
-        tokens
-        if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
-        else UNKNOWN
-    )
-
-
-def _less(whole: int, part: int) -> int:
-    return whole - part if whole >= part >= 0 else UNKNOWN
-
-
-def _first_known(*values: int) -> int:
-    return next((value for value in values if value >= 0), UNKNOWN)
-
-
-def trtllm(form: Mapping[str, Any] | str) -> ServerTiming:
-    """`Server-Timing` of trtllm-serve, as a header or in its event after `[DONE]`: `server_queue;dur=1.25, ...`.
-
-    A disaggregated server has an entry of each kind per phase: `ctx_` for the prefill, `gen_` for the decoding.
+    It is a header, or a field of the event after `[DONE]`. A disaggregated server states each
+    duration per phase: `ctx_` for the prefill and `gen_` for the decoding.
     """
-    text = form if isinstance(form, str) else form.get("Server-Timing", "")
-    duration: dict[str, int] = {}
-    for item in text.split(",") if isinstance(text, str) else ():
-        name, _, number = item.strip().partition(";dur=")
+    text = timing if isinstance(timing, str) else timing.get("Server-Timing", "")
+    durations = _read_durations(text) if isinstance(text, str) else {}
+    queue_ns = _first_known(durations.get("server_queue"), durations.get("ctx_queue"))
+    prefill_ttft_ns = _first_known(durations.get("server_ttft"), durations.get("ctx_ttft"))
+    decode_ttft_ns = _first_known(durations.get("server_ttft"), durations.get("gen_ttft"))
+    total_ns = _first_known(durations.get("server_e2e"), durations.get("gen_e2e"))
+    return ServerTiming(
+        queue_ns=queue_ns,
+        prefill_ns=_difference(prefill_ttft_ns, queue_ns),
+        transfer_ns=_first_known(
+            durations.get("server_kv_transfer"), durations.get("gen_kv_transfer")
+        ),
+        decode_ns=_difference(total_ns, decode_ttft_ns),
+    )
+
+
+def parse_trtllm_drafts(timing: Mapping[str, Any] | str) -> ServerTiming:
+    """Parse `speculative_decoding` of trtllm-serve 1.4, in the choice with the finish reason."""
+    if isinstance(timing, str):
+        return NO_SERVER_TIMING
+    return ServerTiming(
+        drafted_tokens=_token_count(timing.get("total_draft_tokens")),
+        accepted_tokens=_token_count(timing.get("total_accepted_draft_tokens")),
+    )
+
+
+def parse_vllm(timing: Mapping[str, Any] | str) -> ServerTiming:
+    """Parse `metrics` of vLLM, which come with the usage.
+
+    Its time to first token begins when the request leaves the queue. Drafts are stated since 0.29
+    if the server runs with --per-request-spec-decode-metrics.
+    """
+    if isinstance(timing, str):
+        return NO_SERVER_TIMING
+    drafts = timing.get("speculative_decoding")
+    if not isinstance(drafts, Mapping):
+        drafts = {}
+    return ServerTiming(
+        queue_ns=_milliseconds(timing.get("queue_time_ms")),
+        prefill_ns=_milliseconds(timing.get("time_to_first_token_ms")),
+        decode_ns=_milliseconds(timing.get("generation_time_ms")),
+        drafted_tokens=_token_count(drafts.get("num_draft_tokens")),
+        accepted_tokens=_token_count(drafts.get("num_accepted_draft_tokens")),
+    )
+
+
+def parse_dynamo(timing: Mapping[str, Any] | str) -> ServerTiming:
+    """Parse `nvext` of Dynamo, which comes with the finish reason and has the timing in a field."""
+    fields = timing.get("timing") if isinstance(timing, Mapping) else None
+    if not isinstance(fields, Mapping):
+        return NO_SERVER_TIMING
+    ttft_ns = _milliseconds(fields.get("ttft_ms"))
+    total_ns = _milliseconds(fields.get("total_time_ms"))
+    return ServerTiming(
+        queue_ns=_milliseconds(fields.get("prefill_wait_time_ms")),
+        prefill_ns=_milliseconds(fields.get("prefill_time_ms")),
+        decode_ns=_difference(total_ns, ttft_ns),
+    )
+
+
+def parse_llamacpp(timing: Mapping[str, Any] | str) -> ServerTiming:
+    """Parse `timings` of llama-server, which every response has.
+
+    The server does not state how long a request waited for a slot.
+    """
+    if isinstance(timing, str):
+        return NO_SERVER_TIMING
+    return ServerTiming(
+        prefill_ns=_milliseconds(timing.get("prompt_ms")),
+        decode_ns=_milliseconds(timing.get("predicted_ms")),
+        cached_tokens=_token_count(timing.get("cache_n")),
+        drafted_tokens=_token_count(timing.get("draft_n")),
+        accepted_tokens=_token_count(timing.get("draft_n_accepted")),
+    )
+
+
+def parse_sglang(timing: Mapping[str, Any] | str) -> ServerTiming:
+    """Parse `meta_info` of SGLang, which only responses that are not streamed have.
+
+    It has durations and timestamps in seconds. All timestamps are of one clock of the server, so
+    that their differences are durations. Older versions state only how long the launch of the
+    prefill took.
+    """
+    if isinstance(timing, str):
+        return NO_SERVER_TIMING
+    queue_ns = _seconds(timing.get("queue_time"))
+    arrival_ns = _seconds(timing.get("request_sent_to_scheduler_ts"))
+    first_token_ns = _seconds(timing.get("prefill_finished_ts"))
+    last_token_ns = _seconds(timing.get("decode_finished_ts"))
+    ttft_ns = _difference(first_token_ns, arrival_ns)
+    launch_ns = _sum(
+        _seconds(timing.get("prefill_launch_delay")), _seconds(timing.get("prefill_launch_latency"))
+    )
+    return ServerTiming(
+        queue_ns=queue_ns,
+        prefill_ns=_first_known(_difference(ttft_ns, queue_ns), launch_ns),
+        decode_ns=_difference(last_token_ns, first_token_ns),
+        cached_tokens=_token_count(timing.get("cached_tokens")),
+        drafted_tokens=_token_count(timing.get("spec_draft_token_num")),
+        accepted_tokens=_token_count(timing.get("spec_accept_token_num")),
+    )
+
+
+def _read_durations(header: str) -> dict[str, int | None]:
+    """Return the durations of a `Server-Timing` header by their names, in ns."""
+    durations: dict[str, int | None] = {}
+    for item in header.split(","):
+        name, _, milliseconds = item.strip().partition(";dur=")
         try:
-            duration[name] = _ns(float(number))
+            durations[name] = _milliseconds(float(milliseconds))
         except ValueError:
             continue
-
-    def of(kind: str, *phases: str) -> int:
-        return _first_known(*(duration.get(f"{phase}_{kind}", UNKNOWN) for phase in phases))
-
-    queue, first = of("queue", "server", "ctx"), of("ttft", "server", "ctx")
-    return ServerTiming(
-        queue=queue,
-        prefill=_less(first, queue),
-        transfer=of("kv_transfer", "server", "gen"),
-        decode=_less(of("e2e", "server", "gen"), of("ttft", "server", "gen")),
-    )
+    return durations
 
 
-def trtllm_drafts(form: Mapping[str, Any] | str) -> ServerTiming:
-    """`speculative_decoding` of trtllm-serve since 1.4, in the choice that has the finish reason."""
-    if isinstance(form, str):
-        return NO_SERVER_TIMING
-    return ServerTiming(
-        drafted=_count(form.get("total_draft_tokens")),
-        accepted=_count(form.get("total_accepted_draft_tokens")),
-    )
+def _milliseconds(value: object) -> int | None:
+    """Return a number of milliseconds in ns, or None if it is no duration."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not math.isfinite(value) or value < 0:
+        return None
+    return round(value * _NS_PER_MS)
 
 
-def vllm(form: Mapping[str, Any] | str) -> ServerTiming:
-    """`metrics` of vLLM, with the usage. Its time to first token begins when the request leaves the queue."""
-    if isinstance(form, str):
-        return NO_SERVER_TIMING
-    names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
-    queue, prefill, decode = (_ns(form.get(name)) for name in names)
-    drafts = form.get("speculative_decoding")  # of 0.29 on, with --per-request-spec-decode-metrics
-    drafts = drafts if isinstance(drafts, Mapping) else {}
-    drafted, accepted = (
-        _count(drafts.get(f"num_{name}_tokens")) for name in ("draft", "accepted_draft")
-    )
-    return ServerTiming(
-        queue=queue, prefill=prefill, decode=decode, drafted=drafted, accepted=accepted
-    )
+def _seconds(value: object) -> int | None:
+    """Return a number of seconds in ns, or None if it is no duration."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return _milliseconds(value * float(_MS_PER_S))
 
 
-def dynamo(form: Mapping[str, Any] | str) -> ServerTiming:
-    """`nvext.timing` of Dynamo, with the finish reason."""
-    timing = form.get("timing") if isinstance(form, Mapping) else None
-    if not isinstance(timing, Mapping):
-        return NO_SERVER_TIMING
-    names = ("prefill_wait_time_ms", "prefill_time_ms", "ttft_ms", "total_time_ms")
-    queue, prefill, first, total = (_ns(timing.get(name)) for name in names)
-    return ServerTiming(queue=queue, prefill=prefill, decode=_less(total, first))
+def _token_count(value: object) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return None
 
 
-def llamacpp(form: Mapping[str, Any] | str) -> ServerTiming:
-    """`timings` of llama-server, in every answer. It does not say how long a request waited for a slot."""
-    if isinstance(form, str):
-        return NO_SERVER_TIMING
-    return ServerTiming(
-        prefill=_ns(form.get("prompt_ms")),
-        decode=_ns(form.get("predicted_ms")),
-        cached=_count(form.get("cache_n")),
-        drafted=_count(form.get("draft_n")),
-        accepted=_count(form.get("draft_n_accepted")),
-    )
+def _difference(total_ns: int | None, part_ns: int | None) -> int | None:
+    """Return what remains of a duration without a part of it, or None if that is not known."""
+    if total_ns is None or part_ns is None or total_ns < part_ns:
+        return None
+    return total_ns - part_ns
 
 
-def sglang(form: Mapping[str, Any] | str) -> ServerTiming:
-    """`meta_info` of SGLang, in whole answers only, in seconds. Its instants are all on one clock of the server."""
-    if isinstance(form, str):
-        return NO_SERVER_TIMING
-    queue = _of_seconds(form.get("queue_time"))
-    names = ("request_sent_to_scheduler_ts", "prefill_finished_ts", "decode_finished_ts")
-    arrival, first, last = (_of_seconds(form.get(name)) for name in names)
-    launch = [_of_seconds(form.get(f"prefill_launch_{part}")) for part in ("delay", "latency")]
-    launched = sum(launch) if min(launch) >= 0 else UNKNOWN  # all that older versions say of it
-    return ServerTiming(
-        queue=queue,
-        prefill=_first_known(_less(_less(first, arrival), queue), launched),
-        decode=_less(last, first),
-        cached=_count(form.get("cached_tokens")),
-        drafted=_count(form.get("spec_draft_token_num")),
-        accepted=_count(form.get("spec_accept_token_num")),
-    )
+def _sum(first_ns: int | None, second_ns: int | None) -> int | None:
+    if first_ns is None or second_ns is None:
+        return None
+    return first_ns + second_ns
 
 
-def _of_seconds(seconds: Any) -> int:
-    return (
-        _ns(seconds * 1e3)
-        if isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        else UNKNOWN
-    )
-
-
-HEADER = "server-timing"
+def _first_known(*durations_ns: int | None) -> int | None:
+    for duration_ns in durations_ns:
+        if duration_ns is not None:
+            return duration_ns
+    return None

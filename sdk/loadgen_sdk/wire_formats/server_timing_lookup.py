@@ -1,4 +1,4 @@
-"""Finds the parser of a server's account of its time, by the name of the form, in the table of servers."""
+"""Find the parser of a server's own timing, by the name of its format in a response."""
 
 from __future__ import annotations
 
@@ -10,58 +10,73 @@ from typing import Any
 from ..errors import WrongUse
 from ..plugins import check_type
 from .server_profiles import SERVERS
-from .server_timing import NO_SERVER_TIMING, UNKNOWN, ServerTiming, TimingParser
+from .server_timing import NO_SERVER_TIMING, ServerTiming, TimingParser
+
+_MAX_CACHED_FORMATS = 64
+"""The cache is bounded, because the names of formats come from servers."""
 
 
 def parse_server_timing(timing: Mapping[str, Any]) -> ServerTiming:
-    """Return the account in the timing of a response (`Completion.server_timing`), or NO_ACCOUNT.
+    """Return the server's own timing of a response, or NO_SERVER_TIMING.
 
-    If there are several forms, each field has the value of the first form that knows it.
+    `timing` is `Completion.server_timing`: the name of each format with its value. If a response
+    has several formats, each field has the value of the first format that states it.
     """
-    accounts = []
-    for name, form in timing.items():
-        if not isinstance(form, Mapping | str):
+    parsed: list[ServerTiming] = []
+    for format_name, value in timing.items():
+        if not isinstance(value, Mapping | str):
             continue
-        parse = find_timing_parser(name)
-        timing_parsers = NO_SERVER_TIMING if parse is None else parse(form)
-        if timing_parsers != NO_SERVER_TIMING:
-            accounts.append(timing_parsers)
-    if not accounts:
+        parse = find_timing_parser(format_name)
+        if parse is not None:
+            parsed.append(parse(value))
+    if not parsed:
         return NO_SERVER_TIMING
-    return ServerTiming(*map(_first_known, *accounts)) if len(accounts) > 1 else accounts[0]
+    return parsed[0] if len(parsed) == 1 else _combine(parsed)
 
 
-# Bounded, because the names of forms come from servers.
-@lru_cache(maxsize=64)
-def find_timing_parser(form: str) -> TimingParser | None:
-    """Return the parser of a form, or None. Plug-ins are loaded only for a form of no built-in server."""
-    for row in SERVERS.own:
-        if form in row.timing_parsers:
-            return row.timing_parsers[form]
-    for row in SERVERS.plugin_rows():
-        if form in row.timing_parsers:
-            return _PluginParser(
-                SERVERS.guard(row, row.timing_parsers[form], check_type(ServerTiming))
-            )
+@lru_cache(maxsize=_MAX_CACHED_FORMATS)
+def find_timing_parser(format_name: str) -> TimingParser | None:
+    """Return the parser of a format, or None.
+
+    Plug-ins are loaded only for a format that no built-in server has.
+    """
+    for profile in SERVERS.own:
+        if format_name in profile.timing_parsers:
+            return profile.timing_parsers[format_name]
+    for profile in SERVERS.plugin_rows():
+        if format_name in profile.timing_parsers:
+            parse = profile.timing_parsers[format_name]
+            return _PluginParser(SERVERS.guard(profile, parse, check_type(ServerTiming)))
     return None
 
 
 class _PluginParser:
-    """A parser of a plug-in. If it fails, that is reported once, and the load goes on without accounts."""
+    """The parser of a plug-in.
+
+    If it fails, that is reported once, and the load goes on without the server's timing.
+    """
 
     def __init__(self, parse: TimingParser) -> None:
+        """Keep the parser of the plug-in, which raises WrongUse if it fails."""
         self._parse = parse
-        self._reported: set[str] = set()
+        self._has_failed = False
 
-    def __call__(self, form: Mapping[str, Any] | str) -> ServerTiming:
+    def __call__(self, timing: Mapping[str, Any] | str) -> ServerTiming:
+        """Parse a timing. Return NO_SERVER_TIMING if the plug-in fails."""
         try:
-            return self._parse(form)
+            return self._parse(timing)
         except WrongUse as error:
-            if not self._reported:
+            if not self._has_failed:
                 print(f"{error.what}: such answers have no account", file=sys.stderr)
-            self._reported.add(error.what)
+            self._has_failed = True
             return NO_SERVER_TIMING
 
 
-def _first_known(*values: int) -> int:
-    return next((value for value in values if value >= 0), UNKNOWN)
+def _combine(timings: list[ServerTiming]) -> ServerTiming:
+    """Return for each field the first value that is known."""
+    first_known: dict[str, int] = {}
+    for timing in timings:
+        for field, value in timing._asdict().items():
+            if value is not None:
+                first_known.setdefault(field, value)
+    return ServerTiming(**first_known)

@@ -135,11 +135,11 @@ def test_vllm_says_it_of_a_request() -> None:
         "speculative_decoding": {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4},
     }
     account = parse_server_timing({"metrics": form})
-    assert (account.drafted, account.accepted, account.queue) == (9, 4, 1_000_000)
-    assert (
-        parse_server_timing({"metrics": {"queue_time_ms": 1.0, "speculative_decoding": 3}}).drafted
-        == -1
+    assert (account.drafted_tokens, account.accepted_tokens, account.queue_ns) == (9, 4, 1_000_000)
+    without_drafts = parse_server_timing(
+        {"metrics": {"queue_time_ms": 1.0, "speculative_decoding": 3}}
     )
+    assert without_drafts.drafted_tokens is None
 
 
 @pytest.mark.parametrize("length", [1, 5, 400, 60_000])

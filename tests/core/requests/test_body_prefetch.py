@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from loadgen_sdk.hashing import sum_of_hashes
 from loadgen_sdk.request import Request
-from loadgen_sdk.wire_formats.request_body import encode_body, make_body_encoder
+from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat, encode_body
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from runs import NO_PAGES, frozen_at_birth, says, when_started
 from servers import log, shared
@@ -104,7 +104,7 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(
         load_tokenizer(None),
     )
     makes = [
-        make_body_encoder(SERVER_PROFILES["vllm"], "chat", f"model {target}", True)
+        BodyEncoder(BodyFormat(SERVER_PROFILES["vllm"], "chat", f"model {target}", True)).encode
         for target in range(targets)
     ]
 
@@ -130,7 +130,8 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(
             (
                 number,
                 encode_body(
-                    request, SERVER_PROFILES["vllm"], "chat", f"model {number % targets}", True
+                    request,
+                    BodyFormat(SERVER_PROFILES["vllm"], "chat", f"model {number % targets}", True),
                 ),
             )
         )

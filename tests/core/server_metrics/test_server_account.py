@@ -32,14 +32,16 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     "Server-Timing": "server_queue;dur=1.25, server_ttft;dur=8.5, server_e2e;dur=24"
                 }
             },
-            ServerTiming(queue=1_250_000, prefill=7_250_000, decode=15_500_000),
+            ServerTiming(queue_ns=1_250_000, prefill_ns=7_250_000, decode_ns=15_500_000),
         ),
         (  # the same as a header, of a disaggregated server: the prefill and the decoding are two phases
             {
                 "server-timing": "disagg_queue;dur=1, ctx_queue;dur=2, ctx_ttft;dur=12, gen_queue;dur=1, "
                 "gen_ttft;dur=4, gen_e2e;dur=54, gen_kv_transfer;dur=3"
             },
-            ServerTiming(queue=2 * MS, prefill=10 * MS, transfer=3 * MS, decode=50 * MS),
+            ServerTiming(
+                queue_ns=2 * MS, prefill_ns=10 * MS, transfer_ns=3 * MS, decode_ns=50 * MS
+            ),
         ),
         (  # vLLM: its time to first token begins after the queue
             {
@@ -49,7 +51,7 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     "generation_time_ms": 100,
                 }
             },
-            ServerTiming(queue=5 * MS, prefill=20_500_000, decode=100 * MS),
+            ServerTiming(queue_ns=5 * MS, prefill_ns=20_500_000, decode_ns=100 * MS),
         ),
         (  # Dynamo, as recorded
             {
@@ -64,7 +66,7 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     },
                 }
             },
-            ServerTiming(queue=3_500_000, prefill=22 * MS, decode=44 * MS),
+            ServerTiming(queue_ns=3_500_000, prefill_ns=22 * MS, decode_ns=44 * MS),
         ),
         (  # llama-server, as recorded: nothing about its queue
             {
@@ -76,11 +78,11 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     "predicted_ms": 3.0,
                 }
             },
-            ServerTiming(prefill=1_500_000, decode=3 * MS, cached=20),
+            ServerTiming(prefill_ns=1_500_000, decode_ns=3 * MS, cached_tokens=20),
         ),
         (
             {"timings": {"prompt_ms": 1.0, "draft_n": 8, "draft_n_accepted": 5}},
-            ServerTiming(prefill=MS, drafted=8, accepted=5),
+            ServerTiming(prefill_ns=MS, drafted_tokens=8, accepted_tokens=5),
         ),
         (  # SGLang: instants and durations in s; its prefill ends at prefill_finished_ts
             {
@@ -96,7 +98,12 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                 }
             },
             ServerTiming(
-                queue=250 * MS, prefill=500 * MS, decode=2000 * MS, cached=3, drafted=8, accepted=5
+                queue_ns=250 * MS,
+                prefill_ns=500 * MS,
+                decode_ns=2000 * MS,
+                cached_tokens=3,
+                drafted_tokens=8,
+                accepted_tokens=5,
             ),
         ),
         (  # its older versions: how long the launch of the prefill took is all that they say
@@ -107,14 +114,14 @@ COLUMNS = ["server_queue_ns", "server_prefill_ns", "server_transfer_ns", "server
                     "prefill_launch_latency": 0.5,
                 }
             },
-            ServerTiming(queue=250 * MS, prefill=510 * MS),
+            ServerTiming(queue_ns=250 * MS, prefill_ns=510 * MS),
         ),
         (  # trtllm-serve of 1.4: its drafts are a form of their own beside its times
             {
                 "speculative_decoding": {"total_draft_tokens": 9, "total_accepted_draft_tokens": 4},
                 "trtllm.perf_metrics": {"Server-Timing": "server_queue;dur=1, server_ttft;dur=8"},
             },
-            ServerTiming(queue=MS, prefill=7 * MS, drafted=9, accepted=4),
+            ServerTiming(queue_ns=MS, prefill_ns=7 * MS, drafted_tokens=9, accepted_tokens=4),
         ),
         ({}, NO_SERVER_TIMING),
     ],
