@@ -71,13 +71,13 @@ def drive(rate: float, tokens: int, seconds: float) -> list[str]:
 def timers(count: int) -> dict[str, list[int]]:
     """Lateness in ns of `count` instants some 2 ms apart, each timer alone in a uvloop loop."""
     import uvloop
-    from loadgen_sdk.transport.wire import FOREVER, Wire
+    from loadgen_sdk.transport.reactor import FOREVER, Reactor
 
     steps = np.random.default_rng(1).integers(500_000, 4_000_000, count).tolist()
 
-    async def wire() -> list[int]:
+    async def reactor() -> list[int]:
         loop = asyncio.get_running_loop()
-        timer = Wire(loop)
+        timer = Reactor(loop)
         over = loop.create_future()
         late: list[int] = []
         due = [monotonic_ns() + 10_000_000]
@@ -94,10 +94,10 @@ def timers(count: int) -> dict[str, list[int]]:
             due[0] = now + steps[len(late)]
             timer.wake_at(due[0])
 
-        timer.wake = wake
+        timer.on_wake = wake
         timer.wake_at(due[0])
         await over
-        timer.shut()
+        timer.shut_down()
         return late
 
     async def call_at() -> list[int]:
@@ -119,7 +119,7 @@ def timers(count: int) -> dict[str, list[int]]:
         return late[1:]
 
     found = {}
-    for name, work in (("the wire's timer", wire), ("uvloop's call_at", call_at)):
+    for name, work in (("the wire's timer", reactor), ("uvloop's call_at", call_at)):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found[name] = runner.run(work())
     return found

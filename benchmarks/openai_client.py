@@ -20,10 +20,10 @@ import msgspec
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.request import Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
-from loadgen_sdk.transport.http1 import merged
+from loadgen_sdk.transport.http1 import merge_headers
 from loadgen_sdk.transport.response_state import OnDone
 from loadgen_sdk.transport.target import Target, header_secrets
-from loadgen_sdk.transport.wire import Tls
+from loadgen_sdk.transport.tls import Tls
 from loadgen_sdk.wire_formats.event_fields import ERROR_TEXT_CHARS
 from loadgen_sdk.wire_formats.library_errors import classify_library_error
 from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat
@@ -96,7 +96,7 @@ class OpenAIClient:
             keepalive_expiry=self.server_profile.max_idle_s,
         )
         timeout = openai.Timeout(None, connect=CONNECT_S)
-        headers = dict(merged(self.target.auth(self._api_key), self._headers))
+        headers = dict(merge_headers(self.target.auth_headers(self._api_key), self._headers))
         named = {name.lower() for name in headers}
         unwanted = [
             name

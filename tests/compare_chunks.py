@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen_sdk.transport import http1, plain
+from loadgen_sdk.transport import http1, plain_events
 from loadgen_sdk.wire_formats import reference, sse
 
 DIGITS = frozenset(b"0123456789abcdefABCDEF")
@@ -33,7 +33,7 @@ def check_chunks(compiled: Any, data: bytes, *, templated: bool) -> None:
     """
     template = (BEFORE, AFTER) if templated else (b"", b"")
     chunks, events, used = compiled.whole_chunks(data, *template)
-    response, decoder = http1.Response(), sse.SseDecoder()
+    response, decoder = http1.ResponseParser(), sse.SseDecoder()
     response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     decoder.started = True
     bodies = response.feed(data[:used])
@@ -43,7 +43,7 @@ def check_chunks(compiled: Any, data: bytes, *, templated: bool) -> None:
     assert with_plain_events_replaced(events) == with_plain_events_replaced(expected)
     assert templated or events == expected
     assert not templated or used >= _sized_by_digits(
-        data, plain.plain_chunks(data, BEFORE, AFTER)[2]
+        data, plain_events.plain_chunks(data, BEFORE, AFTER)[2]
     )
 
 

@@ -16,7 +16,7 @@ from loadgen_sdk.wire_formats.response_reader import EventTimeline
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 FIELDS = {
     "Exchange": ExchangeState.__slots__,
-    "Response": ResponseState.__slots__,
+    "ResponseParser": ResponseState.__slots__,
     "SseDecoder": DecoderState.__slots__,
     "ResponseReader": ResponseReaderState.__slots__,
 }

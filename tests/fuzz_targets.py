@@ -19,8 +19,8 @@ import pyarrow as pa
 from fuzz_documents import BETWEEN
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.server_info import parse_server_info
-from loadgen_sdk.transport.chunk_size import Malformed
-from loadgen_sdk.transport.http1 import Response
+from loadgen_sdk.transport.chunk_size import MalformedResponseError
+from loadgen_sdk.transport.http1 import ResponseParser
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.wire_formats.event_fields import error_text
 from loadgen_sdk.wire_formats.response_reader import EventTimeline, ResponseReader
@@ -79,8 +79,8 @@ def whole_answer(data: bytes) -> None:
 
 
 def http(data: bytes) -> None:
-    response = Response()
-    with contextlib.suppress(Malformed):
+    response = ResponseParser()
+    with contextlib.suppress(MalformedResponseError):
         for piece in _pieces(data):
             response.feed(piece)
         response.end_of_file()
@@ -271,7 +271,7 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
 
 
 def _body(recorded: bytes) -> bytes:
-    return b"".join(Response().feed(recorded))
+    return b"".join(ResponseParser().feed(recorded))
 
 
 PIECES = b"\x05"  # see `_pieces`

@@ -23,7 +23,7 @@ from loadgen_sdk.probe.http_types import HttpResponse
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.redaction import redact
 from loadgen_sdk.request import Completion, Request
-from loadgen_sdk.transport.http1 import merged
+from loadgen_sdk.transport.http1 import merge_headers
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target, header_secrets
 from loadgen_sdk.wire_formats.response_reader import EventTimeline
@@ -90,11 +90,14 @@ async def _examine_target(settings: Settings, report: Callable[[Finding], None])
     if context is not None:
         report(await _handshake(target, context, settings.tls.verify))
     model_list = await fetcher.send_request(
-        "GET", target.models, merged(target.auth(settings.api_key), headers), b""
+        "GET",
+        target.models_path,
+        merge_headers(target.auth_headers(settings.api_key), headers),
+        b"",
     )
     clock_finding = target_checks.wall_clock(model_list.headers.get("date", ""), datetime.now(UTC))
     without_key = (
-        await fetcher.send_request("GET", target.models, headers, b"") if has_key else None
+        await fetcher.send_request("GET", target.models_path, headers, b"") if has_key else None
     )
     report(
         verdict := target_checks.auth(
@@ -306,7 +309,10 @@ async def _optional_page(
     """Fetch a page that may be missing or too large; status 0 where it cannot be fetched."""
     try:
         return await fetcher.send_request(
-            "GET", target.beside(path), merged(target.auth(settings.api_key), headers), b""
+            "GET",
+            target.server_path(path),
+            merge_headers(target.auth_headers(settings.api_key), headers),
+            b"",
         )
     except TargetUnusable:
         return HttpResponse(0, {}, b"")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .request import Request as Request
     from .request import Usage as Usage
     from .transport.target import Target as Target
-    from .transport.wire import Tls as Tls
+    from .transport.tls import Tls as Tls
 
 _NAMES_BY_MODULE = {
     "app.blocking": "BlockingClient",
@@ -64,7 +64,7 @@ _NAMES_BY_MODULE = {
     "prices": "TokenPrice",
     "request": "Completion Failure Request Usage",
     "transport.target": "Target",
-    "transport.wire": "Tls",
+    "transport.tls": "Tls",
 }
 _MODULE_BY_NAME = {
     name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()

@@ -1,6 +1,6 @@
 /* The parts of the client that run once per event, in C: `Inbox` and `Receiver` of transport/receiver.py, the states of
    transport/response_state.py and wire_formats/reference.py with `ExchangeState.arrived`, and the functions of
-   transport/plain.py and wire_formats/reference.py. Those modules are the reference and say what the functions do.
+   transport/plain_events.py and wire_formats/reference.py. Those modules are the reference and say what the functions do.
    tests/sdk/test_compiled.py and tests/sdk/test_compiled_responses.py compare the two. Built where a C compiler is found.
    Only the limited API of Python 3.11 is used, so that one build serves every later version. This is one module, whose
    parts are the files of _c. */

@@ -20,7 +20,7 @@ import canned
 import pytest
 import trustme
 from loadgen_sdk.probe.http_types import HttpResponse
-from loadgen_sdk.transport.wire import Tls
+from loadgen_sdk.transport.tls import Tls
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
 from relay import Relay

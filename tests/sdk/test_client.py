@@ -28,9 +28,10 @@ from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.pool import CONNECT_NS, Pool
+from loadgen_sdk.transport.reactor import FOREVER, ClientConnection, Reactor
 from loadgen_sdk.transport.receiver import MAX_WRITE_BYTES, Receiver
 from loadgen_sdk.transport.target import Target
-from loadgen_sdk.transport.wire import FOREVER, ClientConnection, Tls, Wire
+from loadgen_sdk.transport.tls import Tls
 from loadgen_sdk.wire_formats.response_reader import EventTimeline
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
@@ -487,10 +488,12 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: EmbeddedServer)
         async with client_of(endpoint.url) as client:
             await client.open(1)
             polls: list[int] = []
-            client._pool.wire.tick = lambda now: polls.append(client._pool.wire._receiver.polls)
-            client._pool.wire.hold_ns = hold_ns
-            client._pool.wire.awaited.add(None)  # somebody without a first token
-            client._pool.wire.wake_at(FOREVER)
+            client._pool.reactor.on_tick = lambda now: polls.append(
+                client._pool.reactor._receiver.polls
+            )
+            client._pool.reactor.turn_ns = hold_ns
+            client._pool.reactor.open_exchanges.add(None)  # somebody without a first token
+            client._pool.reactor.wake_at(FOREVER)
 
             def most() -> int:
                 return max((after - before for before, after in pairwise(polls)), default=0)
@@ -508,14 +511,16 @@ def test_a_backlog_leaves_the_loop_to_others(endpoint: EmbeddedServer) -> None:
 
     async def work() -> int:
         async with client_of(endpoint.url) as client:
-            client._pool.wire.slice_ns = 0  # the backlog grows as on a machine that is too slow
+            client._pool.reactor.delivery_slice_ns = (
+                0  # the backlog grows as on a machine that is too slow
+            )
             await client.open(100)
             load = asyncio.gather(*(client.complete(request(40)) for _ in range(100)))
             most = 0
             while not load.done():
-                before = client._pool.wire.turns
+                before = client._pool.reactor.turn_count
                 await asyncio.sleep(0)
-                most = max(most, client._pool.wire.turns - before)
+                most = max(most, client._pool.reactor.turn_count - before)
             assert not any(one.failure for one in await load)
             return most
 
@@ -997,12 +1002,12 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
     """By injected time: a connection that is still being made after CONNECT_NS makes way for the next address."""
 
     async def scenario() -> None:
-        wire = Wire(asyncio.get_running_loop())
+        reactor = Reactor(asyncio.get_running_loop())
         client = Pool(
             Target.parse("http://127.0.0.1:9"),
             model="m",
             server_profile=SERVER_PROFILES["trtllm"],
-            wire=wire,
+            reactor=reactor,
         )
         told: list[tuple[str, str]] = []
         client.failed = lambda line, kind, text: told.append((kind, text))  # type: ignore[method-assign]
@@ -1024,7 +1029,7 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
             )
             for one in held:
                 one.close()
-        wire.shut()
+        reactor.shut_down()
 
     uvloop.run(scenario())
 

@@ -21,8 +21,8 @@ import pytest
 from compare_chunks import AFTER, BEFORE, check_chunks
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from loadgen_sdk.transport import chunk_size, http1, plain, receiver
-from loadgen_sdk.transport.clock import TimerFd
+from loadgen_sdk.transport import chunk_size, http1, plain_events, receiver
+from loadgen_sdk.transport.timer import TimerFd
 from loadgen_sdk.wire_formats import reference, sse
 
 compiled = pytest.importorskip(
@@ -426,10 +426,10 @@ PIECE = st.one_of(
 
 def learn(data: bytes) -> None:
     """Parse chunks, whose sizes the reference then knows."""
-    response = http1.Response()
+    response = http1.ResponseParser()
     try:
         response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
-    except chunk_size.Malformed:
+    except chunk_size.MalformedResponseError:
         pass
 
 
@@ -438,9 +438,9 @@ def learn(data: bytes) -> None:
 def test_reads_of_plain_events_are_those_of_its_chunks(pieces: list[bytes]) -> None:
     for data in [*pieces, b"".join(pieces)]:
         learn(data)
-        chunks, events, used = plain.plain_chunks(data, BEFORE, AFTER)
+        chunks, events, used = plain_events.plain_chunks(data, BEFORE, AFTER)
         for _ in range(2):  # the second time its text is known
-            found = plain.plain_read(data, BEFORE, AFTER)
+            found = plain_events.plain_read(data, BEFORE, AFTER)
             assert found == ((chunks, events) if used == len(data) else (found[0], 0))
 
 
@@ -547,7 +547,7 @@ def test_nothing_is_kept_alive() -> None:
 @pytest.mark.parametrize(("pure", "runs"), [("1", "python"), ("", "compiled")])
 def test_the_environment_chooses(pure: str, runs: str) -> None:
     script = (
-        "from loadgen_sdk import compiled; from loadgen_sdk.transport.wire import ClientConnection as C;"
+        "from loadgen_sdk import compiled; from loadgen_sdk.transport.reactor import ClientConnection as C;"
         "print(compiled.RUNS, C.__mro__[1].__module__)"
     )
     ran = subprocess.run(

@@ -21,9 +21,9 @@ from compare_responses import HEAD, as_reads, check_response, chunked, read_resp
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from loadgen_sdk.transport import receiver
-from loadgen_sdk.transport.clock import TimerFd
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.response_state import ExchangeState, ResponseState
+from loadgen_sdk.transport.timer import TimerFd
 from loadgen_sdk.wire_formats import reference, response_reader
 from loadgen_sdk.wire_formats.reference import DecoderState, ResponseReaderState
 from loadgen_sdk.wire_formats.response_reader import EventTimeline

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Exchange
-from loadgen_sdk.transport.plain import plain_chunks
+from loadgen_sdk.transport.plain_events import plain_chunks
 from loadgen_sdk.transport.response_state import Bundle, Read, Run
 from loadgen_sdk.wire_formats.response_reader import EventTimeline
 

@@ -7,21 +7,21 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from loadgen_sdk.transport.chunk_size import Malformed
+from loadgen_sdk.transport.chunk_size import MalformedResponseError
 from loadgen_sdk.transport.http1 import (
     MAX_HEAD_BYTES,
     MAX_LINE_BYTES,
-    Response,
-    head,
-    merged,
+    ResponseParser,
+    build_request_head,
+    merge_headers,
 )
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def read(*pieces: bytes, closed: bool = False) -> tuple[Response, bytes]:
-    response, body = Response(), b""
+def read(*pieces: bytes, closed: bool = False) -> tuple[ResponseParser, bytes]:
+    response, body = ResponseParser(), b""
     for piece in pieces:
         body += b"".join(response.feed(piece))
     if closed:
@@ -29,7 +29,7 @@ def read(*pieces: bytes, closed: bool = False) -> tuple[Response, bytes]:
     return response, body
 
 
-def facts(response: Response, body: bytes) -> tuple[object, ...]:
+def facts(response: ResponseParser, body: bytes) -> tuple[object, ...]:
     return (
         response.status,
         response.headers,
@@ -245,10 +245,10 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed(name: str) -> None:
     data = MALFORMED[name]
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedResponseError):
         read(data)
     if len(data) < 200:
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedResponseError):
             read(*(data[i : i + 1] for i in range(len(data))))
 
 
@@ -290,10 +290,10 @@ def test_any_bytes_are_read_or_malformed(data: bytes, places: list[int]) -> None
     bounds = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     outcomes = []
     for pieces in ([data], [data[a:b] for a, b in pairwise(bounds)]):
-        response = Response()
+        response = ResponseParser()
         try:
             body = b"".join(piece for part in pieces if part for piece in response.feed(part))
-        except Malformed:
+        except MalformedResponseError:
             outcomes.append("malformed")
             continue
         assert response.status == 0 or 200 <= response.status <= 999
@@ -333,12 +333,12 @@ def test_any_split_gives_the_same_chunked_body(
 
 def test_a_head_is_what_was_asked_and_lets_no_line_in() -> None:
     assert (
-        head("POST", "/v1/x?a=b", [("Host", "h"), ("A", "ü")])
+        build_request_head("POST", "/v1/x?a=b", [("Host", "h"), ("A", "ü")])
         == b"POST /v1/x?a=b HTTP/1.1\r\nHost: h\r\nA: \xfc\r\n"
     )
     for name, value in (("A", "b\r\nC: d"), ("A\n", "b"), ("A", "b\r")):
         with pytest.raises(ValueError, match="line break"):
-            head("GET", "/", [(name, value)])
+            build_request_head("GET", "/", [(name, value)])
 
 
 @pytest.mark.parametrize(
@@ -369,4 +369,7 @@ def test_a_head_is_what_was_asked_and_lets_no_line_in() -> None:
 def test_a_users_header_replaces_ours_and_a_users_key_every_key(
     users: list[tuple[str, str]], sent: object
 ) -> None:
-    assert merged([("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x")], users) == sent
+    assert (
+        merge_headers([("Host", "h"), ("Authorization", "Bearer ours"), ("Accept", "x")], users)
+        == sent
+    )

@@ -51,15 +51,15 @@ AZURE = "https://me.openai.azure.com"
 )
 def test_forms(url: str, host: str, port: int, *, tls: bool, chat: str, host_header: str) -> None:
     target = Target.parse(url)
-    assert (target.host, target.port, target.tls, target.chat) == (host, port, tls, chat)
+    assert (target.host, target.port, target.tls, target.chat_path) == (host, port, tls, chat)
     assert (target.path, target.host_header) == (chat, host_header)
 
 
 def test_what_lives_beside_the_api() -> None:
     target = Target.parse("http://h/x/v1?token=abcd", api="completions")
     assert target.path == "/x/v1/completions?token=abcd"
-    assert target.models == "/x/v1/models?token=abcd"
-    assert target.beside("/version") == "/x/version?token=abcd"
+    assert target.models_path == "/x/v1/models?token=abcd"
+    assert target.server_path("/version") == "/x/version?token=abcd"
     assert target.base_url == "http://h/x/v1"
 
 
@@ -97,14 +97,14 @@ def test_what_lives_beside_the_api() -> None:
 )
 def test_azure(url: str, options: dict[str, str], chat: str, deployment: str) -> None:
     target = Target.parse(url, **options)  # type: ignore[arg-type]
-    assert (target.chat, target.deployment, target.azure) == (chat, deployment, True)
-    assert target.auth("k" * 8) == (("api-key", "k" * 8),)
-    assert target.auth("Bearer entra") == (("Authorization", "Bearer entra"),)
+    assert (target.chat_path, target.deployment, target.azure) == (chat, deployment, True)
+    assert target.auth_headers("k" * 8) == (("api-key", "k" * 8),)
+    assert target.auth_headers("Bearer entra") == (("Authorization", "Bearer entra"),)
 
 
 def test_azure_lists_models_beside_its_deployments() -> None:
     assert (
-        Target.parse(f"{AZURE}/openai/deployments/D?api-version=1").models
+        Target.parse(f"{AZURE}/openai/deployments/D?api-version=1").models_path
         == "/openai/models?api-version=1"
     )
     with pytest.raises(TargetUnusable) as caught:
@@ -143,7 +143,7 @@ def test_bad_urls_are_named(url: str) -> None:
 
 def test_user_and_password_become_basic_auth() -> None:
     target = Target.parse("http://us%40er:p%3Ass@host/v1?key=topsecret&api-version=7")
-    assert target.auth("ignored-key") == (
+    assert target.auth_headers("ignored-key") == (
         ("Authorization", "Basic " + base64.b64encode(b"us@er:p:ss").decode()),
     )
     assert target.redacted == "http://***@host/v1?key=***&api-version=7"
@@ -154,10 +154,10 @@ def test_user_and_password_become_basic_auth() -> None:
 @pytest.mark.parametrize("key", ["a\nb", "schlüssel", "a\x00b"])
 def test_keys_no_header_can_carry(key: str) -> None:
     with pytest.raises(TargetUnusable) as caught:
-        Target.parse("http://h").auth(key)
+        Target.parse("http://h").auth_headers(key)
     assert key not in str(caught.value)
-    assert Target.parse("http://h").auth(" key\n") == (("Authorization", "Bearer key"),)
-    assert Target.parse("http://h").auth(None) == ()
+    assert Target.parse("http://h").auth_headers(" key\n") == (("Authorization", "Bearer key"),)
+    assert Target.parse("http://h").auth_headers(None) == ()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_no_secret_of_a_good_url_is_shown(user: str, password: str, key: str) ->
     coded = [quote(text, safe="") for text in (user, password, key)]
     target = Target.parse("http://{}:{}@host.example/pre/v1?api-version=3&k={}".format(*coded))
     token = base64.b64encode(f"{user}:{password}".encode()).decode()
-    assert target.auth(None) == (("Authorization", f"Basic {token}"),)
+    assert target.auth_headers(None) == (("Authorization", f"Basic {token}"),)
     shown = target.redacted + repr(target)
     echoed = target.redact(" ".join((user, password, key, token, *coded)), None)
     for hidden in (user, password, key, token, *coded):

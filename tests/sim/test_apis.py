@@ -344,8 +344,8 @@ def test_a_chat_is_sent_as_messages() -> None:
 def test_the_key_of_messages_goes_as_the_host_takes_it() -> None:
     ours = Target.parse("https://api.anthropic.com/v1/messages", api="messages")
     assert ours.path == "/v1/messages"
-    assert dict(ours.auth("k")) == {"anthropic-version": "2023-06-01", "x-api-key": "k"}
-    other = dict(Target.parse("http://host:8000", api="messages").auth("k"))
+    assert dict(ours.auth_headers("k")) == {"anthropic-version": "2023-06-01", "x-api-key": "k"}
+    other = dict(Target.parse("http://host:8000", api="messages").auth_headers("k"))
     assert (other["x-api-key"], other["Authorization"]) == ("k", "Bearer k")
 
 

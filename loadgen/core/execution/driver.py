@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 from loadgen_sdk.request import Completion, Failure
-from loadgen_sdk.transport.wire import FOREVER
+from loadgen_sdk.transport.reactor import FOREVER
 from loadgen_sdk.wire_formats.response_reader import EventTimeline
 
 from loadgen.core.execution import stop_signals
@@ -137,7 +137,7 @@ class Driver:
         )
         self._bodies = resources.bodies
         self._clients = resources.clients
-        self._wire = resources.wire
+        self._reactor = resources.reactor
         self._spool = resources.spool
         self._redact = resources.redact
         self._head_lines = resources.head_lines
@@ -177,14 +177,14 @@ class Driver:
         # more.
         self._is_starting = False
 
-        wire = resources.wire
-        wire.hold_ns = settings.hold_ns
-        wire.wake = self._on_wake
-        wire.tick = self._on_tick
+        reactor = resources.reactor
+        reactor.turn_ns = settings.hold_ns
+        reactor.on_wake = self._on_wake
+        reactor.on_tick = self._on_tick
         # Without a separate process, bodies of an endless load are built while nothing else
         # happens.
         if resources.numbers and schedule.slot_count is None:
-            wire.idle = self._build_next_body
+            reactor.on_idle = self._build_next_body
 
     async def run(self) -> None:
         """Send everything, and return when every slot has a record.
@@ -198,9 +198,9 @@ class Driver:
             self._check_finished()
             await self._finished
         finally:
-            self._wire.wake_at(FOREVER)
-            self._wire.wake = self._wire.tick = self._wire.idle = None
-            self._wire.hold_ns = 0
+            self._reactor.wake_at(FOREVER)
+            self._reactor.on_wake = self._reactor.on_tick = self._reactor.on_idle = None
+            self._reactor.turn_ns = 0
             self._write_remaining(monotonic_ns())
             self._sampling.close()
             loop.set_exception_handler(None)
@@ -260,7 +260,7 @@ class Driver:
     def _schedule_wake_up(self) -> None:
         """Let the event loop call `_on_wake` when the next request is due."""
         due_ns = self._dispatcher.next_ns()
-        self._wire.wake_at(FOREVER if due_ns is None else self.start_ns + due_ns)
+        self._reactor.wake_at(FOREVER if due_ns is None else self.start_ns + due_ns)
 
     def _send(self, start: Start) -> None:
         """Send one request."""
@@ -432,7 +432,7 @@ class Driver:
     def _finish(self) -> None:
         if not self._finished.done():
             self._finished.set_result(None)
-            self._wire.hold_ns = 0  # the event loop continues at once
+            self._reactor.turn_ns = 0  # the event loop continues at once
 
     def _end_drain(self) -> None:
         """Cancel what is still in flight, and record the slots after it as not sent."""

@@ -16,7 +16,7 @@ from loadgen_sdk import compiled
 from loadgen_sdk.errors import TargetUnusable
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.target import Target
-from loadgen_sdk.transport.wire import Tls
+from loadgen_sdk.transport.tls import Tls
 from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS, Api
 from msgspec import structs
 from msgspec.structs import replace

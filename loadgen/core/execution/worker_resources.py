@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from loadgen_sdk.errors import TargetUnusable
-from loadgen_sdk.transport.own_flows import OwnFlows
+from loadgen_sdk.transport.host_resources import raise_file_limit
 from loadgen_sdk.transport.pool import Pool
+from loadgen_sdk.transport.reactor import Reactor
+from loadgen_sdk.transport.request_timelines import RequestTimelines
 from loadgen_sdk.transport.target import header_secrets
-from loadgen_sdk.transport.wire import Wire, raise_file_limit
 from msgspec import Struct, field
 
 from loadgen.core import child_process
@@ -62,7 +63,7 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
 class WorkerResources(Struct, frozen=True, kw_only=True):
     """What a driver needs to send its share of a plan."""
 
-    wire: Wire
+    reactor: Reactor
     clients: Sequence[Any]  # one per target
     serving: Callable[[int], Sequence[int]] | None = (
         None  # the targets that serve a step of the load
@@ -84,11 +85,11 @@ async def open_resources(plan: Plan, part: Schedule, worker: int) -> AsyncIterat
     settings = job.settings
     raise_file_limit(0)
     try:
-        wire = Wire(asyncio.get_running_loop())
+        reactor = Reactor(asyncio.get_running_loop())
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), "", error.hint) from None
     keep_text = plan.requests.history == "server"
-    pools = [_create_pool(job, target, keep_text, wire) for target in range(len(job.found))]
+    pools = [_create_pool(job, target, keep_text, reactor) for target in range(len(job.found))]
     bodies = _create_bodies(plan, part)
     spool = Spool(job.folder, worker, settings.tuning.segment_rows)
     release_blocks_above(LARGEST_KEPT_BLOCK)
@@ -100,9 +101,9 @@ async def open_resources(plan: Plan, part: Schedule, worker: int) -> AsyncIterat
             await pool.open(connections_per_target)
         clients: Sequence[Any] = pools
         if settings.keep == "gaps":
-            clients = [OwnFlows(pool, spool.events) for pool in pools]
+            clients = [RequestTimelines(pool, spool.events) for pool in pools]
         yield WorkerResources(
-            wire=wire,
+            reactor=reactor,
             clients=clients,
             serving=step_targets.serving(settings, plan.requests),
             bodies=bodies,
@@ -119,7 +120,7 @@ async def open_resources(plan: Plan, part: Schedule, worker: int) -> AsyncIterat
         bodies.close()
         for pool in pools:
             pool.close()
-        wire.shut()
+        reactor.shut_down()
 
 
 def _create_bodies(plan: Plan, part: Schedule) -> Bodies:
@@ -192,7 +193,7 @@ def connections_to_open(part: Schedule) -> int:
     return count if part.slot_count is None else min(count, part.slot_count)
 
 
-def _create_pool(job: Job, target: int, keep_text: bool, wire: Wire) -> Pool:
+def _create_pool(job: Job, target: int, keep_text: bool, reactor: Reactor) -> Pool:
     """Return the connection pool for a target."""
     probed = job.found[target]
     settings = job.settings.of(job.settings.endpoints[target])
@@ -204,4 +205,6 @@ def _create_pool(job: Job, target: int, keep_text: bool, wire: Wire) -> Pool:
         # Without usage from the server, output tokens are counted from the text.
         "keep_text": keep_text or probed.reports_usage is False,
     }
-    return Pool(probed.target, wire=wire, ahead=has_open_loop, sources=settings.sources, **options)
+    return Pool(
+        probed.target, reactor=reactor, ahead=has_open_loop, sources=settings.sources, **options
+    )

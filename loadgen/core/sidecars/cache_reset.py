@@ -42,10 +42,10 @@ async def _empty(settings: Settings, found: ProbeResult) -> None:
             hint,
         )
     fetcher = HttpFetcher(target, settings.tls.context() if target.tls else None, SECONDS)
-    headers = (*target.auth(settings.api_key), *settings.headers, ("Content-Length", "0"))
+    headers = (*target.auth_headers(settings.api_key), *settings.headers, ("Content-Length", "0"))
     try:
         answer = await fetcher.send_request(
-            "POST", target.beside(server_profile.cache_reset_path), headers, b""
+            "POST", target.server_path(server_profile.cache_reset_path), headers, b""
         )
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), target.redacted, error.hint) from None

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from loadgen_sdk.transport.wire import Tls
+from loadgen_sdk.transport.tls import Tls
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 
 from loadgen.core import child_process, units
@@ -140,8 +140,8 @@ class Profiler:
                 port=target.port,
                 tls=target.tls,
                 shown=target.redacted,
-                start=target.beside("/start_profile"),
-                stop=target.beside("/stop_profile"),
+                start=target.server_path("/start_profile"),
+                stop=target.server_path("/stop_profile"),
                 headers=target_headers(pages, i, probe),
             )
             servers.setdefault((server.host, server.port, server.start), server)

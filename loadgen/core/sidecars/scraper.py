@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-from loadgen_sdk.transport.http1 import merged
+from loadgen_sdk.transport.http1 import merge_headers
 
 from loadgen.core import child_process
 from loadgen.core.errors import UserError
@@ -36,7 +36,7 @@ from loadgen.core.sidecars.page_connection import PageConnection
 
 if TYPE_CHECKING:
     from loadgen_sdk.probe.probe import ProbeResult
-    from loadgen_sdk.transport.wire import Tls
+    from loadgen_sdk.transport.tls import Tls
 
 EVERY_S = 1.0
 CPU_SHARE = (
@@ -211,7 +211,7 @@ def _beside(
                     tls=target.tls,
                     drains=drains,
                     kind=kind,
-                    paths=tuple(target.beside(path) for path in paths),
+                    paths=tuple(target.server_path(path) for path in paths),
                     shown=shown,
                     headers=target_headers(asked, i, probe),
                     names=series.names_for(probe.server_profile.metrics)
@@ -284,7 +284,7 @@ def target_headers(asked: MetricsPageOptions, target: int, probe: ProbeResult) -
     """The headers of a question to a target itself: its key, and those of the user."""
     key = asked.keys[target]
     value = probe.target.basic or (f"Bearer {key}" if key else "")
-    return dict(merged([("Authorization", value)] if value else [], asked.headers))
+    return dict(merge_headers([("Authorization", value)] if value else [], asked.headers))
 
 
 # -- the process ---------------------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ def follow(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
     job = msgspec.json.decode(source.readline(), type=ScrapeJob)
     context = None
     if any(place.tls for place in job.places):
-        from loadgen_sdk.transport.wire import Tls
+        from loadgen_sdk.transport.tls import Tls
 
         context = Tls(verify=job.verify, ca=job.ca, cert=job.cert, key=job.key).context()
     readers: list[Reader | SmiReader] = [Reader(place, context) for place in job.places]

@@ -19,7 +19,7 @@ import traceback
 from typing import Any
 
 import msgspec
-from loadgen_sdk.transport.clock import TimerFd
+from loadgen_sdk.transport.timer import TimerFd
 
 from loadgen.core.errors import LoadgenError as Wrong
 from loadgen.core.errors import TargetError, UserError, of_reading

@@ -1,7 +1,7 @@
 """Send HTTP requests of the probe over TCP and TLS, one connection per request.
 
 This is simple and complete rather than fast: asyncio streams, `transport/http1.py`, limits of size
-and time, and errors with a hint for the user. A load uses `transport/wire.py` instead. Errors name
+and time, and errors with a hint for the user. A load uses `transport/reactor.py` instead. Errors name
 the address or the redacted URL, never the URL itself.
 """
 
@@ -15,11 +15,11 @@ from time import monotonic_ns
 from typing import NoReturn
 
 from ..errors import TargetUnusable, WrongUse
-from ..transport.chunk_size import Malformed
-from ..transport.http1 import HTTP_2, Response, head, merged
-from ..transport.proxy import Proxy, proxy_for, refusal
+from ..transport.chunk_size import MalformedResponseError
+from ..transport.host_resources import resolve_host
+from ..transport.http1 import HTTP_2, ResponseParser, build_request_head, merge_headers
+from ..transport.proxy import Proxy, proxy_for, tunnel_refusal
 from ..transport.target import Target
-from ..transport.wire import resolve
 from .http_types import Headers, HttpResponse, TransientFailure
 
 MAX_BODY_BYTES = 4 << 20
@@ -111,13 +111,13 @@ class HttpFetcher:
 
     def _encode_request(self, method: str, path: str, headers: Headers, body: bytes) -> bytes:
         target = self._target
-        lines = merged([("Host", target.host_header), ("Connection", "close")], headers)
+        lines = merge_headers([("Host", target.host_header), ("Connection", "close")], headers)
         if self._proxy is not None and not target.tls:
             path = f"http://{target.host_header}{path}"
             lines += self._proxy.headers
         if body:
             lines.append(("Content-Length", str(len(body))))
-        return head(method, path, lines) + b"\r\n" + body
+        return build_request_head(method, path, lines) + b"\r\n" + body
 
     async def _resolved_address(self) -> str:
         """Return the first address of the host that accepts a connection."""
@@ -142,7 +142,7 @@ class HttpFetcher:
         started_ns = monotonic_ns()
         try:
             async with asyncio.timeout(self._connect_s):
-                resolved = await resolve(self._peer_host, self._peer_port)
+                resolved = await resolve_host(self._peer_host, self._peer_port)
         except TimeoutError:
             raise self._lookup_error("no answer from DNS") from None
         except (OSError, UnicodeError) as error:
@@ -174,7 +174,7 @@ class HttpFetcher:
         """Ask the proxy for a tunnel and do the TLS handshake with the target inside it."""
         reader, writer = await asyncio.open_connection(address, self._peer_port)
         writer.write(proxy.connect_request(self._target))
-        problem = refusal(await reader.readuntil(b"\r\n\r\n"))
+        problem = tunnel_refusal(await reader.readuntil(b"\r\n\r\n"))
         if problem:
             writer.transport.abort()
             raise TargetUnusable("proxy", problem, _PROXY_HINT)
@@ -243,7 +243,7 @@ class _ResponseReading:
     def __init__(self, target: Target, method: str) -> None:
         self._target = target
         self._method = method
-        self._response = Response()
+        self._response = ResponseParser()
         self._body_pieces: list[bytes] = []
         self._received_bytes = 0
 
@@ -274,7 +274,7 @@ class _ResponseReading:
         target = self._target
         try:
             yield
-        except Malformed as error:
+        except MalformedResponseError as error:
             if str(error) == HTTP_2:
                 raise _http_2_error(target.address) from None
             message = f"{target.address} does not speak HTTP/1.1"

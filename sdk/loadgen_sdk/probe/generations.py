@@ -16,10 +16,10 @@ import msgspec
 from ..errors import TargetUnusable
 from ..request import Request, Usage
 from ..transport.exchange import (
-    compressed_text,
+    compression_error_text,
+    feed_whole_body,
     is_event_stream,
-    take_whole_body,
-    unread_encoding,
+    unsupported_encoding,
 )
 from ..wire_formats.event_fields import error_text
 from ..wire_formats.request_body import BodyFormat, encode_body
@@ -303,9 +303,9 @@ class Generator:
         return minimum if minimum > tokens and is_requested_by_load else None
 
     def _check_encoding(self, response: HttpResponse) -> None:
-        encoding = unread_encoding(response.headers)
+        encoding = unsupported_encoding(response.headers)
         if encoding:
-            message = f"{self._client.target.redacted} sends {compressed_text(encoding)}"
+            message = f"{self._client.target.redacted} sends {compression_error_text(encoding)}"
             hint = "switch compression off in the server or in the proxy before it"
             raise TargetUnusable("invalid_answer", message, hint)
 
@@ -313,7 +313,7 @@ class Generator:
         """Read the body of a response with the reader of the load."""
         reader = ResponseReader(EventTimeline())
         if not is_stream:
-            take_whole_body(reader, body, 0, self._client.stream)
+            feed_whole_body(reader, body, 0, self._client.stream)
             return reader
         decoder = SseDecoder()
         try:

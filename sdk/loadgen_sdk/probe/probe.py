@@ -151,7 +151,7 @@ async def probe(
     host_server = "azure" if target.azure else server_of_host(target.host)
     model_list, version_page = await asyncio.gather(
         client.get_model_list(is_required=not model),
-        client.get_optional("" if host_server else target.beside(VERSION_PATH)),
+        client.get_optional("" if host_server else target.server_path(VERSION_PATH)),
     )
     _check_model_list(client, model_list, is_required=not model)
     identified = await _identify_server(
@@ -246,7 +246,10 @@ async def _identify_server(
         return _IdentifiedServer(server, "named by the user", doubt)
     if detected is None:
         pages = await asyncio.gather(
-            *(client.get_optional(client.target.beside(path)) for path in FURTHER_PAGES.values())
+            *(
+                client.get_optional(client.target.server_path(path))
+                for path in FURTHER_PAGES.values()
+            )
         )
         for source, page in zip(FURTHER_PAGES, pages, strict=True):
             texts[source] = page.page_text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import TargetUnusable
-from ..transport.http1 import CREDENTIALS, merged
+from ..transport.http1 import CREDENTIALS, merge_headers
 from ..transport.target import Target, header_secrets
 from ..wire_formats.request_body import add_timing_request
 from ..wire_formats.server_profiles import ServerProfile
@@ -89,7 +89,7 @@ class ProbeClient:
         self.failures: list[str] = []
         self._send_request = send_request
         self._sleep = options.sleep
-        self._headers: Headers = merged(target.auth(api_key), options.headers)
+        self._headers: Headers = merge_headers(target.auth_headers(api_key), options.headers)
         self.replaced_key_header = _header_in_place_of_key(options.headers) if api_key else ""
         self.explainer = RefusalExplainer(
             target,
@@ -128,7 +128,7 @@ class ProbeClient:
         Return NO_RESPONSE if that fails and the list is not required.
         """
         try:
-            return await self.get(self.target.models)
+            return await self.get(self.target.models_path)
         except TargetUnusable:
             if is_required:
                 raise
@@ -146,13 +146,13 @@ class ProbeClient:
         if profile.info_path and not is_hosted:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(INFO_PAGE_TIMEOUT_S):
-                    response = await self.get_optional(self.target.beside(profile.info_path))
+                    response = await self.get_optional(self.target.server_path(profile.info_path))
                     page = response.page_text
         return parse_server_info(profile, version, page)
 
     async def post(self, body: bytes) -> HttpResponse:
         """Send one generation, without retries. Raises TargetUnusable."""
-        headers = merged([("Content-Type", "application/json")], self._headers)
+        headers = merge_headers([("Content-Type", "application/json")], self._headers)
         return await self._send_request("POST", self.target.path, headers, body)
 
     async def wait_after_failure(self, failure: TransientFailure) -> None:
@@ -161,7 +161,7 @@ class ProbeClient:
         await self._sleep(failure.retry_after_s)
 
     async def _get_once(self, path: str) -> HttpResponse:
-        headers = merged([("Accept", "application/json")], self._headers)
+        headers = merge_headers([("Accept", "application/json")], self._headers)
         return await self._send_request("GET", path, headers, b"")
 
 

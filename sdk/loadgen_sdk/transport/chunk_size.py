@@ -13,7 +13,7 @@ _LONGEST_CACHED_LINE = 32
 _HEX_DIGITS = frozenset(b"0123456789abcdefABCDEF")
 
 
-class Malformed(ValueError):  # noqa: N818 - the name is known to callers
+class MalformedResponseError(ValueError):  # noqa: N818 - the name is known to callers
     """The bytes are not HTTP/1.1 as this client accepts it."""
 
 
@@ -25,7 +25,7 @@ def chunk_size(line: bytes) -> int:
     """
     digits = line.partition(b";")[0].strip(b" \t")
     if not digits or len(digits) > MOST_DIGITS or not _HEX_DIGITS.issuperset(digits):
-        raise Malformed(f"chunk size {line[:40]!r}")
+        raise MalformedResponseError(f"chunk size {line[:40]!r}")
     size = int(digits, 16)
     if len(CHUNK_SIZES) < _MOST_CACHED_SIZES and len(line) < _LONGEST_CACHED_LINE:
         CHUNK_SIZES[line] = size

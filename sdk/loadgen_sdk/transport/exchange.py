@@ -24,8 +24,8 @@ from ..wire_formats.response_reader import (
 )
 from ..wire_formats.server_timing import HEADER
 from ..wire_formats.sse import EventTooLargeError, SseDecoder
-from .chunk_size import CHUNK_SIZES, Malformed, chunk_size
-from .http1 import HEADS, Response
+from .chunk_size import CHUNK_SIZES, MalformedResponseError, chunk_size
+from .http1 import HEADS, ResponseParser
 from .implementation import ExchangeState, whole_chunks
 from .response_state import LAST_EVENTS, Bundle
 
@@ -45,7 +45,7 @@ class Exchange(ExchangeState):
     """
 
     __slots__ = ()
-    response_class = Response
+    response_class = ResponseParser
     decoder_class = SseDecoder
     reading_class = ResponseReader
 
@@ -86,7 +86,7 @@ class Exchange(ExchangeState):
         self.bytes_received += len(data)
         try:
             chunks, events = self._events_of(data, stamp, from_kernel)
-        except (Malformed, EventTooLargeError) as error:
+        except (MalformedResponseError, EventTooLargeError) as error:
             self._close(stamp, Failure("malformed", str(error), response.status))
             return True
         if events:
@@ -124,9 +124,9 @@ class Exchange(ExchangeState):
             self.first_byte = stamp
             self.kernel_stamp = from_kernel
             self.is_event_stream = is_event_stream(response.status, response.headers)
-            encoding = unread_encoding(response.headers) if response.status < 300 else ""
+            encoding = unsupported_encoding(response.headers) if response.status < 300 else ""
             if encoding:
-                raise Malformed(compressed_text(encoding))
+                raise MalformedResponseError(compression_error_text(encoding))
             self.at_start = response.chunked
         if not (self.is_event_stream and response.chunked):
             return self._decode(data)
@@ -232,7 +232,7 @@ class Exchange(ExchangeState):
         if self.body_bytes <= (MAX_ERROR_BYTES if refused else MAX_WHOLE_BYTES):
             self.body_parts.append(body_part)
         elif not refused:  # of an error body, the beginning is enough
-            raise Malformed(f"a body of more than {MAX_WHOLE_BYTES} bytes")
+            raise MalformedResponseError(f"a body of more than {MAX_WHOLE_BYTES} bytes")
 
     def _complete(self, stamp: int, read_at: int) -> None:
         response, reading = self.response, self.reading
@@ -245,7 +245,7 @@ class Exchange(ExchangeState):
             if last_events:
                 reading.feed(last_events, stamp)
         elif self.body_parts:
-            take_whole_body(reading, b"".join(self.body_parts), stamp, self.stream)
+            feed_whole_body(reading, b"".join(self.body_parts), stamp, self.stream)
             if reading.first_token >= 0:
                 self.client_lag = read_at - stamp
         failure = reading.judge(True, response.until_close, self.is_event_stream)
@@ -334,7 +334,7 @@ def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:
     return status < 300 and headers.get("content-type", "")[:17].lower() == EVENT_STREAM
 
 
-def unread_encoding(headers: Mapping[str, str]) -> str:
+def unsupported_encoding(headers: Mapping[str, str]) -> str:
     """Return the compression of a body, which this client does not request, or "" for none.
 
     It is in Content-Encoding, or before `chunked` in Transfer-Encoding.
@@ -346,12 +346,12 @@ def unread_encoding(headers: Mapping[str, str]) -> str:
     return ""
 
 
-def compressed_text(encoding: str) -> str:
+def compression_error_text(encoding: str) -> str:
     """Return the error message for a body that is compressed."""
     return f"a body in Content-Encoding {encoding}, which was not asked for"
 
 
-def take_whole_body(
+def feed_whole_body(
     reading: ResponseReader, body: bytes, stamp: int, stream_requested: bool
 ) -> None:
     """Read a body that is not a stream of events.
@@ -374,7 +374,7 @@ def take_whole_body(
 
 def http_failure(status: int, headers: Mapping[str, str], body: bytes) -> Failure:
     """Return the failure of a response with a status of 300 or more."""
-    encoding = unread_encoding(headers)
+    encoding = unsupported_encoding(headers)
     if 300 <= status < 400:
         text = f"HTTP {status}, a redirect, which a load test does not follow"
         return Failure("malformed", text, status)
@@ -397,4 +397,6 @@ def _decompress(body: bytes) -> bytes:
 
 if _compiled is not None:
     decode_usage = msgspec.json.Decoder(UsageFields).decode
-    _compiled.answers(Exchange, Response, SseDecoder, ResponseReader, HEADS, decode_usage, ENDINGS)
+    _compiled.answers(
+        Exchange, ResponseParser, SseDecoder, ResponseReader, HEADS, decode_usage, ENDINGS
+    )

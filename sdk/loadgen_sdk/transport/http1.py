@@ -1,6 +1,6 @@
 """HTTP/1.1 without IO: writes request heads, reads response heads and bodies (chunked, by length, until close).
 
-One `Response` reads one answer. This module uses no socket. Bytes that it cannot accept raise `Malformed`.
+One `ResponseParser` reads one answer. This module uses no socket. Bytes that it cannot accept raise `MalformedResponseError`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .chunk_size import CHUNK_SIZES, MOST_DIGITS, Malformed, chunk_size
+from .chunk_size import CHUNK_SIZES, MOST_DIGITS, MalformedResponseError, chunk_size
 from .implementation import ResponseState
 
 CREDENTIALS = frozenset(("authorization", "api-key", "x-api-key"))
@@ -19,7 +19,7 @@ HTTP_2 = "the server speaks HTTP/2 and no HTTP/1.1"
 _BARE_LF = "a response head whose lines end with LF alone, not with CRLF"
 
 
-def head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
+def build_request_head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
     """The fixed part of a request head, without Content-Length and the closing blank line."""
     for name, value in headers:
         if "\r" in name + value or "\n" in name + value:
@@ -28,7 +28,7 @@ def head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
     return ("\r\n".join(lines) + "\r\n").encode("latin-1")
 
 
-def merged(
+def merge_headers(
     ours: Iterable[tuple[str, str]], users: Iterable[tuple[str, str]]
 ) -> list[tuple[str, str]]:
     """Header lines in which the user's replace ours of the same name.
@@ -50,7 +50,7 @@ def _is_decimal(text: str) -> bool:
 
 
 class Head(NamedTuple):
-    """What the head of an answer says; see `Response`. `mode`: how the body is framed."""
+    """What the head of an answer says; see `ResponseParser`. `mode`: how the body is framed."""
 
     status: int
     headers: dict[str, str]
@@ -74,14 +74,14 @@ def _parsed_head(data: bytes) -> Head:
     if not version.startswith("HTTP/1.") or not (
         _is_decimal(code) and len(code) == 3 and code >= "200"
     ):
-        raise Malformed(f"status line {lines[0][:80]!r}")
+        raise MalformedResponseError(f"status line {lines[0][:80]!r}")
     headers: dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            raise Malformed(f"header line {line[:80]!r}")
+            raise MalformedResponseError(f"header line {line[:80]!r}")
         if "\n" in line:
-            raise Malformed(_BARE_LF)
+            raise MalformedResponseError(_BARE_LF)
         name = name.lower()
         value = value.strip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
@@ -112,12 +112,12 @@ def _framing(status: int, headers: dict[str, str]) -> tuple[str, int]:
     lengths = {part.strip() for part in headers["content-length"].split(",")}
     text = lengths.pop()
     if lengths or not _is_decimal(text):
-        raise Malformed(f"Content-Length {headers['content-length']!r}")
+        raise MalformedResponseError(f"Content-Length {headers['content-length']!r}")
     length = int(text)
     return "length" if length else "end", length
 
 
-class Response(ResponseState):
+class ResponseParser(ResponseState):
     """The reader of one answer. `feed` takes arriving bytes and returns the body parts in them.
 
     `status` is 0 until the head is complete. `complete` is true when the body has ended by its framing. Once complete,
@@ -197,12 +197,12 @@ class Response(ResponseState):
                 if (
                     data[:2] == b"\0\0" and data[3:4] == b"\4"
                 ):  # a frame of settings, with which HTTP/2 begins
-                    raise Malformed(HTTP_2)
-                raise Malformed(f"not an HTTP/1.x answer: {data[:60]!r}")
+                    raise MalformedResponseError(HTTP_2)
+                raise MalformedResponseError(f"not an HTTP/1.x answer: {data[:60]!r}")
             if b"\n\n" in data:
-                raise Malformed(_BARE_LF)
+                raise MalformedResponseError(_BARE_LF)
             if len(data) > MAX_HEAD_BYTES:
-                raise Malformed("a response head of more than 64 KiB")
+                raise MalformedResponseError("a response head of more than 64 KiB")
             self._unparsed = data
             return b""
         self._unparsed = b""
@@ -250,7 +250,7 @@ class Response(ResponseState):
                 end = position + bytes_left
                 if end <= size:
                     if data[end - 2 : end] != b"\r\n":
-                        raise Malformed("a chunk that is longer than its size")
+                        raise MalformedResponseError("a chunk that is longer than its size")
                     if bytes_left > 2:
                         pieces.append(data[position : end - 2])
                     position = end
@@ -265,7 +265,7 @@ class Response(ResponseState):
             line_end = data.find(b"\r\n", position)
             if line_end < 0:
                 if size - position > MAX_LINE_BYTES:
-                    raise Malformed("a chunk-size line of more than 4 KiB")
+                    raise MalformedResponseError("a chunk-size line of more than 4 KiB")
                 self._unparsed = data[position:]
                 break
             line = data[position:line_end]
@@ -289,7 +289,7 @@ class Response(ResponseState):
             end = data.find(b"\r\n")
             if end < 0:
                 if len(data) > MAX_LINE_BYTES:
-                    raise Malformed("a trailer of more than 4 KiB")
+                    raise MalformedResponseError("a trailer of more than 4 KiB")
                 self._unparsed = data
                 return []
             if not end:

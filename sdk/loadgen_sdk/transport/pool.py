@@ -1,7 +1,7 @@
 """A pool of kept-alive connections to one endpoint: it sends requests and returns measured completions.
 
 The load generator calls `Pool.send`, which takes a callback and creates neither a task nor a future. This module only
-decides which connection carries which request. HTTP is in `exchange.py` and `wire_formats/`, sockets are in `wire.py`.
+decides which connection carries which request. HTTP is in `exchange.py` and `wire_formats/`, sockets are in `reactor.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from ..wire_formats.request_body import BodyEncoder, BodyFormat
 from ..wire_formats.response_reader import EventTimeline
 from ..wire_formats.server_profiles import ServerProfile
 from .exchange import Exchange
-from .http1 import head, merged
+from .host_resources import raise_file_limit, resolve_host
+from .http1 import build_request_head, merge_headers
 from .proxy import Proxy
+from .reactor import TICK_NS, ClientConnection, Reactor
 from .response_state import OnDone, Read, Run
 from .target import Target
-from .wire import TICK_NS, ClientConnection, Tls, Wire, raise_file_limit, resolve
+from .tls import Tls
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -87,7 +89,7 @@ class SendingOptions(TypedDict, total=False):
     continuous_usage: bool
     ahead: bool
     sources: Sequence[str]
-    wire: Wire | None
+    reactor: Reactor | None
 
 
 class PoolOptions(SendingOptions, total=False):
@@ -137,24 +139,28 @@ class Pool:
         self._stall_ns = options.get("stall_timeout_ns", STALL_TIMEOUT_NS)
         self._keep_text = options.get("keep_text", False)
         self._keep_headers = options.get("keep_headers", False)
-        tls, wire, proxy = options.get("tls"), options.get("wire"), options.get("proxy")
+        tls, reactor, proxy = options.get("tls"), options.get("reactor"), options.get("proxy")
         self._tls: ssl.SSLContext | None = (tls or Tls()).context() if target.tls else None
-        self._owns_wire = wire is None
+        self._owns_wire = reactor is None
         try:
-            self.wire = wire or Wire(asyncio.get_running_loop())
+            self.reactor = reactor or Reactor(asyncio.get_running_loop())
         except RuntimeError:
             raise WrongUse(
                 "event_loop",
                 "a client lives in an event loop, and none is running",
                 "make it inside a coroutine, or BlockingClient",
             ) from None
-        self._carry, self._free, self._awaited = self.wire.carry, self.wire.free, self.wire.awaited
+        self._carry, self._free, self._awaited = (
+            self.reactor.carry,
+            self.reactor.free,
+            self.reactor.open_exchanges,
+        )
         if self._owns_wire:
-            self.wire.tick = self.tick
+            self.reactor.on_tick = self.tick
         accept = "text/event-stream" if stream else "application/json"
         ours = [
             ("Host", target.host_header),
-            *target.auth(options.get("api_key")),
+            *target.auth_headers(options.get("api_key")),
             ("Content-Type", "application/json"),
             ("Accept", accept),
             ("User-Agent", "loadgen"),
@@ -163,7 +169,9 @@ class Pool:
         if proxy is not None and not target.tls:
             path = f"http://{target.host_header}{path}"
             ours += proxy.headers
-        self._head = head("POST", path, merged(ours, options.get("headers", ())))
+        self._head = build_request_head(
+            "POST", path, merge_headers(ours, options.get("headers", ()))
+        )
         self._tunnel = proxy.connect_request(target) if proxy is not None and target.tls else b""
         self._peer = (proxy.host, proxy.port) if proxy is not None else (target.host, target.port)
         self._reuse_ns = int(server_profile.max_idle_s * 1e9)
@@ -196,7 +204,7 @@ class Pool:
     async def open(self, connections: int = 0) -> None:
         """Resolve the host and open this many connections. Raises TargetUnusable when that is not possible."""
         try:
-            self._addresses = await resolve(*self._peer)
+            self._addresses = await resolve_host(*self._peer)
         except OSError as error:
             raise TargetUnusable(
                 "dns", f"cannot resolve {self._peer[0]!r}: {error.strerror}", "check the host name"
@@ -210,9 +218,11 @@ class Pool:
         self._open_done = asyncio.get_running_loop().create_future()
         for _ in range(min(connections, OPEN_PER_TICK * 4)):
             self._open_spare()
-        set_tick = self.wire.tick is None  # a shared wire has no housekeeping before its owner runs
+        set_tick = (
+            self.reactor.on_tick is None
+        )  # a shared wire has no housekeeping before its owner runs
         if set_tick:
-            self.wire.tick = self.tick
+            self.reactor.on_tick = self.tick
         try:
             async with asyncio.timeout(30):
                 await self._open_done
@@ -222,7 +232,7 @@ class Pool:
             ) from None
         finally:
             if set_tick:
-                self.wire.tick = None
+                self.reactor.on_tick = None
             self._open_done = None
             self._wanted_spares = SPARE
 
@@ -234,10 +244,10 @@ class Pool:
     def close(self) -> None:
         """Close every connection (of a shared wire only the idle ones). Requests in flight get no `on_done` call."""
         if self._owns_wire:
-            self.wire.shut()
+            self.reactor.shut_down()
             return
         for connection in self._idle:
-            self.wire.close(connection)
+            self.reactor.close(connection)
         self._idle.clear()
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -296,17 +306,17 @@ class Pool:
             self._dispatch(exchange)
         elif isinstance(exchange.connection, ClientConnection):
             parts = (exchange.head, exchange.payload)
-            self.wire.send_rest(exchange.connection, parts, sum(map(len, parts)) - left)
+            self.reactor.send_rest(exchange.connection, parts, sum(map(len, parts)) - left)
 
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
         """End a request now and close its connection. `on_done` gets the Completion with this failure."""
         connection = exchange.connection
         if isinstance(connection, ClientConnection) and not exchange.over:
-            self.wire.hand_over(connection)  # what came before may be its end
+            self.reactor.hand_over(connection)  # what came before may be its end
         if exchange.over:
             return
         if isinstance(connection, ClientConnection):
-            self.wire.close(connection)
+            self.reactor.close(connection)
         self._end(exchange, monotonic_ns(), failure)
 
     # -- connections for requests --------------------------------------------------------------------------------
@@ -319,7 +329,7 @@ class Pool:
                 continue
             now = monotonic_ns()
             if now - connection.idle_since > self._reuse_ns:
-                self.wire.close(connection)
+                self.reactor.close(connection)
                 continue
             exchange.ready = now
             self._write(connection, exchange)
@@ -347,7 +357,7 @@ class Pool:
                     if self._sources
                     else ""
                 )
-                connection = self.wire.open(
+                connection = self.reactor.open(
                     self._addresses[index],
                     index,
                     self,
@@ -383,15 +393,15 @@ class Pool:
         exchange.reused = connection.served > 0
         if not exchange.reused:
             exchange.tcp, exchange.tls = connection.tcp_ns, connection.tls_ns
-        self.wire.awaited.add(exchange)
-        exchange.sent = self.wire.send(connection, (exchange.head, exchange.payload))
+        self.reactor.open_exchanges.add(exchange)
+        exchange.sent = self.reactor.send(connection, (exchange.head, exchange.payload))
         exchange.bytes_sent += len(exchange.head) + len(exchange.payload)
 
     def _keep_idle(self, connection: ClientConnection) -> None:
         """An answer is over and its connection can be reused."""
         connection.busy = None
         connection.served += 1
-        self.wire.release(connection)
+        self.reactor.release(connection)
         connection.idle_since = monotonic_ns()
         self._idle.append(connection)
 
@@ -403,7 +413,7 @@ class Pool:
     def _report(self, exchange: Exchange) -> None:
         exchange.connection = None
         exchange.payload = b""
-        self.wire.awaited.discard(exchange)
+        self.reactor.open_exchanges.discard(exchange)
         self._in_flight.pop(exchange, None)
         exchange.tell()
 
@@ -461,7 +471,7 @@ class Pool:
     def arrived(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
         exchange = connection.busy
         if not isinstance(exchange, Exchange):  # bytes without a request
-            self.wire.close(connection)
+            self.reactor.close(connection)
             return
         first = reads[0]
         if (
@@ -472,7 +482,7 @@ class Pool:
             and first[1] < exchange.sent + STALE_NS
             and first[0].startswith(TIMED_OUT_IDLE)
         ):
-            self.wire.close(
+            self.reactor.close(
                 connection
             )  # the server gave up the idle connection before it saw this request
             connection.busy = None
@@ -484,7 +494,7 @@ class Pool:
             connection.patient, connection.template = exchange.patient, exchange.template
             calm_events = exchange.calm_events if exchange.template is not None else 0
             if connection.held or (calm_events >= HELD_EVENTS and len(reads[-1][0]) < LARGE_READ):
-                self.wire.hold(connection, calm_events)
+                self.reactor.hold(connection, calm_events)
 
     def over(self, connection: ClientConnection) -> None:
         if (
@@ -497,14 +507,14 @@ class Pool:
         response = exchange.response
         if response.complete and response.reusable and not connection.unsent:
             if response.uses_left is not None and response.uses_left <= 1:
-                self.wire.close(connection)
+                self.reactor.close(connection)
             else:
                 if response.idle_limit_s is not None:
                     limit_ns = int(max(0.5, response.idle_limit_s - KEEP_ALIVE_MARGIN_S) * 1e9)
                     self._reuse_ns = min(self._reuse_ns, limit_ns)
                 self._keep_idle(connection)
         else:
-            self.wire.close(connection)
+            self.reactor.close(connection)
         self._report(
             exchange
         )  # after the connection is free: the next request of the lane may use it
@@ -558,7 +568,7 @@ class Pool:
             ):  # it is over, or has just failed to connect
                 continue
             left -= 1
-            self.wire.hand_over(connection)
+            self.reactor.hand_over(connection)
             if exchange.over:
                 continue
             if exchange.progress and now - exchange.progress >= self._stall_ns:
@@ -572,11 +582,13 @@ class Pool:
         ):
             connection = connecting.popleft()
             if connection.state in BEING_MADE:
-                self.wire.give_up(connection, "connect", f"no answer within {CONNECT_NS / 1e9:g} s")
+                self.reactor.give_up(
+                    connection, "connect", f"no answer within {CONNECT_NS / 1e9:g} s"
+                )
         idle = self._idle
         while idle and (idle[0].closed or now - idle[0].idle_since > self._reuse_ns):
             connection = idle.popleft()
-            self.wire.close(connection)
+            self.reactor.close(connection)
         self._busiest_tick = max(self._sent_this_tick, self._busiest_tick * 7 // 8)
         self._sent_this_tick = 0
         if self._open_ahead and self._open_done is None and self._busiest_tick:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ..errors import WrongUse
-from .target import Target, userinfo
+from .target import Target, parse_userinfo
 
 
 class Proxy(NamedTuple):
@@ -30,7 +30,7 @@ class Proxy(NamedTuple):
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def refusal(answer: bytes) -> str:
+def tunnel_refusal(answer: bytes) -> str:
     """What a proxy's answer to CONNECT says against the tunnel; "" when it is open."""
     status = answer.partition(b"\r\n")[0].decode("latin-1")
     return (
@@ -62,4 +62,4 @@ def proxy_for(target: Target, url: str | None) -> Proxy | None:
             "this proxy cannot be used",
             'give proxy="http://HOST:PORT" (not https, not SOCKS), or proxy=""',
         )
-    return Proxy(host, port, userinfo(parts.netloc)[0])
+    return Proxy(host, port, parse_userinfo(parts.netloc)[0])

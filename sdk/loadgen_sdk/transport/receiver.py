@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from .clock import Timer
-from .plain import plain_read
+from .plain_events import plain_read
 from .response_state import Bundle, Read, Run
+from .timer import Timer
 
 READ_BYTES = 32 << 10
 MOST_READY = 1024  # most sockets that one poll reports
@@ -322,7 +322,7 @@ class Receiver:
     ) -> list[tuple[int, int]] | None:
         """Receive until `until`, `tick_at` or `wake_at`, while answers are `awaited`; returns what `receive` does.
 
-        C also hands over for `slice_ns`, as `hand_over_queued` does, and arms the timer as `Wire` does, again and again
+        C also hands over for `slice_ns`, as `hand_over_queued` does, and arms the timer as `Reactor` does, again and again
         as long as that is all there is to do. None: all that was received has been handed over.
         """
         due_at = min(self.wake_at, tick_at)

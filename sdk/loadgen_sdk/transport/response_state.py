@@ -15,7 +15,7 @@ from ..request import NEVER, Completion, Failure, Request
 if TYPE_CHECKING:
     from ..wire_formats.response_reader import EventTimeline, ResponseReader
     from ..wire_formats.sse import SseDecoder
-    from .http1 import Response
+    from .http1 import ResponseParser
 
 LAST_EVENTS = 4
 """This many events before the expected end, a response becomes urgent again, because the next
@@ -135,7 +135,7 @@ class ExchangeState:
         "tries",
     )
 
-    response_class: type[Response]
+    response_class: type[ResponseParser]
     decoder_class: type[SseDecoder]
     reading_class: type[ResponseReader]
 

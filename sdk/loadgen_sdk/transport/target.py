@@ -127,7 +127,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
                 "port 0 cannot be connected to",
                 "give the port the server listens on",
             )
-        basic, secrets = userinfo(parts.netloc)
+        basic, secrets = parse_userinfo(parts.netloc)
         shown_query, query_secrets = _query(parts.query)
         path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._").rstrip("/")
         for endpoint in _ENDPOINTS:
@@ -159,24 +159,24 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def path(self) -> str:
         """Request path of the API for which this target was parsed."""
-        return self.chat if self.api == "chat" else f"{self.base}/{self.api}{self.query}"
+        return self.chat_path if self.api == "chat" else f"{self.base}/{self.api}{self.query}"
 
     @property
-    def chat(self) -> str:
+    def chat_path(self) -> str:
         return f"{self.base}/chat/completions{self.query}"
 
     @property
-    def completions(self) -> str:
+    def completions_path(self) -> str:
         return f"{self.base}/completions{self.query}"
 
     @property
-    def models(self) -> str:
+    def models_path(self) -> str:
         base = (
             f"{self.root}/openai" if self.deployment else self.base
         )  # a deployment has no list of models of its own
         return f"{base}/models{self.query}"
 
-    def beside(self, name: str) -> str:
+    def server_path(self, name: str) -> str:
         """Request path of a page outside the API: `/version`, `/health`, `/props`."""
         return f"{self.root}{name}{self.query}"
 
@@ -202,7 +202,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         """The API's URL for other clients, without user and query."""
         return f"{'https' if self.tls else 'http'}://{self.host_header}{self.base}"
 
-    def auth(self, api_key: str | None) -> tuple[tuple[str, str], ...]:
+    def auth_headers(self, api_key: str | None) -> tuple[tuple[str, str], ...]:
         """The authentication headers: the key as `api-key` on Azure, else as a bearer token. For messages with the
         version of the API, and the key also as `x-api-key`.
 
@@ -282,13 +282,13 @@ def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
     return tuple(spellings)
 
 
-def userinfo(netloc: str) -> tuple[str, tuple[str, ...]]:
-    userinfo, at, _ = netloc.rpartition("@")
-    if not at or not userinfo:
+def parse_userinfo(netloc: str) -> tuple[str, tuple[str, ...]]:
+    parse_userinfo, at, _ = netloc.rpartition("@")
+    if not at or not parse_userinfo:
         return "", ()
-    user, _, password = userinfo.partition(":")
+    user, _, password = parse_userinfo.partition(":")
     token = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
-    return f"Basic {token}", (userinfo, user, password, token)
+    return f"Basic {token}", (parse_userinfo, user, password, token)
 
 
 def _query(query: str) -> tuple[str, tuple[str, ...]]:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import uvloop
 from loadgen_sdk.request import Completion, Failure, Usage
-from loadgen_sdk.transport.wire import Wire
+from loadgen_sdk.transport.reactor import Reactor
 
 from loadgen.core.execution import stop_signals
 from loadgen.core.execution.bodies import Bodies
@@ -152,12 +152,12 @@ def run(
         numbers = [schedule.slot_ids_of(span) for span in schedule.stages]
         for stage, span in enumerate(schedule.stages):
             bodies.build(stage, numbers[stage], most=100 if span.session_count is None else None)
-        wire = Wire(asyncio.get_running_loop())
+        reactor = Reactor(asyncio.get_running_loop())
         spool = Spool(folder, 0)
         drive = Driver(
             schedule,
             WorkerResources(
-                wire=wire, clients=[client], bodies=bodies, numbers=numbers, spool=spool
+                reactor=reactor, clients=[client], bodies=bodies, numbers=numbers, spool=spool
             ),
             DriveSettings(drain_ns=made.drain_ns, max_in_flight=made.max_in_flight, run_id="r"),
             start_ns=monotonic_ns(),
@@ -170,7 +170,7 @@ def run(
         finally:
             spool.close()
             bodies.close()
-            wire.shut()
+            reactor.shut_down()
         return client, schedule, drive
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -21,7 +21,7 @@ import pytest
 import refusals
 import trustme
 from loadgen_sdk import compiled
-from loadgen_sdk.transport.wire import Tls
+from loadgen_sdk.transport.tls import Tls
 from processes import children
 from runs import NO_PAGES, says, when_started
 from servers import log, start

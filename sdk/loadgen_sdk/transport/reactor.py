@@ -1,4 +1,4 @@
-"""Sockets, TLS and time stamps. Under load, only this module (and its timer in clock.py) uses sockets.
+"""Sockets, TLS and time stamps. Under load, only this module (and its timer in timer.py) uses sockets.
 
 All connections of a process and its timer are registered in one epoll instance, or, where nothing is urgent, in a
 second one (receiver.py). The event loop watches the descriptor of the first. One callback, called a turn, reads every
@@ -17,26 +17,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import os
 import select
 import socket
 import ssl
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Protocol
 
 from ..compiled import module as compiled_module
 from ..errors import TargetUnusable
-from .clock import Timer, timer
-from .proxy import refusal
+from .proxy import tunnel_refusal
 from .receiver import MAX_WRITE_BYTES, error_text, first_bytes, parts_from
 from .response_state import Read, Run
+from .timer import Timer, create_timer
+from .tls import tls_error_text
 
 if TYPE_CHECKING or compiled_module is None:
     from .receiver import Inbox, Receiver
@@ -49,7 +46,7 @@ IP_BIND_ADDRESS_NO_PORT = (
     24  # linux/in.h: connect chooses the port, so several targets can share one port
 )
 TICK_NS = 100_000_000  # housekeeping: timeouts, idle connections
-# The shortest wait that epoll supports. It is used only when `Wire.idle` has work for idle moments. Otherwise the wait
+# The shortest wait that epoll supports. It is used only when `Reactor.idle` has work for idle moments. Otherwise the wait
 # has no timeout: arming a kernel timer for each wait costs more than the read, and our own timer ends it at the tick.
 HOLD_POLL_MS = 1
 BACKLOG_LIMIT = (
@@ -58,38 +55,7 @@ BACKLOG_LIMIT = (
 FOREVER = 1 << 62
 
 _IN_PROGRESS = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS)
-T = TypeVar("T")
 LINUX = sys.platform == "linux"
-
-
-class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS settings: whether to `verify` the server, and with which `ca` file (None: the system's authorities).
-
-    `cert` is a PEM file with the client certificate. Its private key is in the same file or in the file `key`.
-    """
-
-    verify: bool = True
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-
-    def context(self) -> ssl.SSLContext:
-        """The SSL context of these settings. Raises TargetUnusable when a file is missing or holds no certificate."""
-        try:
-            context = ssl.create_default_context(cafile=self.ca)
-            if self.cert:
-                context.load_cert_chain(self.cert, self.key)
-        except (OSError, ssl.SSLError) as error:
-            raise TargetUnusable(
-                "unreadable_file",
-                f"cannot use {self.cert or self.ca} for TLS: {error}",
-                "give PEM files",
-            ) from None
-        if not self.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        context.set_alpn_protocols(["http/1.1"])
-        return context
 
 
 class Peer(Protocol):
@@ -136,15 +102,15 @@ class ClientConnection(Inbox):
         self.tunnel = b""  # the request that opens it; then what the proxy has answered so far
 
 
-class Wire:
+class Reactor:
     """The sockets of one process inside the running asyncio loop.
 
-    `hold_ns`: above 0, a turn stays in its own poll for that long while there is traffic. This is for a load generator,
+    `turn_ns`: above 0, a turn stays in its own poll for that long while there is traffic. This is for a load generator,
     because going back to the event loop costs as much as a read. 0: other tasks of the loop run after every turn.
-    `slice_ns`: longest time that decoding may delay the next read of the sockets.
-    `wake(now)` is called when the instant given to `wake_at` has come, and again in each turn until it is moved.
-    `tick(now)` is called about every TICK_NS. `idle()` is called after HOLD_POLL_MS without traffic, and again for as
-    long as it returns true. `awaited` is the set of requests in flight: while it is not empty and `hold_ns` is above
+    `delivery_slice_ns`: longest time that decoding may delay the next read of the sockets.
+    `on_wake(now)` is called when the instant given to `wake_at` has come, and again in each turn until it is moved.
+    `on_tick(now)` is called about every TICK_NS. `on_idle()` is called after HOLD_POLL_MS without traffic, and again for as
+    long as it returns true. `open_exchanges` is the set of requests in flight: while it is not empty and `turn_ns` is above
     0, no wait is longer than POLL_EVERY_NS (BUSY_POLL_EVERY_NS under heavy traffic).
     """
 
@@ -159,7 +125,7 @@ class Wire:
         self._loop = loop
         self._poll = select.epoll()
         self._held = select.epoll()
-        self._timer: Timer = timer(loop)
+        self._timer: Timer = create_timer(loop)
         self._connections: dict[int, ClientConnection] = {}
         self._queue: deque[ClientConnection] = (
             deque()
@@ -170,13 +136,13 @@ class Wire:
         self._tick_at = monotonic_ns()
         self._resume_queued = False
         self._turn_running = False
-        self.wake: Callable[[int], None] | None = None
-        self.tick: Callable[[int], None] | None = None
-        self.idle: Callable[[], bool] | None = None
-        self.hold_ns = 0
-        self.slice_ns = 200_000
-        self.awaited: set[object] = set()
-        self.turns = 0
+        self.on_wake: Callable[[int], None] | None = None
+        self.on_tick: Callable[[int], None] | None = None
+        self.on_idle: Callable[[], bool] | None = None
+        self.turn_ns = 0
+        self.delivery_slice_ns = 200_000
+        self.open_exchanges: set[object] = set()
+        self.turn_count = 0
         self._poll.register(self._timer.fileno(), select.EPOLLIN)
         loop.add_reader(self._poll.fileno(), self._turn)
         self._arm()
@@ -271,7 +237,7 @@ class Wire:
 
     def hold(self, connection: ClientConnection, events: int) -> None:
         """Nothing of this connection is urgent before so many plain events have come: they may be read late."""
-        if self.hold_ns and not connection.unsent:
+        if self.turn_ns and not connection.unsent:
             self._receiver.hold(connection, events)
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -286,7 +252,7 @@ class Wire:
         receiver = self._receiver
         at = receiver.wake_at if receiver.wake_at < self._tick_at else self._tick_at
         waits_end = self._turn_running and receiver.holding  # by themselves, at the next poll
-        if receiver.poll_at < at and self.awaited and self.hold_ns and not waits_end:
+        if receiver.poll_at < at and self.open_exchanges and self.turn_ns and not waits_end:
             at = receiver.poll_at
         if at != receiver.armed_for:
             receiver.armed_for = at
@@ -301,12 +267,16 @@ class Wire:
         queue, receiver = self._queue, self._receiver
         try:
             now = receiver.poll_started = monotonic_ns()
-            hold_ends = now + self.hold_ns
+            hold_ends = now + self.turn_ns
             while True:
                 now = self._receive(hold_ends)
-                if now >= hold_ends or not self.hold_ns:
+                if now >= hold_ends or not self.turn_ns:
                     break
-                if not receiver.ready and not queue and (self.idle is None or not self.idle()):
+                if (
+                    not receiver.ready
+                    and not queue
+                    and (self.on_idle is None or not self.on_idle())
+                ):
                     break
                 self._arm()
         finally:
@@ -327,13 +297,13 @@ class Wire:
 
     def _receive(self, hold_ends: int) -> int:
         """Read what is ready, call `wake` and `tick` if they are due, hand over for a slice; returns the time (ns)."""
-        self.turns += 1
+        self.turn_count += 1
         receiver = self._receiver
         others: list[tuple[int, int]] | None = []
         if receiver.waiting < BACKLOG_LIMIT:
-            if self.hold_ns:
-                wait_ms = HOLD_POLL_MS if self.idle is not None else -1
-                rest = self.awaited, self.slice_ns, self._hand_over
+            if self.turn_ns:
+                wait_ms = HOLD_POLL_MS if self.on_idle is not None else -1
+                rest = self.open_exchanges, self.delivery_slice_ns, self._hand_over
                 others = receiver.go(wait_ms, hold_ends, self._tick_at, *rest)
             else:
                 others = receiver.receive(0, 0, -1)
@@ -343,16 +313,16 @@ class Wire:
         if others is not None:
             for fd, events in others:
                 self._other_event(fd, events)
-            if now >= receiver.wake_at and self.wake is not None:
+            if now >= receiver.wake_at and self.on_wake is not None:
                 receiver.armed_for = 0
-                self.wake(now)
+                self.on_wake(now)
             if self._queue:
-                now = receiver.hand_over_queued(self.slice_ns, self._hand_over)
+                now = receiver.hand_over_queued(self.delivery_slice_ns, self._hand_over)
         if now >= self._tick_at:
             self._receiver.armed_for = 0
             self._tick_at = now + TICK_NS
-            if self.tick is not None:
-                self.tick(now)
+            if self.on_tick is not None:
+                self.on_tick(now)
         return now
 
     def _other_event(self, fd: int, events: int) -> None:
@@ -474,7 +444,7 @@ class Wire:
             return
         except ssl.SSLError as error:
             self._flush_tls(connection)
-            self.give_up(connection, "tls", _tls_error_text(error))
+            self.give_up(connection, "tls", tls_error_text(error))
             return
         self._flush_tls(connection)
         self._connection_made(connection)
@@ -484,7 +454,7 @@ class Wire:
         connection.tunnel += data
         if b"\r\n\r\n" not in connection.tunnel:
             return
-        if problem := refusal(connection.tunnel):
+        if problem := tunnel_refusal(connection.tunnel):
             self.give_up(connection, "connect", problem)
             return
         connection.state, connection.tls_ns = "handshake", monotonic_ns()
@@ -534,13 +504,13 @@ class Wire:
             return
         if failed is not None:
             if connection.busy is None:
-                self._connection_ended(connection, reads[-1][1], _tls_error_text(failed))
+                self._connection_ended(connection, reads[-1][1], tls_error_text(failed))
             else:  # for example an alert about our certificate, which TLS 1.3 sends after the handshake
-                self.give_up(connection, "tls", _tls_error_text(failed))
+                self.give_up(connection, "tls", tls_error_text(failed))
         elif ended_at:
             self._connection_ended(connection, ended_at, error)
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """Close every connection and stop watching. May be called twice."""
         if self._poll.closed:
             return
@@ -550,71 +520,3 @@ class Wire:
         self._timer.close()
         self._held.close()
         self._poll.close()
-
-
-def _tls_error_text(error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate verify failed: {error.verify_message}"
-    return error.reason or str(error)
-
-
-async def resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
-    """All addresses of a host as (family, sockaddr), in the resolver's order. Raises OSError (socket.gaierror).
-
-    Where uvloop runs, a name is looked up in a thread that ends with it: its own four stay, and a process of several
-    threads cannot be forked.
-    """
-    loop = asyncio.get_running_loop()
-    name = (
-        host.encode() if host.isascii() else host
-    )  # for a text the tables of IDNA would be imported
-    find = functools.partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
-    try:
-        infos = find(flags=socket.AI_NUMERICHOST)  # an address is its own
-    except OSError:
-        of_uvloop = type(loop).__module__.startswith("uvloop")
-        infos = await (
-            _in_a_thread(find)
-            if of_uvloop
-            else loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        )
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
-
-
-async def _in_a_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises. Nobody waits for its thread if this is cancelled."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def tell(said: Callable[[Any], None], what: Any) -> None:
-        if not done.done():
-            said(what)
-
-    def carry_out() -> None:
-        try:
-            said: tuple[Callable[[Any], None], Any] = (done.set_result, work())
-        except Exception as error:
-            said = done.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(tell, *said)
-
-    threading.Thread(target=carry_out, daemon=True).start()
-    return await done
-
-
-def raise_file_limit(needed: int) -> int:
-    """Raise the soft limit of open files to the hard limit and return it. Raises TargetUnusable below `needed`."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        raise TargetUnusable(
-            "resource_limit",
-            f"this process may open {soft} files, but the load needs about {needed} connections",
-            f"raise it (ulimit -n {needed}) or use more workers",
-        )
-    return soft

@@ -16,7 +16,7 @@ from ..wire_formats.response_reader import EventTimeline
 MOVED_NS = 1_000_000_000
 
 
-class OwnFlows:
+class RequestTimelines:
     """`keep(name, instants)` is told of each request that has ended, before whoever sent it: its output events, ns."""
 
     def __init__(self, client: Any, keep: Callable[[str, array[int]], None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..wire_formats.reference import is_plain_text
-from .chunk_size import CHUNK_SIZES, Malformed, chunk_size
+from .chunk_size import CHUNK_SIZES, MalformedResponseError, chunk_size
 
 if TYPE_CHECKING:
     from ..wire_formats.response_reader import EventOrCount
@@ -103,7 +103,7 @@ def _size(data: bytes, start: int, end: int) -> int:
     """The size in the size line between these places; 0: it is none, or that of the last chunk."""
     try:
         return chunk_size(data[start:end]) if end > start else 0
-    except Malformed:
+    except MalformedResponseError:
         return 0
 
 

@@ -138,7 +138,7 @@ class LoopTimer:
         self._send.send(b"\0")
 
 
-def timer(loop: asyncio.AbstractEventLoop) -> Timer:
+def create_timer(loop: asyncio.AbstractEventLoop) -> Timer:
     """The most precise timer that this system has, for `loop`."""
     try:
         return TimerFd()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from loadgen_sdk.transport.clock import LoopTimer, TimerFd, timer
+from loadgen_sdk.transport.timer import LoopTimer, TimerFd, create_timer
 
 MS = 1_000_000
 HOUR = 3_600_000 * MS
@@ -93,7 +93,7 @@ def test_the_fallback_has_the_same_face() -> None:
 @linux
 def test_the_best_timer_of_this_system() -> None:
     async def best() -> bool:
-        made = timer(asyncio.get_running_loop())
+        made = create_timer(asyncio.get_running_loop())
         made.close()
         return isinstance(made, TimerFd)
 
