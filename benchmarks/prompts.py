@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import rig
 
-from loadgen.core.requests import prompts
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.digest import Digest
 from loadgen.core.workload import FixedTokens, Synthetic, Turns, UniformTokens
 
 START = """if True:
@@ -73,13 +73,13 @@ def main() -> None:
         while total < given.tokens:
             total, n = total + (made.requested_input_tokens(n) or 0), n + 1
         built = [made[number] for number in range(n)]
-        digest = prompts.Digest()
+        digest = Digest()
 
         def encode(made: Any = made, n: int = n) -> None:
             for i in range(n):
                 msgspec.json.encode(made[i].messages or made[i].prompt)
 
-        def hash_all(built: Any = built, digest: prompts.Digest = digest) -> None:
+        def hash_all(built: Any = built, digest: Digest = digest) -> None:
             digest.add(enumerate(built))
 
         spent, hashed = (rig.cpu_s(work, rounds=given.rounds) for work in (encode, hash_all))

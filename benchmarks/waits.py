@@ -167,7 +167,7 @@ def engine(rate: str, length: str) -> None:
     from loadgen.sim.virtual_backend import SimulatedSystem
 
     workload = loading.load("qa", read_flags(request_rate=rate, duration=length, warmup=0))
-    prompts: Any = build_prompts(workload, 1, 1, load_tokenizer(), 0, "chat")
+    prompts: Any = build_prompts(workload, 1, 1, load_tokenizer())
     sizes = request_lengths.of_workload(workload.requests, prompts, 0)
     preset = load_preset("gb300-rack")
     system = SimulatedSystem(

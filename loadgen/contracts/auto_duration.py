@@ -27,7 +27,7 @@ from loadgen.contracts.steady_samples import QUEUED
 from loadgen.core import seeds
 from loadgen.core.execution.staggered_start import mean_lengths
 from loadgen.core.requests.build import build_prompts
-from loadgen.core.requests.tokenizer import PACKAGED, load_tokenizer
+from loadgen.core.requests.tokenizer import PACKAGED_NAME, load_tokenizer
 from loadgen.core.stats import intervals
 from loadgen.core.workload import Closed, Ramp, Replay, Workload
 
@@ -152,7 +152,7 @@ def _longest_stay_s(plan: Planned, terms: Iterable[Promise]) -> float | None:
         return limits_ns["e2e"] / 1e9
     if "ttft" not in limits_ns or "tpot" not in limits_ns:
         return None
-    tokens = load_tokenizer(PACKAGED)
+    tokens = load_tokenizer(PACKAGED_NAME)
     requests = build_prompts(plan.workload, 0, seeds.salt_number(seeds.salt_of(0, None)), tokens)
     _, output_tokens = mean_lengths(requests)
     return (limits_ns["ttft"] + output_tokens * limits_ns["tpot"]) / 1e9

@@ -27,8 +27,8 @@ from loadgen.core.execution.backend import serving
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.probing import client_options, find, planned_output_lengths
 from loadgen.core.execution.run_header import version
-from loadgen.core.requests import prompts
 from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import checksums
 from loadgen.core.workload import FromFile
@@ -92,7 +92,7 @@ class Carrier:
         self,
         lg: Any,
         test: Test,
-        requests: prompts.Prompts,
+        requests: Prompts,
         lanes: int | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -240,7 +240,7 @@ def _perform(
             probe_result.template_tokens or 0,
         )
         requests = build_prompts(
-            workload, seed, seeds.salt_number(salt), tokenizer, template_tokens
+            workload, seed, seeds.salt_number(salt), tokenizer, PromptTarget(template_tokens)
         )
         carrier = Carrier(lg, test, requests, (lanes or run.LANES) if offline else None, loop)
         queries = rules.offline_samples(test, qps) if planned is None else len(planned)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from loadgen.core.execution.run_header import noted
 from loadgen.core.metrics import reasons
-from loadgen.core.requests.prompts import Digest
+from loadgen.core.requests.digest import Digest
 from loadgen.core.results import manifest
 from loadgen.core.results.manifest import RunManifest
 from loadgen.shards.parts import PlacedPart, RunPart

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.requests.prompts import FilePrompts, SyntheticPrompts
+from loadgen.core.requests.file_prompts import FilePrompts
+from loadgen.core.requests.synthetic_prompts import SyntheticPrompts
 from loadgen.sim.server.request_parser import NATURAL_TOKENS
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
     trace = prompts.trace
 
     def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        cycle, row = prompts.place(number)
+        cycle, row, _, _ = prompts.locate(number)
         tokens = prompts.requested_input_tokens(number)
         blocks: list[Hashable] = []
         end = 0

@@ -14,6 +14,7 @@ import numpy as np
 
 from loadgen.core import seeds
 from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.schedule.sessions import build_sessions
 from loadgen.sim.request_lengths import sizes_of
@@ -148,7 +149,7 @@ def _sample(workload: Workload, settings: Settings) -> dict[int, dict[int, Work]
     """
     preset, seed = preset_of(settings), workload.seed or 0
     requests = build_prompts(
-        workload, seed, seeds.salt_number(""), load_tokenizer(settings.tokenizer), api=settings.api
+        workload, seed, seeds.salt_number(""), load_tokenizer(settings.tokenizer), PromptTarget(api=settings.api)
     )
     limits = preset.limits
     sizes = sizes_of(

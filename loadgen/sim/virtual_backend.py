@@ -36,7 +36,8 @@ from loadgen.core.execution.staggered_start import AnswerTime
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.stop_rules import CHECK_INTERVAL_NS, StopRuleMonitor
 from loadgen.core.metrics.summary import Summary, dump_summary
-from loadgen.core.requests import prompts, resonance
+from loadgen.core.requests import digest, resonance
+from loadgen.core.requests.prompts import Prompts
 from loadgen.core.results import checksums, store
 from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.run_summary import summarize
@@ -328,7 +329,7 @@ def _with_target(header: RunManifest, preset: Preset, settings: Settings) -> Run
 
 
 def _final_header(
-    header: RunManifest, preset: Preset, simulation: Simulation, requests: prompts.Prompts
+    header: RunManifest, preset: Preset, simulation: Simulation, requests: Prompts
 ) -> RunManifest:
     replicas = simulation.replicas
     steps = sum(map(len, simulation.ends))
@@ -347,7 +348,7 @@ def _final_header(
         ended=run_header.now(),
         state="finished",
         fingerprints=msgspec.structs.replace(
-            header.fingerprints, prompts=prompts.fingerprint(requests, None)
+            header.fingerprints, prompts=digest.fingerprint(requests, None)
         ),
     )
 

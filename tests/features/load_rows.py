@@ -7,6 +7,7 @@ import trace_rows
 from canned import events, serving
 from feature_bench import PLAIN, ROOT, Bench, Feature
 
+from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.workload import traces
@@ -208,7 +209,7 @@ def row_fields(bench: Bench) -> dict[str, bool]:
         for name, value in asked.items()
         if name != "model"
     }
-    prompts = TracePrompts(traces.read_trace(file), 1, 2, load_tokenizer(None), models=("small",))
+    prompts = TracePrompts(traces.read_trace(file), 1, 2, load_tokenizer(None), PromptTarget(models=("small",)))
     return sent | {"model": prompts[0].extra.get("model") == "small"}
 
 

@@ -27,6 +27,7 @@ from trace_rows import (
 
 import loadgen
 from loadgen.core.errors import CombinedError, LoadgenError
+from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.schedule import arrivals
@@ -310,7 +311,7 @@ def test_what_rows_ask_for_is_sent_and_their_model_where_the_server_lists_it(
     sorted_by_time = traces.read_trace(written(tmp_path / "s", rows[0] | asked, rows[1]))
     words = load_tokenizer(None)
     without = {name: value for name, value in asked.items() if name != "model"}
-    prompts = TracePrompts(ordered, 1, 2, words, models=("small",))
+    prompts = TracePrompts(ordered, 1, 2, words, PromptTarget(models=("small",)))
     assert [prompts[n].extra for n in range(3)] == [{}, asked, {}]
     assert [TracePrompts(ordered.within(S, None), 1, 2, words)[n].extra for n in range(2)] == [
         without,

@@ -27,6 +27,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import workload_from_mapping
@@ -473,12 +474,12 @@ def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
         load["query"]
     ) == 20
     with pytest.raises(LoadgenError, match="--> requests"):
-        build_prompts(workload(SHORT), 1, 2, load_tokenizer(), 0, "rerank")
+        build_prompts(workload(SHORT), 1, 2, load_tokenizer(), PromptTarget(api="rerank"))
 
 
 def test_images_are_of_their_size_and_no_two_are_alike() -> None:
     asked = workload(SHORT | {"images": {"count": 2, "width": 100, "height": 40}})
-    prompts = build_prompts(asked, 1, 2, load_tokenizer(), 0, "chat")
+    prompts = build_prompts(asked, 1, 2, load_tokenizer())
     urls = set()
     for number in range(3):
         request = prompts[number]
@@ -504,7 +505,7 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
         and b'"type":"input_text"' in parts
     )
     with pytest.raises(LoadgenError, match=r"--> requests\.images"):
-        build_prompts(asked, 1, 2, load_tokenizer(), 0, "completions")
+        build_prompts(asked, 1, 2, load_tokenizer(), PromptTarget(api="completions"))
 
 
 @pytest.mark.parametrize(

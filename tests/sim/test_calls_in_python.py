@@ -47,7 +47,7 @@ LOADS = {
 def test_a_request_costs_few_calls_and_a_quiet_iteration_none(name: str) -> None:
     workload_name, asked, changes, most = LOADS[name]
     workload = loading.load(workload_name, read_flags(**asked, warmup=0))
-    requests = build_prompts(workload, 1, 1, load_tokenizer(), 0, "chat")
+    requests = build_prompts(workload, 1, 1, load_tokenizer())
     preset = load_preset("gb300-vm-128k")
     schedule = arrivals.build(workload, 1)
     sizes = sizes_of(

@@ -20,6 +20,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.presets.preset import load_preset
@@ -217,4 +218,4 @@ def test_a_run_against_each_door_of_the_embedded_server(tmp_path: Path) -> None:
 def test_a_conversation_has_no_values() -> None:
     asked = workload(SHORT | {"turns": {"count": 3, "tool_result_tokens": 7}})
     with pytest.raises(LoadgenError, match="--> --api embeddings"):
-        build_prompts(asked, 1, 2, load_tokenizer(), 0, "embeddings")
+        build_prompts(asked, 1, 2, load_tokenizer(), PromptTarget(api="embeddings"))

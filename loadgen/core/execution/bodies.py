@@ -21,13 +21,9 @@ import msgspec
 from loadgen_sdk.hashing import sum_of_hashes
 from loadgen_sdk.request import Completion, Request
 
-from loadgen.core.requests.prompts import (
-    KEPT,
-    AssistantTurn,
-    Digest,
-    Prompts,
-    iter_requests,
-)
+from loadgen.core.requests.digest import REQUESTS_HASHED_TOGETHER, Digest
+from loadgen.core.requests.prompts import AssistantTurn, Prompts
+from loadgen.core.requests.synthetic_prompts import iter_requests
 from loadgen.core.results.record import Built
 
 BLOCK_BYTES = 1 << 20
@@ -130,7 +126,7 @@ class Bodies:
         numbers = itertools.islice(numbers, most)
         with open(self._fd, "wb", BLOCK_BYTES, closefd=False) as file:
             while deadline is None or process_time() < deadline:
-                batch = list(itertools.islice(numbers, KEPT))
+                batch = list(itertools.islice(numbers, REQUESTS_HASHED_TOGETHER))
                 if not batch:
                     break
                 file.write(self._build_batch(stage, batch))

@@ -27,7 +27,8 @@ from loadgen.core.execution import step_targets
 from loadgen.core.execution.bodies import UNKNOWN, Bodies, built_of
 from loadgen.core.execution.plan import Job, build_plan
 from loadgen.core.execution.probing import client_options
-from loadgen.core.requests.prompts import Prompts, iter_requests
+from loadgen.core.requests.prompts import Prompts
+from loadgen.core.requests.synthetic_prompts import iter_requests
 from loadgen.core.results.record import SOURCES, Built
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 

@@ -31,7 +31,7 @@ from loadgen.core.execution.context import KnownTarget, TooLong, shortest, too_l
 from loadgen.core.execution.shard import Shard
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build_prompts
-from loadgen.core.requests.prompts import Prompts
+from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.results.spool import SEGMENT_ROWS
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.schedule import Schedule, shard
@@ -270,9 +270,7 @@ def _whole_plan(job: Job) -> Plan:
             job.seed,
             salt,
             tokenizer,
-            template_tokens,
-            job.settings.api,
-            job.found[0].models,
+            PromptTarget(template_tokens, job.settings.api, job.found[0].models),
         ),
         tokenizer=tokenizer,
     )

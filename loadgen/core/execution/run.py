@@ -25,7 +25,7 @@ from loadgen.core.execution.shard import PREPARATION_S, sleep_until_before_start
 from loadgen.core.execution.worker_resources import WorkerResult, is_large
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary
-from loadgen.core.requests import prompts
+from loadgen.core.requests.digest import Digest, fingerprint
 from loadgen.core.results import (
     checksums,
     gaps,
@@ -238,8 +238,8 @@ def _with_sent_prompts(
     slots = plan.schedule.slot_count
     has_prefetch = is_large(complete_schedule(plan.schedule), plan.job.settings.tuning)
     if share.prompts_count == slots and not has_prefetch:
-        digest = prompts.Digest(share.prompts_total, share.prompts_count)
-        bodies = prompts.Digest(share.bodies_total, share.prompts_count)
+        digest = Digest(share.prompts_total, share.prompts_count)
+        bodies = Digest(share.bodies_total, share.prompts_count)
         is_scripted = plan.requests.history == "scripted"
         return msgspec.structs.replace(
             fingerprints,
@@ -249,7 +249,7 @@ def _with_sent_prompts(
     if plan.job.settings.shard is not None and slots is not None and not has_prefetch:
         return fingerprints
     return msgspec.structs.replace(
-        fingerprints, prompts=prompts.fingerprint(plan.requests, None if has_prefetch else slots)
+        fingerprints, prompts=fingerprint(plan.requests, None if has_prefetch else slots)
     )
 
 

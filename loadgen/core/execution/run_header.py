@@ -31,8 +31,10 @@ from loadgen.core.metrics import reasons
 from loadgen.core.requests import lengths, resonance
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.file_prompts import FilePrompts
 from loadgen.core.requests.mix import MixPrompts
-from loadgen.core.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
+from loadgen.core.requests.prompts import Prompts, PromptTarget
+from loadgen.core.requests.synthetic_prompts import SyntheticPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
 from loadgen.core.results import manifest
 from loadgen.core.schedule import arrivals
@@ -169,7 +171,7 @@ def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
     found = plan.requests.measure_chunk_reuse(requests)
     if found is None:
         return None
-    return manifest.ChunkReuse(requests=requests, reused_share=found[0], leading_share=found[1])
+    return manifest.ChunkReuse(requests=requests, reused_share=found.anywhere, leading_share=found.after_same_chunks)
 
 
 def _cache_bound(plan: Plan) -> float | None:
@@ -563,7 +565,7 @@ def describe(workload: Workload, settings: Settings) -> Described:
     schedule = arrivals.build(workload, seed)
     salt = seeds.salt_of(seed, workload.salt)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
-    requests = build_prompts(workload, seed, seeds.salt_number(salt), tokenizer, api=settings.api)
+    requests = build_prompts(workload, seed, seeds.salt_number(salt), tokenizer, PromptTarget(api=settings.api))
     lines = [
         f"workload: {workload.name}",
         f"target: {settings.shown}",

@@ -1,4 +1,4 @@
-"""Create what is sent: prompts with exact token counts, data sets, length distributions.
+"""Create the requests of a load: prompts of exact lengths, data sets, traces, tasks and classes.
 
-Request `n` is a function of the seed, the salt and `n`.
+A request is a function of the workload, the seed, the salt and its number.
 """

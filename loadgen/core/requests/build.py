@@ -1,21 +1,26 @@
-"""Builds the requests of a workload of any kind: synthetic, of tasks, from a file or a trace, or several classes.
-
-Pure except for reading.
-"""
+"""Build the requests of a workload, whatever kind of requests it has."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 
 from loadgen.core import seeds
 from loadgen.core.errors import UserError
+from loadgen.core.requests.file_prompts import FilePrompts
 from loadgen.core.requests.mix import MixPrompts
-from loadgen.core.requests.prompts import FilePrompts, Prompts, SyntheticPrompts
+from loadgen.core.requests.prompts import ANY_TARGET, Prompts, PromptTarget
+from loadgen.core.requests.synthetic_prompts import SyntheticPrompts
 from loadgen.core.requests.task_prompts import TaskPrompts
 from loadgen.core.requests.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from loadgen.core.workload.request_kinds import FromTrace
+    from loadgen.core.workload.trace_sessions import TraceSessions
+    from loadgen.core.workload.traces import Trace
+
+APIS_WITH_IMAGES = ("chat", "responses", "messages")
 
 
 def build_prompts(
@@ -23,63 +28,82 @@ def build_prompts(
     seed: int,
     salt: int,
     tokenizer: Tokenizer,
-    template_tokens: int = 0,
-    api: str = "chat",
-    models: Collection[str] = (),
+    target: PromptTarget = ANY_TARGET,
 ) -> Prompts:
-    """Return the requests of a workload. `seed` decides lengths and choices; seed and salt together decide the text.
+    """Return the requests of a workload.
 
-    template_tokens: tokens that the server adds to a prompt. Lengths that are asked for include them. api: embeddings
-    and rerank ask for no output, and rerank sends retrieved chunks as its documents. models: that the server lists.
+    Args:
+        workload: The workload, of which only `requests` is used.
+        seed: Decides lengths and choices.
+        salt: Decides the texts, together with the seed.
+        tokenizer: Counts tokens and supplies words.
+        target: What is known of the target that the requests are sent to.
+
+    Raises:
+        UserError: The API cannot serve such requests, or a file of the workload cannot be read.
     """
     requests = workload.requests
+    # The kind of requests is recognized by its fields. To test for its class would import pydantic,
+    # which workers do not need.
     if hasattr(requests, "classes"):
-        parts = [
+        class_prompts = [
             build_prompts(
-                one,
-                seed,
-                seeds.derived(salt, "class", index),
-                tokenizer,
-                template_tokens,
-                api,
-                models,
+                request_class, seed, seeds.derived(salt, "class", index), tokenizer, target
             )
-            for index, one in enumerate(requests.classes.values())
+            for index, request_class in enumerate(requests.classes.values())
         ]
-        return MixPrompts(requests.classes, seed, parts)
-    if api in NON_GENERATIVE_APIS and (
-        hasattr(requests, "steps") or getattr(requests, "turns", None) is not None
-    ):
-        hint = (
-            "kind: embed or kind: rerank in a step of a task"
-            if hasattr(requests, "steps")
-            else "leave out turns"
-        )
-        raise UserError(
-            "unsupported",
-            f"an answer of {api} is no text that a later request could go on from",
-            f"--api {api}",
-            hint,
-        )
-    if hasattr(requests, "trace") and api != "rerank":
+        return MixPrompts(requests.classes, seed, class_prompts)
+    _refuse_turns_without_text(requests, target.api)
+    if hasattr(requests, "trace") and target.api != "rerank":
         from loadgen.core.requests.trace_prompts import TracePrompts
-        from loadgen.core.workload import trace_sessions, traces
 
-        trace = traces.read_replayed_trace(requests)
-        sessions = trace_sessions.build_sessions(trace) if requests.replay == "sessions" else None
-        return TracePrompts(trace, seed, salt, tokenizer, template_tokens, api, sessions, models)
+        return TracePrompts(_read_trace(requests), seed, salt, tokenizer, target)
     if hasattr(requests, "path"):
-        return FilePrompts(requests, seed, tokenizer, api)
+        return FilePrompts(requests, seed, tokenizer, target.api)
     if hasattr(requests, "steps"):
-        return TaskPrompts(requests, seed, salt, tokenizer, template_tokens)
+        return TaskPrompts(requests, seed, salt, tokenizer, target)
+    _check_documents(requests, target.api)
+    _check_images(requests, target.api)
+    return SyntheticPrompts(requests, seed, salt, tokenizer, target)
+
+
+def _read_trace(requests: FromTrace) -> Trace | TraceSessions:
+    # Workers without a trace do not need these modules.
+    from loadgen.core.workload import trace_sessions, traces
+
+    trace = traces.read_replayed_trace(requests)
+    if requests.replay == "sessions":
+        return trace_sessions.build_sessions(trace)
+    return trace
+
+
+def _refuse_turns_without_text(requests: Any, api: str) -> None:
+    """Raise UserError if requests continue responses of an API that does not return text."""
+    if api not in NON_GENERATIVE_APIS:
+        return
+    if hasattr(requests, "steps"):
+        hint = "kind: embed or kind: rerank in a step of a task"
+    elif getattr(requests, "turns", None) is not None:
+        hint = "leave out turns"
+    else:
+        return
+    problem = f"an answer of {api} is no text that a later request could go on from"
+    raise UserError("unsupported", problem, f"--api {api}", hint)
+
+
+def _check_documents(requests: Any, api: str) -> None:
+    """Raise UserError if a ranking has no documents."""
     if api == "rerank" and getattr(requests, "chunks", None) is None:
-        hint = "chunks: {count: 20, tokens: 300} in requests, or rows of a file with extra_body: {documents: [...]}"
-        raise UserError("missing_key", "there are no documents to rerank", "requests", hint)
-    if requests.images is not None and api not in ("chat", "responses", "messages"):
-        raise UserError(
-            "unsupported",
-            f"images cannot be sent to {api}",
-            "requests.images",
-            "--api chat, responses or messages",
+        hint = (
+            "chunks: {count: 20, tokens: 300} in requests, or rows of a file with extra_body: "
+            "{documents: [...]}"
         )
-    return SyntheticPrompts(requests, seed, salt, tokenizer, template_tokens, api)
+        raise UserError("missing_key", "there are no documents to rerank", "requests", hint)
+
+
+def _check_images(requests: Any, api: str) -> None:
+    """Raise UserError if requests have images that the API does not accept."""
+    if requests.images is not None and api not in APIS_WITH_IMAGES:
+        problem = f"images cannot be sent to {api}"
+        hint = "--api chat, responses or messages"
+        raise UserError("unsupported", problem, "requests.images", hint)

@@ -1,56 +1,101 @@
-"""The chunks of a corpus that each prompt begins with, as retrieval brings them: popular ones often (Zipf). Pure."""
+"""Choose the chunks of a corpus that each prompt begins with, as a retrieval system would."""
 
 from __future__ import annotations
 
 import functools
-from itertools import accumulate
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from loadgen.core.requests.laws import random_bytes
+from loadgen.core.requests.sampling import UNIT_OF_53_BITS, random_bytes
 
-ATTEMPTS = 100  # at chunks that are not drawn yet; then the most popular ones that are missing
+MAX_DRAWS = 100  # of `count` chunks each, before the most popular missing chunks are taken
+PROMPTS_CACHED = 4096
+
+
+@dataclass(frozen=True)
+class ChunkSpec:
+    """How many chunks each prompt has, and the corpus that they come from.
+
+    Chunk k of the corpus is drawn in proportion to 1 / k^zipf.
+    """
+
+    count: int
+    tokens: int
+    corpus: int
+    zipf: float
+
+
+class ChunkReuse(NamedTuple):
+    """Which shares of the chunks of some prompts occur in an earlier prompt.
+
+    Attributes:
+        anywhere: The share of chunks that an earlier prompt has, too.
+        after_same_chunks: The share of chunks that an earlier prompt has after the same chunks, so
+            that a prefix cache knows them.
+    """
+
+    anywhere: float
+    after_same_chunks: float
 
 
 class Corpus:
-    """`of(number)`: the chunks of a prompt, in the order in which they stand in it; no chunk twice."""
+    """A corpus of chunks with a popularity according to Zipf's law.
 
-    def __init__(self, chunks: Any, key: bytes) -> None:
-        self.tokens: int = chunks.tokens
-        self._count: int = chunks.count
+    `chunks_of(number)` returns the numbers of the chunks of a prompt, in their order. No chunk
+    occurs twice in a prompt.
+    """
+
+    def __init__(self, spec: ChunkSpec, key: bytes) -> None:
+        self.tokens = spec.tokens
+        self._count = spec.count
         self._key = key
-        weights = np.arange(1, chunks.corpus + 1, dtype=float) ** -chunks.zipf
-        self._ends = np.cumsum(weights) / weights.sum()
-        self.of = functools.lru_cache(maxsize=4096)(self._of)
+        weights = np.arange(1, spec.corpus + 1, dtype=float) ** -spec.zipf
+        self._cumulative_shares = np.cumsum(weights) / weights.sum()
+        self.chunks_of = functools.lru_cache(PROMPTS_CACHED)(self._draw_chunks)
 
-    def _of(self, number: int) -> tuple[int, ...]:
-        chosen: dict[int, None] = {}
-        for attempt in range(ATTEMPTS):
-            bits = np.frombuffer(
-                random_bytes(self._key, f"chunks {attempt}", number, 8 * self._count), "<u8"
-            )
-            drawn = np.searchsorted(self._ends, (bits >> 11) * 2.0**-53, side="right")
-            chosen |= dict.fromkeys(np.minimum(drawn, len(self._ends) - 1).tolist())
+    def _draw_chunks(self, number: int) -> tuple[int, ...]:
+        chosen: dict[int, None] = {}  # an ordered set
+        for attempt in range(MAX_DRAWS):
+            chosen.update(dict.fromkeys(self._draw_with_repeats(number, attempt)))
             if len(chosen) >= self._count:
-                break
-        missing = (chunk for chunk in range(len(self._ends)) if chunk not in chosen)
+                return tuple(chosen)[: self._count]
+        missing = (chunk for chunk in range(len(self._cumulative_shares)) if chunk not in chosen)
         while len(chosen) < self._count:
             chosen[next(missing)] = None
-        return tuple(chosen)[: self._count]
+        return tuple(chosen)
 
-    def reuse(self, n: int) -> tuple[float, float]:
-        """Shares of the chunks of the first n prompts: in an earlier prompt, and there after the same chunks."""
-        known: set[int] = set()
-        beginnings: set[int] = set()
-        reused = leading = 0
-        for number in range(n):
-            chunks = self.of(number)
-            up_to_each = list(
-                accumulate(chunks, lambda before, chunk: hash((before, chunk)), initial=0)
-            )[1:]
-            reused += sum(chunk in known for chunk in chunks)
-            leading += sum(beginning in beginnings for beginning in up_to_each)
-            known.update(chunks)
-            beginnings.update(up_to_each)
-        return reused / (n * self._count), leading / (n * self._count)
+    def _draw_with_repeats(self, number: int, attempt: int) -> list[int]:
+        """Draw as many chunks as a prompt has. A chunk may be drawn several times."""
+        drawn = random_bytes(self._key, f"chunks {attempt}", number, 8 * self._count)
+        shares = (np.frombuffer(drawn, "<u8") >> 11) * UNIT_OF_53_BITS
+        chunks = np.searchsorted(self._cumulative_shares, shares, side="right")
+        last_chunk = len(self._cumulative_shares) - 1
+        drawn_chunks: list[int] = np.minimum(chunks, last_chunk).tolist()
+        return drawn_chunks
+
+    def measure_reuse(self, prompt_count: int) -> ChunkReuse:
+        """Return which shares of the chunks of the first prompts an earlier one of them has."""
+        known_chunks: set[int] = set()
+        known_beginnings: set[int] = set()
+        reused = 0
+        reused_after_same = 0
+        for number in range(prompt_count):
+            chunks = self.chunks_of(number)
+            beginnings = list(_hashes_of_beginnings(chunks))
+            reused += sum(chunk in known_chunks for chunk in chunks)
+            reused_after_same += sum(beginning in known_beginnings for beginning in beginnings)
+            known_chunks.update(chunks)
+            known_beginnings.update(beginnings)
+        chunk_count = prompt_count * self._count
+        return ChunkReuse(reused / chunk_count, reused_after_same / chunk_count)
+
+
+def _hashes_of_beginnings(chunks: tuple[int, ...]) -> Iterator[int]:
+    """Yield for each chunk a hash of it and all chunks before it."""
+    hash_so_far = 0
+    for chunk in chunks:
+        hash_so_far = hash((hash_so_far, chunk))
+        yield hash_so_far

@@ -1,27 +1,43 @@
-"""How long the requests of a load are, from their numbers alone: contexts, and what tasks and classes are. Pure."""
+"""The lengths of the first requests of a load, which are known without building the requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import Prompts
 
-SAMPLED_REQUESTS = 1_000  # requests; the lengths of those after them are drawn from the same laws
+SAMPLED_REQUESTS = 1_000
+"""Most requests whose lengths are looked at. Those of later requests have the same distribution."""
 
 
 class RequestedLengths(NamedTuple):
-    """The lengths of one request, or of all requests of a task together, in tokens as the workload counts them."""
+    """The requested lengths of one request, or the sums over all requests of a task.
+
+    Attributes:
+        requests: The number of requests.
+        input_tokens: Content tokens of the prompts.
+        output_tokens: Output tokens.
+        non_generative_requests: The number of embeddings and rankings among the requests. Their
+            sequences have no context in common.
+    """
 
     requests: int
     input_tokens: int
     output_tokens: int
-    for_values: int = 0  # of these requests; embeddings and rankings, whose sequences stand alone
+    non_generative_requests: int = 0
 
 
 class ClassShare(NamedTuple):
-    """A class: its share of all starts as asked, and which shares of the first requests and their tokens are of it."""
+    """How much of the load is of one class.
+
+    Attributes:
+        name: The name of the class.
+        starts: The requested share of all starts (requests, conversations or tasks).
+        requests: The share of the first requests.
+        tokens: The share of the tokens of the first requests.
+    """
 
     name: str
     starts: float
@@ -29,52 +45,85 @@ class ClassShare(NamedTuple):
     tokens: float
 
 
-def first_request_lengths(prompts: Prompts, requests: int | None) -> dict[int, RequestedLengths]:
-    """Number -> lengths of the first requests of a load of so many (None: not known). 0 where nobody says a length."""
-    numbers = prompts.numbers(min(requests or SAMPLED_REQUESTS, SAMPLED_REQUESTS))
-    first: dict[int, RequestedLengths] = {}
-    for number in numbers:
-        output = prompts.requested_output_tokens(number)
-        first[number] = RequestedLengths(
-            1, prompts.requested_input_tokens(number) or 0, output or 0, output == 0
-        )
-    return first
+def first_request_lengths(
+    prompts: Prompts, request_count: int | None
+) -> dict[int, RequestedLengths]:
+    """Return the lengths of the first requests by their numbers.
+
+    A length is 0 if the workload does not request one. `request_count` is the number of requests of
+    the load, or None if it is not known.
+    """
+    sample_size = min(request_count or SAMPLED_REQUESTS, SAMPLED_REQUESTS)
+    return {number: _requested_lengths(prompts, number) for number in prompts.numbers(sample_size)}
+
+
+def _requested_lengths(prompts: Prompts, number: int) -> RequestedLengths:
+    output_tokens = prompts.requested_output_tokens(number)
+    return RequestedLengths(
+        requests=1,
+        input_tokens=prompts.requested_input_tokens(number) or 0,
+        output_tokens=output_tokens or 0,
+        non_generative_requests=1 if output_tokens == 0 else 0,
+    )
 
 
 def context_lengths(
-    first: dict[int, RequestedLengths],
+    first_requests: dict[int, RequestedLengths],
     template_tokens: int | None = None,
     token_ratio: float | None = None,
 ) -> list[int]:
-    """Prompt and answer of each request together, in tokens as a server counts them; not of those for values.
+    """Return the tokens of prompt and response together, for each request that generates text.
 
-    `template_tokens`, `token_ratio`: what it adds to a prompt, and its count of our tokens over ours; None: not known.
+    Args:
+        first_requests: The lengths of requests by number.
+        template_tokens: The tokens that the server adds to a prompt, if they are known.
+        token_ratio: How many tokens the server counts for one token of the workload, if known.
     """
-    ratio, template = token_ratio or 1.0, template_tokens or 0
+    ratio = token_ratio or 1.0
     return [
-        round(one.input_tokens * ratio) + template + one.output_tokens
-        for one in first.values()
-        if not one.for_values
+        round(lengths.input_tokens * ratio) + (template_tokens or 0) + lengths.output_tokens
+        for lengths in first_requests.values()
+        if not lengths.non_generative_requests
     ]
 
 
-def task_lengths(prompts: Prompts, first: dict[int, RequestedLengths]) -> list[RequestedLengths]:
-    """The tasks and conversations among the first requests, but for the last of them, which may be cut."""
+def task_lengths(
+    prompts: Prompts, first_requests: dict[int, RequestedLengths]
+) -> list[RequestedLengths]:
+    """Return the lengths of the tasks and conversations among the first requests.
+
+    The last one is left out, because some of its requests may be missing.
+    """
     if prompts.turns == 1:
         return []
-    tasks: dict[int, list[RequestedLengths]] = {}
-    for number, one in first.items():
-        if not (isinstance(prompts, MixPrompts) and prompts.stands_alone(number)):
-            tasks.setdefault(number // prompts.turns, []).append(one)
-    if len(tasks) > 1:
-        tasks.popitem()
-    return [RequestedLengths(*map(sum, zip(*requests, strict=True))) for requests in tasks.values()]
+    requests_of_task: dict[int, list[RequestedLengths]] = {}
+    for number, lengths in first_requests.items():
+        if isinstance(prompts, MixPrompts) and prompts.stands_alone(number):
+            continue
+        requests_of_task.setdefault(number // prompts.turns, []).append(lengths)
+    tasks = [_sum_lengths(requests) for requests in requests_of_task.values()]
+    return tasks[:-1] if len(tasks) > 1 else tasks
 
 
-def class_shares(prompts: MixPrompts, first: dict[int, RequestedLengths]) -> Iterator[ClassShare]:
-    """What each class is of the first requests."""
-    everything = sum(one.input_tokens + one.output_tokens for one in first.values()) or 1
-    for index, (name, share) in enumerate(zip(prompts.names, prompts.shares, strict=True)):
-        own = [one for number, one in first.items() if prompts.class_and_number(number)[0] == index]
-        tokens = sum(one.input_tokens + one.output_tokens for one in own)
-        yield ClassShare(name, share, len(own) / len(first), tokens / everything)
+def _sum_lengths(requests: Iterable[RequestedLengths]) -> RequestedLengths:
+    return RequestedLengths(*(sum(column) for column in zip(*requests, strict=True)))
+
+
+def class_shares(
+    prompts: MixPrompts, first_requests: dict[int, RequestedLengths]
+) -> Iterator[ClassShare]:
+    """Yield the share of each class in the first requests and in their tokens."""
+    tokens_of_class = dict.fromkeys(range(len(prompts.names)), 0)
+    requests_of_class = dict.fromkeys(range(len(prompts.names)), 0)
+    for number, lengths in first_requests.items():
+        class_index = prompts.class_and_number(number).class_index
+        requests_of_class[class_index] += 1
+        tokens_of_class[class_index] += lengths.input_tokens + lengths.output_tokens
+    all_tokens = sum(tokens_of_class.values()) or 1
+    for class_index, name in enumerate(prompts.names):
+        yield ClassShare(
+            name,
+            starts=prompts.shares[class_index],
+            requests=requests_of_class[class_index] / len(first_requests),
+            tokens=tokens_of_class[class_index] / all_tokens,
+        )

@@ -1,14 +1,11 @@
-"""Several classes in one run: of which class a start is, a request, a conversation or a task, seed and number decide.
-
-Pure.
-"""
+"""Requests of several classes in one run."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,121 +15,161 @@ from loadgen.core import seeds
 from loadgen.core.requests.prompts import AssistantTurn, Prompts
 from loadgen.core.requests.task_prompts import TaskPrompts
 
-BLOCK = 1024  # starts whose classes are drawn together
-BLOCKS = 1024  # blocks in memory; lanes of a closed loop ask out of order
+if TYPE_CHECKING:
+    from loadgen.core.workload.request_classes import RequestClass
+
+STARTS_PER_BLOCK = 1024
+"""The number of starts whose classes are drawn together."""
+BLOCKS_CACHED = 1024
+"""Many, because virtual users of a closed loop do not start requests in order."""
+
+
+class ClassRequest(NamedTuple):
+    """A request of a class: the index of the class, and the number of the request in the class."""
+
+    class_index: int
+    number: int
 
 
 class MixPrompts:
-    """Start n is start n of its class, with the model and the priority of that class.
+    """Requests of several classes, with the model and the priority of their classes.
 
-    Request `n * turns + place`: `turns` is that of the class with most, so that a single request uses the first of its
-    places alone, and a conversation of fewer turns the first ones and the last. A class from a file or a trace takes
-    the row of the start's own number, so that its rows come in no order.
+    A start is a single request, a conversation or a task. Start n is start n of its class, so the
+    rows of a class from a file or a trace come in no order.
+
+    The number of a request is start * turns + position, where `turns` is that of the class with the
+    most turns. A single request uses only the first position. A conversation with fewer turns uses
+    the first positions, and the last position for its last turn.
     """
 
-    def __init__(self, classes: Mapping[str, Any], seed: int, parts: Sequence[Prompts]) -> None:
-        self.names, self.parts = tuple(classes), parts
+    def __init__(
+        self, classes: Mapping[str, RequestClass], seed: int, parts: Sequence[Prompts]
+    ) -> None:
+        self.names = tuple(classes)
+        self.parts = parts
         self.turns = max(part.turns for part in parts)
-        self.history = "server" if any(part.history == "server" for part in parts) else "scripted"
-        self.shares = [float(one.weight) for one in classes.values()]  # of all starts
-        self._extras = [
-            {
-                name: value
-                for name in ("model", "priority")
-                if (value := getattr(one, name)) is not None
-            }
-            for one in classes.values()
-        ]
+        has_real_history = any(part.history == "server" for part in parts)
+        self.history = "server" if has_real_history else "scripted"
+        self.shares = [float(request_class.weight) for request_class in classes.values()]
+        self._extra_fields = [_extra_fields(request_class) for request_class in classes.values()]
+        self._seed = seed
+        self._classes_of_block = functools.lru_cache(BLOCKS_CACHED)(self._draw_classes)
 
-        @functools.lru_cache(maxsize=BLOCKS)
-        def block(index: int) -> list[int]:
-            numbers = np.arange(index * BLOCK, (index + 1) * BLOCK)
-            drawn: list[int] = seeds.classes(seed, self.shares, numbers).tolist()
-            return drawn
-
-        self._block = block
+    def _draw_classes(self, block: int) -> list[int]:
+        """Draw the class of each start in a block."""
+        starts = np.arange(block * STARTS_PER_BLOCK, (block + 1) * STARTS_PER_BLOCK)
+        classes: list[int] = seeds.classes(self._seed, self.shares, starts).tolist()
+        return classes
 
     def class_of(self, start: int) -> int:
-        """The index of the class of a start."""
-        index, place = divmod(start, BLOCK)
-        return self._block(index)[place]
+        """Return the index of the class of a start."""
+        block, index = divmod(start, STARTS_PER_BLOCK)
+        return self._classes_of_block(block)[index]
 
-    def class_and_number(self, number: int) -> tuple[int, int]:
-        """The class of a request, and its number among those of that class. Raises IndexError for an unused number."""
-        start, place = divmod(number, self.turns)
-        index = self.class_of(start)
-        turns = self.parts[index].turns
-        if turns > 1 and place == self.turns - 1:
-            place = turns - 1
-        elif place >= max(1, turns - 1):
+    def class_and_number(self, number: int) -> ClassRequest:
+        """Return the class of a request and its number in that class.
+
+        Raises IndexError for a number that is not used.
+        """
+        start, position = divmod(number, self.turns)
+        class_index = self.class_of(start)
+        turns = self.parts[class_index].turns
+        if turns > 1 and position == self.turns - 1:
+            position = turns - 1
+        elif position >= max(1, turns - 1):
             raise IndexError(number)
-        return index, start * turns + place
+        return ClassRequest(class_index, start * turns + position)
 
     def __getitem__(self, number: int) -> Request:
-        index, own_number = self.class_and_number(number)
-        return self._as_sent(index, self.parts[index][own_number])
+        class_index, class_number = self.class_and_number(number)
+        request = self.parts[class_index][class_number]
+        return self._with_extra_fields(class_index, request)
 
     def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
-        index, own_number = self.class_and_number(number)
-        return self._as_sent(index, self.parts[index].with_replies(own_number, replies))
+        """Return a request with real responses of earlier turns."""
+        class_index, class_number = self.class_and_number(number)
+        request = self.parts[class_index].with_replies(class_number, replies)
+        return self._with_extra_fields(class_index, request)
 
-    def _as_sent(self, index: int, request: Request) -> Request:
-        extra = self._extras[index]
-        return msgspec.structs.replace(request, extra=request.extra | extra) if extra else request
+    def _with_extra_fields(self, class_index: int, request: Request) -> Request:
+        extra = self._extra_fields[class_index]
+        if not extra:
+            return request
+        return msgspec.structs.replace(request, extra=request.extra | extra)
 
     def needs_replies(self, number: int) -> bool:
-        index, own_number = self.class_and_number(number)
-        return self.parts[index].needs_replies(own_number)
+        """Return True if a request cannot be built before earlier responses."""
+        class_index, class_number = self.class_and_number(number)
+        return self.parts[class_index].needs_replies(class_number)
 
     def numbers(self, count: int) -> Iterator[int]:
+        """Return the numbers of the first requests."""
         if self.turns == 1:
             return iter(range(count))
-        return itertools.islice(
-            (number for start in itertools.count() for number in self._of_start(start)), count
+        all_numbers = itertools.chain.from_iterable(
+            self._numbers_of_start(start) for start in itertools.count()
         )
+        return itertools.islice(all_numbers, count)
 
-    def _of_start(self, start: int) -> Iterator[int]:
-        """The numbers of the requests of a start."""
-        part, first = self.parts[self.class_of(start)], start * self.turns
-        size = len(part.graphs[start]) if isinstance(part, TaskPrompts) else part.turns
+    def _numbers_of_start(self, start: int) -> Iterator[int]:
+        part = self.parts[self.class_of(start)]
+        first_number = start * self.turns
         if part.turns == 1:
-            yield first
+            yield first_number
             return
-        yield from range(first, first + size - 1)
-        yield first + self.turns - 1
+        request_count = len(part.graphs[start]) if isinstance(part, TaskPrompts) else part.turns
+        yield from range(first_number, first_number + request_count - 1)
+        yield first_number + self.turns - 1
 
     def input_tokens(self, number: int) -> int | None:
-        index, own_number = self.class_and_number(number)
-        return self.parts[index].input_tokens(own_number)
+        """Return the content tokens of a prompt as it is built, or None if they are unknown."""
+        class_index, class_number = self.class_and_number(number)
+        return self.parts[class_index].input_tokens(class_number)
 
     def requested_input_tokens(self, number: int) -> int | None:
-        index, own_number = self.class_and_number(number)
-        return self.parts[index].requested_input_tokens(own_number)
+        """Return the requested content tokens of a prompt, or None if none are requested."""
+        class_index, class_number = self.class_and_number(number)
+        return self.parts[class_index].requested_input_tokens(class_number)
 
     def requested_output_tokens(self, number: int) -> int | None:
-        index, own_number = self.class_and_number(number)
-        return self.parts[index].requested_output_tokens(own_number)
+        """Return the requested output tokens of a request, or None if none are requested."""
+        class_index, class_number = self.class_and_number(number)
+        return self.parts[class_index].requested_output_tokens(class_number)
 
     def stands_alone(self, number: int) -> bool:
-        """Whether a request is no part of a task or conversation."""
-        return self.parts[self.class_and_number(number)[0]].turns == 1
+        """Return True if a request is no part of a task or conversation."""
+        class_index, _ = self.class_and_number(number)
+        return self.parts[class_index].turns == 1
 
-    def warnings(self, n: int) -> list[str]:
-        named = zip(self.names, self.parts, self.shares, strict=True)
-        return [
-            f"class {name}: {words}"
-            for name, part, share in named
-            for words in part.warnings(round(n * share))
-        ]
+    def warnings(self, request_count: int) -> list[str]:
+        """Return the warnings of all classes, each with the name of its class."""
+        messages: list[str] = []
+        for name, part, share in zip(self.names, self.parts, self.shares, strict=True):
+            warnings = part.warnings(round(request_count * share))
+            messages += [f"class {name}: {warning}" for warning in warnings]
+        return messages
 
 
-def class_and_step(prompts: Prompts, number: int) -> tuple[str, str]:
-    """The class of a request, and its step if it is one of a task; "" where there are none."""
-    name = ""
+def _extra_fields(request_class: RequestClass) -> dict[str, Any]:
+    """Return the body fields that all requests of a class have."""
+    fields = {"model": request_class.model, "priority": request_class.priority}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class ClassAndStep(NamedTuple):
+    """The name of the class of a request and of its step in a task, "" if there is none."""
+
+    class_name: str
+    step: str
+
+
+def class_and_step(prompts: Prompts, number: int) -> ClassAndStep:
+    """Return the class of a request and its step."""
     if isinstance(prompts, MixPrompts):
-        index, number = prompts.class_and_number(number)
-        name, prompts = prompts.names[index], prompts.parts[index]
-    if not isinstance(prompts, TaskPrompts):
-        return name, ""
-    task, turn = prompts.task_and_turn(number)
-    return name, prompts.graphs[task][turn].step
+        class_index, class_number = prompts.class_and_number(number)
+        step = class_and_step(prompts.parts[class_index], class_number).step
+        return ClassAndStep(prompts.names[class_index], step)
+    if isinstance(prompts, TaskPrompts):
+        task, turn = prompts.task_and_turn(number)
+        return ClassAndStep("", prompts.graphs[task][turn].step)
+    return ClassAndStep("", "")

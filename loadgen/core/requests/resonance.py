@@ -1,7 +1,8 @@
-"""Round robin over a data set that repeats: whether each server is sent the same part of it in every pass. Pure.
+"""Detect that round robin sends each server the same part of a repeated data set in every pass.
 
-The server of a request is its number modulo the servers, its sample the number modulo the samples. Where the two share
-a factor, a server meets the same samples for ever, and one whose share is heavier than the others' stays so for ever.
+The server of a request is its number modulo the number of servers, and its sample is the number
+modulo the number of samples. If both have a common factor, a server gets the same samples in every
+pass. A server with a heavier share than the others then keeps it for the whole run.
 """
 
 from __future__ import annotations
@@ -14,56 +15,76 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SMALL = 4  # a common factor up to here is named only where the shares are known to differ
-UNEQUAL = (
-    0.01  # difference of the heaviest share from the mean, from which shares are said to differ
-)
-
-
-def sample_count(requests: Any, prompts: Any) -> int | None:
-    """After how many requests the data set begins again; None where it does not. `requests`: as in the workload."""
-    if hasattr(requests, "path"):
-        return len(prompts.rows)
-    columns: list[Any] = [
-        getattr(requests, name, None) for name in ("input_tokens", "output_tokens")
-    ]
-    lengths = [len(column.values) for column in columns if getattr(column, "tag", "") == "listed"]
-    return math.lcm(*lengths) if len(lengths) == 2 else None
-
-
-def sample_weights(requests: Any) -> NDArray[np.int64] | None:
-    """The output tokens of each sample, where the workload lists them."""
-    lengths: Any = getattr(requests, "output_tokens", None)
-    return np.array(lengths.values, np.int64) if getattr(lengths, "tag", "") == "listed" else None
+SMALL_FACTOR = 4
+"""A common factor up to this one is reported only if the shares are known to differ."""
+UNEQUAL_SHARE = 0.01
+"""The excess of the heaviest share over the mean from which shares count as different."""
 
 
 def find_resonance(
-    requests: Any, prompts: Any, servers: int, kind: str, planned: int | None
+    requests: Any, prompts: Any, server_count: int, kind: str, planned_requests: int | None
 ) -> dict[str, Any] | None:
-    """What round robin does to the shares of so many servers, as the values of the code "resonance"; None: nothing.
+    """Return what round robin does to the shares of the servers, or None if they are equal.
 
-    `kind`: replica or target. `planned`: requests of the run, None where that is not known.
+    Args:
+        requests: The requests as the workload describes them.
+        prompts: The requests as they are built.
+        server_count: The number of servers that requests are distributed to.
+        kind: What a server is called: replica or target.
+        planned_requests: The number of requests of the run, or None if it is not known.
+
+    Returns:
+        The values of the warning "resonance".
     """
-    count = sample_count(requests, prompts)
-    if servers < 2 or count is None or (planned is not None and planned <= count):
+    sample_count = _sample_count(requests, prompts)
+    if server_count < 2 or sample_count is None:
         return None
-    factor = math.gcd(count, servers)
-    if factor == 1:
+    repeats = planned_requests is None or planned_requests > sample_count
+    factor = math.gcd(sample_count, server_count)
+    if not repeats or factor == 1:
         return None
-    tokens = sample_weights(requests)
-    heaviest = 0.0
-    if tokens is not None and count % len(tokens) == 0:
-        tokens = np.resize(tokens, count)
-        heaviest = float(tokens.reshape(-1, factor).mean(axis=0).max() / tokens.mean() - 1)
-        if heaviest < UNEQUAL:
-            return None
-    elif factor <= SMALL:
+    excess = _excess_of_heaviest_share(requests, sample_count, factor)
+    if excess is None and factor <= SMALL_FACTOR:
+        return None
+    if excess is not None and excess < UNEQUAL_SHARE:
         return None
     return {
-        "samples": count,
-        "servers": servers,
+        "samples": sample_count,
+        "servers": server_count,
         "kind": kind,
         "factor": factor,
-        "each": count // factor,
-        "heaviest": heaviest,
+        "each": sample_count // factor,
+        "heaviest": excess or 0.0,
     }
+
+
+def _sample_count(requests: Any, prompts: Any) -> int | None:
+    """Return after how many requests the data set begins again, or None if it does not repeat."""
+    if hasattr(requests, "path"):
+        return len(prompts.rows)
+    input_tokens = _listed_values(requests, "input_tokens")
+    output_tokens = _listed_values(requests, "output_tokens")
+    if input_tokens is None or output_tokens is None:
+        return None
+    return math.lcm(len(input_tokens), len(output_tokens))
+
+
+def _excess_of_heaviest_share(requests: Any, sample_count: int, factor: int) -> float | None:
+    """Return by how much the heaviest share of output tokens exceeds the mean, relative to it.
+
+    Return None if the output tokens of the samples are not known.
+    """
+    output_tokens = _listed_values(requests, "output_tokens")
+    if output_tokens is None or sample_count % len(output_tokens) != 0:
+        return None
+    tokens_of_samples = np.resize(output_tokens, sample_count)
+    mean_of_shares = tokens_of_samples.reshape(-1, factor).mean(axis=0)
+    return float(mean_of_shares.max() / tokens_of_samples.mean() - 1)
+
+
+def _listed_values(requests: Any, field: str) -> NDArray[np.int64] | None:
+    """Return the lengths that a workload lists one by one, or None if it draws them."""
+    length: Any = getattr(requests, field, None)
+    if getattr(length, "tag", "") != "listed":
+        return None
+    return np.array(length.values, np.int64)

@@ -1,9 +1,8 @@
-"""The requests of tasks: messages, calls of tools and their results, growing along the graph of each task. Pure.
+"""The requests of tasks: messages, tool calls and their results along the graph of each task.
 
-A step for embeddings or a ranking is a text, with the documents that are ranked.
-
-Request `task * width + place` is the same on every worker, in any order, at any time, as in `prompts`. The place of a
-request is its turn; of the last request of a task it is the last place, whatever the turns before it.
+Request task * width + position is the same on every worker, in any order and at any time. The
+position of a request is its turn. The last request of a task has the last position, however many
+turns come before it.
 """
 
 from __future__ import annotations
@@ -12,365 +11,493 @@ import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen_sdk.request import Request
 
-from loadgen.core.requests.chunks import Corpus
-from loadgen.core.requests.laws import length_sampler, random_bytes
-from loadgen.core.requests.prompts import NO_LENGTHS, AssistantTurn, SyntheticPrompts
-from loadgen.core.requests.task_graphs import Node, TaskGraphs
+from loadgen.core.requests.chunks import ChunkSpec, Corpus
+from loadgen.core.requests.generated_prompts import GeneratedPrompts
+from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, PromptTarget
+from loadgen.core.requests.sampling import LengthSampler, length_sampler, random_bytes
+from loadgen.core.requests.task_graphs import TaskGraphs, TaskRequest
+from loadgen.core.requests.text_generator import Text
 from loadgen.core.requests.tokenizer import Tokenizer
+from loadgen.core.requests.tool_definitions import build_tool_definition
 from loadgen.core.workload.tasks import largest_value
 
 if TYPE_CHECKING:
-    from loadgen.core.workload.tasks import Task, TaskStep
+    from loadgen.core.workload.tasks import Documents, Task, TaskStep
 
 
-CONTEXTS_KEPT = 64  # as long as the conversations are; the next turn of one begins with the last
-LENGTHS_KEPT = 1 << 14  # requests: a prompt of a task is as long as all that it continues
+CONTEXTS_CACHED = 64  # Contexts are long. The next turn of a task begins with the last one.
+LENGTHS_CACHED = 1 << 14
+CALL_ID_CHARACTERS = 9  # Some chat templates require this length.
 
 
 class _Context(NamedTuple):
-    """What a request continues, as far as it was built: its messages, and their content tokens."""
+    """The messages of a request, and their content tokens as far as they are known."""
 
     messages: list[dict[str, Any]]
     tokens: int
 
 
-class TaskPrompts(SyntheticPrompts):
-    """The requests of tasks of an agent. The answer before a tool's result stands in the context as a call of it.
+class _ToolResult(NamedTuple):
+    """The result of a tool call: the name of the tool, and the text that it returned."""
 
-    An answer from the seed is the argument of that call; a real answer stays what it was, and calls what the next
-    request has a result of.
+    tool: str
+    text: Text
+
+
+class _Documents(NamedTuple):
+    """The documents of a request: the numbers of the chunks, and the tokens of each chunk."""
+
+    chunks: tuple[int, ...]
+    tokens_each: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.chunks) * self.tokens_each
+
+
+class _Segment(NamedTuple):
+    """What one request of a task adds to the context that it continues.
+
+    Attributes:
+        documents: The documents that it sends.
+        other_tokens: The tokens of the messages and results that it sends, without documents.
+        output_tokens: The requested tokens of its response.
+    """
+
+    documents: _Documents
+    other_tokens: int
+    output_tokens: int
+
+
+NO_DOCUMENTS = _Documents((), 0)
+
+SegmentOwner = str | int | tuple[int, ...]
+"""Where a part of a prompt comes from.
+
+A step for its system message and tool definitions, the number of the request that sent or generated
+a part, or a document and all documents before it.
+"""
+
+
+class TaskPrompts(GeneratedPrompts):
+    """The requests of tasks.
+
+    The response before the result of a tool appears in the context as a call of that tool. A
+    response from the seed becomes the argument of the call. A real response stays as it is, and
+    calls are added to it if it lacks them.
     """
 
     def __init__(
-        self, task: Task, seed: int, salt: int, tokenizer: Tokenizer, template_tokens: int = 0
+        self,
+        task: Task,
+        seed: int,
+        salt: int,
+        tokenizer: Tokenizer,
+        target: PromptTarget = ANY_TARGET,
     ) -> None:
-        super().__init__(NO_LENGTHS, seed, salt, tokenizer, template_tokens)
+        super().__init__(seed, salt, tokenizer, target.template_tokens)
         self.graphs = TaskGraphs(task, seed)
-        self.turns, self.history = self.graphs.width, task.history
+        self.turns: int = self.graphs.width
+        self.history: str = task.history
         self._task = task
-        self._messages = {
+        self._sample_message = {
             name: length_sampler(step.input_tokens)
             for name, step in task.steps.items()
             if step.input_tokens
         }
-        known = task.known_tools
-        self._results = {kind: length_sampler(tool.result_tokens) for kind, tool in known.items()}
-        self._tools = [self._definition(kind, tool.schema_tokens) for kind, tool in known.items()]
-        self._tools_tokens = sum(tool.schema_tokens for tool in known.values())
-        self._corpora = {
-            name: _corpus(step, self._lengths_key)
-            for name, step in task.steps.items()
-            if step.documents
+        known_tools = task.known_tools
+        self._sample_result = {
+            name: length_sampler(tool.result_tokens) for name, tool in known_tools.items()
         }
-        self._documents = {
-            name: length_sampler(task.steps[name].documents.count) for name in self._corpora
-        }  # type: ignore[union-attr]
-        self._output = self.graphs.output_tokens
-        self._lengths = functools.lru_cache(LENGTHS_KEPT)(self._drawn)
-        self._scripted = functools.lru_cache(CONTEXTS_KEPT)(
-            functools.partial(self._new_or_longer, replies={})
+        self._tools = [
+            build_tool_definition(name, tool.schema_tokens, tokenizer, self._texts)
+            for name, tool in known_tools.items()
+        ]
+        self._tools_tokens = sum(tool.schema_tokens for tool in known_tools.values())
+        self._corpora: dict[str, Corpus] = {}
+        self._sample_document_count: dict[str, LengthSampler] = {}
+        for name, step in task.steps.items():
+            if step.documents is not None:
+                self._corpora[name] = _build_corpus(step.documents, self._lengths_key)
+                self._sample_document_count[name] = length_sampler(step.documents.count)
+        self._cached_segment = functools.lru_cache(LENGTHS_CACHED)(self._segment)
+        self._cached_scripted_context = functools.lru_cache(CONTEXTS_CACHED)(
+            functools.partial(self._build_context, replies={})
         )
+
+    # -- the protocol of prompts -----------------------------------------------------------------
 
     def __getitem__(self, number: int) -> Request:
-        return self._built(number, {})
+        return self.with_replies(number, {})
 
     def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
-        return self._built(number, replies)
-
-    def requested_input_tokens(self, number: int) -> int:
+        """Return a request with real responses of earlier turns. Others come from the seed."""
         task, turn = self.task_and_turn(number)
-        if self._is_for_values(task, turn):
-            return sum(self.sequence_lengths(number))
-        return self._tools_tokens + self._asked(task, turn)
-
-    def requested_output_tokens(self, number: int) -> int:
-        return self.graphs.output_tokens(*self.task_and_turn(number))
-
-    def task_and_turn(self, number: int) -> tuple[int, int]:
-        """The task of a request, and its turn there. Raises IndexError for a number that the task has not."""
-        task, place = divmod(number, self.turns)
-        last = len(self.graphs[task]) - 1
-        if place == self.turns - 1:
-            return task, last
-        if place >= last:
-            raise IndexError(number)
-        return task, place
-
-    def _is_for_values(self, task: int, turn: int) -> bool:
-        return self._task.steps[self.graphs[task][turn].step].kind != "chat"
-
-    def sequence_lengths(self, number: int) -> tuple[int, ...]:
-        """The tokens of each sequence of a request for values; () of a chat."""
-        task, turn = self.task_and_turn(number)
-        if not self._is_for_values(task, turn):
-            return ()
-        text, (chunks, tokens) = self._message_tokens(task, turn), self._documents_of(task, turn)
-        return (text + tokens,) * len(chunks) or (text,)
-
-    def prompt_segments(self, number: int) -> Iterator[tuple[str | int | tuple[int, ...], int]]:
-        """Where each part of a prompt comes from, in order: its owner and its content tokens.
-
-        The owner is a step (its system message and the tools' definitions, equal in all tasks), or the number of the
-        request of this task that brought or generated it; of documents, these and those before them. Prompts with equal
-        stretches at their beginning share them.
-        """
-        task, turn = self.task_and_turn(number)
-        nodes, path = self.graphs[task], [turn]
-        while nodes[path[-1]].context >= 0:
-            path.append(nodes[path[-1]].context)
-        begun = nodes[path[-1]].step
-        yield begun, self._tools_tokens + self._task.steps[begun].system_tokens
-        for one in reversed(path):
-            chunks, tokens, own, output = self._lengths(task, one)
-            for place in range(len(chunks)):
-                yield chunks[: place + 1], tokens
-            yield task * self.turns + one, own + (output if one != turn else 0)
+        if self._is_non_generative(task, turn):
+            return self._build_non_generative(number, task, turn)
+        return self._build_chat(number, task, turn, replies)
 
     def needs_replies(self, number: int) -> bool:
+        """Return True if a request contains real responses of earlier requests."""
         task, turn = self.task_and_turn(number)
-        node = self.graphs[task][turn]
-        return self.history == "server" and (
-            node.context >= 0 or len(node.joined) > 0
-        )  # never one for values
+        request = self.graphs[task][turn]
+        has_earlier_responses = request.context is not None or len(request.joined) > 0
+        return self.history == "server" and has_earlier_responses
 
     def numbers(self, count: int) -> Iterator[int]:
-        return islice(
-            (number for task in itertools.count() for number in self.task_request_numbers(task)),
-            count,
+        """Return the numbers of the first requests."""
+        all_numbers = itertools.chain.from_iterable(
+            self.task_request_numbers(task) for task in itertools.count()
         )
+        return itertools.islice(all_numbers, count)
 
     def task_request_numbers(self, task: int) -> Iterator[int]:
-        """The numbers of the requests of a task."""
-        first, last = task * self.turns, len(self.graphs[task]) - 1
-        yield from range(first, first + last)
-        yield first + self.turns - 1
+        """Yield the numbers of the requests of a task."""
+        first_number = task * self.turns
+        last_turn = len(self.graphs[task]) - 1
+        yield from range(first_number, first_number + last_turn)
+        yield first_number + self.turns - 1
 
-    def warnings(self, n: int) -> list[str]:
+    def task_and_turn(self, number: int) -> tuple[int, int]:
+        """Return the task of a request and its turn in that task.
+
+        Raises IndexError for a number that the task does not use.
+        """
+        task, position = divmod(number, self.turns)
+        last_turn = len(self.graphs[task]) - 1
+        if position == self.turns - 1:
+            return task, last_turn
+        if position >= last_turn:
+            raise IndexError(number)
+        return task, position
+
+    def warnings(self, request_count: int) -> list[str]:  # noqa: ARG002 - part of the protocol
+        """Return no warnings."""
         return []
 
-    # -- lengths -------------------------------------------------------------------------------------------------
+    # -- lengths ---------------------------------------------------------------------------------
 
-    def _drawn(self, task: int, turn: int) -> tuple[tuple[int, ...], int, int, int]:
-        """The chunks of a request, the tokens of each, the other tokens that it brings, and those of its answer."""
-        chunks, of_each = self._documents_of(task, turn)
-        own = self._new_tokens(task, turn) - len(chunks) * of_each
-        return chunks, of_each, own, self._output(task, turn)
+    def input_tokens(self, number: int) -> int | None:
+        """Return the content tokens of a prompt as it is built."""
+        return self[number].input_tokens
 
-    def _new_tokens(self, task: int, turn: int) -> int:
-        """Content tokens that a request brings beside what it continues, and beside its system message."""
-        node, place = self.graphs[task][turn], task * self.turns + turn
-        tokens = sum(self._output(task, one) for one in node.joined)
-        if node.tool:
-            tokens += self._results[node.tool](self._lengths_key, "tool", place)
-        if node.message or node.asks >= 0:
-            tokens += self._message_tokens(task, turn)
-        chunks, of_each = self._documents_of(task, turn)
-        return tokens + len(chunks) * of_each
-
-    def _message_tokens(self, task: int, turn: int) -> int:
-        """Of the message that a request brings, its own or that of the request whose question it asks again."""
-        asks = self.graphs[task][turn].asks
-        asked = turn if asks < 0 else asks
-        node = self.graphs[task][asked]
-        tokens = self._messages[node.step](self._lengths_key, "input", task * self.turns + asked)
-        is_first_of_chat = node.context < 0 and not self._is_for_values(task, asked)
-        return self._without_template(tokens) if is_first_of_chat else tokens
-
-    def _message(self, task: int, turn: int) -> tuple[str, int]:
-        node = self.graphs[task][turn]
-        place = task * self.turns + (turn if node.asks < 0 else node.asks)
-        return self._said_before("user", place, self._message_tokens(task, turn))
-
-    def _documents_of(self, task: int, turn: int) -> tuple[tuple[int, ...], int]:
-        """The chunks that a request has, and the tokens of each: retrieved for it, or the best of those ranked before.
-
-        Which ones are the best is drawn: it is not read from the ranking.
-        """
-        graph = self.graphs[task]
-        node = graph[turn]
-        step = self._task.steps[node.step]
-        if step.best is not None and node.first:
-            ranked = next(
-                one for one in node.after if self._task.steps[graph[one].step].kind == "rerank"
-            )
-            chunks, tokens = self._documents_of(task, ranked)
-            return chunks[: step.best], tokens
-        if step.documents is None or not node.first:
-            return (), 0
-        place = task * self.turns + turn
-        count = self._documents[node.step](self._lengths_key, "documents", place)
-        return self._corpora[node.step].of(place)[:count], step.documents.tokens
-
-    def _document_texts(self, task: int, turn: int) -> list[tuple[str, int]]:
-        chunks, tokens = self._documents_of(task, turn)
-        return [self._shared_text("chunk", chunk, tokens) for chunk in chunks]
-
-    def _asked(self, task: int, turn: int) -> int:
-        node = self.graphs[task][turn]
-        tokens = self._new_tokens(task, turn)
-        if node.context < 0:
-            return tokens + self._task.steps[node.step].system_tokens
-        return tokens + self._asked(task, node.context) + self._output(task, node.context)
-
-    # -- messages ------------------------------------------------------------------------------------------------
-
-    def _built(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+    def requested_input_tokens(self, number: int) -> int:
+        """Return the requested content tokens of a prompt, tool definitions included."""
         task, turn = self.task_and_turn(number)
-        if self._is_for_values(task, turn):
-            return self._for_values(number, task, turn)
-        context = self._context(task, turn, replies)
-        extra: dict[str, Any] = {"tools": self._tools} if self._tools else {}
-        calls_tool = any(
-            node.context == turn and node.tool for node in self.graphs[task]
-        )  # its result comes next
-        if self._task.tool_choice is not None and calls_tool:
-            extra["tool_choice"] = self._task.tool_choice
-        return Request(
-            id=f"{self._id}-{number}",
-            messages=context.messages,
-            max_tokens=self._output(task, turn),
-            input_tokens=None if replies else context.tokens + self._tools_tokens,
-            input_source="" if replies else self._tokenizer.tag,
-            extra=extra,
-            session=task,
-            turn=turn,
+        if self._is_non_generative(task, turn):
+            return sum(self.sequence_lengths(number))
+        return self._tools_tokens + self._context_tokens(task, turn)
+
+    def requested_output_tokens(self, number: int) -> int:
+        """Return the requested output tokens, 0 for embeddings and rankings."""
+        return self.graphs.output_tokens(*self.task_and_turn(number))
+
+    def sequence_lengths(self, number: int) -> tuple[int, ...]:
+        """Return the tokens of each sequence of an embedding or ranking, or () for a chat."""
+        task, turn = self.task_and_turn(number)
+        if not self._is_non_generative(task, turn):
+            return ()
+        text_tokens = self._message_tokens(task, turn)
+        documents = self._documents(task, turn)
+        if not documents.chunks:
+            return (text_tokens,)
+        return (text_tokens + documents.tokens_each,) * len(documents.chunks)
+
+    def prompt_segments(self, number: int) -> Iterator[tuple[SegmentOwner, int]]:
+        """Yield the parts of a prompt in order, each with its owner and its content tokens.
+
+        Prompts that begin with equal segments share that beginning.
+        """
+        task, turn = self.task_and_turn(number)
+        turns_of_context = self._turns_of_context(task, turn)
+        first_step = self.graphs[task][turns_of_context[0]].step
+        yield first_step, self._tools_tokens + self._task.steps[first_step].system_tokens
+        for earlier in turns_of_context:
+            segment = self._cached_segment(task, earlier)
+            documents = segment.documents
+            for count in range(1, len(documents.chunks) + 1):
+                yield documents.chunks[:count], documents.tokens_each
+            generated_tokens = 0 if earlier == turn else segment.output_tokens
+            yield self._number(task, earlier), segment.other_tokens + generated_tokens
+
+    def _turns_of_context(self, task: int, turn: int) -> list[int]:
+        """Return the requests whose messages a request sends again, and the request itself."""
+        turns = [turn]
+        context = self.graphs[task][turn].context
+        while context is not None:
+            turns.append(context)
+            context = self.graphs[task][context].context
+        return turns[::-1]
+
+    def _context_tokens(self, task: int, turn: int) -> int:
+        """Return the requested content tokens of all messages of a request."""
+        request = self.graphs[task][turn]
+        tokens = self._new_tokens(task, turn)
+        if request.context is None:
+            return tokens + self._task.steps[request.step].system_tokens
+        response_tokens = self.graphs.output_tokens(task, request.context)
+        return tokens + self._context_tokens(task, request.context) + response_tokens
+
+    def _segment(self, task: int, turn: int) -> _Segment:
+        documents = self._documents(task, turn)
+        return _Segment(
+            documents,
+            other_tokens=self._new_tokens(task, turn) - documents.tokens,
+            output_tokens=self.graphs.output_tokens(task, turn),
         )
 
-    def _for_values(self, number: int, task: int, turn: int) -> Request:
-        """A text to embed, or a query with the documents to rank. No output is asked for."""
-        text, tokens = self._message(task, turn)
+    def _new_tokens(self, task: int, turn: int) -> int:
+        """Return the content tokens that a request adds to its context, without system message."""
+        request = self.graphs[task][turn]
+        tokens = self._documents(task, turn).tokens
+        tokens += sum(self.graphs.output_tokens(task, joined) for joined in request.joined)
+        if request.tool:
+            tokens += self._result_tokens(task, turn)
+        if _sends_message(request):
+            tokens += self._message_tokens(task, turn)
+        return tokens
+
+    def _result_tokens(self, task: int, turn: int) -> int:
+        """Return the tokens of the tool result that a request sends."""
+        sample = self._sample_result[self.graphs[task][turn].tool]
+        return sample(self._lengths_key, "tool", self._number(task, turn))
+
+    def _message_tokens(self, task: int, turn: int) -> int:
+        """Return the tokens of the user message that a request sends, its own or a repeated one."""
+        author_turn = self._message_author(task, turn)
+        author = self.graphs[task][author_turn]
+        sample = self._sample_message[author.step]
+        tokens = sample(self._lengths_key, "input", self._number(task, author_turn))
+        if author.context is None and not self._is_non_generative(task, author_turn):
+            return self._subtract_template(tokens)
+        return tokens
+
+    def _message_author(self, task: int, turn: int) -> int:
+        """Return the request whose user message a request sends."""
+        repeated = self.graphs[task][turn].repeats_message_of
+        return turn if repeated is None else repeated
+
+    def _documents(self, task: int, turn: int) -> _Documents:
+        """Return the documents that are retrieved for a request, or the best of a ranking.
+
+        The best documents are the first ones that were drawn. The response of the server to the
+        ranking is not read.
+        """
+        graph = self.graphs[task]
+        request = graph[turn]
+        step = self._task.steps[request.step]
+        if not request.is_first_of_step:
+            return NO_DOCUMENTS
+        if step.best is not None:
+            ranking_turn = next(
+                awaited
+                for awaited in request.after
+                if self._task.steps[graph[awaited].step].kind == "rerank"
+            )
+            ranked = self._documents(task, ranking_turn)
+            return _Documents(ranked.chunks[: step.best], ranked.tokens_each)
+        if step.documents is None:
+            return NO_DOCUMENTS
+        number = self._number(task, turn)
+        count = self._sample_document_count[request.step](self._lengths_key, "documents", number)
+        chunks = self._corpora[request.step].chunks_of(number)[:count]
+        return _Documents(chunks, step.documents.tokens)
+
+    def _number(self, task: int, turn: int) -> int:
+        """Return the index of a request in random draws."""
+        return task * self.turns + turn
+
+    def _is_non_generative(self, task: int, turn: int) -> bool:
+        """Return True for a request for embeddings or a ranking."""
+        return self._step(task, turn).kind != "chat"
+
+    def _step(self, task: int, turn: int) -> TaskStep:
+        return self._task.steps[self.graphs[task][turn].step]
+
+    # -- texts -----------------------------------------------------------------------------------
+
+    def _message_text(self, task: int, turn: int) -> Text:
+        number = self._number(task, self._message_author(task, turn))
+        return self._texts.history_text("user", number, self._message_tokens(task, turn))
+
+    def _document_texts(self, task: int, turn: int) -> list[Text]:
+        documents = self._documents(task, turn)
+        return [
+            self._texts.shared_text("chunk", chunk, documents.tokens_each)
+            for chunk in documents.chunks
+        ]
+
+    def _scripted_response(self, task: int, turn: int) -> Text:
+        tokens = self.graphs.output_tokens(task, turn)
+        return self._texts.history_text("reply", self._number(task, turn), tokens)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _build_non_generative(self, number: int, task: int, turn: int) -> Request:
+        """Build a text to embed, or a query with the documents to rank."""
+        text = self._message_text(task, turn)
         documents = self._document_texts(task, turn)
+        tokens = text.tokens
         if documents:
-            tokens = sum(
-                tokens + of_document for _, of_document in documents
-            )  # the query goes with each document
+            # The query is read together with each document.
+            tokens = sum(text.tokens + document.tokens for document in documents)
         return Request(
-            id=f"{self._id}-{number}",
-            prompt=text,
+            id=self._request_id(number),
+            prompt=text.text,
             max_tokens=0,
             input_tokens=tokens,
             input_source=self._tokenizer.tag,
-            extra={"documents": [text for text, _ in documents]} if documents else {},
+            extra={"documents": [document.text for document in documents]} if documents else {},
             session=task,
             turn=turn,
         )
 
-    def _context(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> _Context:
-        """The messages of a request, from the beginning of its context on."""
-        return self._new_or_longer(task, turn, replies) if replies else self._scripted(task, turn)
+    def _build_chat(
+        self, number: int, task: int, turn: int, replies: Mapping[int, AssistantTurn]
+    ) -> Request:
+        context = self._context(task, turn, replies)
+        has_known_length = not replies
+        return Request(
+            id=self._request_id(number),
+            messages=context.messages,
+            max_tokens=self.graphs.output_tokens(task, turn),
+            input_tokens=context.tokens + self._tools_tokens if has_known_length else None,
+            input_source=self._tokenizer.tag if has_known_length else "",
+            extra=self._tool_fields(task, turn),
+            session=task,
+            turn=turn,
+        )
 
-    def _new_or_longer(
+    def _tool_fields(self, task: int, turn: int) -> dict[str, Any]:
+        """Return the body fields for tools. `tool_choice` is sent if a tool is called next."""
+        fields: dict[str, Any] = {}
+        if self._tools:
+            fields["tools"] = self._tools
+        calls_tool = any(request.context == turn and request.tool for request in self.graphs[task])
+        if self._task.tool_choice is not None and calls_tool:
+            fields["tool_choice"] = self._task.tool_choice
+        return fields
+
+    def _context(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> _Context:
+        """Return all messages of a request."""
+        if replies:
+            return self._build_context(task, turn, replies)
+        return self._cached_scripted_context(task, turn)
+
+    def _build_context(
         self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> _Context:
-        node, place = self.graphs[task][turn], task * self.turns + turn
-        results: list[
-            tuple[str, str, int]
-        ] = []  # what was called, its result, and content tokens of that
-        for one in node.joined:
-            reply, tokens = self._reply(task, one, replies)
-            results.append((self.graphs[task][one].step, reply.text, tokens))
-        if node.tool:
-            text, tokens = self._said_before(
-                "tool", place, self._results[node.tool](self._lengths_key, "tool", place)
-            )
-            results.append((node.tool, text, tokens))
-        said = self._document_texts(task, turn)
-        if node.message or node.asks >= 0:
-            said.append(self._message(task, turn))
-        if node.context < 0:
-            return self._new_context(
-                node, [*said, *((text, tokens) for _, text, tokens in results)]
-            )
-        before = self._context(task, node.context, replies)
-        reply, tokens = self._reply(task, node.context, replies)
-        messages = [*before.messages, *self._answered(place, reply, results)]
-        messages += [{"role": "user", "content": text} for text, _ in said]
-        tokens += before.tokens + sum(n for _, _, n in results) + sum(n for _, n in said)
+        request = self.graphs[task][turn]
+        results = self._tool_results(task, turn, replies)
+        user_texts = self._document_texts(task, turn)
+        if _sends_message(request):
+            user_texts.append(self._message_text(task, turn))
+        if request.context is None:
+            step = self._task.steps[request.step]
+            texts = [*user_texts, *(result.text for result in results)]
+            return self._new_context(request.step, step.system_tokens, texts)
+        context = self._context(task, request.context, replies)
+        response = self._response(task, request.context, replies)
+        messages = [
+            *context.messages,
+            *self._response_messages(self._number(task, turn), response, results),
+            *({"role": "user", "content": text.text} for text in user_texts),
+        ]
+        tokens = context.tokens
+        if request.context not in replies:
+            tokens += self._scripted_response(task, request.context).tokens
+        tokens += sum(result.text.tokens for result in results)
+        tokens += sum(text.tokens for text in user_texts)
         return _Context(messages, tokens)
 
-    def _new_context(self, node: Node, said: list[tuple[str, int]]) -> _Context:
-        """A system message, and one message of the user: servers' templates want roles that take turns."""
-        system_tokens = self._task.steps[node.step].system_tokens
+    def _new_context(self, step: str, system_tokens: int, texts: list[Text]) -> _Context:
+        """Return a system message and one user message, because chat templates alternate roles."""
         messages: list[dict[str, Any]] = []
+        tokens = sum(text.tokens for text in texts)
         if system_tokens:
-            text, system_tokens = self._shared_text(f"system {node.step}", 0, system_tokens)
-            messages.append({"role": "system", "content": text})
-        messages.append({"role": "user", "content": "\n\n".join(text for text, _ in said)})
-        return _Context(messages, system_tokens + sum(tokens for _, tokens in said))
+            system = self._texts.shared_text(f"system {step}", 0, system_tokens)
+            messages.append({"role": "system", "content": system.text})
+            tokens += system.tokens
+        messages.append({"role": "user", "content": "\n\n".join(text.text for text in texts)})
+        return _Context(messages, tokens)
 
-    def _reply(
+    def _tool_results(
         self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
-    ) -> tuple[AssistantTurn, int]:
-        """The answer of an earlier request, real or from the seed, and its content tokens where it is from the seed."""
-        place = task * self.turns + turn
-        real = replies.get(turn)
-        if real is not None:
-            return real, 0
-        text, tokens = self._said_before("reply", place, self._output(task, turn))
-        return AssistantTurn(text), tokens
+    ) -> list[_ToolResult]:
+        """Return the results that a request sends: of other steps first, then of a tool."""
+        request = self.graphs[task][turn]
+        results = []
+        for joined in request.joined:
+            step = self.graphs[task][joined].step
+            if joined in replies:
+                text = Text(replies[joined].text, 0)
+            else:
+                text = self._scripted_response(task, joined)
+            results.append(_ToolResult(step, text))
+        if request.tool:
+            number = self._number(task, turn)
+            text = self._texts.history_text("tool", number, self._result_tokens(task, turn))
+            results.append(_ToolResult(request.tool, text))
+        return results
 
-    def _answered(
-        self, place: int, reply: AssistantTurn, results: list[tuple[str, str, int]]
+    def _response(
+        self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
+    ) -> AssistantTurn:
+        """Return the response to an earlier request, the real one if there is one."""
+        if turn in replies:
+            return replies[turn]
+        return AssistantTurn(self._scripted_response(task, turn).text)
+
+    def _response_messages(
+        self, number: int, response: AssistantTurn, results: list[_ToolResult]
     ) -> list[dict[str, Any]]:
-        """The message of the assistant, with a call for each result, and the results."""
+        """Return the message of the assistant with a call for each result, and the results."""
         if not results:
-            return [{"role": "assistant", "content": reply.text}]
-        calls = []
-        for i, (name, _, _) in enumerate(results):
-            if i < len(reply.calls):
-                calls.append(reply.calls[i])
-                continue
-            # an answer without a call stands as the argument of the first one
-            arguments = {"input": reply.text} if not reply.calls and not i else {}
-            function = {"name": name, "arguments": json.dumps(arguments)}
-            identity = random_bytes(self._texts_key, f"call {i}", place, 5).hex()[
-                :9
-            ]  # some templates want nine characters
-            calls.append({"id": identity, "type": "function", "function": function})
-        content = reply.text if reply.calls and reply.text else None
+            return [{"role": "assistant", "content": response.text}]
+        calls = [
+            response.calls[index]
+            if index < len(response.calls)
+            else self._tool_call(number, index, result.tool, response)
+            for index, result in enumerate(results)
+        ]
+        has_text = bool(response.calls) and bool(response.text)
+        content = response.text if has_text else None
         messages: list[dict[str, Any]] = [
             {"role": "assistant", "content": content, "tool_calls": calls}
         ]
-        for call, (_, text, _) in zip(calls, results, strict=True):
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+        for call, result in zip(calls, results, strict=True):
+            messages.append(
+                {"role": "tool", "tool_call_id": call["id"], "content": result.text.text}
+            )
         return messages
 
-    def _definition(self, kind: str, tokens: int) -> dict[str, Any]:
-        """The definition of a tool, of so many tokens as compact JSON; its description has what the rest leaves."""
+    def _tool_call(
+        self, number: int, index: int, tool: str, response: AssistantTurn
+    ) -> dict[str, Any]:
+        """Return a tool call that the response lacks.
 
-        def with_description(text: str) -> dict[str, Any]:
-            parameters = {
-                "type": "object",
-                "properties": {"input": {"type": "string"}},
-                "required": ["input"],
-            }
-            return {
-                "type": "function",
-                "function": {"name": kind, "description": text, "parameters": parameters},
-            }
-
-        def counted(definition: dict[str, Any]) -> int:
-            return self._tokenizer.count(json.dumps(definition, separators=(",", ":")))
-
-        words = best = tokens - counted(with_description("x"))
-        closest = tokens
-        for _ in range(8):
-            text, _ = self._exact_text("definition " + kind, 0, max(1, words))
-            difference = tokens - counted(with_description(text))
-            if abs(difference) < closest:
-                best, closest = words, abs(difference)
-            if not difference:
-                break
-            words += difference
-        text, _ = self._exact_text("definition " + kind, 0, max(1, best))
-        return with_description(text)
+        A response without any call becomes the argument of the first call.
+        """
+        is_argument = not response.calls and index == 0
+        arguments = {"input": response.text} if is_argument else {}
+        call_id = random_bytes(self._texts_key, f"call {index}", number, 5).hex()
+        return {
+            "id": call_id[:CALL_ID_CHARACTERS],
+            "type": "function",
+            "function": {"name": tool, "arguments": json.dumps(arguments)},
+        }
 
 
-def _corpus(step: TaskStep, key: bytes) -> Corpus:
-    documents: Any = step.documents
-    return Corpus(documents.model_copy(update={"count": largest_value(documents.count)}), key)
+def _sends_message(request: TaskRequest) -> bool:
+    """Return True if a request sends a user message, its own or a repeated one."""
+    return request.has_message or request.repeats_message_of is not None
+
+
+def _build_corpus(documents: Documents, key: bytes) -> Corpus:
+    """Return a corpus from which the largest possible number of documents is drawn."""
+    count = largest_value(documents.count) or 0
+    return Corpus(ChunkSpec(count, documents.tokens, documents.corpus, documents.zipf), key)

@@ -1,8 +1,7 @@
-"""Tokenizers: they count tokens and list words that are exactly one token each. Only this module uses their libraries.
+"""Tokenizers count tokens and list words that are exactly one token each.
 
-There are two kinds: the packaged cl100k vocabulary (read from this package, never from a network) and the
-`tokenizer.json` of a model. cl100k is loaded when the first text must be counted, because building prompts from the
-packaged words needs no counting. This module draws no random numbers and knows no requests.
+There are two kinds: the packaged cl100k vocabulary, which is read from this package and never from
+a network, and the `tokenizer.json` of a model. Only this module uses the libraries of tokenizers.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,13 +22,23 @@ from loadgen.core.errors import UserError, of_reading
 if TYPE_CHECKING:
     import numpy as np
 
-PACKAGED, FILE = "cl100k", "tokenizer.json"
+PACKAGED_NAME = "cl100k"
+TOKENIZER_FILE = "tokenizer.json"
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # ORG/NAME
+
 DATA = Path(__file__).parent.parent.parent / "data"
-# Of the unpacked files; see data/pack.py.
+RANKS_FILE = "cl100k.ranks.gz"
+WORDS_FILE = "cl100k.words.gz"
+# The hashes of the unpacked files; see data/pack.py.
 RANKS_SHA256 = "6bfd43f7b31b50b645b3228413547e662af1ae4801e9b192b9791680a71d650c"
 WORDS_SHA256 = "cc6f6eeef36f99dd1f2c2c665936e7fefb5ad9189cbd8013d47a043ede6ba5df"
+PACKAGED_STARTS = 4096
+"""data/pack.py puts the words first that are also one token without the space before them."""
 
-# Both equal those of tiktoken_ext.openai_public.cl100k_base; a test compares them.
+MAX_WORDS = 16_384
+"""Most words that are taken from the vocabulary of a model."""
+
+# PATTERN and SPECIAL equal those of tiktoken_ext.openai_public.cl100k_base; a test compares them.
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
@@ -42,53 +51,70 @@ SPECIAL = {
     "<|endofprompt|>": 100276,
 }
 
+GZIP_WINDOW_BITS = 31  # zlib expects the header of gzip.
+
 Encode = Callable[[str], list[int]]
+"""A function that returns the token ids of a text."""
 
 
 class Tokenizer(Struct, frozen=True, kw_only=True):
-    """Counts tokens, and lists words from which texts of a given length are built.
+    """A tokenizer, and words from which texts of a given number of tokens can be built.
 
-    Each of `words` begins with a space and is one token inside a text. Each of `starts` has no space and is one token
-    at the beginning of a text and after a space. If `additive`, a start followed by n - 1 words always has n tokens;
-    otherwise such a text must be counted.
+    Attributes:
+        tag: How counts of this tokenizer are called in results: those of the packaged vocabulary
+            are estimates.
+        name: The name that reports show.
+        sha256: The hash of the vocabulary. Two runs can be compared only if it is equal.
+        starts: Words without a space that are one token at the start of a text and after a space.
+        words: Words that begin with a space and are one token inside a text.
+        additive: Whether a start followed by n - 1 words always has n tokens. Otherwise such a text
+            must be counted.
+        load_encode: Returns the function that encodes a text. Its first call may take a while.
     """
 
-    tag: Literal["estimate", "tokenizer"]  # the source of the counts (metrics.md)
+    tag: Literal["estimate", "tokenizer"]
     name: str
-    sha256: str  # of the vocabulary; two runs are comparable only if it is equal
+    sha256: str
     starts: Sequence[str]
     words: Sequence[str]
     additive: bool
-    loaded: Callable[[], Encode]
+    load_encode: Callable[[], Encode]
 
     @property
     def file_sha256(self) -> str:
-        """Of the tokenizer file that the user gave; "" for the packaged vocabulary."""
+        """The hash of the tokenizer file of the user, or "" for the packaged vocabulary."""
         return self.sha256 if self.tag == "tokenizer" else ""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; adds and recognises no special tokens. The first call may load the vocabulary."""
-        return self.loaded()(text)
+        """Return the token ids of a text, without adding or recognizing special tokens."""
+        return self.load_encode()(text)
 
     def count(self, text: str) -> int:
+        """Return the number of tokens of a text."""
         return len(self.encode(text)) if text else 0
 
 
 def load_tokenizer(spec: str | None = None) -> Tokenizer:
-    """Return the packaged tokenizer (None, "" or "cl100k"), or that of a `tokenizer.json`: the file, its folder, or
-    ORG/NAME of Hugging Face, from the cache of this host or fetched; its name is then ORG/NAME@COMMIT.
+    """Return the packaged tokenizer or the tokenizer of a model.
 
-    Raises UserError if the file does not exist or is not a tokenizer, or if the packaged data is damaged.
+    Args:
+        spec: A `tokenizer.json`, the folder that contains it, or ORG/NAME of Hugging Face, which is
+            read from the cache of this host or downloaded. None, "" and "cl100k" mean the packaged
+            tokenizer.
+
+    Raises:
+        UserError: The file does not exist or is no tokenizer, or the packaged data is damaged.
     """
-    if not spec or spec == PACKAGED:
+    if not spec or spec == PACKAGED_NAME:
         return packaged_tokenizer()
-    if Path(spec).exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec):
+    if Path(spec).exists() or not HUB_NAME.fullmatch(spec):
         return read_tokenizer_file(Path(spec))
-    from loadgen.core.workload import hub  # brings all that reads workloads
+    # Imports all modules that read workloads, which workers do not need.
+    from loadgen.core.workload import hub
 
     snapshot = hub.find_cached_snapshot(spec, "model")
-    if snapshot is None or not (snapshot / FILE).is_file():
-        snapshot = hub.download_snapshot(spec, "model", [FILE], f"--tokenizer {spec}")
+    if snapshot is None or not (snapshot / TOKENIZER_FILE).is_file():
+        snapshot = hub.download_snapshot(spec, "model", [TOKENIZER_FILE], f"--tokenizer {spec}")
     return replace(read_tokenizer_file(snapshot), name=f"{spec}@{snapshot.name}")
 
 
@@ -99,133 +125,146 @@ def random_text(tokenizer: Tokenizer, words: int, random: np.random.Generator) -
     return start + "".join(tokenizer.words[int(number)] for number in numbers)
 
 
+# -- the packaged vocabulary ----------------------------------------------------------------------
+
+
 @functools.cache
 def packaged_tokenizer(folder: Path = DATA) -> Tokenizer:
-    """The packaged cl100k. On English and code its counts are within 0.1 % of Llama-3 and within 2 % of Qwen3."""
-    text = read_packaged_data(folder / "cl100k.words.gz", WORDS_SHA256).decode("ascii")
+    """Return the packaged cl100k tokenizer.
+
+    On English and code its counts are within 0.1 % of Llama 3 and within 2 % of Qwen 3.
+    """
+    text = read_packaged_data(folder / WORDS_FILE, WORDS_SHA256).decode("ascii")
     return Tokenizer(
         tag="estimate",
-        name=PACKAGED,
+        name=PACKAGED_NAME,
         sha256=RANKS_SHA256,
-        # data/pack.py puts the words first that are also one token without the space
-        starts=text.split("\n", 4096)[:4096],
+        starts=text.split("\n", PACKAGED_STARTS)[:PACKAGED_STARTS],
         words=(" " + text.replace("\n", "\n ")).split("\n"),
         additive=True,
-        loaded=functools.partial(_cl100k, folder),
+        # Building prompts from the packaged words needs no counting.
+        load_encode=functools.partial(_load_packaged_encode, folder),
     )
 
 
 @functools.cache
-def _cl100k(folder: Path) -> Encode:
-    """Build the encoding from the packaged ranks (about 0.15 s); `tiktoken.get_encoding` would use the network."""
+def _load_packaged_encode(folder: Path) -> Encode:
+    """Build the encoding from the packaged ranks, which takes about 0.15 s.
+
+    `tiktoken.get_encoding` would use the network.
+    """
     import tiktoken
 
-    packed = read_packaged_data(folder / "cl100k.ranks.gz", RANKS_SHA256)
+    packed_tokens = read_packaged_data(folder / RANKS_FILE, RANKS_SHA256)
     ranks: dict[bytes, int] = {}
     offset = 0
-    while offset < len(packed):
-        end = offset + 1 + packed[offset]
-        ranks[packed[offset + 1 : end]] = len(ranks)
+    while offset < len(packed_tokens):
+        # Each token has its length before it, in one byte.
+        end = offset + 1 + packed_tokens[offset]
+        ranks[packed_tokens[offset + 1 : end]] = len(ranks)
         offset = end
     return tiktoken.Encoding(
-        PACKAGED, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL
+        PACKAGED_NAME, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL
     ).encode_ordinary
 
 
 def read_packaged_data(path: Path, sha256: str) -> bytes:
+    """Return the content of a gzip file of this package.
+
+    Raises UserError if it cannot be read or is not the file of this version.
+    """
     hint = "the installation is damaged: install loadgen again"
     try:
-        content = zlib.decompress(path.read_bytes(), wbits=31)
+        content = zlib.decompress(path.read_bytes(), wbits=GZIP_WINDOW_BITS)
     except (OSError, zlib.error) as error:
-        raise UserError(
-            of_reading(error), f"the packaged vocabulary cannot be read: {error}", str(path), hint
-        ) from None
+        problem = f"the packaged vocabulary cannot be read: {error}"
+        raise UserError(of_reading(error), problem, str(path), hint) from None
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise UserError(
-            "changed_file",
-            "the packaged vocabulary is not the one that belongs to this version",
-            str(path),
-            hint,
-        )
+        problem = "the packaged vocabulary is not the one that belongs to this version"
+        raise UserError("changed_file", problem, str(path), hint)
     return content
 
 
+# -- the tokenizer of a model ---------------------------------------------------------------------
+
+
 def read_tokenizer_file(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json` (or the folder that contains one) and find its one-token words. Raises UserError."""
-    file = path / FILE if path.is_dir() else path
+    """Read a `tokenizer.json`, or the folder that contains one, and find its one-token words.
+
+    Raises UserError if there is no tokenizer, or none with such words.
+    """
+    file = path / TOKENIZER_FILE if path.is_dir() else path
     hint = 'name a tokenizer.json, the folder that holds it, ORG/NAME of Hugging Face, or "cl100k"'
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise UserError(
-            of_reading(error), f"no tokenizer there: {error.strerror}", str(file), hint
-        ) from None
+        problem = f"no tokenizer there: {error.strerror}"
+        raise UserError(of_reading(error), problem, str(file), hint) from None
     import tokenizers
 
     try:
         model = tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises bare Exception for any unreadable input
+    except Exception as error:  # The library raises a bare Exception for any unreadable input.
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            "wrong_format", f"not a tokenizer.json: {message}", str(file), hint
-        ) from None
+        problem = f"not a tokenizer.json: {message}"
+        raise UserError("wrong_format", problem, str(file), hint) from None
     model.no_truncation()
     model.no_padding()
 
-    def encode(message: str) -> list[int]:
-        ids: list[int] = model.encode(message, add_special_tokens=False).ids
+    def encode(text: str) -> list[int]:
+        ids: list[int] = model.encode(text, add_special_tokens=False).ids
         return ids
 
-    def lengths(texts: list[str]) -> list[int]:
-        return [
-            len(encode(text)) for text in texts
-        ]  # a batch would start threads: no process could build bodies then
-
-    starts, words = _one_token_words(_candidates(model.get_vocab()), lengths)
-    if not words or not starts:
-        raise UserError(
-            "unsupported",
-            "this tokenizer has no word of two letters or more that is one token",
-            str(file),
-            hint,
-        )
+    vocabulary = _find_one_token_words(_candidate_words(model.get_vocab()), encode)
+    if not vocabulary.words or not vocabulary.starts:
+        problem = "this tokenizer has no word of two letters or more that is one token"
+        raise UserError("unsupported", problem, str(file), hint)
     return Tokenizer(
         tag="tokenizer",
         name=file.name if path.is_file() else path.name,
         sha256=hashlib.sha256(content).hexdigest(),
-        starts=starts,
-        words=words,
+        starts=vocabulary.starts,
+        words=vocabulary.words,
         additive=False,
-        loaded=lambda: encode,
+        load_encode=lambda: encode,
     )
 
 
-def _candidates(vocabulary: dict[str, int]) -> list[str]:
-    """Words of the vocabulary that may be one token (at most 16,384, lowest ids first)."""
+def _candidate_words(vocabulary: dict[str, int]) -> list[str]:
+    """Return words of a vocabulary that may be one token, those with the lowest ids first."""
     # with the space marks of byte-level, SentencePiece and older BPE vocabularies
     pattern = re.compile(r"[Ġ▁ ]?([a-z]{2,})(?:</w>)?")
-    matches = (pattern.fullmatch(token) for token in sorted(vocabulary, key=vocabulary.__getitem__))
-    return list(dict.fromkeys(match[1] for match in matches if match))[:16_384]
+    tokens_by_id = sorted(vocabulary, key=vocabulary.__getitem__)
+    matches = (pattern.fullmatch(token) for token in tokens_by_id)
+    words = dict.fromkeys(match[1] for match in matches if match)
+    return list(words)[:MAX_WORDS]
 
 
-def _one_token_words(
-    candidates: list[str], lengths: Callable[[list[str]], list[int]]
-) -> tuple[list[str], list[str]]:
-    """Return (starts, words) of the candidates that are one token each inside a text.
+class _OneTokenWords(NamedTuple):
+    """Words that are one token at the start of a text, and words that are one token inside it."""
 
-    A word is tested twice after an anchor word, a start before a tested word.
+    starts: list[str]
+    words: list[str]
+
+
+def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWords:
+    """Return the candidates that are one token each inside a text.
+
+    A word is tested twice in a row after an anchor word, and a start before a tested word.
     """
+
+    # Not the batch method of the library: it would start threads, and this process could then not
+    # be forked for building bodies.
+    def count(text: str) -> int:
+        return len(encode(text))
+
     if not candidates:
-        return [], []
-    single_lengths = lengths(candidates)
-    anchor = candidates[single_lengths.index(min(single_lengths))]
-    anchor_tokens = min(single_lengths)
-    lengths_inside = lengths([f"{anchor} {word} {word}" for word in candidates])
-    words = [
-        word for word, n in zip(candidates, lengths_inside, strict=True) if n == anchor_tokens + 2
-    ]
+        return _OneTokenWords([], [])
+    token_counts = [count(word) for word in candidates]
+    anchor_tokens = min(token_counts)
+    anchor = candidates[token_counts.index(anchor_tokens)]
+    words = [word for word in candidates if count(f"{anchor} {word} {word}") == anchor_tokens + 2]
     if not words:
-        return [], []
-    lengths_as_start = lengths([f"{word} {words[0]}" for word in words])
-    starts = [word for word, n in zip(words, lengths_as_start, strict=True) if n == 2]
-    return starts, [" " + word for word in words]
+        return _OneTokenWords([], [])
+    starts = [word for word in words if count(f"{word} {words[0]}") == 2]
+    return _OneTokenWords(starts, [" " + word for word in words])

@@ -1,4 +1,7 @@
-"""The trace of each request (W3C Trace Context), a function of run and slot, so that nothing is stored. Pure."""
+"""The trace context (W3C Trace Context) of each request of a run.
+
+They are a function of the run and the slot of the request, so that none needs to be stored.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,25 @@ import hashlib
 
 
 class TraceContext:
-    """Trace and span of the requests of one run. A trace holds one request, and what the server adds to it."""
+    """Trace and span identifiers of the requests of one run.
 
-    def __init__(self, run: str) -> None:
-        self._run = int.from_bytes(hashlib.blake2b(run.encode(), digest_size=8).digest(), "big") | 1
+    A trace contains one request and the spans that the server adds to it.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        digest = hashlib.blake2b(run_id.encode(), digest_size=8).digest()
+        # A trace identifier must not be zero.
+        self._trace_prefix = int.from_bytes(digest, "big") | 1
 
     def trace_id(self, slot: int) -> int:
-        return self._run << 64 | slot + 1
+        """Return the 128-bit identifier of the trace of a request."""
+        return self._trace_prefix << 64 | self.span_id(slot)
 
     def span_id(self, slot: int) -> int:
+        """Return the 64-bit identifier of the span of a request, which must not be zero."""
         return slot + 1
 
     def header(self, slot: int) -> bytes:
-        """The header line that is sent with the request: sampled, since who asked for traces wants them all."""
-        return b"traceparent: 00-%032x-%016x-01\r\n" % (self.trace_id(slot), self.span_id(slot))
+        """Return the header line of a request, which asks the server to record the trace."""
+        trace_id = self.trace_id(slot)
+        return b"traceparent: 00-%032x-%016x-01\r\n" % (trace_id, self.span_id(slot))

@@ -1,185 +1,261 @@
-"""The requests of a replayed trace: its lengths and shared prefixes, with words drawn from seed and salt.
-
-Pure: request `number` is the same on every worker, in any order, at any time, as in `prompts`.
-"""
+"""The requests of a replayed trace: generated texts with its lengths and shared prefixes."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from loadgen_sdk.request import Request
 
 from loadgen.core import format
-from loadgen.core.requests.prompts import NO_LENGTHS, SyntheticPrompts
+from loadgen.core.requests.generated_prompts import GeneratedPrompts
+from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, PromptTarget
+from loadgen.core.requests.synthetic_prompts import SINGLE_REQUEST_SESSION
+from loadgen.core.requests.text_generator import Text
 from loadgen.core.requests.tokenizer import Tokenizer
 from loadgen.core.workload.trace_sessions import TraceSessions
 from loadgen.core.workload.traces import Trace
 
+BLOCKS_CACHED = 4096
 
-class TracePrompts(SyntheticPrompts):
-    """Prompts with the lengths of a trace, and shared prefixes where its hashes are equal; new text in every run.
 
-    Request `number` is row `number`; after the last row the rows repeat with other text. With `sessions` it is
-    `session * turns + place`, as the chains of the schedule have it. `template_tokens`: tokens that
-    the server adds to a prompt. They are subtracted, because the lengths of a trace are counts of a server and include
-    them. A row's `model` is sent where it is one of `models`, those that the server lists; else the run's is.
+class TraceRequest(NamedTuple):
+    """Which request of a trace a number means.
+
+    Attributes:
+        cycle: How often the trace was replayed before.
+        row: The row of the trace.
+        session: The number of the conversation, SINGLE_REQUEST_SESSION if there is none.
+        turn: The position of the request in its session.
+    """
+
+    cycle: int
+    row: int
+    session: int = SINGLE_REQUEST_SESSION
+    turn: int = 0
+
+
+class TracePrompts(GeneratedPrompts):
+    """Prompts with the lengths of a trace that share text where hashes of the trace are equal.
+
+    Request `number` is row `number`. After the last row the rows repeat with other text. If the
+    source is the sessions of a trace, the number of a request is session * turns + position, as in
+    the schedule.
+
+    The lengths of a trace are counts of a server and include the tokens of the chat template, which
+    are subtracted. The `model` of a row is sent only if the target lists it.
     """
 
     history = "scripted"
 
     def __init__(
         self,
-        trace: Trace,
+        source: Trace | TraceSessions,
         seed: int,
         salt: int,
         tokenizer: Tokenizer,
-        template_tokens: int = 0,
-        api: str = "chat",
-        sessions: TraceSessions | None = None,
-        models: Collection[str] = (),
+        target: PromptTarget = ANY_TARGET,
     ) -> None:
-        super().__init__(NO_LENGTHS, seed, salt, tokenizer, template_tokens, api)
-        self.trace, self._sessions, self._models = trace, sessions, models
-        self.turns = 1 if sessions is None else sessions.turns
-        self._block_text_cached = functools.lru_cache(maxsize=4096)(self._block_text)
-
-    def place(self, number: int) -> tuple[int, int]:
-        """How often the trace was played before this request, and its row."""
-        if self._sessions is None:
-            return divmod(number, len(self.trace))
-        cycle, session, turn = self._turn_of(self._sessions, number)
-        return cycle, int(self._sessions.rows(session)[turn])
-
-    def _turn_of(self, sessions: TraceSessions, number: int) -> tuple[int, int, int]:
-        """The cycle, session and turn of a request. Raises IndexError for a number that its session has not."""
-        chain, place = divmod(number, self.turns)
-        cycle, session = divmod(chain, len(sessions))
-        size = int(sessions.sizes[session])
-        if sessions.is_session[session] and place == self.turns - 1:
-            return cycle, session, size - 1
-        if place >= (size - 1 if sessions.is_session[session] else 1):
-            raise IndexError(number)
-        return cycle, session, place
-
-    def _of_session(self, sessions: TraceSessions, number: int) -> tuple[int, int]:
-        """The session of a request, -1 where it stands alone, and its turn there."""
-        _, session, turn = self._turn_of(sessions, number)
-        return (number // self.turns if sessions.is_session[session] else -1), turn
-
-    def numbers(self, count: int) -> Iterable[int]:
-        if self._sessions is None:
-            return range(count)
-        return itertools.islice(self._numbers(self._sessions), count)
-
-    def _numbers(self, sessions: TraceSessions) -> Iterator[int]:
-        for chain in itertools.count():
-            first, size = chain * self.turns, int(sessions.sizes[chain % len(sessions)])
-            if sessions.is_session[chain % len(sessions)]:
-                yield from range(first, first + size - 1)
-                yield first + self.turns - 1
-            else:
-                yield first
+        super().__init__(seed, salt, tokenizer, target.template_tokens)
+        if isinstance(source, TraceSessions):
+            self.trace = source.trace
+            self.turns = source.turns
+            self._sessions: TraceSessions | None = source
+        else:
+            self.trace = source
+            self.turns = 1
+            self._sessions = None
+        self._models = target.models
+        self._has_output = target.api != "embeddings"
+        self._cached_block_text = functools.lru_cache(BLOCKS_CACHED)(self._block_text)
 
     def __getitem__(self, number: int) -> Request:
-        cycle, row = self.place(number)
-        session, turn = (
-            (-1, 0) if self._sessions is None else self._of_session(self._sessions, number)
-        )
-        tokens_left = self.requested_input_tokens(number)
-        pieces: list[str] = []
-        for position, block in enumerate(self.trace.blocks(row)):
-            block_tokens = min(tokens_left, self.trace.tokens_of[block])
-            if block_tokens:
-                pieces.append(self._block_text_cached(cycle, block, block_tokens, position == 0))
-                tokens_left -= block_tokens
-        if tokens_left and pieces:
-            pieces.append(self._own_text(number, tokens_left))
-        text, prompt_tokens = "".join(pieces), self.requested_input_tokens(number)
-        if not pieces:
-            text, prompt_tokens = self._exact_text(
-                "user", number, tokens_left, self._unique_head(number, tokens_left)
-            )
-        elif not self._tokenizer.additive:
-            prompt_tokens = self._tokenizer.count(text)
+        request = self.locate(number)
+        text = self._prompt_text(number, request)
         return Request(
-            id=f"{self._id}-{number}",
-            prompt=text,
-            max_tokens=None if self._api == "embeddings" else self.requested_output_tokens(number),
-            input_tokens=prompt_tokens,
+            id=self._request_id(number),
+            prompt=text.text,
+            max_tokens=self.requested_output_tokens(number) if self._has_output else None,
+            input_tokens=text.tokens,
             input_source=self._tokenizer.tag,
-            extra=self._extra(row),
-            session=session,
-            turn=turn,
+            extra=self._extra_fields(request.row),
+            session=request.session,
+            turn=request.turn,
         )
 
-    def _extra(self, row: int) -> dict[str, Any]:
-        """The fields of the body that a row of the trace asks for."""
-        asked = int(self.trace.asked[row])
-        fields = self.trace.fields[asked] if asked >= 0 else {}
+    def locate(self, number: int) -> TraceRequest:
+        """Return which request of the trace a number means.
+
+        Raises IndexError for a number that its session does not use.
+        """
+        if self._sessions is None:
+            return TraceRequest(*divmod(number, len(self.trace)))
+        start, position = divmod(number, self.turns)
+        cycle, session = divmod(start, len(self._sessions))
+        is_session = bool(self._sessions.is_session[session])
+        last_turn = int(self._sessions.sizes[session]) - 1
+        if is_session and position == self.turns - 1:
+            turn = last_turn
+        elif position < (last_turn if is_session else 1):
+            turn = position
+        else:
+            raise IndexError(number)
+        row = int(self._sessions.rows(session)[turn])
+        return TraceRequest(cycle, row, start if is_session else SINGLE_REQUEST_SESSION, turn)
+
+    def numbers(self, count: int) -> Iterable[int]:
+        """Return the numbers of the first requests."""
+        if self._sessions is None:
+            return range(count)
+        return itertools.islice(self._numbers_by_session(self._sessions), count)
+
+    def _numbers_by_session(self, sessions: TraceSessions) -> Iterator[int]:
+        """Yield the numbers of all requests, one session after the other.
+
+        The last request of a session has the last of its numbers, however many are between.
+        """
+        for start in itertools.count():
+            session = start % len(sessions)
+            first_number = start * self.turns
+            if not sessions.is_session[session]:
+                yield first_number
+                continue
+            yield from range(first_number, first_number + int(sessions.sizes[session]) - 1)
+            yield first_number + self.turns - 1
+
+    def with_replies(
+        self,
+        number: int,
+        replies: Mapping[int, AssistantTurn],  # noqa: ARG002 - part of the protocol
+    ) -> Request:
+        """Return the request; prompts of a trace contain no responses."""
+        return self[number]
+
+    def needs_replies(self, number: int) -> bool:  # noqa: ARG002 - part of the protocol
+        """Return False; prompts of a trace contain no responses."""
+        return False
+
+    def input_tokens(self, number: int) -> int | None:
+        """Return the content tokens of the prompt as it is built."""
+        return self[number].input_tokens
+
+    def requested_input_tokens(self, number: int) -> int:
+        """Return the content tokens of a prompt according to the trace."""
+        row = self.locate(number).row
+        return max(1, int(self.trace.input_tokens[row]) - self._template_tokens)
+
+    def requested_output_tokens(self, number: int) -> int:
+        """Return the output tokens of a request according to the trace."""
+        return int(self.trace.output_tokens[self.locate(number).row])
+
+    def sequence_lengths(self, number: int) -> tuple[int, ...]:
+        """Return the tokens of the one sequence of a request for embeddings."""
+        return (self.requested_input_tokens(number),)
+
+    # -- texts -----------------------------------------------------------------------------------
+
+    def _prompt_text(self, number: int, request: TraceRequest) -> Text:
+        """Return a prompt: the text of each block that has a hash, then a text of its own."""
+        requested_tokens = self.requested_input_tokens(number)
+        remaining_tokens = requested_tokens
+        pieces: list[str] = []
+        for position, block in enumerate(self.trace.blocks(request.row)):
+            block_tokens = min(remaining_tokens, self.trace.tokens_of[block])
+            if block_tokens:
+                is_first = position == 0
+                pieces.append(
+                    self._cached_block_text(request.cycle, block, block_tokens, is_first=is_first)
+                )
+                remaining_tokens -= block_tokens
+        if not pieces:
+            head = self._texts.unique_head(number, requested_tokens)
+            return self._texts.exact_text("user", number, requested_tokens, head)
+        if remaining_tokens:
+            head = [" " + self._texts.start_word(number)]
+            pieces.append(self._texts.random_text("own", number, remaining_tokens, head))
+        text = "".join(pieces)
+        if self._tokenizer.additive:
+            return Text(text, requested_tokens)
+        return Text(text, self._tokenizer.count(text))
+
+    def _block_text(self, cycle: int, block: int, tokens: int, *, is_first: bool) -> str:
+        """Return the text of a block, which is another one in each cycle."""
+        head = self._texts.start_word(block)
+        if not is_first:
+            head = " " + head
+        return self._texts.random_text(f"block {cycle}", block, tokens, (head,))
+
+    def _extra_fields(self, row: int) -> dict[str, Any]:
+        """Return the body fields that a row requests, without a model that the server lacks."""
+        fields_index = int(self.trace.asked[row])
+        if fields_index < 0:
+            return {}
         return {
             name: value
-            for name, value in fields.items()
+            for name, value in self.trace.fields[fields_index].items()
             if name != "model" or value in self._models
         }
 
-    def requested_input_tokens(self, number: int) -> int:
-        return max(1, int(self.trace.input_tokens[self.place(number)[1]]) - self._template)
+    # -- warnings --------------------------------------------------------------------------------
 
-    def sequence_lengths(self, number: int) -> tuple[int, ...]:
-        return (self.requested_input_tokens(number),)
+    def warnings(self, request_count: int) -> list[str]:
+        """Return sentences about how the requests differ from the trace."""
+        return [
+            *self._warn_of_repetition(request_count),
+            *self._warn_of_sessions(),
+            *self._warn_of_omitted_rows(),
+            *self._warn_of_requested_fields(),
+        ]
 
-    def requested_output_tokens(self, number: int) -> int:
-        return int(self.trace.output_tokens[self.place(number)[1]])
+    def _warn_of_repetition(self, request_count: int) -> Iterator[str]:
+        if request_count > len(self.trace):
+            requests = format.counted(request_count, "request")
+            yield f"{requests} from a trace of {len(self.trace):,}: it comes again with other text"
 
-    def warnings(self, n: int) -> list[str]:
-        messages = []
-        if n > len(self.trace):
-            asked = format.counted(n, "request")
-            messages.append(
-                f"{asked} from a trace of {len(self.trace):,}: it comes again with other text"
+    def _warn_of_sessions(self) -> Iterator[str]:
+        if self._sessions is None:
+            session_count = self._count_sessions()
+            if session_count:
+                yield (
+                    f"the trace has {format.counted(session_count, 'session')} of several "
+                    "requests, which are sent as unrelated "
+                    "requests; --set trace_replay=sessions sends each after the one before it"
+                )
+        elif not len(self.trace.hashes):
+            yield (
+                "the trace does not say what prompts share: later ones of a session begin with "
+                "other text"
             )
-        if self._sessions is None and (session_count := self._count_sessions()):
-            sessions = format.counted(session_count, "session")
-            messages.append(
-                f"the trace has {sessions} of several requests, which are sent as unrelated "
-                "requests; --set trace_replay=sessions sends each after the one before it"
-            )
-        if self._sessions is not None and not len(self.trace.hashes):
-            messages.append(
-                "the trace does not say what prompts share: later ones of a session begin with other text"
-            )
-        if self.trace.skipped:
-            skipped = format.counted(
-                self.trace.skipped, "row of the trace had", "rows of the trace had"
-            )
-            messages.append(f"{skipped} no answer: left out")
-        if self.trace.bad_rows:
-            bad = format.counted(
-                self.trace.bad_rows, "bad row of the trace is", "bad rows of the trace are"
-            )
-            messages.append(f"{bad} left out, the first {self.trace.first_bad}")
-        if names := sorted({name for fields in self.trace.fields for name in fields}):
-            messages.append(f"rows of the trace ask for {', '.join(names)}, which is sent")
-        models = {str(fields["model"]) for fields in self.trace.fields if "model" in fields}
-        if unlisted := sorted(models.difference(self._models)):
-            messages.append(
-                f"the server lists no {', '.join(unlisted)}: rows that ask for it go to the run's model"
-            )
-        return messages
 
     def _count_sessions(self) -> int:
         """Return the number of sessions in the trace that have more than one request."""
         groups = self.trace.group[self.trace.group >= 0]
-        return int((np.unique(groups, return_counts=True)[1] > 1).sum())
+        _, sizes = np.unique(groups, return_counts=True)
+        return int((sizes > 1).sum())
 
-    def _block_text(self, cycle: int, block: int, n: int, first: bool) -> str:
-        head = self._starts[block % len(self._starts)]
-        return self._random_text(f"block {cycle}", block, n, (head if first else " " + head,))
+    def _warn_of_omitted_rows(self) -> Iterator[str]:
+        if self.trace.skipped:
+            rows = format.counted(
+                self.trace.skipped, "row of the trace had", "rows of the trace had"
+            )
+            yield f"{rows} no answer: left out"
+        if self.trace.bad_rows:
+            rows = format.counted(
+                self.trace.bad_rows, "bad row of the trace is", "bad rows of the trace are"
+            )
+            yield f"{rows} left out, the first {self.trace.first_bad}"
 
-    def _own_text(self, number: int, n: int) -> str:
-        head = self._starts[number % len(self._starts)]
-        return self._random_text("own", number, n, (" " + head,))
+    def _warn_of_requested_fields(self) -> Iterator[str]:
+        names = sorted({name for fields in self.trace.fields for name in fields})
+        if names:
+            yield f"rows of the trace ask for {', '.join(names)}, which is sent"
+        models = {str(fields["model"]) for fields in self.trace.fields if "model" in fields}
+        unlisted = sorted(models.difference(self._models))
+        if unlisted:
+            yield (
+                f"the server lists no {', '.join(unlisted)}: rows that ask for it go to the "
+                "run's model"
+            )

@@ -15,7 +15,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core import seeds
-from loadgen.core.requests.laws import lognormal_mu
+from loadgen.core.requests.sampling import lognormal_mu
 from loadgen.core.requests.task_graphs import Abandonment, TaskGraphs
 from loadgen.core.units import LONGEST_NS
 from loadgen.core.workload import (

@@ -37,7 +37,7 @@ class TraceSessions:
 
     def __init__(self, trace: Trace) -> None:
         """Raises UserError where the trace does not say how long answers took, or a session is too long."""
-        self._trace = trace
+        self.trace = trace
         alone = trace.group < 0
         named = np.where(
             alone, int(trace.group.max(initial=-1)) + 1 + np.arange(len(trace)), trace.group
@@ -71,7 +71,7 @@ class TraceSessions:
         return self._rows[start : start + self.sizes[session]]
 
     def _check(self, number: Ints) -> None:
-        path = str(self._trace.path)
+        path = str(self.trace.path)
         if self.turns > MOST_REQUESTS:
             problem = (
                 f"a session of the trace has {self.turns:,} requests, at most {MOST_REQUESTS:,}"
@@ -85,9 +85,9 @@ class TraceSessions:
         later = np.ones(len(self._rows), bool)
         later[self._starts] = False
         asks = np.zeros(len(self), bool)  # sessions of which the end of an answer is needed
-        np.logical_or.at(asks, number[self._rows], later & (self._trace.pause_ns[self._rows] < 0))
+        np.logical_or.at(asks, number[self._rows], later & (self.trace.pause_ns[self._rows] < 0))
         unknown = np.zeros(len(self), bool)
-        np.logical_or.at(unknown, number, self._trace.took_ns < 0)
+        np.logical_or.at(unknown, number, self.trace.took_ns < 0)
         if (bad := np.flatnonzero(asks & unknown)).size:
             problem = (
                 f"the trace does not say when answers ended, nor the pause before the next request: "
@@ -101,10 +101,10 @@ class TraceSessions:
         at, took, pause, agents = (
             column[rows].tolist()
             for column in (
-                self._trace.due_ns,
-                self._trace.took_ns,
-                self._trace.pause_ns,
-                self._trace.session,
+                self.trace.due_ns,
+                self.trace.took_ns,
+                self.trace.pause_ns,
+                self.trace.session,
             )
         )
         ends = [start + max(length, 0) for start, length in zip(at, took, strict=True)]

@@ -15,6 +15,7 @@ from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.runs import text
@@ -36,7 +37,7 @@ def test_prompts_share_what_is_asked_for_and_the_server_sees_it(
     tmp_path: Path, cache: str, share: float
 ) -> None:
     one = workload(tmp_path, f", prefixes: 2, cache: {cache}", seed="3")
-    prompts = build_prompts(one, 3, 1, load_tokenizer(), 8)
+    prompts = build_prompts(one, 3, 1, load_tokenizer(), PromptTarget(template_tokens=8))
     texts = [prompts[number].prompt for number in range(40)]
     lengths = [prompts[number].input_tokens + 8 for number in range(40)]
     groups: dict[int, list[int]] = {}
@@ -102,7 +103,7 @@ RAG = ", chunks: {count: 3, tokens: 384, corpus: 200, zipf: 1.2}"
 
 def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_path: Path) -> None:
     one = workload(tmp_path, RAG, "input_tokens: 1302, output_tokens: 20", seed="3")
-    prompts, tokenizer = build_prompts(one, 3, 1, load_tokenizer(), 8), load_tokenizer()
+    prompts, tokenizer = build_prompts(one, 3, 1, load_tokenizer(), PromptTarget(template_tokens=8)), load_tokenizer()
     chunks = [prompts.chunks_of(number) for number in range(300)]
     assert all(len(set(of)) == 3 and max(of) < 200 for of in chunks)
     drawn = [chunk for of in chunks for chunk in of]

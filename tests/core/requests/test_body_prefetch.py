@@ -24,7 +24,7 @@ from loadgen.core.execution.body_prefetch import BodyPrefetch, preparer
 from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Plan, Settings, Tuning
 from loadgen.core.requests.build import build_prompts
-from loadgen.core.requests.prompts import Digest
+from loadgen.core.requests.digest import Digest
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
 from loadgen.core.schedule.schedule import shard

@@ -25,6 +25,7 @@ from loadgen.core.execution.run import execute
 from loadgen.core.execution.step_targets import resolved
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
 from loadgen.core.workload import load, read_flags
@@ -435,7 +436,7 @@ def test_where_steps_go() -> None:
 
 def test_values_are_not_asked_of_tasks_as_a_whole() -> None:
     with refused(LoadgenError, "unsupported", "--api"):
-        build_prompts(workload(), 1, 2, load_tokenizer(), 0, "embeddings")
+        build_prompts(workload(), 1, 2, load_tokenizer(), PromptTarget(api="embeddings"))
 
 
 def test_what_asked_for_no_tokens_misses_no_term_about_them(tmp_path: Path) -> None:

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from tiny_tokenizer import train
 
 from loadgen.core import workload
-from loadgen.core.requests import laws, prompts
+from loadgen.core.requests import digest as digests
+from loadgen.core.requests import sampling
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.prompts import AssistantTurn, PromptTarget
+from loadgen.core.requests.synthetic_prompts import iter_requests
 from loadgen.core.workload import (
     EmpiricalTokens,
     FixedTokens,
@@ -135,9 +138,9 @@ def test_many_requests_are_what_each_is_alone(tiny, kind):
     for tokenizer, template, api in kinds[
         : 1 if kind in ("images", "natural") else 2 if "turns" in asked else 4
     ]:
-        made = build_prompts(one, rng.randrange(9), 2, tokenizer, template, api)
+        made = build_prompts(one, rng.randrange(9), 2, tokenizer, PromptTarget(template, api))
         numbers = [rng.randrange(rng.choice([9, 500, 10**15])) for _ in range(12)]
-        assert list(prompts.iter_requests(made, numbers)) == [made[number] for number in numbers]
+        assert list(iter_requests(made, numbers)) == [made[number] for number in numbers]
 
 
 @pytest.mark.parametrize("file", sorted(WORKLOADS.glob("*.yaml")), ids=lambda file: file.stem)
@@ -145,11 +148,11 @@ def test_many_requests_of_a_workload_are_what_each_is_alone(file):
     one = workload.load(str(file), workload.read_flags())
     made = build_prompts(one, 1, 2, CL100K)
     numbers = [*made.numbers(24)][::-1]
-    assert list(prompts.iter_requests(made, numbers)) == [made[number] for number in numbers]
-    digest = prompts.Digest(replies=made.history == "scripted")
+    assert list(iter_requests(made, numbers)) == [made[number] for number in numbers]
+    digest = digests.Digest(replies=made.history == "scripted")
     for number in numbers:
         digest.add([(number, made[number])])
-    assert digest.hexdigest() == prompts.fingerprint(made, 24)
+    assert digest.hexdigest() == digests.fingerprint(made, 24)
 
 
 def test_a_turn_says_again_what_was_written_for_the_turns_before_it():
@@ -169,7 +172,7 @@ def test_recipe_of_the_draws_is_frozen():
     assert texts(built(input_tokens=FixedTokens(value=9))[5]) == [
         "voor torture kernel catalog motivate judgement video magn classifier"
     ]
-    assert prompts.fingerprint(built(**KINDS["talk"]), 12) == "c4e47f4b10d198276952de8d38614964"
+    assert digests.fingerprint(built(**KINDS["talk"]), 12) == "c4e47f4b10d198276952de8d38614964"
 
 
 def test_heads_are_unique_within_a_run_and_between_runs():
@@ -254,8 +257,8 @@ def test_each_turn_repeats_the_one_before_it_word_for_word():
         assert CL100K.count(now[len(before)]["content"]) == made[30 + turn - 1].max_tokens
 
 
-def replies(*texts: str) -> dict[int, prompts.AssistantTurn]:
-    return {turn: prompts.AssistantTurn(text) for turn, text in enumerate(texts)}
+def replies(*texts: str) -> dict[int, AssistantTurn]:
+    return {turn: AssistantTurn(text) for turn, text in enumerate(texts)}
 
 
 def test_real_replies_take_the_place_of_scripted_ones():
@@ -276,33 +279,33 @@ def test_real_replies_take_the_place_of_scripted_ones():
 
 def test_fingerprint_is_the_same_however_the_requests_are_spread():
     made = built(**KINDS["talk"])
-    shards = [prompts.Digest() for _ in range(3)]
+    shards = [digests.Digest() for _ in range(3)]
     for number in random.Random(1).sample(range(100), 100):
         shards[number % 3].add([(number, made[number])])
     total = sum(shard.total for shard in shards) % (1 << 128)
-    whole = prompts.Digest(total, sum(shard.count for shard in shards))
-    assert whole.hexdigest() == prompts.fingerprint(made, 100)
+    whole = digests.Digest(total, sum(shard.count for shard in shards))
+    assert whole.hexdigest() == digests.fingerprint(made, 100)
 
 
 def test_fingerprint_sees_text_asked_lengths_order_and_number():
-    base = prompts.fingerprint(built(), 10)
+    base = digests.fingerprint(built(), 10)
     others = [
-        prompts.fingerprint(built(salt=3), 10),
-        prompts.fingerprint(built(output_tokens=FixedTokens(value=21)), 10),
-        prompts.fingerprint(built(), 11),
-        prompts.fingerprint(built(), None),
+        digests.fingerprint(built(salt=3), 10),
+        digests.fingerprint(built(output_tokens=FixedTokens(value=21)), 10),
+        digests.fingerprint(built(), 11),
+        digests.fingerprint(built(), None),
     ]
-    swapped = prompts.Digest()
+    swapped = digests.Digest()
     swapped.add((number, built()[number ^ 1]) for number in range(10))
     assert len({base, *others, swapped.hexdigest()}) == 6
-    assert prompts.fingerprint(built(), 10) == base
+    assert digests.fingerprint(built(), 10) == base
 
 
 def test_fingerprint_of_server_history_leaves_the_replies_out():
     made = built(turns=talk(2, history="server"))
-    digest = prompts.Digest(replies=False)
+    digest = digests.Digest(replies=False)
     digest.add([(0, made[0]), (1, made.with_replies(1, replies("what the server said")))])
-    assert digest.hexdigest() == prompts.fingerprint(made, 2)
+    assert digest.hexdigest() == digests.fingerprint(made, 2)
 
 
 @pytest.mark.parametrize(
@@ -320,9 +323,9 @@ def test_fingerprint_of_server_history_leaves_the_replies_out():
     ],
 )
 def test_length_laws(length, mean, low, high):
-    law, key = laws.length_sampler(length), laws.derive_key(5)
+    law, key = sampling.length_sampler(length), sampling.derive_key(5)
     drawn = [law(key, "input", index) for index in range(2000)]
-    assert laws.sample_lengths(length, key, "input", range(2000)) == drawn
+    assert sampling.sample_lengths(length, key, "input", range(2000)) == drawn
     assert low <= min(drawn) <= max(drawn) <= high
     assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.05)
     if length.tag == "uniform":
@@ -332,10 +335,10 @@ def test_length_laws(length, mean, low, high):
 
 
 def test_a_length_out_of_reach_is_the_nearest_that_is_allowed():
-    length, key = NormalTokens(mean=1.0, stddev=0.0, min=50), laws.derive_key(5)
+    length, key = NormalTokens(mean=1.0, stddev=0.0, min=50), sampling.derive_key(5)
     assert (
-        laws.sample_lengths(length, key, "input", range(20))
-        == [laws.length_sampler(length)(key, "input", 3)] * 20
+        sampling.sample_lengths(length, key, "input", range(20))
+        == [sampling.length_sampler(length)(key, "input", 3)] * 20
         == [50] * 20
     )
 
@@ -369,7 +372,7 @@ def test_a_length_that_cannot_be_reached_is_told(tmp_path):
         starts=CL100K.starts,
         words=CL100K.words,
         additive=False,
-        loaded=lambda: encode,
+        load_encode=lambda: encode,
     )
     even, uneven = (built(tokenizer=odd, input_tokens=FixedTokens(value=n)) for n in (40, 41))
     assert [even[number].input_tokens for number in range(50)] == [40] * 50

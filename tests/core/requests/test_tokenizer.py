@@ -24,7 +24,7 @@ CL100K = tokenizer.load_tokenizer(None)
 
 
 def _unpacked_ranks() -> dict[bytes, int]:
-    encoding = CL100K.loaded().__self__  # type: ignore[attr-defined]
+    encoding = CL100K.load_encode().__self__  # type: ignore[attr-defined]
     return {encoding.decode_single_token_bytes(rank): rank for rank in range(100_256)}
 
 
@@ -70,7 +70,7 @@ def test_encodes_as_cl100k_does(text, ids):
 
 
 def test_every_word_and_every_start_is_one_token():
-    encode = CL100K.loaded()
+    encode = CL100K.load_encode()
     assert all(len(encode(word)) == 1 for word in CL100K.words)
     assert all(len(encode(word)) == len(encode(" " + word)) == 1 for word in CL100K.starts)
 
@@ -90,7 +90,7 @@ def test_nothing_asks_the_network_or_an_imported_library_before_counting():
         import socket, sys
         def forbidden(*_, **__): raise AssertionError("network")
         socket.socket = socket.create_connection = socket.getaddrinfo = forbidden
-        from loadgen.core.requests import prompts
+        from loadgen.core.requests import synthetic_prompts
         from loadgen.core.requests.tokenizer import load_tokenizer
         tokenizer = load_tokenizer()
         assert not {"tiktoken", "tokenizers", "pyarrow", "openai", "pydantic"} & sys.modules.keys()
@@ -122,7 +122,7 @@ def test_reading_a_local_tokenizer_starts_no_thread(tiny):
     """Then a process can be forked that builds the bodies; without it a closed loop builds 2,000 before it begins."""
     code = (
         "import sys; from pathlib import Path; from loadgen.core import child_process;"
-        "from loadgen.core.requests.tokenizer import local; assert child_process.forks(); local(Path(sys.argv[1]));"
+        "from loadgen.core.requests.tokenizer import read_tokenizer_file; assert child_process.forks(); read_tokenizer_file(Path(sys.argv[1]));"
         "assert child_process.forks()"
     )
     subprocess.run([sys.executable, "-c", code, str(tiny)], check=True)

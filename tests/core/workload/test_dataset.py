@@ -14,7 +14,7 @@ from loadgen.cli.app import main
 from loadgen.core.errors import FAULTS_SHOWN, CombinedError, UserError
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build_prompts
-from loadgen.core.requests.prompts import KEPT_BYTES
+from loadgen.core.requests.file_prompts import MAX_CACHED_FILE_BYTES
 from loadgen.core.workload import FixedTokens, FromFile, data_files, dataset
 from loadgen.core.workload.fingerprints import recipe_fingerprint
 from loadgen.core.workload.loading import workload_from_dataset
@@ -183,7 +183,7 @@ def test_no_file_and_a_changed_file_are_named(written, tmp_path):
 
 
 def test_a_row_of_a_small_file_is_read_by_its_first_request_alone(written):
-    small, large = [CHAT, CHAT], [{"prompt": "long " * (KEPT_BYTES // 5)}, CHAT]
+    small, large = [CHAT, CHAT], [{"prompt": "long " * (MAX_CACHED_FILE_BYTES // 5)}, CHAT]
     for rows, kept in (small, True), (large, False):
         made = written(rows)
         first = made[0], made[1]

@@ -12,7 +12,7 @@ import pytest
 
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.requests.build import build_prompts
-from loadgen.core.requests.prompts import Prompts
+from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import FromFile, read_flags
 from loadgen.core.workload.dataset import EXACT_LENGTHS, LENGTH_LIMITS
@@ -30,7 +30,7 @@ def write_rows(tmp_path: Path, rows: Sequence[Any]) -> Path:
 
 def prompts_of(tmp_path: Path, rows: Sequence[Any], api: str = "chat", **requests: Any) -> Prompts:
     model = FromFile.model_construct(path=write_rows(tmp_path, rows), **requests)
-    return build_prompts(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None), api=api)
+    return build_prompts(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None), PromptTarget(api=api))
 
 
 @pytest.mark.parametrize("name", EXACT_LENGTHS)

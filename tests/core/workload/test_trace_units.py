@@ -14,6 +14,7 @@ import pytest
 from command_line import exits
 
 from loadgen.core.errors import CombinedError, UserError
+from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.workload import read_flags
@@ -120,7 +121,7 @@ def test_a_table_with_semicolons_is_called_one(tmp_path: Path) -> None:
 
 
 def prompts_of(file: Path) -> TracePrompts:
-    return TracePrompts(read_trace(file), 1, 2, load_tokenizer(None), models=("m",))
+    return TracePrompts(read_trace(file), 1, 2, load_tokenizer(None), PromptTarget(models=("m",)))
 
 
 def test_a_recorded_reason_to_stop_is_not_sent_as_a_stop_sequence(tmp_path: Path) -> None:

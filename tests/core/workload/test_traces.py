@@ -17,6 +17,7 @@ from trace_rows import mooncake, written
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import (
@@ -130,7 +131,7 @@ def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> No
     assert words[0][1] != words[4][1]  # the second time round it is other text
     other = TracePrompts(trace, 5, 7, tokenizer)
     assert other[0].prompt != texts[0] and prompts[0] == TracePrompts(trace, 5, 6, tokenizer)[0]
-    assert tokenizer.count(str(TracePrompts(trace, 5, 6, tokenizer, 9)[0].prompt)) == 1191
+    assert tokenizer.count(str(TracePrompts(trace, 5, 6, tokenizer, PromptTarget(template_tokens=9))[0].prompt)) == 1191
     assert any("comes again" in note for note in prompts.warnings(5)) and not prompts.warnings(4)
 
 

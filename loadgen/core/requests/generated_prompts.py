@@ -1,0 +1,44 @@
+"""What synthetic prompts, prompts of traces and prompts of tasks have in common."""
+
+from __future__ import annotations
+
+from loadgen.core.requests.sampling import derive_key
+from loadgen.core.requests.text_generator import TextGenerator
+from loadgen.core.requests.tokenizer import Tokenizer
+
+
+class GeneratedPrompts:
+    """The base class of prompts with texts that are generated to a requested length.
+
+    Args:
+        seed: Decides lengths and choices.
+        salt: Decides the texts, together with the seed.
+        tokenizer: Counts tokens and supplies the words of the texts.
+        template_tokens: The tokens that the chat template of the target adds to a prompt.
+        is_natural: Use passages of a book instead of random words.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        salt: int,
+        tokenizer: Tokenizer,
+        template_tokens: int,
+        *,
+        is_natural: bool = False,
+    ) -> None:
+        self._lengths_key = derive_key(seed)
+        self._texts_key = derive_key(seed, salt)
+        self._texts = TextGenerator(tokenizer, self._texts_key, is_natural=is_natural)
+        self._tokenizer = tokenizer
+        self._template_tokens = max(0, template_tokens)
+        self._id_prefix = self._texts_key.hex()[:8]
+
+    def _request_id(self, number: int) -> str:
+        return f"{self._id_prefix}-{number}"
+
+    def _subtract_template(self, tokens: int) -> int:
+        """Return how many tokens a text has whose prompt has `tokens` tokens on the server."""
+        if not self._template_tokens:
+            return tokens
+        return max(1, tokens - self._template_tokens)

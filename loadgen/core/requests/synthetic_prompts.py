@@ -1,0 +1,366 @@
+"""Synthetic requests: single prompts and conversations of exact lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from loadgen_sdk.request import Request
+from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
+
+from loadgen.core import format
+from loadgen.core.requests import png_images
+from loadgen.core.requests.chunks import ChunkReuse, ChunkSpec, Corpus
+from loadgen.core.requests.generated_prompts import GeneratedPrompts
+from loadgen.core.requests.png_images import ImageSize
+from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, Prompts, PromptTarget
+from loadgen.core.requests.sampling import length_sampler, random_integer, sample_lengths
+from loadgen.core.requests.text_generator import HEAD_TOKENS, NO_TEXT, Text
+from loadgen.core.requests.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from loadgen.core.workload.request_kinds import Chunks, Synthetic
+
+CONVERSATIONS_CHECKED = 256
+"""The number of conversations whose lengths are checked for warnings."""
+PROMPTS_CHECKED = 16
+"""The number of requests that are built for warnings, with tokenizers that are not additive."""
+
+SINGLE_REQUEST_SESSION = -1
+"""The session of a request that is no part of a conversation."""
+
+
+class SyntheticPrompts(GeneratedPrompts):
+    """Prompts of requested lengths, and conversations of such prompts.
+
+    The (first) user message has `input_tokens` tokens. It begins with chunks of a corpus, with one
+    of several shared prefixes, or with words of its own. A system message that all requests have in
+    common stands before it. The result of a tool is sent as a user message, because every server
+    accepts that without a tool call.
+    """
+
+    def __init__(
+        self,
+        requests: Synthetic,
+        seed: int,
+        salt: int,
+        tokenizer: Tokenizer,
+        target: PromptTarget = ANY_TARGET,
+    ) -> None:
+        is_natural = requests.prompts == "natural"
+        super().__init__(seed, salt, tokenizer, target.template_tokens, is_natural=is_natural)
+        self._spec = requests
+        self._api = target.api
+        turns = requests.turns
+        self.turns: int = turns.count if turns else 1
+        self.history: str = turns.history if turns else "scripted"
+        self._sample_input = length_sampler(requests.input_tokens)
+        self._sample_output = length_sampler(requests.output_tokens)
+        self._sample_tool_result = length_sampler(turns.tool_result_tokens) if turns else None
+        self._corpus = _build_corpus(requests.chunks, self._lengths_key)
+        shares_beginnings = (
+            requests.chunks is not None
+            or requests.shared_prefix_tokens > 0
+            or requests.cache is not None
+        )
+        self._has_plain_words_only = tokenizer.additive and not is_natural and not shares_beginnings
+        has_several_parts = (
+            requests.system_tokens > 0
+            or self.turns > 1
+            or requests.images is not None
+            or self._api == "rerank"
+        )
+        self.has_single_text = self._api == "embeddings" or not has_several_parts
+
+    def __getitem__(self, number: int) -> Request:
+        if self.has_single_text:
+            return next(self.single_text_requests((number,)))
+        if self._api == "rerank" and self._corpus is not None:
+            return self._build_ranking(number, self._corpus)
+        return self._build_turn(number, None)
+
+    def single_text_requests(self, numbers: Iterable[int]) -> Iterator[Request]:
+        """Yield the requests of these numbers. All must consist of one text (`has_single_text`).
+
+        This is several times faster than building them one by one.
+        """
+        is_generative = self._api not in NON_GENERATIVE_APIS
+        first_message = self._first_message
+        sample_output = self._sample_output
+        lengths_key = self._lengths_key
+        id_prefix = self._id_prefix
+        input_source = self._tokenizer.tag
+        for number in numbers:
+            text, tokens = first_message(number)
+            yield Request(
+                id=f"{id_prefix}-{number}",
+                prompt=text,
+                max_tokens=sample_output(lengths_key, "output", number) if is_generative else None,
+                input_tokens=tokens,
+                input_source=input_source,
+            )
+
+    def with_replies(self, number: int, replies: Mapping[int, AssistantTurn]) -> Request:
+        """Return a turn of a conversation with the real responses of all earlier turns."""
+        turn = number % self.turns
+        missing = sorted(set(range(turn)) - replies.keys())
+        if missing:
+            raise ValueError(f"turn {turn} follows the replies of turns {missing} too")
+        return self._build_turn(number, replies)
+
+    def needs_replies(self, number: int) -> bool:
+        """Return True for later turns of conversations with real responses."""
+        return self.history == "server" and number % self.turns > 0
+
+    def numbers(self, count: int) -> Iterable[int]:
+        """Return the numbers of the first requests."""
+        return range(count)
+
+    def input_tokens(self, number: int) -> int | None:
+        """Return the content tokens of the prompt as it is built."""
+        return self[number].input_tokens
+
+    def requested_input_tokens(self, number: int) -> int:
+        """Return the requested content tokens. `input_tokens` may only be close to it."""
+        conversation, turn = divmod(number, self.turns)
+        tokens = self._spec.system_tokens + self._first_message_tokens(conversation)
+        for earlier in range(number - turn, number):
+            tokens += self.requested_output_tokens(earlier)
+            tokens += self._tool_result_tokens(earlier + 1)
+        return tokens
+
+    def requested_output_tokens(self, number: int) -> int:
+        """Return the requested output tokens, 0 for embeddings and rankings."""
+        if self._api in NON_GENERATIVE_APIS:
+            return 0
+        return self._sample_output(self._lengths_key, "output", number)
+
+    def sample_lengths(
+        self, part: Literal["input", "output", "tool"], numbers: Sequence[int]
+    ) -> list[int]:
+        """Return the lengths of a part of many requests, faster than one by one.
+
+        Args:
+            part: "input" for the first messages of conversations, "output" for the responses to
+                requests, "tool" for the tool results before requests.
+            numbers: The numbers of the conversations or requests.
+        """
+        if part == "tool":
+            assert self._spec.turns is not None
+            return sample_lengths(
+                self._spec.turns.tool_result_tokens, self._lengths_key, part, numbers
+            )
+        if part == "output":
+            return sample_lengths(self._spec.output_tokens, self._lengths_key, part, numbers)
+        lengths = sample_lengths(self._spec.input_tokens, self._lengths_key, part, numbers)
+        return [self._subtract_template(tokens) for tokens in lengths]
+
+    def prefix_group(self, conversation: int) -> int:
+        """Return the number of the shared prefix that a conversation begins with."""
+        choice = random_integer(self._lengths_key, "which prefix", conversation, 8)
+        return choice % self._spec.prefixes
+
+    def shared_tokens(self, conversation: int) -> int:
+        """Return the length of the beginning that a conversation shares with its prefix group."""
+        return self._shared_part_of(self._first_message_tokens(conversation))
+
+    def chunks_of(self, number: int) -> tuple[int, ...]:
+        """Return the chunks that a prompt begins with, in order, or () without retrieval."""
+        return () if self._corpus is None else self._corpus.chunks_of(number)
+
+    def measure_chunk_reuse(self, prompt_count: int) -> ChunkReuse | None:
+        """Return how the first prompts share chunks, or None without retrieval."""
+        return None if self._corpus is None else self._corpus.measure_reuse(prompt_count)
+
+    def sequence_lengths(self, number: int) -> tuple[int, ...]:
+        """Return the tokens of each sequence of a request for embeddings or a ranking.
+
+        The sequences are the text, or each document together with the query.
+        """
+        tokens = self._first_message_tokens(number)
+        if self._api == "embeddings" or self._corpus is None:
+            return (tokens,)
+        document_tokens = self._corpus.tokens
+        document_count = len(self._corpus.chunks_of(number))
+        query_tokens = tokens - document_count * document_tokens
+        return (query_tokens + document_tokens,) * document_count
+
+    def warnings(self, request_count: int) -> list[str]:
+        """Return warnings about prompts that are too alike, or not as long as requested."""
+        messages = [self._warn_of_short_unique_parts(request_count)]
+        if not self._tokenizer.additive:
+            messages.append(self._warn_of_inexact_lengths(min(request_count, PROMPTS_CHECKED)))
+        return [message for message in messages if message]
+
+    def _warn_of_short_unique_parts(self, request_count: int) -> str:
+        conversation_count = -(-request_count // self.turns)
+        unique_tokens = [
+            self._first_message_tokens(conversation) - self.shared_tokens(conversation)
+            for conversation in range(min(conversation_count, CONVERSATIONS_CHECKED))
+        ]
+        fewest = min(unique_tokens, default=HEAD_TOKENS)
+        if fewest >= HEAD_TOKENS:
+            return ""
+        return (
+            f"some prompts have only {format.counted(max(0, fewest), 'token')} of their own, "
+            f"{HEAD_TOKENS} are needed to "
+            "make each different: the server's prefix cache may know them"
+        )
+
+    def _warn_of_inexact_lengths(self, prompt_count: int) -> str:
+        inexact = sum(
+            self[number].input_tokens != self.requested_input_tokens(number)
+            for number in range(prompt_count)
+        )
+        if not inexact:
+            return ""
+        return (
+            f"{inexact} of the first {prompt_count} prompts could not be given exactly the tokens "
+            f"asked for with {self._tokenizer.name}; each request carries its true count"
+        )
+
+    # -- lengths ---------------------------------------------------------------------------------
+
+    def _first_message_tokens(self, conversation: int) -> int:
+        tokens = self._sample_input(self._lengths_key, "input", conversation)
+        return self._subtract_template(tokens)
+
+    def _tool_result_tokens(self, number: int) -> int:
+        """Return the length of the tool result that comes before a request."""
+        if self._sample_tool_result is None:
+            return 0
+        return self._sample_tool_result(self._lengths_key, "tool", number)
+
+    def _shared_part_of(self, message_tokens: int) -> int:
+        """Return how many tokens of a first message of a given length are a shared prefix.
+
+        If the workload requests a share of cached tokens, the prefix and the chat template together
+        are this share of the prompt.
+        """
+        if self._spec.cache is None:
+            return min(message_tokens, self._spec.shared_prefix_tokens)
+        cached_tokens = round(self._spec.cache * (message_tokens + self._template_tokens))
+        shared_tokens = cached_tokens - self._template_tokens
+        return max(0, min(shared_tokens, message_tokens - HEAD_TOKENS))
+
+    # -- texts -----------------------------------------------------------------------------------
+
+    def _first_message(self, conversation: int) -> Text:
+        """Return the first user message of a conversation: a shared part and a unique part."""
+        tokens = self._first_message_tokens(conversation)
+        if self._has_plain_words_only:
+            # This gives the same text as the general case below and is faster.
+            head = self._texts.unique_head(conversation, tokens)
+            return Text(self._texts.random_text("user", conversation, tokens, head), tokens)
+        if self._corpus is not None:
+            return self._message_with_chunks(conversation, tokens, self._corpus)
+        shared_tokens = self._shared_part_of(tokens)
+        if not shared_tokens:
+            return self._unique_text(conversation, tokens)
+        prefix = self._texts.shared_text("prefix", self.prefix_group(conversation), shared_tokens)
+        if shared_tokens == tokens:
+            return prefix
+        prefix = Text(prefix.text + " ", prefix.tokens)
+        return self._unique_text(conversation, tokens - shared_tokens, prefix)
+
+    def _message_with_chunks(self, number: int, tokens: int, corpus: Corpus) -> Text:
+        """Return a message of so many tokens that begins with the chunks of a request."""
+        chunks = self._chunk_texts(number, corpus)
+        chunks_tokens = sum(chunk.tokens for chunk in chunks)
+        prefix = Text(" ".join(chunk.text for chunk in chunks) + " ", chunks_tokens)
+        return self._unique_text(number, tokens - chunks_tokens, prefix)
+
+    def _chunk_texts(self, number: int, corpus: Corpus) -> list[Text]:
+        return [
+            self._texts.shared_text("chunk", chunk, corpus.tokens)
+            for chunk in corpus.chunks_of(number)
+        ]
+
+    def _unique_text(self, number: int, tokens: int, prefix: Text = NO_TEXT) -> Text:
+        """Return a text that begins, after the prefix, differently from all others."""
+        head = self._texts.unique_head(number, tokens)
+        return self._texts.exact_text("user", number, tokens, head, prefix)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _build_turn(self, number: int, replies: Mapping[int, AssistantTurn] | None) -> Request:
+        """Build a request with its history, with real replies or with replies from the seed."""
+        conversation, turn = divmod(number, self.turns)
+        messages: list[dict[str, Any]] = []
+        tokens = 0
+        if self._spec.system_tokens:
+            system = self._texts.shared_text("system", 0, self._spec.system_tokens)
+            messages.append({"role": "system", "content": system.text})
+            tokens += system.tokens
+        first_message = self._first_message(conversation)
+        messages.append({"role": "user", "content": self._content(number, first_message.text)})
+        tokens += first_message.tokens
+        for earlier in range(number - turn, number):
+            reply = self._reply_to(earlier, replies)
+            result = self._texts.history_text(
+                "tool", earlier + 1, self._tool_result_tokens(earlier + 1)
+            )
+            messages.append({"role": "assistant", "content": reply.text})
+            messages.append({"role": "user", "content": result.text})
+            tokens += reply.tokens + result.tokens
+        # Only the server knows how many tokens an image or one of its own replies has.
+        has_known_length = replies is None and self._spec.images is None
+        return Request(
+            id=self._request_id(number),
+            messages=messages,
+            max_tokens=self.requested_output_tokens(number),
+            input_tokens=tokens if has_known_length else None,
+            input_source=self._tokenizer.tag if has_known_length else "",
+            session=conversation if self.turns > 1 else SINGLE_REQUEST_SESSION,
+            turn=turn,
+        )
+
+    def _reply_to(self, number: int, replies: Mapping[int, AssistantTurn] | None) -> Text:
+        """Return the response to an earlier request. The tokens of a real one count as 0."""
+        if replies is not None:
+            return Text(replies[number % self.turns].text, 0)
+        return self._texts.history_text("reply", number, self.requested_output_tokens(number))
+
+    def _content(self, number: int, text: str) -> str | list[dict[str, Any]]:
+        """Return the content of a first message: the text, with the images of the request."""
+        images = self._spec.images
+        if images is None:
+            return text
+        parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        size = ImageSize(images.width, images.height)
+        for index in range(images.count):
+            # Each image has a number of its own, so that no two are alike.
+            image_number = number * images.count + index
+            url = png_images.render_data_url(self._texts_key, image_number, size)
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        return parts
+
+    def _build_ranking(self, number: int, corpus: Corpus) -> Request:
+        """Build a query with the chunks as the documents to rank."""
+        documents = self._chunk_texts(number, corpus)
+        documents_tokens = sum(document.tokens for document in documents)
+        query = self._unique_text(number, self._first_message_tokens(number) - documents_tokens)
+        return Request(
+            id=self._request_id(number),
+            prompt=query.text,
+            # The query is read together with each document.
+            input_tokens=documents_tokens + query.tokens * len(documents),
+            input_source=self._tokenizer.tag,
+            extra={"documents": [document.text for document in documents]},
+        )
+
+
+def _build_corpus(chunks: Chunks | None, key: bytes) -> Corpus | None:
+    if chunks is None:
+        return None
+    return Corpus(ChunkSpec(chunks.count, chunks.tokens, chunks.corpus, chunks.zipf), key)
+
+
+def iter_requests(prompts: Prompts, numbers: Iterable[int]) -> Iterator[Request]:
+    """Return an iterator over the requests of these numbers, which is faster than one by one.
+
+    A number is taken from `numbers` only when its request is requested from the iterator.
+    """
+    if isinstance(prompts, SyntheticPrompts) and prompts.has_single_text:
+        return prompts.single_text_requests(numbers)
+    return map(prompts.__getitem__, numbers)
