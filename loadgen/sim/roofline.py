@@ -149,7 +149,11 @@ def _sample(workload: Workload, settings: Settings) -> dict[int, dict[int, Work]
     """
     preset, seed = preset_of(settings), workload.seed or 0
     requests = build_prompts(
-        workload, seed, seeds.salt_number(""), load_tokenizer(settings.tokenizer), PromptTarget(api=settings.api)
+        workload,
+        seed,
+        seeds.salt_number(""),
+        load_tokenizer(settings.tokenizer),
+        PromptTarget(api=settings.api),
     )
     limits = preset.limits
     sizes = sizes_of(

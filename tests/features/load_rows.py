@@ -209,7 +209,9 @@ def row_fields(bench: Bench) -> dict[str, bool]:
         for name, value in asked.items()
         if name != "model"
     }
-    prompts = TracePrompts(traces.read_trace(file), 1, 2, load_tokenizer(None), PromptTarget(models=("small",)))
+    prompts = TracePrompts(
+        traces.read_trace(file), 1, 2, load_tokenizer(None), PromptTarget(models=("small",))
+    )
     return sent | {"model": prompts[0].extra.get("model") == "small"}
 
 

@@ -171,7 +171,9 @@ def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
     found = plan.requests.measure_chunk_reuse(requests)
     if found is None:
         return None
-    return manifest.ChunkReuse(requests=requests, reused_share=found.anywhere, leading_share=found.after_same_chunks)
+    return manifest.ChunkReuse(
+        requests=requests, reused_share=found.anywhere, leading_share=found.after_same_chunks
+    )
 
 
 def _cache_bound(plan: Plan) -> float | None:
@@ -565,7 +567,9 @@ def describe(workload: Workload, settings: Settings) -> Described:
     schedule = arrivals.build(workload, seed)
     salt = seeds.salt_of(seed, workload.salt)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
-    requests = build_prompts(workload, seed, seeds.salt_number(salt), tokenizer, PromptTarget(api=settings.api))
+    requests = build_prompts(
+        workload, seed, seeds.salt_number(salt), tokenizer, PromptTarget(api=settings.api)
+    )
     lines = [
         f"workload: {workload.name}",
         f"target: {settings.shown}",

@@ -28,7 +28,7 @@ class ChunkSpec:
     zipf: float
 
 
-class ChunkReuse(NamedTuple):
+class CorpusReuse(NamedTuple):
     """Which shares of the chunks of some prompts occur in an earlier prompt.
 
     Attributes:
@@ -76,7 +76,7 @@ class Corpus:
         drawn_chunks: list[int] = np.minimum(chunks, last_chunk).tolist()
         return drawn_chunks
 
-    def measure_reuse(self, prompt_count: int) -> ChunkReuse:
+    def measure_reuse(self, prompt_count: int) -> CorpusReuse:
         """Return which shares of the chunks of the first prompts an earlier one of them has."""
         known_chunks: set[int] = set()
         known_beginnings: set[int] = set()
@@ -90,7 +90,7 @@ class Corpus:
             known_chunks.update(chunks)
             known_beginnings.update(beginnings)
         chunk_count = prompt_count * self._count
-        return ChunkReuse(reused / chunk_count, reused_after_same / chunk_count)
+        return CorpusReuse(reused / chunk_count, reused_after_same / chunk_count)
 
 
 def _hashes_of_beginnings(chunks: tuple[int, ...]) -> Iterator[int]:

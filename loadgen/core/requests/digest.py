@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 from loadgen_sdk.hashing import sum_of_hashes
@@ -53,7 +52,20 @@ class Digest:
 
     def hashes(self, requests: Iterable[tuple[int, Request]]) -> bytes:
         """Return the sum of the hashes of requests, least significant byte first."""
-        texts = [(0, _encode_json(self._content(number, request))) for number, request in requests]
+        texts = []
+        for number, request in requests:
+            messages = request.messages
+            if messages is not None and not self.replies:
+                messages = [message for message in messages if message.get("role") != "assistant"]
+            content = (
+                number,
+                request.max_tokens,
+                request.exact_output,
+                messages,
+                request.prompt,
+                request.extra,
+            )
+            texts.append((0, _encode_json(content)))
         return sum_of_hashes(texts)
 
     def add_sum(self, count: int, hashes: bytes) -> None:
@@ -64,20 +76,6 @@ class Digest:
     def hexdigest(self) -> str:
         """Return 32 hex digits that are equal for equal sets of numbered requests."""
         return hashlib.blake2b(f"{self.count} {self.total}".encode(), digest_size=16).hexdigest()
-
-    def _content(self, number: int, request: Request) -> tuple[Any, ...]:
-        """Return the parts of a request that the fingerprint covers."""
-        messages = request.messages
-        if messages is not None and not self.replies:
-            messages = [message for message in messages if message.get("role") != "assistant"]
-        return (
-            number,
-            request.max_tokens,
-            request.exact_output,
-            messages,
-            request.prompt,
-            request.extra,
-        )
 
 
 def fingerprint(prompts: Prompts, count: int | None) -> str:

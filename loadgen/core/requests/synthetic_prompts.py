@@ -10,7 +10,7 @@ from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 
 from loadgen.core import format
 from loadgen.core.requests import png_images
-from loadgen.core.requests.chunks import ChunkReuse, ChunkSpec, Corpus
+from loadgen.core.requests.chunks import ChunkSpec, Corpus, CorpusReuse
 from loadgen.core.requests.generated_prompts import GeneratedPrompts
 from loadgen.core.requests.png_images import ImageSize
 from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, Prompts, PromptTarget
@@ -168,7 +168,7 @@ class SyntheticPrompts(GeneratedPrompts):
         """Return the chunks that a prompt begins with, in order, or () without retrieval."""
         return () if self._corpus is None else self._corpus.chunks_of(number)
 
-    def measure_chunk_reuse(self, prompt_count: int) -> ChunkReuse | None:
+    def measure_chunk_reuse(self, prompt_count: int) -> CorpusReuse | None:
         """Return how the first prompts share chunks, or None without retrieval."""
         return None if self._corpus is None else self._corpus.measure_reuse(prompt_count)
 

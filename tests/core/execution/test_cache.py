@@ -103,7 +103,10 @@ RAG = ", chunks: {count: 3, tokens: 384, corpus: 200, zipf: 1.2}"
 
 def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_path: Path) -> None:
     one = workload(tmp_path, RAG, "input_tokens: 1302, output_tokens: 20", seed="3")
-    prompts, tokenizer = build_prompts(one, 3, 1, load_tokenizer(), PromptTarget(template_tokens=8)), load_tokenizer()
+    prompts, tokenizer = (
+        build_prompts(one, 3, 1, load_tokenizer(), PromptTarget(template_tokens=8)),
+        load_tokenizer(),
+    )
     chunks = [prompts.chunks_of(number) for number in range(300)]
     assert all(len(set(of)) == 3 and max(of) < 200 for of in chunks)
     drawn = [chunk for of in chunks for chunk in of]

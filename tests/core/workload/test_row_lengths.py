@@ -30,7 +30,9 @@ def write_rows(tmp_path: Path, rows: Sequence[Any]) -> Path:
 
 def prompts_of(tmp_path: Path, rows: Sequence[Any], api: str = "chat", **requests: Any) -> Prompts:
     model = FromFile.model_construct(path=write_rows(tmp_path, rows), **requests)
-    return build_prompts(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None), PromptTarget(api=api))
+    return build_prompts(
+        SimpleNamespace(requests=model), 1, 2, load_tokenizer(None), PromptTarget(api=api)
+    )
 
 
 @pytest.mark.parametrize("name", EXACT_LENGTHS)

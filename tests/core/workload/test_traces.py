@@ -131,7 +131,12 @@ def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> No
     assert words[0][1] != words[4][1]  # the second time round it is other text
     other = TracePrompts(trace, 5, 7, tokenizer)
     assert other[0].prompt != texts[0] and prompts[0] == TracePrompts(trace, 5, 6, tokenizer)[0]
-    assert tokenizer.count(str(TracePrompts(trace, 5, 6, tokenizer, PromptTarget(template_tokens=9))[0].prompt)) == 1191
+    assert (
+        tokenizer.count(
+            str(TracePrompts(trace, 5, 6, tokenizer, PromptTarget(template_tokens=9))[0].prompt)
+        )
+        == 1191
+    )
     assert any("comes again" in note for note in prompts.warnings(5)) and not prompts.warnings(4)
 
 
