@@ -97,7 +97,9 @@ def test_name_of_the_limit(name: str, api: Api, model: str, field: str) -> None:
 @pytest.mark.parametrize("name", SERVER_PROFILES)
 def test_continuous_usage_only_where_it_exists(name: str) -> None:
     asked = sent(name, continuous_usage=True)["stream_options"]
-    assert asked.get("continuous_usage_stats", False) is SERVER_PROFILES[name].continuous_usage
+    assert (
+        asked.get("continuous_usage_stats", False) is SERVER_PROFILES[name].accepts_continuous_usage
+    )
 
 
 def test_extra_merges_last_and_deeply() -> None:
@@ -222,7 +224,7 @@ def test_the_page_of_servers_is_made_from_their_rows() -> None:
     for row in SERVERS.own:
         assert row.rejects_unknown_models is (row.response_to_unknown_model != "served")
         assert set(row.metrics) <= set(SERVER_METRICS) and all(
-            sign.where in DETECTION_SOURCES for sign in row.detection_rules
+            rule.source in DETECTION_SOURCES for rule in row.detection_rules
         )
         assert all(parse({}) == NO_SERVER_TIMING for parse in row.timing_parsers.values())
 

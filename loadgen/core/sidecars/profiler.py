@@ -116,9 +116,11 @@ class Profiler:
 
     def __init__(self, pages: MetricsPageOptions, found: Sequence[ProbeResult]) -> None:
         for probe in found:
-            if not probe.server_profile.profiler:
+            if not probe.server_profile.profiler_requirement:
                 title = probe.server_profile.title
-                known = ", ".join(row.title for row in SERVER_PROFILES.values() if row.profiler)
+                known = ", ".join(
+                    row.title for row in SERVER_PROFILES.values() if row.profiler_requirement
+                )
                 raise UserError(
                     "unsupported",
                     f"{title} has no profiler to start over HTTP",
@@ -150,7 +152,7 @@ class Profiler:
         if missing:
             self.close()
             server_profile = next(probe.server_profile for probe in found)
-            hint = f"{server_profile.title}: {server_profile.profiler}"
+            hint = f"{server_profile.title}: {server_profile.profiler_requirement}"
             raise TargetError("unsupported", "it has no /start_profile", ", ".join(missing), hint)
 
     def begin(self, start_ns: int, stages: Sequence[StagePlan], wanted: ProfilerOptions) -> None:

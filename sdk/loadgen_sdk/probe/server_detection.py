@@ -72,7 +72,7 @@ def match_profiles(
             (rule, profile.name)
             for profile in profiles
             for rule in profile.detection_rules
-            if rule.where == source
+            if rule.source == source
         ]
         for rule, name in sorted(rules, key=lambda pair: pair[0].rank):
             match = re.search(rule.pattern, text)

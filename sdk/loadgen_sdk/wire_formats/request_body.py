@@ -227,7 +227,7 @@ def _build_stream_fields(body_format: BodyFormat) -> dict[str, Any]:
         return {"stream": False}
     profile = body_format.server_profile
     options = dict(profile.stream_options)
-    if body_format.continuous_usage and profile.continuous_usage:
+    if body_format.continuous_usage and profile.accepts_continuous_usage:
         options["continuous_usage_stats"] = True
     return {"stream": True, "stream_options": options}
 

@@ -1,8 +1,11 @@
-"""The table of servers: how each kind is known, which fields it accepts, and what it reports.
+"""The table of servers: how each kind is detected, which fields it accepts, and what it reports.
 
-The rules are data, so that each line can be checked against the server's own documents. Code that reads the table does
-not depend on the name of a server. Pure. A row changes at run time only through `msgspec.structs.replace`, when a probe
-finds that the server at hand differs from the table. Rows of other packages: entry points of `loadgen_sdk.servers`.
+Pure.
+
+The rules are data, so that each one can be checked against the documentation of the server. Code
+that reads the table does not depend on the name of a server. A profile changes at run time only
+when a probe finds that the server at hand differs from it. Other packages add profiles by entry
+points of the group `loadgen_sdk.servers`.
 """
 
 from __future__ import annotations
@@ -19,110 +22,140 @@ from .server_timing import TimingParser
 Api = Literal["chat", "completions", "responses", "messages", "embeddings", "rerank"]
 APIS: tuple[Api, ...] = ("chat", "completions", "responses", "messages", "embeddings", "rerank")
 NON_GENERATIVE_APIS: tuple[Api, ...] = ("embeddings", "rerank")
-"""Those that answer with numbers at once: no tokens come out, so there is no TTFT and nothing is streamed."""
+"""APIs that respond with numbers at once: they have no output tokens, no TTFT and no streams."""
 
 OUTPUT_LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
-"""The two names of the output limit. trtllm-serve takes them for one field and answers 400 to both at once."""
+"""The two names of the output limit. trtllm-serve refuses a body with both."""
 
 REASONING_MODEL_PATTERN = re.compile(r"(?:^|[/:])(?:o\d|gpt-5(?!-chat))", re.IGNORECASE)
-"""Model names of OpenAI that refuse `max_tokens` in chat and take `max_completion_tokens` instead."""
+"""Models of OpenAI that refuse `max_tokens` in chat and accept `max_completion_tokens` instead."""
+
+DETECTION_SOURCES = ("models", "head", "version", "health", "props", "openapi")
+"""Where detection rules are applied, in this order.
+
+"head" stands for the headers of the response with the list of models, the others for a page each.
+"""
 
 
 class DetectionRule(msgspec.Struct, frozen=True):
-    """If `pattern` matches what the server says at `where`, it is of this kind."""
+    """A server is of a kind if a page or the headers of a response match a pattern.
 
-    where: str  # one of SOURCES
+    Attributes:
+        source: Where the pattern is searched, one of DETECTION_SOURCES.
+        pattern: A regular expression.
+        rank: The rule with the lowest rank wins if several rules match at one source. Rank 0 is for
+            gateways, which pass on what the servers behind them say, and rank 2 for patterns that
+            other servers may match, too.
+    """
+
+    source: str
     pattern: str
-    rank: int = (
-        1  # smaller first: 0 of a gateway, behind which there are others; 2 of what others say too
-    )
-
-
-DETECTION_SOURCES = ("models", "head", "version", "health", "props", "openapi")
-"""Where signs are looked for, in this order; head: the headers of the answer with the models."""
+    rank: int = 1
 
 
 class ServerProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table: everything that the client does differently for one kind of server.
+    """Everything that the client does differently for one kind of server.
 
-    A body has model, prompt, stream, stream_options, the output limit, the fields of `length_fields`, and what the user adds.
-    No other field is sent, because half of these servers answer 400 or 422 to an unknown field.
+    A body has the model, the prompt, `stream`, `stream_options`, the output limit, the length
+    fields and what the user adds. No other field is sent, because half of these servers respond
+    with 400 or 422 to an unknown field.
+
+    Attributes of the server:
+        name: The value for `--server`.
+        title: The name for people.
+        detection_rules: How the server is detected.
+        hosts: The host names of a hosted service. Only its API is requested, and no other page.
+
+    Attributes of requests:
+        stream_options: The fields of `stream_options` in requests for streams.
+        output_limit_field: The name of the output limit.
+        reasoning_output_limit_field: The name of the output limit in chats with reasoning models
+            (REASONING_MODEL_PATTERN).
+        length_fields: The fields that force the exact output length. Empty if that is not possible.
+        accepts_continuous_usage: `stream_options.continuous_usage_stats` is accepted, which adds
+            the cumulative usage to each event.
+        accepts_prompt_token_ids: Completions accept a list of token ids as the prompt.
+        accepts_chat_token_ids: Chats accept token ids in the field `prompt_token_ids`.
+        rejects_unknown_models: An unknown model is an error. Otherwise any name is served.
+        max_idle_s: Connections that were idle for longer are not reused. Most servers close them
+            after 5 s.
+        cache_reset_path: A POST to this path empties the prefix cache. Empty if there is none.
+        cache_reset_hint: What to do if that request is refused.
+        profiler_requirement: What /start_profile requires. Empty if there is no profiler.
+
+    Attributes of the server's own timing of a request:
+        timing_request_headers: Headers that request the timing.
+        timing_request_fields: Body fields that request the timing.
+        reports_timing_in_streams: Streams have the timing, too. Otherwise a stream that requests it
+            is refused.
+        timing_parsers: The name of each format in a response, with its parser.
+        timing_records_path: A page with the timings of past requests, which each read empties. Only
+            for servers whose responses have no timing.
+
+    Attributes of the server's information about itself:
+        info_path: A page with its version, engine and precision, beside /version and the models.
+        version_field: The field of that page with the version, if /version does not exist.
+        engine_pattern: A regular expression for that page. Its first group is the engine.
+
+    Attributes of its metrics:
+        metrics_paths: The paths of the page of metrics. The first one that exists is used.
+        consumed_metrics_path: A page of metrics that each read empties. It is read only if the user
+            requests it.
+        energy_path: A page with the energy that was used.
+        metrics_prefix: The prefix of the names of its metrics.
+        metrics: The quantities of SERVER_METRICS, with their names at this server.
+
+    Attributes for docs/servers.md:
+        response_to_unknown_field: What a body with an unknown field gets.
+        response_to_unknown_model: What a request for an unknown model gets.
+        cached_tokens_reported: When the usage has the tokens from the prefix cache.
+        timing_reported: Where the server's own timing is found.
     """
 
-    name: str  # the value for `--server`
-    title: str  # name for people
-    # how it is known
+    name: str
+    title: str
     detection_rules: tuple[DetectionRule, ...] = ()
-    hosts: tuple[str, ...] = ()  # of a service: it is asked nothing beside its API
-    # what is sent
-    stream_options: tuple[tuple[str, bool], ...] = (
-        ("include_usage", True),
-    )  # inside `stream_options`, when streaming
+    hosts: tuple[str, ...] = ()
+
+    stream_options: tuple[tuple[str, bool], ...] = (("include_usage", True),)
     output_limit_field: str = "max_tokens"
-    reasoning_output_limit_field: str = (
-        "max_tokens"  # in chat, for models that REASONING_MODEL matches
-    )
-    length_fields: tuple[
-        str, ...
-    ] = ()  # the fields that force the exact output length; (): not possible
-    continuous_usage: bool = (
-        False  # accepts stream_options.continuous_usage_stats: cumulative usage on every event
-    )
-    accepts_prompt_token_ids: bool = True  # completions accept a list of token ids as prompt
-    accepts_chat_token_ids: bool = (
-        False  # a chat accepts token ids in the place of its messages, as `prompt_token_ids`
-    )
-    rejects_unknown_models: bool = (
-        True  # an unknown model name is an error; False: any name is served
-    )
-    max_idle_s: float = 4.0  # reuse no connection that was idle for longer: most of these servers close it after 5 s
-    cache_reset_path: str = (
-        ""  # POST to this path empties the prefix cache; "": there is no such request
-    )
-    cache_reset_hint: str = ""  # what to do where that is refused
-    profiler: str = ""  # what it needs so that /start_profile answers; "": it has none
-    # its own account of a request
-    timing_request_headers: tuple[tuple[str, str], ...] = ()  # ask for it
-    timing_request_fields: dict[
-        str, Any
-    ] = {}  # the same as fields of the body; neither: it gives one unasked, or not at all
-    reports_timing_in_streams: bool = (
-        True  # False: a stream that asks for it is refused, only whole answers have it
-    )
-    timing_parsers: dict[str, TimingParser] = {}  # name of a form in a response -> its parser
-    timing_records_path: str = (
-        ""  # a page of accounts, which each read empties, of a server whose answers have none
-    )
-    # what it says of itself
-    info_path: str = (
-        ""  # a page beside /version and the list of models: its version, engine and precision
-    )
-    version_field: str = ""  # of a JSON page, where /version says nothing
-    engine_pattern: str = ""  # whose first group is the engine behind it, anywhere in the page
-    # its metrics
-    metrics_paths: tuple[
-        str, ...
-    ] = ()  # relative to the server's prefix; the first that answers is used
-    consumed_metrics_path: str = (
-        ""  # a page of metrics that each read empties: read only if the user asks for it
-    )
+    reasoning_output_limit_field: str = "max_tokens"
+    length_fields: tuple[str, ...] = ()
+    accepts_continuous_usage: bool = False
+    accepts_prompt_token_ids: bool = True
+    accepts_chat_token_ids: bool = False
+    rejects_unknown_models: bool = True
+    max_idle_s: float = 4.0
+    cache_reset_path: str = ""
+    cache_reset_hint: str = ""
+    profiler_requirement: str = ""
+
+    timing_request_headers: tuple[tuple[str, str], ...] = ()
+    timing_request_fields: dict[str, Any] = {}
+    reports_timing_in_streams: bool = True
+    timing_parsers: dict[str, TimingParser] = {}
+    timing_records_path: str = ""
+
+    info_path: str = ""
+    version_field: str = ""
+    engine_pattern: str = ""
+
+    metrics_paths: tuple[str, ...] = ()
+    consumed_metrics_path: str = ""
     energy_path: str = ""
-    metrics_prefix: str = ""  # of the names of its metrics
-    metrics: dict[str, tuple[str, ...]] = {}  # quantity of METRICS -> its names here
-    # for docs/servers.md
-    response_to_unknown_field: str = ""  # what a body with one gets
+    metrics_prefix: str = ""
+    metrics: dict[str, tuple[str, ...]] = {}
+
+    response_to_unknown_field: str = ""
     response_to_unknown_model: str = ""
-    cached_tokens_reported: str = ""  # when usage has the tokens from its cache
-    timing_reported: str = "none"  # its own account of a request
+    cached_tokens_reported: str = ""
+    timing_reported: str = "none"
 
     def output_limit_field_for(self, api: Api, model: str) -> str:
-        """Name of the field that limits the output of `model` on `api`."""
-        reasoning = (
-            api == "chat"
-            and self.reasoning_output_limit_field != self.output_limit_field
-            and REASONING_MODEL_PATTERN.search(model)
-        )
-        return self.reasoning_output_limit_field if reasoning else self.output_limit_field
+        """Return the name of the field that limits the output of a model."""
+        if api == "chat" and REASONING_MODEL_PATTERN.search(model):
+            return self.reasoning_output_limit_field
+        return self.output_limit_field
 
 
 SERVER_METRICS = (
@@ -146,16 +179,22 @@ SERVER_METRICS = (
     "accepted_share",
     "accepted_length",
 )
-"""What is known of a server by its metrics. Shares are from 0 to 1; tokens, cache, requests, drafts and `preempted`
-count; of `paused` and `replicas` there are so many now."""
+"""The quantities that are read from the metrics of servers.
 
-_EXACT = ("ignore_eos", "min_tokens")
-_COMPLETION = "max_completion_tokens"
-_QUIET = (("include_usage", True), ("include_obfuscation", False))  # else random padding
-_ITERATION = "trtllm_iteration:"  # prefix for the names of TensorRT-LLM's JSON statistics
+Shares are from 0 to 1. Tokens, cache hits and queries, requests, drafts and preemptions are
+counters. `paused` and `replicas` are current numbers.
+"""
 
-_ROWS = (
-    ServerProfile(  # the header has no effect unless the server runs with return_perf_metrics: true
+_EXACT_LENGTH_FIELDS = ("ignore_eos", "min_tokens")
+_COMPLETION_LIMIT_FIELD = "max_completion_tokens"
+_OPENAI_STREAM_OPTIONS = (("include_usage", True), ("include_obfuscation", False))
+"""Without the second option, OpenAI adds random padding to each event."""
+
+_ITERATION_PREFIX = "trtllm_iteration:"
+"""The prefix that the names of TensorRT-LLM's JSON statistics get here."""
+
+_PROFILES = (
+    ServerProfile(
         name="trtllm",
         title="TensorRT-LLM trtllm-serve",
         detection_rules=(
@@ -165,13 +204,17 @@ _ROWS = (
                 r'"/(?:_internal/tokenize|energy_metrics|steady_clock_offset|kv_cache_events|cluster_info)"',
             ),
         ),
-        length_fields=_EXACT,
-        continuous_usage=True,
+        length_fields=_EXACT_LENGTH_FIELDS,
+        accepts_continuous_usage=True,
         rejects_unknown_models=False,
         accepts_chat_token_ids=True,
         cache_reset_path="/reset_prefix_cache",
-        cache_reset_hint="only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else restart it",
-        profiler="a release that has these (1.3)",
+        cache_reset_hint=(
+            "only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else "
+            "restart it"
+        ),
+        profiler_requirement="a release that has these (1.3)",
+        # The header has no effect unless the server runs with return_perf_metrics: true.
         timing_request_headers=(("X-TRTLLM-return-metrics", "1"),),
         timing_parsers={
             "trtllm.perf_metrics": server_timing.parse_trtllm,
@@ -181,41 +224,46 @@ _ROWS = (
         timing_records_path="/perf_metrics",
         info_path="/prometheus/metrics",
         engine_pattern=r'engine_type="([^"\n]{1,60})"',
-        metrics_paths=(
-            "/prometheus/metrics",
-        ),  # never /metrics: that is JSON there, and every read empties it
+        # The page /metrics is JSON here, and each read empties it.
+        metrics_paths=("/prometheus/metrics",),
         consumed_metrics_path="/metrics",
         energy_path="/energy_metrics",
         metrics_prefix="trtllm_",
         metrics={
-            "running": ("trtllm_num_requests_running", f"{_ITERATION}numActiveRequests"),
-            "waiting": ("trtllm_num_requests_waiting", f"{_ITERATION}numQueuedRequests"),
-            "kv_use": ("trtllm_kv_cache_utilization", f"{_ITERATION}kvCacheStats.usedShare"),
-            "hit_share": ("trtllm_kv_cache_hit_rate", f"{_ITERATION}kvCacheStats.cacheHitRate"),
+            "running": ("trtllm_num_requests_running", f"{_ITERATION_PREFIX}numActiveRequests"),
+            "waiting": ("trtllm_num_requests_waiting", f"{_ITERATION_PREFIX}numQueuedRequests"),
+            "kv_use": ("trtllm_kv_cache_utilization", f"{_ITERATION_PREFIX}kvCacheStats.usedShare"),
+            "hit_share": (
+                "trtllm_kv_cache_hit_rate",
+                f"{_ITERATION_PREFIX}kvCacheStats.cacheHitRate",
+            ),
             "output_tokens": ("trtllm_generation_tokens_total",),
             "input_tokens": ("trtllm_prompt_tokens_total",),
             "cached_tokens": ("trtllm_prompt_cached_tokens_total",),
-            "accepted_length": (f"{_ITERATION}specDecodingStats.acceptanceLength",),
+            "accepted_length": (f"{_ITERATION_PREFIX}specDecodingStats.acceptanceLength",),
             "requests_ok": ("trtllm_request_success_total",),
-            "paused": (f"{_ITERATION}inflightBatchingStats.numPausedRequests",),
+            "paused": (f"{_ITERATION_PREFIX}inflightBatchingStats.numPausedRequests",),
         },
         response_to_unknown_field="400",
         response_to_unknown_model="served",
         cached_tokens_reported="always",
         timing_reported="event after `[DONE]`, `server-timing` header, when asked",
     ),
-    ServerProfile(  # the field has no effect unless the server runs with --enable-per-request-metrics
+    ServerProfile(
         name="vllm",
         title="vLLM",
         detection_rules=(
             DetectionRule("models", r'"owned_by"\s*:\s*"vllm"'),
             DetectionRule("openapi", r'"/v1/score"|"/tokenizer_info"|vLLM', rank=2),
         ),
-        length_fields=_EXACT,
-        continuous_usage=True,
+        length_fields=_EXACT_LENGTH_FIELDS,
+        accepts_continuous_usage=True,
         cache_reset_path="/reset_prefix_cache",
-        cache_reset_hint="start it with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks",
-        profiler="start it with VLLM_TORCH_PROFILER_DIR or --profiler-config",
+        cache_reset_hint=(
+            "start it with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks"
+        ),
+        profiler_requirement="start it with VLLM_TORCH_PROFILER_DIR or --profiler-config",
+        # The field has no effect unless the server runs with --enable-per-request-metrics.
         timing_request_fields={"include_metrics": True},
         timing_parsers={"metrics": server_timing.parse_vllm},
         info_path="/metrics",
@@ -245,19 +293,20 @@ _ROWS = (
         cached_tokens_reported="`--enable-prompt-tokens-details`",
         timing_reported="`--enable-per-request-metrics`",
     ),
-    ServerProfile(  # its times are in the answer only where the server runs with --enable-metrics
+    ServerProfile(
         name="sglang",
         title="SGLang",
         detection_rules=(
             DetectionRule("models", r'"owned_by"\s*:\s*"sglang"'),
             DetectionRule("openapi", r'"/(?:flush_cache|get_model_info|get_server_info)"'),
         ),
-        length_fields=_EXACT,
-        continuous_usage=True,
+        length_fields=_EXACT_LENGTH_FIELDS,
+        accepts_continuous_usage=True,
         rejects_unknown_models=False,
         cache_reset_path="/flush_cache",
         cache_reset_hint="it flushes only while no request runs or waits",
-        profiler="start it with SGLANG_TORCH_PROFILER_DIR",
+        profiler_requirement="start it with SGLANG_TORCH_PROFILER_DIR",
+        # The durations are in the response only if the server runs with --enable-metrics.
         timing_request_fields={"return_meta_info": True},
         reports_timing_in_streams=False,
         timing_parsers={"meta_info": server_timing.parse_sglang},
@@ -289,8 +338,8 @@ _ROWS = (
             DetectionRule("models", r'"owned_by"\s*:\s*"nvidia"[^}]*"context_window"'),
             DetectionRule("health", r"dyn://"),
         ),
-        length_fields=_EXACT,
-        continuous_usage=True,
+        length_fields=_EXACT_LENGTH_FIELDS,
+        accepts_continuous_usage=True,
         timing_request_fields={"nvext": {"extra_fields": ["timing"]}},
         timing_parsers={"nvext": server_timing.parse_dynamo},
         info_path="/health",
@@ -309,7 +358,7 @@ _ROWS = (
         cached_tokens_reported="where the engine tells",
         timing_reported="`nvext.timing`, when asked",
     ),
-    ServerProfile(  # it has no min_tokens
+    ServerProfile(
         name="llamacpp",
         title="llama.cpp llama-server",
         detection_rules=(
@@ -317,6 +366,7 @@ _ROWS = (
             DetectionRule("head", r"(?m)^server: llama\.cpp"),
             DetectionRule("props", r'"default_generation_settings"'),
         ),
+        # The server has no min_tokens.
         length_fields=("ignore_eos",),
         rejects_unknown_models=False,
         timing_parsers={"timings": server_timing.parse_llamacpp},
@@ -353,8 +403,8 @@ _ROWS = (
         detection_rules=(
             DetectionRule("head", r"(?m)^openai-(?:version|organization|processing-ms):"),
         ),
-        stream_options=_QUIET,
-        reasoning_output_limit_field=_COMPLETION,
+        stream_options=_OPENAI_STREAM_OPTIONS,
+        reasoning_output_limit_field=_COMPLETION_LIMIT_FIELD,
         response_to_unknown_field="400",
         response_to_unknown_model="404",
         cached_tokens_reported="always",
@@ -364,11 +414,12 @@ _ROWS = (
         name="azure",
         title="Azure OpenAI",
         detection_rules=(DetectionRule("head", r"(?m)^(?:apim-request-id|x-ms-region):"),),
-        reasoning_output_limit_field=_COMPLETION,
+        reasoning_output_limit_field=_COMPLETION_LIMIT_FIELD,
         response_to_unknown_field="400",
         response_to_unknown_model="404",
     ),
-    ServerProfile(  # by --api messages alone: it has no field that forces a length
+    ServerProfile(
+        # Its only API is "messages", which has no field that forces a length.
         name="anthropic",
         title="Anthropic",
         hosts=("api.anthropic.com",),
@@ -380,14 +431,17 @@ _ROWS = (
         response_to_unknown_model="404",
         cached_tokens_reported="always",
     ),
-    ServerProfile(  # usually a gateway: the server behind it decides what a field does
+    ServerProfile(
+        # This is usually a gateway: the server behind it decides what a field does.
         name="generic",
         title="an OpenAI-compatible server of unknown make",
         detection_rules=(DetectionRule("head", r"(?m)^x-litellm-", rank=0),),
-        reasoning_output_limit_field=_COMPLETION,
+        reasoning_output_limit_field=_COMPLETION_LIMIT_FIELD,
         metrics_paths=("/prometheus/metrics", "/metrics"),
         response_to_unknown_field="passed on",
-        metrics={  # the inference extension of the Gateway API and llm-d, vLLM's production stack, SGLang's router
+        # Of the Gateway API's inference extension and llm-d, vLLM's production stack, SGLang's
+        # router, and Kubernetes.
+        metrics={
             "replicas": (
                 "inference_pool_ready_pods",
                 "vllm:healthy_pods_total",
@@ -398,19 +452,28 @@ _ROWS = (
     ),
 )
 
-SERVERS: OpenTable[ServerProfile] = OpenTable("loadgen_sdk.servers", ServerProfile, lambda: _ROWS)
+SERVERS: OpenTable[ServerProfile] = OpenTable(
+    "loadgen_sdk.servers", ServerProfile, lambda: _PROFILES
+)
 
-SERVER_PROFILES: dict[str, ServerProfile] = {row.name: row for row in SERVERS.own}
-"""Our rows by server name. `auto` falls back to `generic`, which sends only the common fields."""
+SERVER_PROFILES: dict[str, ServerProfile] = {profile.name: profile for profile in SERVERS.own}
+"""The built-in profiles by name. `auto` falls back to `generic`, which sends only common fields."""
 
 
-def find_server_profile(server: str) -> ServerProfile:
-    """The row of a server. Raises KeyError where there is none, WrongUse for a plug-in that failed."""
-    if (row := SERVERS.find(server)) is None:
-        raise KeyError(server)
-    return row
+def find_server_profile(name: str) -> ServerProfile:
+    """Return the profile of a server.
+
+    Raises:
+        KeyError: There is no such profile.
+        WrongUse: It is the profile of a plug-in that could not be loaded.
+    """
+    profile = SERVERS.find(name)
+    if profile is None:
+        raise KeyError(name)
+    return profile
 
 
 def server_names() -> tuple[str, ...]:
-    """The values for `--server`, with those of plug-ins."""
-    return ("auto", *SERVER_PROFILES, *(name for (name,) in SERVERS.cached_fields("name")))
+    """Return the values for `--server`, with those of plug-ins."""
+    plugin_names = [name for (name,) in SERVERS.cached_fields("name")]
+    return ("auto", *SERVER_PROFILES, *plugin_names)
