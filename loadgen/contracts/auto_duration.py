@@ -25,9 +25,9 @@ from loadgen.contracts.schema import (
 )
 from loadgen.contracts.steady_samples import QUEUED
 from loadgen.core import seeds
-from loadgen.core.execution.staggered_start import mean_lengths
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import PACKAGED_NAME, load_tokenizer
+from loadgen.core.schedule.forecast import mean_tokens
 from loadgen.core.stats import intervals
 from loadgen.core.workload import Closed, Ramp, Replay, Workload
 
@@ -154,5 +154,5 @@ def _longest_stay_s(plan: Planned, terms: Iterable[Promise]) -> float | None:
         return None
     tokens = load_tokenizer(PACKAGED_NAME)
     requests = build_prompts(plan.workload, 0, seeds.salt_number(seeds.salt_of(0, None)), tokens)
-    _, output_tokens = mean_lengths(requests)
+    _, output_tokens = mean_tokens(requests)
     return (limits_ns["ttft"] + output_tokens * limits_ns["tpot"]) / 1e9

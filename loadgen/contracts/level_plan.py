@@ -113,9 +113,11 @@ def _classes(workload: Workload) -> tuple[PlannedClass, ...]:
     )
     classes_planned = []
     for name, share, slo, of_class in classes:
-        chains = build_sessions(of_class, 0)
+        sessions = build_sessions(of_class, 0)
         classes_planned.append(
-            PlannedClass(name, share, slo, chains.slots(0, DRAWN) / DRAWN, chains.turns > 1)
+            PlannedClass(
+                name, share, slo, sessions.total_turns(0, DRAWN) / DRAWN, sessions.max_turns > 1
+            )
         )
     return tuple(classes_planned)
 
