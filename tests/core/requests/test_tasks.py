@@ -33,9 +33,9 @@ from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule, shard
 from loadgen.core.schedule.sessions import to_column_value
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
-from loadgen.cost.comparison import compare_offers
+from loadgen.cost.comparison import compare_costs
 from loadgen.cost.evidence_reader import read_evidence
-from loadgen.cost.sections import report as cost_report
+from loadgen.cost.cost_report import report as cost_report
 from loadgen.pricing.price_file import load_prices
 from loadgen.pricing.priced_result import price_result as price_of
 from loadgen.render import text as as_text
@@ -585,7 +585,7 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
         offer.classes["agentic"].costs["request"],
     )
     assert task is not None and request is not None and task.total > 5 * request.total
-    shown = as_text.render(cost_report(compare_offers([offer], book)))
+    shown = as_text.render(cost_report(compare_costs([offer], book)))
     assert "mix: agentic" in shown and offer.classes["qa"].costs["task"] is None
 
 
