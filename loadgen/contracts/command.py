@@ -313,7 +313,7 @@ def _asked(
     with collecting(faults):
         settings = invocation.settings()
     overrides = invocation.overrides()
-    faults += overrides.faults
+    faults += overrides.errors
     with collecting(faults):
         how = invocation.repetition()
     with collecting(faults):

@@ -63,7 +63,7 @@ def load_contract(
     if repeats is not None:
         for _, level in written:
             level["repeats"] = repeats
-    source = FileContext(file=label, directory=file.parent, faults=yaml_faults)
+    source = FileContext(file=label, directory=file.parent, errors=yaml_faults)
     contract = validate_document(Contract, document, source)
     scratch = FileContext(file=label, directory=file.parent)
     drafts = [_validate_draft(i, level, scratch) for i, level in written]
@@ -81,7 +81,7 @@ def load_contract(
         read_questions=read_questions,
         against=against,
     )
-    faults = sort_errors([*source.faults, *contract_faults]) + other_faults
+    faults = sort_errors([*source.errors, *contract_faults]) + other_faults
     if faults or contract is None:
         raise CombinedError(faults)
     plans = tuple(

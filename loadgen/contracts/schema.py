@@ -594,10 +594,10 @@ def parse(
     `figures`: of other packages that its runs used; the packages need not be here.
     """
     document, faults = read_document(text, label, env)
-    source = FileContext(file=label, directory=Path(), faults=faults, extra_metrics=figures)
+    source = FileContext(file=label, directory=Path(), errors=faults, extra_metrics=figures)
     contract = validate_document(Contract, document, source)
-    if contract is None or source.faults:
-        raise CombinedError(sort_errors(source.faults))
+    if contract is None or source.errors:
+        raise CombinedError(sort_errors(source.errors))
     return contract
 
 
