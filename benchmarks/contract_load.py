@@ -19,9 +19,10 @@ import rig
 from msgspec.structs import replace
 
 from loadgen.contracts import level_plan, prediction, verdict
-from loadgen.contracts.evaluate import MeasuredLevel
+from loadgen.contracts.judge import judge_levels
+from loadgen.contracts.level_plan import CheckedContract, LevelPlan
 from loadgen.contracts.loading import load_contract
-from loadgen.contracts.schema import Checked, Planned
+from loadgen.contracts.recorded_run import MeasuredLevel
 from loadgen.contracts.stored_validation import read_run
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
@@ -30,20 +31,20 @@ CONTRACTS = "chatbot,summarization,rag,agentic"
 LIMIT = 0.9  # share of the checks that come out as predicted
 
 
-def decided(checked: Checked, planned: Planned, load_s: float, seed: int) -> list[bool]:
+def decided(checked: CheckedContract, planned: LevelPlan, load_s: float, seed: int) -> list[bool]:
     """Which terms of a level are decided after so much load over all its runs."""
     runs = []
-    settings = replace(prediction.on(Settings()), gpus=checked.contract.gpus)
+    settings = replace(prediction.simulated_settings(Settings()), gpus=checked.contract.gpus)
     for number in range(planned.level.repeats):
         with tempfile.TemporaryDirectory() as folder:
-            workload = level_plan.lasting(
+            workload = level_plan.with_measured_duration(
                 planned.workload, round(load_s * 1e9 / planned.level.repeats)
             )
             workload = workload.model_copy(update={"seed": 1000 * seed + number})
             _, kept = execute(workload, replace(settings, out=Path(folder) / "run"))
             runs.append(read_run(kept, Path(folder)))
     contract = checked.contract.model_copy(update={"levels": (planned.level,)})
-    (level,) = verdict.levels(contract, {planned.level.name: MeasuredLevel(runs=tuple(runs))})
+    (level,) = judge_levels(contract, {planned.level.name: MeasuredLevel(runs=tuple(runs))})
     return [term.verdict != verdict.INCONCLUSIVE for term in level.terms]
 
 
@@ -54,9 +55,13 @@ def check(name: str, seeds: range, factor: float, most: int) -> Counter[str]:
     """
     checked = load_contract(Path(name))
     counts: Counter[str] = Counter()
-    forecasts = prediction.predict(checked, prediction.on(Settings()), perform=execute, seed=1)
+    forecasts = prediction.forecast_levels(
+        checked,
+        prediction.simulated_settings(Settings()),
+        prediction.ForecastOptions(perform=execute, seed=1),
+    )
     for planned, forecast in zip(checked.levels, forecasts, strict=True):
-        shortest_s = forecast.length_s * prediction.SHORTEST * 1.2
+        shortest_s = forecast.length_s * prediction.MIN_LENGTH_SHARE * 1.2
         terms = (*planned.level.must, *planned.level.should)[:most]
         for place, (term, needed) in enumerate(zip(terms, forecast.terms, strict=False)):
             if needed.needed_s is None or term.level:
@@ -69,7 +74,7 @@ def check(name: str, seeds: range, factor: float, most: int) -> Counter[str]:
                 requests = (
                     (planned.requests or 0) * load_s / forecast.length_s * planned.level.repeats
                 )
-                if requests > prediction.MOST_REQUESTS or (
+                if requests > prediction.MAX_REQUESTS or (
                     word == "undecided" and needed.needed_s <= shortest_s
                 ):
                     continue

@@ -24,11 +24,11 @@ import rig
 from numpy.typing import NDArray
 from queueing import rows, run
 
-from loadgen.contracts.evaluate import MeasuredLevel
-from loadgen.contracts.schema import parse
-from loadgen.contracts.steady_samples import RecordedRun, latencies
+from loadgen.contracts.judge import judge_levels
+from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
+from loadgen.contracts.schema import parse_contract
+from loadgen.contracts.steady_samples import metric_values
 from loadgen.contracts.stored_validation import read_run
-from loadgen.contracts.verdict import levels
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.columns import Columns
@@ -81,7 +81,7 @@ def truths(long: Callable[[int], Columns]) -> dict[Key, float]:
     for seed in LONG_SEEDS:
         columns = long(seed)
         for metric in dict(TERMS):
-            values.setdefault(metric, []).append(latencies(columns, metric))
+            values.setdefault(metric, []).append(metric_values(columns, metric))
     ordered = {metric: np.sort(np.concatenate(each)) for metric, each in values.items()}
     return {
         (metric, at): float(ordered[metric][index(len(ordered[metric]), at / 100)])
@@ -98,14 +98,16 @@ def counted(
         text += f"  - name: at-{off}\n    workload: qa\n    must:\n"
         for (metric, at), value in truth.items():
             text += f"      - {metric}: {{limit: {round(value * off)}ns, at: p{at}}}\n"
-    contract = parse(text, "power", {})
+    contract = parse_contract(text, "power", {})
     counts: dict[tuple[Key, float], Counter[str]] = {}
     for seed in seeds:
         measured = MeasuredLevel(runs=(one(seed),))
         for off, level in zip(
-            OFF, levels(contract, {one.name: measured for one in contract.levels}), strict=True
+            OFF,
+            judge_levels(contract, {one.name: measured for one in contract.levels}),
+            strict=True,
         ):
-            assert not level.trouble, level.trouble
+            assert not level.failure_reason, level.failure_reason
             for key, term in zip(truth, level.terms, strict=True):
                 counts.setdefault((key, off), Counter())[term.verdict] += 1
     return counts

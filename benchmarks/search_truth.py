@@ -26,7 +26,7 @@ import numpy as np
 import rig
 
 from loadgen.core import seeds
-from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule import arrivals
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
@@ -77,7 +77,7 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
     size = len(inputs)
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=round(length_s * S))
     one: Any = FixedTokens(value=1)
-    planned = build_schedule(
+    planned = arrivals.build(
         Workload(
             name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)
         ),

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.run_summary import summarize
-from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule import arrivals
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf_run
@@ -39,7 +39,7 @@ def run(
     workload = mlperf_run.workload(replace(test, samples=1), data, qps=rate)
     preset = load_preset(preset_name)
     made, _ = virtual.simulate(
-        build_schedule(workload, test.seeds.schedule),
+        arrivals.build(workload, test.seeds.schedule),
         lambda number: (inputs[number % len(inputs)], outputs[number % len(outputs)], ()),
         virtual.SimulatedSystem(
             costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing

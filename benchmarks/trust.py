@@ -62,9 +62,11 @@ from queueing import run
 
 from loadgen.compare import comparison
 from loadgen.contracts import verdict
-from loadgen.contracts.evaluate import MeasuredLevel
-from loadgen.contracts.schema import HORIZON_NS, Contract, parse
-from loadgen.contracts.steady_samples import NEARLY, latencies
+from loadgen.contracts.judge import judge_interim_analyses, judge_levels
+from loadgen.contracts.load_shortage import NEARLY_FULL_LENGTH
+from loadgen.contracts.recorded_run import MeasuredLevel
+from loadgen.contracts.schema import HORIZON_NS, Contract, parse_contract
+from loadgen.contracts.steady_samples import metric_values
 from loadgen.core.metrics import sustainable
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.manifest import Fingerprints, RunManifest, StagePlan, TargetFacts
@@ -211,7 +213,7 @@ def rows(
 def truths(kind: str, number: int = 0, length_s: float = TRUTH_S) -> dict[tuple[str, int], float]:
     """The quantiles of two days of it, in ns; for levels of starts, of the middle level."""
     columns = Columns(rows(kind, 999_999, length_s, steady=True, number=number))
-    ordered = {metric: np.sort(latencies(columns, metric)) for metric, _ in TERMS}
+    ordered = {metric: np.sort(metric_values(columns, metric)) for metric, _ in TERMS}
     return {
         (metric, at): float(ordered[metric][index(len(ordered[metric]), at / 100)])
         for metric, at in TERMS
@@ -220,7 +222,7 @@ def truths(kind: str, number: int = 0, length_s: float = TRUTH_S) -> dict[tuple[
 
 def signed_s(length_s: float) -> float:
     """The horizon of a contract for a load of this length: the usual one, or what the load can see."""
-    return min(intervals.recurrence(length_s) * 0.99 / NEARLY, HORIZON_NS / S)
+    return min(intervals.recurrence(length_s) * 0.99 / NEARLY_FULL_LENGTH, HORIZON_NS / S)
 
 
 def validated(
@@ -235,7 +237,7 @@ def validated(
     counts: Counter[str] = Counter()
     for seed in seeds:
         one = run(rows(kind, seed, length_s, number=seed))
-        (level,) = verdict.levels(contract, {"a": MeasuredLevel(runs=(one,))})
+        (level,) = judge_levels(contract, {"a": MeasuredLevel(runs=(one,))})
         for (metric, at), term in zip(truth, level.terms, strict=True):
             counts[f"{metric} p{at} {term.verdict}"] += 1
     return counts
@@ -243,7 +245,7 @@ def validated(
 
 def promised(terms: str, length_s: float) -> Contract:
     horizon = f"horizon: {signed_s(length_s):.1f}s"
-    return parse(
+    return parse_contract(
         f"name: trust\n{horizon}\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}\n",
         "trust",
         {},
@@ -352,9 +354,9 @@ def extended(
         runs = tuple(
             run(rows(kind, seed + 100_000 * look, length_s)) for look in range(EXTENSIONS + 1)
         )
-        (level,) = verdict.after_looks(contract, {"a": MeasuredLevel(runs=runs)}, looks)
+        (level,) = judge_interim_analyses(contract, {"a": MeasuredLevel(runs=runs)}, looks)
         at_looks = [
-            verdict.levels(contract, {"a": MeasuredLevel(runs=runs[: k + 1])})[0]
+            judge_levels(contract, {"a": MeasuredLevel(runs=runs[: k + 1])})[0]
             for k in range(len(runs))
         ]
         for place, (metric, at) in enumerate(truth):

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from loadgen.contracts import schema as contracts
+from loadgen.contracts.terms import TERM_KINDS, get_term_kind
 from loadgen.core.workload import request_classes, request_kinds, schema, stages, tasks
 from loadgen.core.workload.distributions import Fixed
 from loadgen.core.workload.file_models import Part, Tagged
@@ -140,21 +140,21 @@ def keys(name: str) -> str:
 def terms() -> str:
     """The terms of a contract: how each is written, and what it promises."""
     alike: dict[tuple[str, str], list[str]] = {}
-    for name, kind in ({"ttft": contracts.kind_of("ttft")} | contracts.KINDS).items():
+    for name, kind in ({"ttft": get_term_kind("ttft")} | TERM_KINDS).items():
         limit = "97%" if kind.limit.key == "share" else EXAMPLES[kind.limit.unit]
         inner = {"of": "ttft", "level": "alone", "window": "1h"}
         inside = [
             f"{one.removesuffix('_ns')}: {inner[one.removesuffix('_ns')]}"
-            for one in reversed(kind.takes)
+            for one in reversed(kind.parameters)
         ]
-        at = [f"at: p{kind.at * 100:g}"] if kind.at else []
+        at = [f"at: p{kind.default_quantile * 100:g}"] if kind.default_quantile else []
         value = (
             f"{{{', '.join([*inside, *at, f'{kind.limit.key}: {limit}'])}}}"
             if inside or at
             else limit
         )
         of = "token or request" if kind.limit.unit == "J" else "a latency"
-        said = kind.words.format(
+        said = kind.template.format(
             kind="it",
             limit="so much",
             at="a percentile",

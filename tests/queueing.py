@@ -12,7 +12,7 @@ from make_examples import MS, S, blank, stream
 from numpy.typing import NDArray
 
 from loadgen.contracts.level_plan import JUDGED_HERE
-from loadgen.contracts.steady_samples import RecordedRun
+from loadgen.contracts.recorded_run import RecordedRun
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES

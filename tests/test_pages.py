@@ -17,7 +17,7 @@ from command_line import exits
 from loadgen.answers import folder as answers
 from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import AnswerKey
-from loadgen.contracts.sections import used_share
+from loadgen.contracts.page_sections import limit_usage_percent
 from loadgen.render import glossary
 
 pytestmark = pytest.mark.commands
@@ -533,7 +533,7 @@ def test_a_bar_ends_before_the_limit_where_the_promise_is_kept(pages: dict[str, 
 def test_the_used_share_of_a_promise(
     figure: float, limit: float, unit: str, at_most: bool, used: float | None
 ) -> None:
-    assert used_share(figure, limit, unit, at_most=at_most) == (
+    assert limit_usage_percent(figure, limit, unit, is_upper_bound=at_most) == (
         None if used is None else pytest.approx(used)
     )
 

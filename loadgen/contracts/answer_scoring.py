@@ -1,74 +1,108 @@
-"""Carries out what a contract asks about answers, and takes the figure of each term from what was scored.
-
-IO, above the judgements: the asking and scoring are those of `answers/`, as for `loadgen answers`.
-"""
+"""Send the prompts of a contract and estimate the terms about answers from the scores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from loadgen.answers import folder
+from loadgen.answers import folder as answers_folder
 from loadgen.answers.comparison import ScoredGroup, judge
 from loadgen.answers.questions import read_questions
 from loadgen.answers.run import run
-from loadgen.contracts.evaluate import Held
-from loadgen.contracts.schema import AnswerCheck, Promise
-from loadgen.contracts.steady_samples import Missing
-from loadgen.contracts.verdict import ScoredAnswers
+from loadgen.contracts.evaluate import TermEstimate
+from loadgen.contracts.judge import ScoredAnswers
+from loadgen.contracts.load_shortage import EstimateError
+from loadgen.contracts.schema import ANSWERS_LEVEL, AnswerCheck
+from loadgen.contracts.terms import ContractTerm
 from loadgen.core import format
 from loadgen.core.execution.backend import serving
 from loadgen.core.execution.plan import Settings
 from loadgen.core.limits import FEWEST_ANSWERS
 from loadgen.core.stats.intervals import Interval
 
-FOLDER = "answers"
-LANES = 8
+DIRECTORY = ANSWERS_LEVEL
+"""The directory of the answers in the results of a validation."""
+
+CONCURRENCY = 8
+"""Prompts that are sent at the same time."""
+
+PERCENT_DIGITS = 9
+"""Decimal places of percentages, so that 1 - 0.9 is 10 %."""
 
 
-def carry_out(
-    asked: AnswerCheck,
+@dataclass(frozen=True)
+class AnswerEndpoints:
+    """The endpoint whose answers are scored, and the one they are compared with, if any."""
+
+    scored: Settings
+    other: Settings | None
+
+
+def score_answers(
+    check: AnswerCheck,
     dataset: Path,
-    settings: Settings,
-    other: Settings | None,
-    out: Path,
-    level: float,
+    endpoints: AnswerEndpoints,
+    output_dir: Path,
+    confidence: float,
 ) -> None:
-    """Ask all prompts and leave the files of it in `out`. Raises TargetError, UserError, Faults."""
-    questions = read_questions(dataset, asked.rows)
-    with serving(settings) as served:
+    """Send all prompts, score the answers, and write the scores to a directory.
+
+    Args:
+        check: What the contract says about answers.
+        dataset: The file of the prompts.
+        endpoints: The endpoints that the prompts are sent to.
+        output_dir: The directory to write to.
+        confidence: The confidence of the contract.
+
+    Raises:
+        TargetError: An endpoint cannot be used.
+        UserError, CombinedError: The data set or the settings are wrong.
+    """
+    questions = read_questions(dataset, check.rows)
+    with serving(endpoints.scored) as scored:
         run(
             dataset,
             questions,
-            served,
-            other,
-            lanes=LANES,
-            max_tokens=asked.max_tokens,
-            tell=lambda _name, _done: None,
-            out=out,
-            level=level,
-            simulated=settings.backend.simulated,
+            scored,
+            endpoints.other,
+            lanes=CONCURRENCY,
+            max_tokens=check.max_tokens,
+            tell=_ignore_progress,
+            out=output_dir,
+            level=confidence,
+            simulated=scored.backend.simulated,
         )
 
 
-def read(out: Path, trouble: str, level: float) -> ScoredAnswers:
-    """What the files of `carry_out` say; or only why it could not be carried out. Raises UserError."""
-    if trouble or not (out / folder.FILE).is_file():
-        return ScoredAnswers(_no_figure, trouble=trouble or "the prompts were not asked")
-    result = folder.read(out)
-    groups = judge(folder.read_scores(out), level=level)
+def _ignore_progress(name: str, done: int) -> None:
+    """Show no progress."""
+
+
+def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float) -> ScoredAnswers:
+    """Return the scores that `score_answers` wrote, or only the reason why there are none.
+
+    Raises:
+        UserError: The files cannot be read.
+    """
+    if failure_reason or not (output_dir / answers_folder.FILE).is_file():
+        reason = failure_reason or "the prompts were not asked"
+        return ScoredAnswers(_refuse_term, failure_reason=reason)
+    result = answers_folder.read(output_dir)
+    groups = judge(answers_folder.read_scores(output_dir), level=confidence)
     notes = list(result.notes)
     if result.failed:
-        notes.append(
-            f"{result.failed:,} of {format.counted(result.prompts, 'prompt')} had no answer: they score 0"
-        )
+        prompts = format.counted(result.prompts, "prompt")
+        notes.append(f"{result.failed:,} of {prompts} had no answer: they score 0")
     if result.failed_against:
         notes.append(
-            f"{result.failed_against:,} prompts had no answer of the other endpoint: they are not compared"
+            f"{result.failed_against:,} prompts had no answer of the other endpoint: "
+            "they are not compared"
         )
     other = f", against {result.against_model} at {result.against}" if result.against else ""
     return ScoredAnswers(
-        held=lambda term: held(term, groups),
+        evaluate=partial(estimate_answer_term, groups),
         load=f"asked once, greedily{other}",
         prompts=result.prompts,
         answered=result.prompts - result.failed,
@@ -76,36 +110,55 @@ def read(out: Path, trouble: str, level: float) -> ScoredAnswers:
     )
 
 
-def _no_figure(term: Promise) -> Held:
-    raise Missing("the prompts were not asked")
+def _refuse_term(_term: ContractTerm) -> TermEstimate:
+    """Raise EstimateError for any term."""
+    raise EstimateError("the prompts were not asked")
 
 
-def held(term: Promise, groups: Sequence[ScoredGroup]) -> Held:
-    """The figure of a term, in percent or tokens. Raises Missing where the answers cannot give it."""
-    group = next((one for one in groups if one.group == term.class_name), None)
-    if group is None:
-        raise Missing(f"there is no prompt of class {term.class_name}")
+def estimate_answer_term(groups: Sequence[ScoredGroup], term: ContractTerm) -> TermEstimate:
+    """Return the metric of a term about answers, in percent or tokens.
+
+    Raises:
+        EstimateError: The answers do not have it.
+    """
+    for group in groups:
+        if group.group == term.class_name:
+            break
+    else:
+        raise EstimateError(f"there is no prompt of class {term.class_name}")
     if term.kind == "within":
-        change = next((one for one in group.changes if one.metric == term.of), None)
-        if change is None:
-            raise Missing(f"no prompt has a {term.of} of both endpoints")
-        if change.ratio is None or change.low is None or change.high is None:
-            raise Missing(_too_few(change.count))
-        return Held(_percent(1 - change.ratio, 1 - change.high, 1 - change.low), change.count)
-    score = next((one for one in (*group.scores, *group.alike) if one.metric == term.kind), None)
-    if score is None:
-        raise Missing(f"no prompt has a score of this kind ({term.kind})")
+        return _estimate_decrease(group, term)
+    for score in (*group.scores, *group.alike):
+        if score.metric == term.kind:
+            break
+    else:
+        raise EstimateError(f"no prompt has a score of this kind ({term.kind})")
     if score.low is None or score.high is None:
-        raise Missing(_too_few(score.count))
-    bounds = (score.mean, score.low, score.high)
-    return Held(Interval(*bounds) if term.unit == "tokens" else _percent(*bounds), score.count)
+        raise EstimateError(_too_few_text(score.count))
+    interval = Interval(score.mean, score.low, score.high)
+    if term.unit != "tokens":
+        interval = interval.each(_to_percent)
+    return TermEstimate(interval, score.count)
 
 
-def _percent(value: float, low: float, high: float) -> Interval:
-    return Interval(value, low, high).each(lambda share: round(share * 100, 9))
+def _estimate_decrease(group: ScoredGroup, term: ContractTerm) -> TermEstimate:
+    """Return by how many percent a score is below that of the other endpoint."""
+    for change in group.changes:
+        if change.metric == term.of:
+            break
+    else:
+        raise EstimateError(f"no prompt has a {term.of} of both endpoints")
+    if change.ratio is None or change.low is None or change.high is None:
+        raise EstimateError(_too_few_text(change.count))
+    decrease = Interval(1 - change.ratio, 1 - change.high, 1 - change.low)
+    return TermEstimate(decrease.each(_to_percent), change.count)
 
 
-def _too_few(count: int) -> str:
+def _to_percent(share: float) -> float:
+    return round(share * 100, PERCENT_DIGITS)
+
+
+def _too_few_text(count: int) -> str:
     return (
         f"{count:,} prompts say too little: {FEWEST_ANSWERS} or more, and scores that are not all 0"
     )

@@ -1,4 +1,4 @@
-"""`loadgen validate`: run the validation of a contract, or judge a stored validation again; print the verdict."""
+"""The command `loadgen validate`: run, extend or judge the validation of a contract."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from msgspec.structs import replace
@@ -24,9 +24,10 @@ from loadgen.core import format, units
 from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, collecting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from loadgen.contracts.schema import Checked
+    from loadgen.contracts.level_plan import CheckedContract
+    from loadgen.contracts.run import ValidationOptions
     from loadgen.contracts.verdict import Validation
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
@@ -35,23 +36,70 @@ if TYPE_CHECKING:
     from loadgen.runs.show import Show
 
 
-MOST_EXTENSIONS = 3
+MAX_EXTENSIONS = 3
 """How often a level with `duration: auto` is extended at most.
 
-Each look at the growing records is judged at a higher confidence, so later ones need more load.
+Each interim analysis of the growing records is judged at a higher confidence, so later ones need
+more load.
 """
+
+MAX_SECONDS_SHOWN = 600
+"""Length of an added run from which a suggested command gives it in minutes."""
+
+
+class OtherEndpointOptions(NamedTuple):
+    """The options about the endpoint that answers are compared with."""
+
+    url: str | None
+    model: str | None
+    key_file: Path | None
+
+
+class ValidateRequest(NamedTuple):
+    """What the command line asks for: the contract, the target, and how the levels are run.
+
+    Attributes:
+        checked: The contract.
+        settings: The target and the settings of the runs.
+        overrides: What the options change in the load.
+        repetition: How often each level is run. None for what the contract says.
+    """
+
+    checked: CheckedContract
+    settings: Settings
+    overrides: Overrides
+    repetition: Repetition | None
+
+    def runs_per_level(self) -> dict[str, int]:
+        """Return how many runs each level has at least, by its name."""
+        return {
+            plan.level.name: self.repetition.min_runs if self.repetition else plan.level.repeats
+            for plan in self.checked.levels
+        }
+
+    def planned_runs(self) -> list[tuple[Workload, Settings]]:
+        """Return the workload and the settings of all runs that are made at least."""
+        runs = self.runs_per_level()
+        return [
+            (plan.workload, self.settings)
+            for plan in self.checked.levels
+            for _ in range(runs[plan.level.name])
+        ]
 
 
 @add_options(
     without=(*(LOAD_OPTIONS - {"seed", "salt"}), "keep"),
     help_texts={"out": "A new folder for all of it."},
 )
-def validate(
+def validate(  # noqa: PLR0913 - one parameter for each option of the command
     invocation: Invocation,
     contract: Annotated[
         Path | None,
         typer.Argument(
-            help="A contract file, the name of a shipped one, or a folder of a validation to judge anew.",
+            help=(
+                "A contract file, the name of a shipped one, "
+                "or a folder of a validation to judge anew."
+            ),
             autocompletion=completion.complete_contract,
         ),
     ] = None,
@@ -59,7 +107,10 @@ def validate(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check everything and predict, by a simulated server, what load each term needs; send nothing.",
+            help=(
+                "Check everything and predict, by a simulated server, "
+                "what load each term needs; send nothing."
+            ),
         ),
     ] = False,
     duration: Annotated[
@@ -107,168 +158,174 @@ def validate(
         ),
     ] = None,
 ) -> int:
-    """Measure what a contract promises and say PASS, FAIL or INCONCLUSIVE, with reasons, in one folder with hashes.
+    """Measure what a contract promises and say PASS, FAIL or INCONCLUSIVE, with reasons, in one
+    folder with hashes.
 
     Exit: 0 PASS, 1 FAIL, 2 wrong usage or contract, 3 a level could not be
     measured, 4 INCONCLUSIVE, 70 bug, 130 interrupted.
 
-    Of a validation that is extended, each look at the growing records is judged at a higher confidence (97.5 %, 98.75
-    %, ... of 95 %), so that looking again makes no wrong PASS likely; what was decided stays so.
+    Of a validation that is extended, each look at the growing records is judged at a higher
+    confidence (97.5 %, 98.75 %, ... of 95 %), so that looking again makes no wrong PASS likely;
+    what was decided stays so.
 
     Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
-    """
-    from loadgen.contracts import run, stored_validation, verdict
-    from loadgen.contracts.level_plan import planned_words
-    from loadgen.core.execution.folder_names import alone
+    """  # noqa: D205 - the text of `--help`
+    from loadgen.contracts import outputs, stored_validation
     from loadgen.core.workload.loading import packaged_files
-    from loadgen.repeated.repeats import Repetition
     from loadgen.runs.show import shown
 
     if contract is None and extend is not None:
-        return invocation.run_command_line(
-            resume_arguments(
-                stored_validation.command_of(extend), invocation.arguments, "--extend", extend
-            )
-        )
+        original = stored_validation.read_original_command(extend)
+        resumed = resume_arguments(original, invocation.arguments, "--extend", extend)
+        return invocation.run_command_line(resumed)
     if contract is None:
         hint = f"a file, a folder, or: {', '.join(packaged_files('contracts'))}"
         raise UserError("missing_option", "no contract", "loadgen validate", hint)
     if contract.is_dir():
-        return _judge_anew(contract, bundle, as_json)
-    faults: list[LoadgenError] = []
-    add_ns = None
-    with collecting(faults):
-        add_ns = _time(add, "--add")
+        return _judge_stored(contract, as_json=as_json, bundle=bundle)
+    errors: list[LoadgenError] = []
+    added_run_ns = None
+    with collecting(errors):
+        added_run_ns = _parse_length(add, "--add")
     if add is not None and extend is None:
-        faults.append(
-            UserError(
-                "no_effect",
-                "says how much to add, and to nothing",
-                f"--add {add}",
-                "--extend FOLDER",
-            )
-        )
+        text = "says how much to add, and to nothing"
+        errors.append(UserError("no_effect", text, f"--add {add}", "--extend FOLDER"))
     if bundle is not None and bundle.exists():
-        faults.append(
-            UserError("file_exists", "this file exists", f"--bundle {bundle}", "give another name")
-        )
-    asked = _asked(invocation, contract, duration, has_other=against is not None, faults=faults)
-    checked_contract, settings, overrides, how = asked
-    settings = run.with_gpus(settings, checked_contract.contract.gpus)
-    other = _other(asked, against, against_model, against_key_file, dry_run=dry_run)
-    show = shown(_with_contract_prices(invocation, checked_contract, settings), quiet=dry_run)
-    repeats = {
-        level.level.name: how.min_runs if how else level.level.repeats
-        for level in checked_contract.levels
-    }
-    expected = [
-        (one.workload, settings)
-        for one in checked_contract.levels
-        for _ in range(repeats[one.level.name])
-    ]
-    if dry_run:
-        show.expect(expected, always=True)
-        return _predict(checked_contract, settings, overrides.seed, as_json, show)
-
-    has_auto_levels = any(one.is_auto for one in checked_contract.levels)
-    if extend is None:
-        for planned in checked_contract.levels:
-            if planned.is_auto:
-                say("\n".join(planned_words(planned)))
-        show.expect(expected, always=has_auto_levels)
-        invocation.move_existing_results(settings.out)
-    execute = invocation.executor(show.hearers)
-    runs = (how or Repetition(count=level.level.repeats) for level in checked_contract.levels)
-    of_level = [
-        (level.max_runs, (one.requests if settings.virtual else one.duration_ns) or 0)
-        for level, one in zip(runs, checked_contract.levels, strict=True)
-    ]
-    show.begin(
-        sum(most for most, _ in of_level),
-        at_most=extend is not None or (how is not None and not how.count),
-        weights=[weight for most, weight in of_level for _ in range(most)],
+        where = f"--bundle {bundle}"
+        errors.append(UserError("file_exists", "this file exists", where, "give another name"))
+    other = OtherEndpointOptions(against, against_model, against_key_file)
+    request = _read_request(
+        invocation, contract, duration, has_other_endpoint=against is not None, errors=errors
     )
-
-    def perform(workload: Workload, settings: Settings) -> tuple[Summary, Path]:
-        show.step(str(settings.out))
-        summary, out = execute(workload, settings)
-        show.finished(summary)
-        return summary, out
-
-    for planned in checked_contract.levels:
-        if planned.shortened_from_ns is not None:
-            say("\n".join(planned_words(planned)))
-    carry_out: dict[str, Any] = {
-        "perform": perform,
-        "say": say,
-        "seed": overrides.seed,
-        "salt": overrides.salt,
-        "repetition": how,
-    }
+    other_settings = _other_endpoint_settings(request, other, dry_run=dry_run)
+    priced_invocation = _with_contract_prices(invocation, request)
+    show = shown(priced_invocation, quiet=dry_run)
+    if dry_run:
+        show.expect(request.planned_runs(), always=True)
+        return _print_forecast(request, show, as_json=as_json)
+    validator = Validator(invocation, request, show)
     if extend is not None:
-        folder = extend
-        with alone(folder):
-            result = run.extend(folder, checked_contract, settings, add_ns=add_ns, **carry_out)
+        directory = extend
+        validation = validator.extend(directory, added_run_ns)
     else:
-        result, folder = run.run(checked_contract, settings, settings.out, other=other, **carry_out)
-
-        def extend_by(length_ns: int) -> Validation:
-            with alone(folder):
-                return run.extend(folder, checked_contract, settings, add_ns=length_ns, **carry_out)
-
-        result = _extend_auto_levels(result, checked_contract, repeats, show, extend_by)
-    print_answer(result, run.report(folder, result), as_json=as_json)
-    say(f"all of it in {folder}, the page for people: {folder / run.PAGE}")
-    if result.verdict == verdict.INCONCLUSIVE and not result.interrupted:
-        _say_what_is_left(result, repeats, folder)
-    if bundle is not None:
-        commands.call("bundle", folder, bundle)
-    return verdict.exit_code(result)
+        validation, directory = validator.run(other_settings)
+    print_answer(validation, outputs.build_report(directory, validation), as_json=as_json)
+    page = directory / outputs.PAGE_FILE
+    say(f"all of it in {directory}, the page for people: {page}")
+    if validation.can_be_extended:
+        _say_how_to_decide(validation, request.runs_per_level(), directory)
+    return _bundle_results(validation, directory, bundle)
 
 
-def _extend_auto_levels(
-    result: Validation,
-    checked: Checked,
-    repeats: Mapping[str, int],
-    show: Show,
-    extend_by: Callable[[int], Validation],
-) -> Validation:
-    """Add load to levels with `duration: auto` until they are decided, and return the last verdict.
+# -- reading the command line ---------------------------------------------------------------------
 
-    Nothing is added if an undecided level has a length of its own, or if it is not known how much
-    load would decide it.
+
+def _read_request(
+    invocation: Invocation,
+    contract: Path,
+    duration: str | None,
+    *,
+    has_other_endpoint: bool,
+    errors: list[LoadgenError],
+) -> ValidateRequest:
+    """Read the contract and the options, and check them together.
 
     Args:
-        result: The verdict so far.
-        checked: The contract.
-        repeats: How many runs an extension adds to each level.
-        show: Shows the progress of the runs.
-        extend_by: Extends the validation by runs of this length in ns, and returns its verdict.
+        invocation: The command line.
+        contract: The contract file.
+        duration: The value of `--duration`.
+        has_other_endpoint: Whether there is an endpoint to compare answers with.
+        errors: The errors that were already found.
+
+    Raises:
+        CombinedError: There are errors. It holds all of them.
     """
-    from loadgen.contracts import verdict
+    from loadgen.contracts.loading import load_contract
+    from loadgen.contracts.run import with_contract_gpus
 
-    can_grow = {
-        one.level.name for one in checked.levels if one.is_auto and one.shortened_from_ns is None
-    }
-    for number in range(1, MOST_EXTENSIONS + 1):
-        undecided = [one for one in result.levels if one.verdict == verdict.INCONCLUSIVE]
-        add_s = verdict.to_add_s(result, repeats)
-        is_open = result.verdict == verdict.INCONCLUSIVE and not result.interrupted
-        if not is_open or not add_s or any(one.name not in can_grow for one in undecided):
-            return result
-        runs = sum(repeats[one.name] for one in undecided)
-        say(
-            f"undecided: {format.counted(runs, 'run')} of {format.duration(add_s)} more, "
-            f"extension {number} of at most {MOST_EXTENSIONS}"
+    repetition = None
+    longest_ns = None
+    with collecting(errors):
+        settings = invocation.settings()
+    overrides = invocation.overrides()
+    errors += overrides.faults
+    with collecting(errors):
+        repetition = invocation.repetition()
+    with collecting(errors):
+        longest_ns = _parse_length(duration, "--duration")
+    with collecting(errors):
+        checked = load_contract(
+            contract,
+            gpus=invocation["gpus"],
+            repeats=repetition.min_runs if repetition else None,
+            longest_ns=longest_ns,
+            against=has_other_endpoint,
         )
-        show.begin(runs)
-        result = extend_by(math.ceil(add_s * 1e9))
-    return result
+    if errors:
+        raise CombinedError(errors)
+    if settings.values:
+        _check_values(checked, settings)
+    settings = with_contract_gpus(settings, checked.contract.gpus)
+    return ValidateRequest(checked, settings, overrides, repetition)
 
 
-def _with_contract_prices(
-    invocation: Invocation, checked: Checked, settings: Settings
-) -> Invocation:
+def _parse_length(text: str | None, option: str) -> int | None:
+    """Return the value of an option as a time in ns. Raise UserError if it is wrong or 0."""
+    length_ns = parse_option(option, text, partial(units.duration_ns, bare="s"))
+    if length_ns == 0:
+        raise UserError("out_of_range", "no time at all", f"{option} {text}", f"{option} 10m")
+    return length_ns
+
+
+def _check_values(checked: CheckedContract, settings: Settings) -> None:
+    """Raise CombinedError for terms about tokens if the API has answers without tokens."""
+    from loadgen.contracts.terms import latency_metrics
+
+    errors: list[LoadgenError] = []
+    for plan in checked.levels:
+        for _, term in plan.level.terms_by_requirement():
+            if term.kind in latency_metrics() and term.kind != "e2e":
+                text = (
+                    f"answers of {settings.api} have no tokens: {term.text} could never be decided"
+                )
+                hint = "promise e2e, or leave --api out"
+                errors.append(UserError("unsupported", text, f"--api {settings.api}", hint))
+    if errors:
+        raise CombinedError(errors)
+
+
+def _other_endpoint_settings(
+    request: ValidateRequest, other: OtherEndpointOptions, *, dry_run: bool
+) -> Settings | None:
+    """Return the settings of the endpoint that answers are compared with, or None if there is none.
+
+    Raises:
+        UserError: The options do not fit the contract or the target.
+    """
+    check = request.checked.contract.answers
+    settings = request.settings
+    if check is None:
+        if other.url is not None:
+            text = "this contract asks nothing about answers"
+            hint = "answers: {dataset: FILE, must: [...]}"
+            raise UserError("no_effect", text, "--against", hint)
+        return None
+    if settings.virtual and not dry_run:
+        raise UserError(
+            "unsupported",
+            "a simulation in virtual time generates no texts to compare",
+            "--url",
+            "start a simulated server with loadgen sim, and give its URL",
+        )
+    if other.url is None:
+        # Only the contract names the endpoint. The credentials for the target are not sent to it.
+        settings = replace(settings, api_key=None, headers=())
+    url = other.url or check.against
+    model = other.model or check.against_model
+    return other_endpoint(settings, url, model, other.key_file)
+
+
+def _with_contract_prices(invocation: Invocation, request: ValidateRequest) -> Invocation:
     """Return the invocation with the prices of the contract, if it has none of its own.
 
     Prices that do not fit the target are left out here: they are for terms about cost.
@@ -276,188 +333,229 @@ def _with_contract_prices(
     from loadgen.core.schedule.forecast import Forecast
     from loadgen.runs.show import target_facts
 
-    if invocation["prices"] is not None or checked.contract.prices is None:
+    prices = request.checked.prices_path
+    if invocation["prices"] is not None or prices is None:
         return invocation
-    priced = invocation.with_options(prices=checked.folder / checked.contract.prices)
+    priced = invocation.with_options(prices=prices)
     budget = priced.budget()
     an_hour = Forecast(requests=1.0, seconds=3600.0, input_tokens=1.0, output_tokens=1.0)
     try:
         if budget is not None:
-            budget.forecast_cost(an_hour, target_facts(settings))
+            budget.forecast_cost(an_hour, target_facts(request.settings))
     except LoadgenError:
         return invocation
     return priced
 
 
-class _Asked(NamedTuple):
-    """What is measured, and how. `how`: the repeats of each level, where a flag says so."""
-
-    contract: Checked
-    settings: Settings
-    overrides: Overrides
-    how: Repetition | None
+# -- running --------------------------------------------------------------------------------------
 
 
-def _asked(
-    invocation: Invocation,
-    contract: Path,
-    duration: str | None,
-    *,
-    has_other: bool,
-    faults: list[LoadgenError],
-) -> _Asked:
-    """The contract and the flags, checked together. Raises Faults, with those that there are already."""
-    from loadgen.contracts.loading import load_contract
+class Validator:
+    """Runs or extends a validation for the command line, and shows its progress."""
 
-    how = longest_ns = None
-    with collecting(faults):
-        settings = invocation.settings()
-    overrides = invocation.overrides()
-    faults += overrides.errors
-    with collecting(faults):
-        how = invocation.repetition()
-    with collecting(faults):
-        longest_ns = _time(duration, "--duration")
-    with collecting(faults):
-        checked = load_contract(
-            contract,
-            gpus=invocation["gpus"],
-            repeats=how.min_runs if how else None,
-            longest_ns=longest_ns,
-            against=has_other,
+    def __init__(self, invocation: Invocation, request: ValidateRequest, show: Show) -> None:
+        """Prepare the validation that the command line asks for."""
+        self.invocation = invocation
+        self.request = request
+        self.show = show
+        self.execute = invocation.executor(show.hearers)
+
+    def run(self, other_endpoint: Settings | None) -> tuple[Validation, Path]:
+        """Run a new validation. Return the verdict and the directory of the results."""
+        from loadgen.contracts.level_plan import plan_text
+        from loadgen.contracts.run import run_validation
+
+        settings = self.request.settings
+        plans = self.request.checked.levels
+        for plan in plans:
+            if plan.is_auto:
+                say(plan_text(plan))
+        has_auto_level = any(plan.is_auto for plan in plans)
+        self.show.expect(self.request.planned_runs(), always=has_auto_level)
+        self.invocation.move_existing_results(settings.out)
+        self._begin_progress(is_extension=False)
+        validation, directory = run_validation(
+            self.request.checked, settings, settings.out, self._options(), other_endpoint
         )
-    if faults:
-        raise CombinedError(faults)
-    if settings.values:
-        _check_values(checked, settings)
-    return _Asked(checked, settings, overrides, how)
+        return self._extend_auto_levels(validation, directory), directory
 
+    def extend(self, directory: Path, added_run_ns: int | None) -> Validation:
+        """Add runs to a stored validation and return its verdict."""
+        self._begin_progress(is_extension=True)
+        return self._add_runs(directory, added_run_ns)
 
-def _other(
-    asked: _Asked, against: str | None, model: str | None, key_file: Path | None, *, dry_run: bool
-) -> Any:
-    """The endpoint that answers are compared with; None where the contract asks nothing about answers."""
-    answers = asked.contract.contract.answers
-    if answers is None:
-        if against is not None:
-            hint = "answers: {dataset: FILE, must: [...]}"
-            raise UserError(
-                "no_effect", "this contract asks nothing about answers", "--against", hint
+    def _begin_progress(self, *, is_extension: bool) -> None:
+        """Start to show the progress of all runs, and say which levels are shortened."""
+        from loadgen.contracts.level_plan import plan_text
+        from loadgen.repeated.repeats import Repetition
+
+        repetition = self.request.repetition
+        weights: list[float] = []
+        for plan in self.request.checked.levels:
+            is_virtual = self.request.settings.virtual
+            weight = (plan.requests if is_virtual else plan.duration_ns) or 0
+            level_repetition = repetition or Repetition(count=plan.level.repeats)
+            weights += [weight] * level_repetition.max_runs
+        is_open_ended = repetition is not None and not repetition.count
+        self.show.begin(len(weights), at_most=is_extension or is_open_ended, weights=weights)
+        for plan in self.request.checked.levels:
+            if plan.is_shortened:
+                say(plan_text(plan))
+
+    def _options(self) -> ValidationOptions:
+        from loadgen.contracts.run import ValidationOptions
+
+        return ValidationOptions(
+            perform=self._perform,
+            say=say,
+            seed=self.request.overrides.seed,
+            salt=self.request.overrides.salt,
+            repetition=self.request.repetition,
+        )
+
+    def _perform(self, workload: Workload, settings: Settings) -> tuple[Summary, Path]:
+        """Run a workload and show its progress."""
+        self.show.step(str(settings.out))
+        summary, run_dir = self.execute(workload, settings)
+        self.show.finished(summary)
+        return summary, run_dir
+
+    def _add_runs(self, directory: Path, added_run_ns: int | None) -> Validation:
+        """Extend the validation in a directory, which no other process may change meanwhile."""
+        from loadgen.contracts.run import extend_validation
+        from loadgen.core.execution.folder_names import alone
+
+        with alone(directory):
+            return extend_validation(
+                directory,
+                self.request.checked,
+                self.request.settings,
+                self._options(),
+                added_run_ns,
             )
-        return None
-    if asked.settings.virtual and not dry_run:
-        raise UserError(
-            "unsupported",
-            "a simulation in virtual time generates no texts to compare",
-            "--url",
-            "start a simulated server with loadgen sim, and give its URL",
-        )
-    settings = asked.settings
-    if against is None:  # the contract alone names B: what was given for A is not sent there
-        settings = replace(settings, api_key=None, headers=())
-    return other_endpoint(
-        settings, against or answers.against, model or answers.against_model, key_file
-    )
+
+    def _extend_auto_levels(self, validation: Validation, directory: Path) -> Validation:
+        """Add load to levels with `duration: auto` until they are decided.
+
+        Return the last verdict. Nothing is added if an undecided level has a length of its own, or
+        if it is not known how much load would decide it.
+        """
+        from loadgen.contracts.verdict import additional_load_per_run_s
+
+        runs_per_level = self.request.runs_per_level()
+        extendable = {
+            plan.level.name
+            for plan in self.request.checked.levels
+            if plan.is_auto and not plan.is_shortened
+        }
+        for number in range(1, MAX_EXTENSIONS + 1):
+            run_s = additional_load_per_run_s(validation, runs_per_level)
+            undecided = [level.name for level in validation.undecided_levels]
+            if not validation.can_be_extended or not run_s or not extendable.issuperset(undecided):
+                break
+            run_count = sum(runs_per_level[name] for name in undecided)
+            say(
+                f"undecided: {format.counted(run_count, 'run')} of {format.duration(run_s)} more, "
+                f"extension {number} of at most {MAX_EXTENSIONS}"
+            )
+            self.show.begin(run_count)
+            validation = self._add_runs(directory, math.ceil(run_s * 1e9))
+        return validation
 
 
-def _judge_anew(folder: Path, bundle: Path | None, as_json: bool) -> int:
-    """Judge a stored validation again; the exit code."""
-    from loadgen.contracts import run, stored_validation, verdict
+# -- output ---------------------------------------------------------------------------------------
 
-    result = stored_validation.again(folder)
-    print_answer(result, run.report(folder, result), as_json=as_json)
-    if result.verdict == verdict.INCONCLUSIVE:
-        repeats = {level.name: level.repeats for level in stored_validation.read(folder)[0].levels}
-        _say_what_is_left(result, repeats, folder)
+
+def _judge_stored(directory: Path, *, as_json: bool, bundle: Path | None) -> int:
+    """Judge a stored validation again, print the report, and return the exit code."""
+    from loadgen.contracts import outputs, stored_validation
+
+    validation = stored_validation.judge_again(directory)
+    print_answer(validation, outputs.build_report(directory, validation), as_json=as_json)
+    if validation.verdict == "INCONCLUSIVE":
+        contract, _ = stored_validation.read_validation(directory)
+        repeats = {level.name: level.repeats for level in contract.levels}
+        _say_how_to_decide(validation, repeats, directory)
+    return _bundle_results(validation, directory, bundle)
+
+
+def _bundle_results(validation: Validation, directory: Path, bundle: Path | None) -> int:
+    """Pack the results into a file, if requested, and return the exit code of the validation."""
+    from loadgen.contracts.verdict import exit_code
+
     if bundle is not None:
-        commands.call("bundle", folder, bundle)
-    return verdict.exit_code(result)
+        commands.call("bundle", directory, bundle)
+    return exit_code(validation)
 
 
-def _say_what_is_left(result: Validation, repeats: Mapping[str, int], folder: Path) -> None:
-    """The command that adds load to an undecided validation, and the levels that no added load helps."""
-    from loadgen.contracts import stored_validation, verdict
+def _say_how_to_decide(validation: Validation, repeats: Mapping[str, int], directory: Path) -> None:
+    """Say which command decides an undecided validation."""
+    from loadgen.contracts.stored_validation import read_original_command
+    from loadgen.contracts.verdict import additional_load_per_run_s
 
-    unsure = [level for level in result.levels if level.verdict == verdict.INCONCLUSIVE]
-    if not all(level.trouble for level in unsure):
-        add_s = verdict.to_add_s(result, repeats)  # to each run; 0 where nobody can say
-        length = (
-            "TIME"
-            if not add_s
-            else f"{math.ceil(add_s)}s"
-            if add_s < 600
-            else f"{math.ceil(add_s / 60)}m"
-        )
-        flags = arguments_to_type_again(stored_validation.command_of(folder))
-        command = shlex.join(["validate", "--extend", str(folder), "--add", length, *flags])
-        say(f"to add load where it is undecided: loadgen {command}")
-    if again := [level.name for level in unsure if level.trouble]:
-        say(f"to measure {', '.join(again)} anew: the same command, with another --out")
+    undecided = validation.undecided_levels
+    not_measured = [level.name for level in undecided if level.failure_reason]
+    if len(not_measured) < len(undecided):
+        length = _option_length(additional_load_per_run_s(validation, repeats))
+        options = arguments_to_type_again(read_original_command(directory))
+        arguments = ["validate", "--extend", str(directory), "--add", length, *options]
+        say(f"to add load where it is undecided: loadgen {shlex.join(arguments)}")
+    if not_measured:
+        say(f"to measure {', '.join(not_measured)} anew: the same command, with another --out")
 
 
-def _check_values(checked: Checked, settings: Settings) -> None:
-    """Raises Faults for promises about tokens, where answers have none."""
-    from loadgen.contracts.schema import latencies, words
-
-    faults: list[LoadgenError] = []
-    for planned in checked.levels:
-        for term in (*planned.level.must, *planned.level.should):
-            if term.kind in latencies() and term.kind != "e2e":
-                what = f"answers of {settings.api} have no tokens: {words(term)} could never be decided"
-                faults.append(
-                    UserError(
-                        "unsupported",
-                        what,
-                        f"--api {settings.api}",
-                        "promise e2e, or leave --api out",
-                    )
-                )
-    if faults:
-        raise CombinedError(faults)
+def _option_length(seconds: float) -> str:
+    """Return a length of time as the value of an option, rounded up. TIME if it is not known."""
+    if not seconds:
+        return "TIME"
+    if seconds < MAX_SECONDS_SHOWN:
+        return f"{math.ceil(seconds)}s"
+    return f"{math.ceil(seconds / 60)}m"
 
 
-def _time(text: str | None, flag: str) -> int | None:
-    """A length of time in ns. Raises UserError."""
-    length_ns = parse_option(flag, text, partial(units.duration_ns, bare="s"))
-    if length_ns == 0:
-        raise UserError("out_of_range", "no time at all", f"{flag} {text}", f"{flag} 10m")
-    return length_ns
+def _print_forecast(request: ValidateRequest, show: Show, *, as_json: bool) -> int:
+    """Print the load that each term of a contract needs, according to a simulation.
 
-
-def _predict(
-    checked: Checked, settings: Settings, seed: int | None, as_json: bool, show: Show
-) -> int:
-    """Print what each term of a contract needs, from a simulation; the exit code."""
-    from loadgen.contracts import prediction, stored_validation
-    from loadgen.contracts.level_plan import planned_words
-    from loadgen.contracts.lint import answers_words
-    from loadgen.contracts.sections import forecast_report
+    Return the exit code.
+    """
+    from loadgen.contracts import prediction
+    from loadgen.contracts.prediction import ForecastOptions
+    from loadgen.contracts.sections import build_forecast_report
+    from loadgen.contracts.stored_validation import cost_per_thousand
     from loadgen.core.execution.run import execute
     from loadgen.pricing.price_file import load_prices
 
+    checked = request.checked
+    settings = request.settings
     if not as_json:
-        print(
-            f"contract: {checked.contract.name}, {checked.contract.confidence * 100:g} % confidence"
-        )
-        for level in checked.levels:
-            print("\n".join(planned_words(level)), flush=True)
-        if checked.contract.answers is not None:
-            print("\n".join(answers_words(checked.contract.answers)))
-    simulated = prediction.on(settings)
+        _print_plan(checked)
+    simulated = prediction.simulated_settings(settings)
     say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time")
-    prices = (
-        None
-        if checked.contract.prices is None
-        else load_prices(checked.folder / checked.contract.prices)
-    )
-    money = None if prices is None else stored_validation.money(prices)
-    weights = prediction.steps(checked)
+    cost_function = None
+    if checked.prices_path is not None:
+        cost_function = cost_per_thousand(load_prices(checked.prices_path))
+    weights = prediction.step_weights(checked)
     show.begin(len(weights), weights=weights)
-    forecast = prediction.predict(
-        checked, simulated, perform=execute, money=money, seed=seed, step=show.step
+    options = ForecastOptions(
+        perform=execute,
+        cost_function=cost_function,
+        seed=request.overrides.seed,
+        report_step=show.step,
     )
-    said = forecast_report(
-        forecast, simulated.shown, asked=None if settings.virtual else settings.url
-    )
-    print_answer({"simulated": simulated.shown, "levels": forecast}, said, as_json=as_json)
+    forecasts = prediction.forecast_levels(checked, simulated, options)
+    real_target = None if settings.virtual else settings.url
+    report = build_forecast_report(forecasts, simulated.shown, real_target=real_target)
+    print_answer({"simulated": simulated.shown, "levels": forecasts}, report, as_json=as_json)
     return OK
+
+
+def _print_plan(checked: CheckedContract) -> None:
+    """Print the load of each level of a contract, and what it says about answers."""
+    from loadgen.contracts.level_plan import answer_check_text, plan_text
+
+    contract = checked.contract
+    print(f"contract: {contract.name}, {contract.confidence * 100:g} % confidence")
+    for plan in checked.levels:
+        print(plan_text(plan), flush=True)
+    if contract.answers is not None:
+        print(answer_check_text(contract.answers))

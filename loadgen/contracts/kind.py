@@ -1,4 +1,4 @@
-"""The validation of a contract: its verdict, judged again of the records."""
+"""The result kind of a validation: how other commands load, list, compare and regenerate it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.contracts import run as contracts
-from loadgen.contracts import stored_validation
+from loadgen.contracts import outputs, stored_validation
+from loadgen.contracts.outputs import VERDICT_FILE
 from loadgen.contracts.stored_validation import ValidationFacts
 from loadgen.contracts.verdict import Validation, exit_code
 from loadgen.core import format, run_folder
@@ -26,63 +26,79 @@ from loadgen.runs.levels_kind import of_repeats
 
 @dataclass(frozen=True)
 class StoredValidation:
-    """A folder, whose verdict is made when it is asked for: that takes as long as reading all of its records."""
+    """The directory of a validation.
 
-    folder: Path
+    Its verdict is computed on first use, because that reads all records.
+    """
+
+    directory: Path
 
     @cached_property
     def verdict(self) -> Validation:
-        return stored_validation.again(self.folder)
+        """The verdict, recomputed from the records."""
+        return stored_validation.judge_again(self.directory)
 
 
-def load(folder: Path) -> StoredValidation:
-    return StoredValidation(folder)
+def load(directory: Path) -> StoredValidation:
+    """Return the validation in a directory."""
+    return StoredValidation(directory)
 
 
-def headline(found: StoredValidation) -> str:
-    return f"{found.verdict.verdict}: {found.verdict.sentence}."
+def headline(stored: StoredValidation) -> str:
+    """Return the verdict in one sentence."""
+    return f"{stored.verdict.verdict}: {stored.verdict.sentence}."
 
 
-def report(found: StoredValidation) -> Report:
-    """Made of the records: the page that lies there is whatever its sender has written."""
-    return contracts.report(found.folder, found.verdict)
+def report(stored: StoredValidation) -> Report:
+    """Return the report, made from the records and not from the stored page."""
+    return outputs.build_report(stored.directory, stored.verdict)
 
 
-def document(found: StoredValidation) -> bytes:
-    return format.document(found.verdict)
+def document(stored: StoredValidation) -> bytes:
+    """Return the verdict as JSON."""
+    return format.document(stored.verdict)
 
 
-def code(found: StoredValidation, strict: bool) -> int:
-    return exit_code(found.verdict)
+def code(stored: StoredValidation, strict: bool) -> int:  # noqa: ARG001 - as for other kinds
+    """Return the exit code, which does not depend on `strict`."""
+    return exit_code(stored.verdict)
 
 
-def runs(folder: Path) -> list[Path]:
-    """The runs of each level, by the names of the levels."""
-    return [run for level in sorted(folder.glob("*/")) for run in run_folder.runs_in(level)]
+def runs(directory: Path) -> list[Path]:
+    """Return the runs of each level, in order of the names of the levels."""
+    level_dirs = sorted(directory.glob("*/"))
+    return [run for level_dir in level_dirs for run in run_folder.runs_in(level_dir)]
 
 
-def list_row(folder: Path) -> ListRow:
-    file = folder / contracts.VERDICT
-    told = decoded(file.read_bytes(), dict[str, Any], str(file), "a verdict")
-    return ListRow(word=str(told.get("verdict", "")), runs=stored_summaries(folder, runs(folder)))
+def list_row(directory: Path) -> ListRow:
+    """Return the row of a validation in a list of results: its stored verdict, and its runs."""
+    file = directory / VERDICT_FILE
+    stored = decoded(file.read_bytes(), dict[str, Any], str(file), "a verdict")
+    summaries = stored_summaries(directory, runs(directory))
+    return ListRow(word=str(stored.get("verdict", "")), runs=summaries)
 
 
-def compare_side(folder: Path) -> Side:
-    """The runs of its level. Raises UserError where it has several: they are other loads."""
-    found = runs(folder)
-    levels = dict.fromkeys(run.parent for run in found)
-    if len(levels) != 1:
-        names = ", ".join(level.name for level in levels) or "none was run"
-        what = f"a validation is one side where it has one level: {names}"
-        raise UserError(
-            "mismatch", what, str(folder), f"name one of them: {next(iter(levels), folder)}"
-        )
-    return of_repeats(folder, found)
+def compare_side(directory: Path) -> Side:
+    """Return the runs of the only level of a validation, as one side of a comparison.
+
+    Raises:
+        UserError: The validation has several levels, which are different loads, or none.
+    """
+    run_dirs = runs(directory)
+    level_dirs = list(dict.fromkeys(run.parent for run in run_dirs))
+    if len(level_dirs) != 1:
+        names = ", ".join(level_dir.name for level_dir in level_dirs) or "none was run"
+        text = f"a validation is one side where it has one level: {names}"
+        example = level_dirs[0] if level_dirs else directory
+        raise UserError("mismatch", text, str(directory), f"name one of them: {example}")
+    return of_repeats(directory, run_dirs)
 
 
-def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
-    before = msgspec.json.decode((folder / contracts.VERDICT).read_bytes())
-    for name, data in contracts.outputs_again(folder, str(before["version"])).items():
+def regenerate(directory: Path) -> Iterator[RegeneratedFile]:
+    """Yield the files about the verdict, made again from the records."""
+    stored = msgspec.json.decode((directory / VERDICT_FILE).read_bytes())
+    regenerated = outputs.regenerate_outputs(directory, str(stored["version"]))
+    for name, data in regenerated.items():
         yield RegeneratedFile(name, data, RECORDS)
 
 

@@ -1,27 +1,30 @@
-"""Predicts how long a load each term of a contract needs for a decision, by runs of a simulated server in virtual time.
+"""Predict how much load each term of a contract needs, with a simulated server.
 
-Each level is run for several times its own length, from an empty server. The records up to each of a row of lengths are
-judged as a run of that length would be; the shortest from which on the term stays decided is what it needs.
+Each level is simulated for several times its planned length, from an empty server. The records up
+to each of a series of lengths are judged as a run of that length would be. A term needs the
+shortest length from which on it stays decided.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection
-from functools import cache
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from loadgen.contracts import level_plan, verdict
-from loadgen.contracts.evaluate import MeasuredLevel, Money
-from loadgen.contracts.schema import Checked, ContractLevel, Planned
-from loadgen.contracts.steady_samples import RecordedRun
+from loadgen.contracts.evaluate import CostFunction
+from loadgen.contracts.judge import judge_levels
+from loadgen.contracts.level_plan import CheckedContract, LevelPlan, with_measured_duration
+from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
+from loadgen.contracts.schema import ContractLevel
 from loadgen.contracts.stored_validation import read_run
-from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, LevelVerdict, NeededLoad
+from loadgen.contracts.terms import NS_PER_S
+from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, NeededLoad, TermVerdict
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, TargetError, codes
 from loadgen.core.execution.plan import Settings
@@ -32,32 +35,52 @@ from loadgen.core.stats.quantiles import Histogram
 from loadgen.sim.record_columns import RecordColumns
 from loadgen.sim.server.options import PHYSICAL
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+MAX_LENGTH_FACTOR = 4.0
+"""The length that is simulated, as a multiple of the planned length of a level."""
 
-LONGEST = 4.0  # times the length of the level: so long is looked ahead
-MOST_REQUESTS = 60_000  # of a level: a simulation of more takes minutes
-STEP = 2**0.25  # between one length and the next: what is needed is known to a fifth
-SHORTEST = 1 / 16  # of the level's length
-JUDGING = 0.5  # of the time to simulate the runs of a level: to judge them at every length
+MAX_REQUESTS = 60_000
+"""Simulated requests of a level: more would take minutes."""
+
+LENGTH_RATIO = 2**0.25
+"""Ratio of one judged length to the next: the needed load is known to a fifth."""
+
+MIN_LENGTH_SHARE = 1 / 16
+"""The shortest judged length as a share of the planned length."""
+
+JUDGING_SHARE = 0.5
+"""Time to judge the runs of a level at every length, as a share of the time to simulate them."""
+
+ReportStep = Callable[[str], None]
+"""Is called with the name of each step of the forecast when the step begins."""
 
 
-class Ahead(NamedTuple):
-    """A run that lasts longer than its level. `rows`: those of `run`, ordered by `began_ns`, so that what a shorter run
-    would have brought is the first of them, in the memory of all.
+def _ignore_step(name: str) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastOptions:
+    """How a forecast is made.
+
+    Attributes:
+        perform: Runs a workload.
+        cost_function: Computes costs. None if there are no prices.
+        seed: The seed of the first run of each level, instead of that of its workload.
+        max_length_factor: The length that is simulated, as a multiple of the planned length. It is
+            less if a level would have more than `MAX_REQUESTS`, but at least 1.
+        report_step: Is called when a step begins. `step_weights` has the expected time of each
+            step.
     """
 
-    run: RecordedRun
-    began_ns: NDArray[np.int64]
-    rows: RecordColumns
+    perform: Execute
+    cost_function: CostFunction | None = None
+    seed: int | None = None
+    max_length_factor: float = MAX_LENGTH_FACTOR
+    report_step: ReportStep = _ignore_step
 
 
-Cut = Callable[[str, float], tuple[RecordedRun, ...]]
-"""The runs of a level as if they had ended after a share of the length that it is planned with."""
-
-
-def on(settings: Settings) -> Settings:
-    """The simulated server to predict with: the preset that `--url sim:PRESET` names, else the default one."""
+def simulated_settings(settings: Settings) -> Settings:
+    """Return settings with a simulated target: the user's preset, else the default."""
     if settings.virtual:
         return settings
     return Settings(
@@ -68,236 +91,299 @@ def on(settings: Settings) -> Settings:
     )
 
 
-def steps(checked: Checked) -> list[float]:
-    """How long each step of `predict` takes beside the others; 0 where it is not known before."""
-    each = [(planned.requests or 0) * _times(planned, LONGEST) for planned in checked.levels]
-    repeats = [planned.level.repeats for planned in checked.levels]
-    simulating = [
-        requests for requests, times in zip(each, repeats, strict=True) for _ in range(times)
-    ]
-    return simulating + [
-        JUDGING * requests * times for requests, times in zip(each, repeats, strict=True)
-    ]
+def step_weights(checked: CheckedContract) -> list[float]:
+    """Return the expected relative time of each step of a forecast. 0 if it is not known before."""
+    simulating = []
+    judging = []
+    for plan in checked.levels:
+        requests_per_run = (plan.requests or 0) * _length_factor(plan, MAX_LENGTH_FACTOR)
+        simulating += [requests_per_run] * plan.level.repeats
+        judging.append(JUDGING_SHARE * requests_per_run * plan.level.repeats)
+    return simulating + judging
 
 
-def predict(
-    checked: Checked,
-    settings: Settings,
-    *,
-    perform: Execute,
-    money: Money | None = None,
-    seed: int | None = None,
-    longest: float = LONGEST,
-    step: Callable[[str], None] = lambda name: None,
+def forecast_levels(
+    checked: CheckedContract, settings: Settings, options: ForecastOptions
 ) -> tuple[LevelForecast, ...]:
-    """The load that each term needs on the simulated server of `settings`, per level of the contract.
-
-    `longest`: so many times the length of a level are simulated, up to MOST_REQUESTS (but never less than the level).
-    `step`: told the name of each of the `steps` that begins.
-    """
-    runs: dict[str, tuple[Ahead, ...]] = {}
-    own: dict[str, float] = {}
-    trouble: dict[str, LevelForecast] = {}
-    for planned in checked.levels:
-        name = planned.level.name
+    """Return the load that each term of a contract needs on a simulated server, for each level."""
+    simulated = SimulatedLevels()
+    failed: dict[str, LevelForecast] = {}
+    for plan in checked.levels:
         try:
-            runs[name] = _simulated(planned, settings, perform, seed, longest, step)
-            own[name] = _own_s(planned, runs[name][0].run)
+            simulated.add(plan, _simulate_level(plan, settings, options))
         except (CombinedError, TargetError) as error:
-            trouble[name] = LevelForecast(
-                name=name,
+            failed[plan.level.name] = LevelForecast(
+                name=plan.level.name,
                 length_s=0,
                 simulated_s=0,
                 terms=(),
-                trouble=str(error),
+                failure_reason=str(error),
                 fault_codes=codes(error),
             )
-
-    @cache  # a level is also what others are compared with
-    def cut(name: str, share: float) -> tuple[RecordedRun, ...]:
-        return tuple(_up_to(run, share * own[name]) for run in runs[name])
-
-    def forecast(planned: Planned) -> LevelForecast:
-        step(f"judging {planned.level.name}")
-        return _forecast(checked, planned, runs, own[planned.level.name], cut, money)
-
-    return tuple(trouble.get(planned.level.name) or forecast(planned) for planned in checked.levels)
-
-
-def _times(planned: Planned, longest: float) -> float:
-    """So many times the length of a level are simulated."""
-    if not planned.requests:
-        return longest
-    return max(1.0, min(longest, MOST_REQUESTS / (planned.requests * planned.level.repeats)))
-
-
-def _simulated(
-    planned: Planned,
-    settings: Settings,
-    perform: Execute,
-    seed: int | None,
-    longest: float,
-    step: Callable[[str], None],
-) -> tuple[Ahead, ...]:
-    """The runs of a level, each several times as long as it is planned."""
-    ahead = _times(planned, longest)
-    workload = planned.workload
-    if planned.duration_ns is not None:
-        workload = level_plan.lasting(workload, round(planned.duration_ns * ahead))
-    found = []
-    # before the first step nothing tells how long it takes but how much there is to do
-    size = (
-        ""
-        if planned.requests is None
-        else f" ({format.counted(round(planned.requests * ahead), 'request')})"
-    )
-    for number in range(planned.level.repeats):
-        run_of_it = f" run {number + 1}" if planned.level.repeats > 1 else ""
-        step(f"simulating {planned.level.name}{run_of_it}{size}")
-        with tempfile.TemporaryDirectory() as folder:
-            own_seed = {} if seed is None else {"seed": seed + number}
-            _, kept = perform(
-                workload.model_copy(update=own_seed), replace(settings, out=Path(folder) / "run")
-            )
-            run = replace(
-                read_run(kept, Path(folder)), folder=f"{planned.level.name}/r{number + 1}"
-            )
-            found.append(_in_order(run))
-    return tuple(found)
-
-
-def _forecast(
-    checked: Checked,
-    planned: Planned,
-    runs: dict[str, tuple[Ahead, ...]],
-    own_s: float,
-    cut: Cut,
-    money: Money | None,
-) -> LevelForecast:
-    """Judges the runs of a level at each length. `own_s`: the length of one run of it as it is planned."""
-    contract, level = checked.contract, planned.level
-    name, repeats = level.name, level.repeats
-    simulated_s = _length_s(runs[name][0].run)
-
-    def judged(length_s: float, open_terms: Collection[int] | None = None) -> LevelVerdict:
-        """The level after this time; `open_terms`: of these of its terms alone."""
-        asked = level if open_terms is None else _only(level, open_terms)
-        others = {term.level for term in (*asked.must, *asked.should) if term.level in runs} | {
-            name
-        }
-        measured = {
-            other: MeasuredLevel(runs=cut(other, length_s / own_s))
-            for other in runs
-            if other in others
-        }
-        return verdict.levels(contract.model_copy(update={"levels": (asked,)}), measured, money)[0]
-
-    lengths = sorted({own_s, *_lengths(own_s, simulated_s)}, reverse=True)
-    at_own, at_last = judged(own_s), judged(lengths[0])
-    needed_s: dict[int, float] = {}
-    open_terms = list(
-        range(len(at_own.terms))
-    )  # decided at every length so far: what is shorter counts for no other
-    for length_s in lengths:
-        if known := {own_s: at_own, lengths[0]: at_last}.get(length_s):
-            now = [known.terms[place] for place in open_terms]
+    forecasts = []
+    for plan in checked.levels:
+        name = plan.level.name
+        if name in failed:
+            forecasts.append(failed[name])
         else:
-            now = list(judged(length_s, open_terms).terms)
-        open_terms = [
-            place
-            for place, term in zip(open_terms, now, strict=True)
-            if term.verdict != INCONCLUSIVE
-        ]
-        if not open_terms:
-            break
-        needed_s |= dict.fromkeys(open_terms, length_s * repeats)
-    terms = []
-    for place, (term, last) in enumerate(zip(at_own.terms, at_last.terms, strict=True)):
-        reason = last.reason if last.verdict == INCONCLUSIVE else ""
-        needed = needed_s.get(place)
-        terms.append(
-            NeededLoad(
-                kind=term.kind, term=term.term, needed_s=needed, outcome=term.verdict, reason=reason
+            options.report_step(f"judging {name}")
+            forecaster = LevelForecaster(checked, plan.level, simulated, options.cost_function)
+            forecasts.append(forecaster.forecast())
+    return tuple(forecasts)
+
+
+# -- simulated runs -------------------------------------------------------------------------------
+
+
+class OrderedRun(NamedTuple):
+    """A run whose records are ordered by the time at which their request or session began.
+
+    What a shorter run would have recorded is then the first part of the records, without a copy of
+    them.
+    """
+
+    run: RecordedRun
+    began_ns: NDArray[np.int64]
+    rows: RecordColumns
+
+    @classmethod
+    def from_run(cls, run: RecordedRun) -> OrderedRun:
+        """Order the records of a run.
+
+        A conversation or task that has begun is part of a run as a whole.
+        """
+        began_ns = run.rows["due_ns"]
+        if run.header.turns > 1:
+            _, session_of_row = np.unique(run.rows["slot"] // run.header.turns, return_inverse=True)
+            session_count = session_of_row.max(initial=-1) + 1
+            first_due_ns = np.full(session_count, np.iinfo(np.int64).max)
+            np.minimum.at(first_due_ns, session_of_row, began_ns)
+            began_ns = first_due_ns[session_of_row]
+        order = np.argsort(began_ns, kind="stable")
+        columns = {name: run.rows[name][order] for name in ROW.names or ()}
+        rows: Any = RecordColumns(len(order), columns)
+        return cls(replace(run, rows=rows), began_ns[order], rows)
+
+    def cut_to(self, length_s: float) -> RecordedRun:
+        """Return the run as if its measured load had ended after this time."""
+        header = self.run.header
+        measured = [number for number, stage in enumerate(header.stages) if stage.measured]
+        start_ns = min((header.stages[number].start_ns for number in measured), default=0)
+        end_ns = start_ns + round(length_s * NS_PER_S)
+        count = int(np.searchsorted(self.began_ns, end_ns))
+        rows: Any = self.rows.part(slice(count))
+        stages = tuple(
+            replace(
+                stage,
+                slots=int((rows["stage"] == number).sum()),
+                end_ns=None if stage.end_ns is None else min(stage.end_ns, end_ns),
             )
+            for number, stage in enumerate(header.stages)
         )
-    return LevelForecast(
-        name=name,
-        length_s=own_s * repeats,
-        simulated_s=simulated_s * repeats,
-        terms=tuple(terms),
-        trouble="",
-    )
+        header = replace(header, stages=stages)
+        # The gaps are not recorded per request, so those of the whole run stand for the shorter
+        # one.
+        first_measured = measured[0] if measured else 0
+        gaps = [
+            self.run.gaps if number == first_measured else Histogram()
+            for number in range(len(stages))
+        ]
+        summary = summarize(header, rows, gaps, explained=False)
+        return replace(self.run, header=header, rows=rows, summary=summary)
 
 
-def _only(level: ContractLevel, places: Collection[int]) -> ContractLevel:
-    """The level with some of its terms, by their places among all."""
-    must, should = (
-        tuple(term for place, term in enumerate(terms, first) if place in places)
-        for first, terms in ((0, level.must), (len(level.must), level.should))
-    )
-    return level.model_copy(update={"must": must, "should": should})
+def _length_factor(plan: LevelPlan, max_factor: float) -> float:
+    """Return the length that is simulated as a multiple of the planned length of a level."""
+    if not plan.requests:
+        return max_factor
+    return max(1.0, min(max_factor, MAX_REQUESTS / (plan.requests * plan.level.repeats)))
 
 
-def _own_s(planned: Planned, run: RecordedRun) -> float:
-    """The length of one run of a level as it is planned."""
-    simulated_s = _length_s(run)
-    return (
-        simulated_s if planned.duration_ns is None else min(planned.duration_ns / 1e9, simulated_s)
-    )
+def _simulate_level(
+    plan: LevelPlan, settings: Settings, options: ForecastOptions
+) -> tuple[OrderedRun, ...]:
+    """Return the runs of a level, each several times as long as planned."""
+    factor = _length_factor(plan, options.max_length_factor)
+    level = plan.level
+    workload = plan.workload
+    if plan.duration_ns is not None:
+        workload = with_measured_duration(workload, round(plan.duration_ns * factor))
+    # The size of the first step is all that shows how long the forecast takes.
+    size = ""
+    if plan.requests is not None:
+        size = f" ({format.counted(round(plan.requests * factor), 'request')})"
+    runs = []
+    for number in range(level.repeats):
+        run_label = f" run {number + 1}" if level.repeats > 1 else ""
+        options.report_step(f"simulating {level.name}{run_label}{size}")
+        seeded = workload
+        if options.seed is not None:
+            seeded = workload.model_copy(update={"seed": options.seed + number})
+        with tempfile.TemporaryDirectory() as directory:
+            run_settings = replace(settings, out=Path(directory) / "run")
+            _, run_dir = options.perform(seeded, run_settings)
+            run = replace(read_run(run_dir, Path(directory)), folder=f"{level.name}/r{number + 1}")
+            runs.append(OrderedRun.from_run(run))
+    return tuple(runs)
 
 
-def _lengths(own_s: float, simulated_s: float) -> list[float]:
-    steps = np.arange(
-        np.ceil(np.log(SHORTEST) / np.log(STEP)), np.log(simulated_s / own_s) / np.log(STEP) + 1e-9
-    )
-    return [float(own_s * STEP**step) for step in steps if step]
-
-
-def _length_s(run: RecordedRun) -> float:
-    """How long the measured load of a run was."""
-    due = run.columns()["due_ns"]
-    planned = [
-        (stage.end_ns - stage.start_ns) / 1e9
+def measured_length_s(run: RecordedRun) -> float:
+    """Return how long the measured load of a run was, in seconds."""
+    planned_ns = [
+        stage.end_ns - stage.start_ns
         for stage in run.header.stages
         if stage.measured and stage.end_ns is not None
     ]
-    return sum(planned) if planned else float(due.max() - due.min()) / 1e9
+    if planned_ns:
+        return sum(length_ns / NS_PER_S for length_ns in planned_ns)
+    due_ns = run.columns()["due_ns"]
+    return float(due_ns.max() - due_ns.min()) / NS_PER_S
 
 
-def _in_order(run: RecordedRun) -> Ahead:
-    """The run, with its rows in the order in which what they belong to began."""
-    began_ns = run.rows["due_ns"]
-    if run.header.turns > 1:  # a conversation or task that has begun goes on
-        _, of_row = np.unique(run.rows["slot"] // run.header.turns, return_inverse=True)
-        first_ns = np.full(of_row.max(initial=-1) + 1, np.iinfo(np.int64).max)
-        np.minimum.at(first_ns, of_row, began_ns)
-        began_ns = first_ns[of_row]
-    order = np.argsort(began_ns, kind="stable")
-    rows: Any = RecordColumns(len(order), {name: run.rows[name][order] for name in ROW.names or ()})
-    return Ahead(replace(run, rows=rows), began_ns[order], rows)
+@dataclass
+class SimulatedLevels:
+    """The simulated runs of the levels of a contract, and the same runs cut to shorter lengths."""
+
+    runs: dict[str, tuple[OrderedRun, ...]] = field(default_factory=dict)
+    planned_s: dict[str, float] = field(default_factory=dict)
+    cut_runs: dict[tuple[str, float], tuple[RecordedRun, ...]] = field(default_factory=dict)
+
+    def add(self, plan: LevelPlan, runs: tuple[OrderedRun, ...]) -> None:
+        """Add the runs of a level."""
+        name = plan.level.name
+        self.runs[name] = runs
+        self.planned_s[name] = self.simulated_s(name)
+        if plan.duration_ns is not None:
+            self.planned_s[name] = min(plan.duration_ns / NS_PER_S, self.simulated_s(name))
+
+    def simulated_s(self, level: str) -> float:
+        """Return the length of one simulated run of a level."""
+        return measured_length_s(self.runs[level][0].run)
+
+    def cut(self, level: str, length_share: float) -> tuple[RecordedRun, ...]:
+        """Return the runs of a level as if they had ended after a share of their planned length.
+
+        The result is kept, because several levels may be compared with the same one.
+        """
+        key = (level, length_share)
+        if key not in self.cut_runs:
+            length_s = length_share * self.planned_s[level]
+            self.cut_runs[key] = tuple(run.cut_to(length_s) for run in self.runs[level])
+        return self.cut_runs[key]
 
 
-def _up_to(ahead: Ahead, length_s: float) -> RecordedRun:
-    """The run as if its measured load had ended after this time."""
-    run = ahead.run
-    start_ns = min((stage.start_ns for stage in run.header.stages if stage.measured), default=0)
-    count = int(np.searchsorted(ahead.began_ns, start_ns + round(length_s * 1e9)))
-    rows: Any = ahead.rows.part(slice(count))
-    stages = tuple(
-        msgspec.structs.replace(
-            stage,
-            slots=int((rows["stage"] == number).sum()),
-            end_ns=None
-            if stage.end_ns is None
-            else min(stage.end_ns, start_ns + round(length_s * 1e9)),
+# -- the forecast of a level ----------------------------------------------------------------------
+
+
+class LevelForecaster:
+    """Finds the load that each term of a level needs."""
+
+    def __init__(
+        self,
+        checked: CheckedContract,
+        level: ContractLevel,
+        simulated: SimulatedLevels,
+        cost_function: CostFunction | None,
+    ) -> None:
+        """Create a forecaster for a level of a contract whose levels were simulated."""
+        self.contract = checked.contract
+        self.level = level
+        self.simulated = simulated
+        self.cost_function = cost_function
+        self.planned_s = simulated.planned_s[level.name]
+        self.simulated_s = simulated.simulated_s(level.name)
+
+    def forecast(self) -> LevelForecast:
+        """Return the load that each term of the level needs."""
+        lengths_s = sorted({self.planned_s, *candidate_lengths(self.planned_s, self.simulated_s)})
+        at_planned = self.judge_after(self.planned_s)
+        at_longest = self.judge_after(lengths_s[-1])
+        known = {self.planned_s: at_planned, lengths_s[-1]: at_longest}
+        needed_s = self._find_needed_lengths(lengths_s, known)
+        repeats = self.level.repeats
+        terms = []
+        for index, (planned, longest) in enumerate(zip(at_planned, at_longest, strict=True)):
+            terms.append(
+                NeededLoad(
+                    requirement=planned.requirement,
+                    term=planned.term,
+                    needed_s=needed_s[index] * repeats if index in needed_s else None,
+                    outcome=planned.verdict,
+                    reason=longest.reason if longest.verdict == INCONCLUSIVE else "",
+                )
+            )
+        return LevelForecast(
+            name=self.level.name,
+            length_s=self.planned_s * repeats,
+            simulated_s=self.simulated_s * repeats,
+            terms=tuple(terms),
         )
-        for number, stage in enumerate(run.header.stages)
+
+    def _find_needed_lengths(
+        self,
+        lengths_s: Sequence[float],
+        known: dict[float, tuple[TermVerdict, ...]],
+    ) -> dict[int, float]:
+        """Return the shortest length of a run from which on each term stays decided.
+
+        The lengths are judged from the longest down. A term that is undecided at one length is not
+        judged at shorter ones.
+
+        Args:
+            lengths_s: The lengths, in ascending order.
+            known: Length -> the verdicts on all terms, for lengths that were already judged.
+        """
+        needed_s: dict[int, float] = {}
+        decided = list(range(len(known[self.planned_s])))
+        for length_s in reversed(lengths_s):
+            if length_s in known:
+                verdicts = [known[length_s][index] for index in decided]
+            else:
+                verdicts = list(self.judge_after(length_s, decided))
+            decided = [
+                index
+                for index, verdict in zip(decided, verdicts, strict=True)
+                if verdict.is_decided
+            ]
+            if not decided:
+                break
+            needed_s.update(dict.fromkeys(decided, length_s))
+        return needed_s
+
+    def judge_after(
+        self, length_s: float, term_indices: Collection[int] | None = None
+    ) -> tuple[TermVerdict, ...]:
+        """Return the verdicts on the terms, or on some of them, after this length of each run."""
+        level = self.level
+        if term_indices is not None:
+            level = _with_terms(level, term_indices)
+        compared = {term.level for _, term in level.terms_by_requirement()}
+        measured = {
+            name: MeasuredLevel(runs=self.simulated.cut(name, length_s / self.planned_s))
+            for name in self.simulated.runs
+            if name == level.name or name in compared
+        }
+        contract = self.contract.model_copy(update={"levels": (level,)})
+        (verdict,) = judge_levels(contract, measured, self.cost_function)
+        return verdict.terms
+
+
+def _with_terms(level: ContractLevel, indices: Collection[int]) -> ContractLevel:
+    """Return the level with some of its terms, given by their index among all of them."""
+    terms = level.terms_by_requirement()
+    chosen = [terms[index] for index in sorted(indices)]
+    return level.model_copy(
+        update={
+            "must": tuple(term for requirement, term in chosen if requirement == "must"),
+            "should": tuple(term for requirement, term in chosen if requirement == "should"),
+        }
     )
-    header = msgspec.structs.replace(run.header, stages=stages)
-    first = next((number for number, stage in enumerate(stages) if stage.measured), 0)
-    gaps = [
-        run.gaps if number == first else Histogram() for number in range(len(stages))
-    ]  # of the whole run
-    return replace(
-        run, header=header, rows=rows, summary=summarize(header, rows, gaps, explained=False)
-    )
+
+
+def candidate_lengths(planned_s: float, simulated_s: float) -> list[float]:
+    """Return the lengths of a run that are judged besides its planned length, in seconds."""
+    first_step = np.ceil(np.log(MIN_LENGTH_SHARE) / np.log(LENGTH_RATIO))
+    last_step = np.log(simulated_s / planned_s) / np.log(LENGTH_RATIO)
+    rounding = 1e-9
+    steps = np.arange(first_step, last_step + rounding)
+    return [float(planned_s * LENGTH_RATIO**step) for step in steps if step]

@@ -1,7 +1,8 @@
-"""Quantiles, shares and their ratios estimated from samples, with the interval to compare a limit with.
+"""Estimate quantiles and shares, with confidence intervals that hold for correlated samples.
 
-Pure. The formulas are those of `core.stats.intervals` (effective sample size, Wilson's interval). This module maps them
-to the ordered values of the sample. A bound is infinite where the sample has none.
+Requests that are served at the same time fare alike, so the values of a load are correlated in
+time. The intervals here use the effective sample size instead of the number of values. This module
+is pure.
 """
 
 from __future__ import annotations
@@ -16,132 +17,157 @@ from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import element, index
 
-LEAST_WORTH = 20  # effective sample size below which the range of the sample is its interval
-OUTLYING = 5.0  # standard deviations by which a batch of time is another state of the server
-Series = Sequence[NDArray[np.float64]]  # one array per run, in order of time
+MIN_EFFECTIVE_SIZE = 20
+"""Effective sample size below which the interval of a quantile is the range of the sample."""
+
+OUTLIER_DEVIATIONS = 5.0
+"""Standard deviations from the other batches at which a batch of time shows another state of the
+server.
+"""
+
+MAD_TO_STANDARD_DEVIATION = 1.4826
+"""Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
+
+MAX_EXPONENT = 700.0
+"""Largest argument of `math.exp` that is used: exp(710) overflows a float."""
+
+RunSeries = Sequence[NDArray[np.float64]]
+"""One array of values per run, in order of time."""
 
 
-def worth(marks: Series, level: float = intervals.LEVEL) -> float:
-    """The effective sample size of 0/1 marks: how many independent marks would show the mean with the same certainty.
+def effective_sample_size(marks: RunSeries, confidence: float = intervals.LEVEL) -> float:
+    """Return how many independent 0/1 marks would estimate the mean of these marks as precisely.
 
-    `marks`: one array per run, in order of time. The result is at most the number of marks. The variance of the batch
-    means, divided by the variance that independent marks would have, is the size of the clusters in which the rarer
-    mark comes. The excess of this size over 1 is itself an estimate from a few clusters. So it is increased for
-    Student's t of the batches, and by (k + 1) / k, where k is the number of batches with a rarer mark, since sum(m^2) /
-    sum(m) of k exponential sizes is k / (k + 1) of the true value. One bad minute does not say how long bad minutes
-    are.
+    Marks that come in clusters, such as the slow requests of one bad minute, are worth fewer than
+    their number. The size of the clusters is the variance of the batch means divided by the
+    variance of independent marks. The excess of this size over 1 is itself estimated from few
+    clusters, so it is increased in two ways: by Student's t for the number of batches, and by (k +
+    1) / k, where k is the number of batches with a rare mark. (For k clusters of exponential size
+    m, sum(m^2) / sum(m) is on average k / (k + 1) of the true value.) One bad minute does not show
+    how long bad minutes are.
+
+    Args:
+        marks: An array of 0 and 1 per run, in order of time.
+        confidence: The confidence of the interval in which the result is used.
+
+    Returns:
+        A number between 0 and the number of marks.
     """
-    n = sum(map(len, marks))
-    p = float(np.concatenate(marks).mean())
-    if p in (0.0, 1.0):
-        return float(n)
+    mark_count = sum(map(len, marks))
+    mean = float(np.concatenate(marks).mean())
+    if mean in (0.0, 1.0):
+        return float(mark_count)
     runs = [run for run in marks if len(run)]
     if min(map(len, runs)) < 2:
         return 0.0
-    run_intervals = [intervals.batch_means(run, level=level) for run in runs]
-    error = math.hypot(
-        *(
-            len(run) / n * run_interval.error
-            for run, run_interval in zip(runs, run_intervals, strict=True)
-        )
-    )
-    cluster_size = max(1.0, error**2 * n / (p * (1 - p)))
-    batches_hit = sum(_batches_with(run, 1.0 if p <= 0.5 else 0.0) for run in runs)
-    t = intervals.t_quantile(
-        0.5 + level / 2, sum(run_interval.count - 1 for run_interval in run_intervals)
-    )
-    return n / (
-        1
-        + (cluster_size - 1)
-        * (1 + 1 / max(batches_hit, 1))
-        * (t / intervals.z_quantile(level)) ** 2
-    )
+    run_intervals = [intervals.batch_means(run, level=confidence) for run in runs]
+    weighted_errors = [
+        len(run) / mark_count * run_interval.error
+        for run, run_interval in zip(runs, run_intervals, strict=True)
+    ]
+    standard_error = math.hypot(*weighted_errors)
+    cluster_size = max(1.0, standard_error**2 * mark_count / (mean * (1 - mean)))
+    rare_mark = 1.0 if mean <= 0.5 else 0.0
+    batches_hit = sum(_count_batches_with(run, rare_mark) for run in runs)
+    degrees_of_freedom = sum(run_interval.count - 1 for run_interval in run_intervals)
+    t = intervals.t_quantile(0.5 + confidence / 2, degrees_of_freedom)
+    t_to_normal = t / intervals.z_quantile(confidence)
+    excess = (cluster_size - 1) * (1 + 1 / max(batches_hit, 1)) * t_to_normal**2
+    return mark_count / (1 + excess)
 
 
-def _batches_with(marks: NDArray[np.float64], wanted: float) -> int:
-    """The number of batches that hold a wanted mark."""
-    batches = np.arange(len(marks)) * min(intervals.BATCHES, len(marks)) // len(marks)
-    return len(np.unique(batches[marks == wanted]))
+def _count_batches_with(marks: NDArray[np.float64], mark: float) -> int:
+    """Return the number of batches of one run that contain a mark of this value."""
+    batch_count = min(intervals.BATCHES, len(marks))
+    batch_numbers = np.arange(len(marks)) * batch_count // len(marks)
+    return len(np.unique(batch_numbers[marks == mark]))
 
 
-def share(marks: Series, confidence: float) -> Interval:
-    """The share of 1 among 0/1 marks, with Wilson's interval at the effective sample size."""
-    p = float(np.concatenate(marks).mean())
-    return Interval(p, *intervals.wilson(p, worth(marks, confidence), confidence), confidence)
+def estimate_share(marks: RunSeries, confidence: float) -> Interval:
+    """Return the share of 1 among 0/1 marks, with its confidence interval (Wilson 1927)."""
+    share = float(np.concatenate(marks).mean())
+    effective_size = effective_sample_size(marks, confidence)
+    low, high = intervals.wilson(share, effective_size, confidence)
+    return Interval(share, low, high, confidence)
 
 
-def above(values: Series, p: float) -> list[NDArray[np.float64]]:
-    """Marks of the values: 1 for each value above the p quantile of the whole sample, else 0."""
-    quantile_value = element(np.concatenate(values), p)
-    return [(run > quantile_value).astype(np.float64) for run in values]
+def quantile_sample_size(values: RunSeries, p: float, confidence: float) -> float:
+    """Return the effective sample size of values for the estimate of their p quantile."""
+    quantile = element(np.concatenate(values), p)
+    marks_above = [(run > quantile).astype(np.float64) for run in values]
+    return effective_sample_size(marks_above, confidence)
 
 
-def known(values: Series, p: float, confidence: float) -> float:
-    """The effective sample size for a quantile: the number of independent values that would be as certain."""
-    return worth(above(values, p), confidence)
+def estimate_quantile(values: RunSeries, p: float, confidence: float) -> Interval:
+    """Return the p quantile of values with its confidence interval (Woodruff 1952).
 
-
-def quantile(values: Series, p: float, confidence: float) -> Interval:
-    """The quantile `sorted[floor(n * p)]` with its interval (Woodruff 1952).
-
-    The bounds are the sample's own values at the ends of Wilson's interval around p. Values may be infinite (failed
-    requests). A bound is infinite where the interval reaches past the sample. It is also infinite where the effective
-    sample size is so small that all values could lie on one side of the quantile: then the extreme of the sample is no
-    bound. A sample with an effective size below LEAST_WORTH shows no more than its own range.
+    The ends of the interval are the values of the sample at the ends of Wilson's interval around
+    p. An end is infinite where that interval reaches past the sample, or where the effective
+    sample size is so small that all values could lie on one side of the quantile. Values may be
+    infinite (failed requests).
     """
     ordered = np.sort(np.concatenate(values))
-    n = len(ordered)
-    worth = known(values, p, confidence)
-    if worth < LEAST_WORTH:
-        worth, first, last = LEAST_WORTH, 0, n - 1
+    count = len(ordered)
+    low = -math.inf
+    high = math.inf
+    effective_size = quantile_sample_size(values, p, confidence)
+    if effective_size < MIN_EFFECTIVE_SIZE:
+        # Such a sample shows no more than its own range.
+        effective_size = MIN_EFFECTIVE_SIZE
+        low = float(ordered[0])
+        high = float(ordered[-1])
     else:
-        low, high = intervals.wilson(p, worth, confidence)
-        first, last = math.floor(n * low) or -1, math.ceil(n * high)
-    return Interval(
-        float(ordered[index(n, p)]),
-        float(ordered[first])
-        if first >= 0 and worth >= intervals.unseen(1 - p, confidence)
-        else -math.inf,
-        float(ordered[last]) if last < n and worth >= intervals.unseen(p, confidence) else math.inf,
-        confidence,
-    )
+        low_share, high_share = intervals.wilson(p, effective_size, confidence)
+        low_index = math.floor(count * low_share)
+        high_index = math.ceil(count * high_share)
+        if low_index > 0:
+            low = float(ordered[low_index])
+        if high_index < count:
+            high = float(ordered[high_index])
+    if effective_size < intervals.unseen(1 - p, confidence):
+        low = -math.inf
+    if effective_size < intervals.unseen(p, confidence):
+        high = math.inf
+    return Interval(float(ordered[index(count, p)]), low, high, confidence)
 
 
-def tolerance(values: Series, p: float, confidence: float) -> float:
-    """An upper bound for a quantile whose tail comes from a few intervals of time, through slow fluctuations and not a
-    queue.
+def tolerance_limit(values: RunSeries, p: float, confidence: float) -> float:
+    """Return an upper limit for a quantile whose tail comes from a few batches of time.
 
-    The share p of batches like these stays below it, if the logarithms of their own quantiles are normally distributed.
-    It is at least the worst of them: of a server that switches between two speeds the logarithms are not normal.
+    This is for values that fluctuate slowly without queueing. The share p of such batches stays
+    below the limit if the logarithms of their p quantiles are normally distributed. The limit is
+    at least the worst batch: the logarithms are not normal for a server that switches between two
+    speeds.
     """
     batch_quantiles = _batch_quantiles(values, p)
-    limit = math.exp(
-        min(intervals.tolerance(np.log(np.maximum(batch_quantiles, 1.0)), p, confidence), 700.0)
-    )
+    log_quantiles = np.log(np.maximum(batch_quantiles, 1.0))
+    log_limit = intervals.tolerance(log_quantiles, p, confidence)
+    limit = math.exp(min(log_limit, MAX_EXPONENT))
     finite = batch_quantiles[np.isfinite(batch_quantiles)]
     return max(limit, float(finite.max(initial=0.0)))
 
 
-def _batch_quantiles(values: Series, p: float) -> NDArray[np.float64]:
-    batches = [
-        batch for run in values for batch in np.array_split(run, intervals.BATCHES) if len(batch)
-    ]
-    return np.array([element(batch, p) for batch in batches])
+def _batch_quantiles(values: RunSeries, p: float) -> NDArray[np.float64]:
+    """Return the p quantile of each batch of time of all runs."""
+    batches = [batch for run in values for batch in np.array_split(run, intervals.BATCHES)]
+    return np.array([element(batch, p) for batch in batches if len(batch)])
 
 
-def other_state(values: Series, p: float) -> float:
-    """The highest quantile of a batch of time, where it is far off those of the other batches; else 0.
+def outlying_batch_quantile(values: RunSeries, p: float) -> float:
+    """Return the highest p quantile of a batch if it is far above the others, else 0.
 
-    Such a batch met another state of the server, once. How often it comes back is known only by its count, so it may
-    hold more than the share 1 - p, however many requests there are. Far: OUTLYING times the spread, by medians.
+    Such a batch met another state of the server, once. How often this state comes back is not
+    known, so it may affect more than the share 1 - p of the requests, however many requests there
+    are.
     """
-    logs = np.log(np.maximum(_batch_quantiles(values, p), 1.0))
-    finite = logs[np.isfinite(logs)]
-    if len(finite) < LEAST_WORTH or len(finite) < len(logs):
+    log_quantiles = np.log(np.maximum(_batch_quantiles(values, p), 1.0))
+    finite = log_quantiles[np.isfinite(log_quantiles)]
+    if len(finite) < MIN_EFFECTIVE_SIZE or len(finite) < len(log_quantiles):
         return 0.0
-    middle = float(np.median(finite))
-    spread = (
-        float(np.median(np.abs(finite - middle))) * 1.4826
-    )  # the standard deviation, if they are normal
-    worst = float(finite.max())
-    return math.exp(worst) if worst - middle > OUTLYING * spread else 0.0
+    median = float(np.median(finite))
+    median_deviation = float(np.median(np.abs(finite - median)))
+    standard_deviation = median_deviation * MAD_TO_STANDARD_DEVIATION
+    highest = float(finite.max())
+    if highest - median <= OUTLIER_DEVIATIONS * standard_deviation:
+        return 0.0
+    return math.exp(highest)

@@ -1,9 +1,12 @@
-"""Runs a contract: preflight, load runs, verdict. Everything goes into one folder, with the hash of every file.
+"""Run a contract: checks before the first request, load runs, verdict.
 
-IO. The folder holds `contract.yaml` (and `contract.resolved.yaml`), `prices.yaml` if it names one, `doctor.json`,
-`target.json`, a folder per level with its runs, `repeats.json` where a level has several, `verdict.json`,
-`verdict.html`, `junit.xml`, and `SHA256SUMS` in the format of `sha256sum -c`.
-`stored_validation.again` recomputes the verdict from the records; `extend` adds runs to a stored validation.
+Or add runs to a stored validation.
+
+Everything goes into one directory, with the checksum of every file: `contract.yaml` (and
+`contract.resolved.yaml`), `prices.yaml` if the contract names one, `doctor.json`, `target.json`, a
+directory per level with its runs, `repeats.json` if a level has several runs, `verdict.json`,
+`verdict.html`, `junit.xml`, and `SHA256SUMS` in the format of `sha256sum -c`. `outputs.py` writes
+the files about the verdict; `stored_validation.py` reads the directory.
 """
 
 from __future__ import annotations
@@ -12,348 +15,443 @@ import datetime
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
-from loadgen.contracts import answer_scoring, level_plan, sections, stored_validation, verdict
-from loadgen.contracts.schema import AnswerCheck, Checked, Contract, ContractLevel, Planned
-from loadgen.contracts.sections import Measured, cases
-from loadgen.contracts.stored_validation import CONTRACT, PLACE, PRICES, RESOLVED, ValidationFacts
-from loadgen.contracts.verdict import LevelVerdict, Validation
-from loadgen.core import format, run_folder
+from loadgen.contracts import answer_scoring, level_plan, stored_validation
+from loadgen.contracts.answer_scoring import AnswerEndpoints
+from loadgen.contracts.level_plan import CheckedContract, LevelPlan
+from loadgen.contracts.outputs import DOCTOR_FILE, write_outputs
+from loadgen.contracts.schema import ANSWERS_LEVEL, AnswerCheck, Contract, ContractLevel
+from loadgen.contracts.stored_validation import (
+    CONTRACT_FILE,
+    PRICES_FILE,
+    RESOLVED_FILE,
+    ValidationFacts,
+)
+from loadgen.contracts.verdict import FAIL, PASS, LevelVerdict, Validation
+from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserError, codes
 from loadgen.core.execution.folder_names import alone, run_id
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
-from loadgen.core.metrics.summary import NamedSummary, Summary
-from loadgen.core.results import checksums, store
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results import checksums
 from loadgen.core.workload import with_unique_prompts
 from loadgen.doctor.target_checks import FAULT, WARNING, Finding
-from loadgen.render import html, junit
 from loadgen.render import text as as_text
-from loadgen.render.section import Report
-from loadgen.repeated import repeats
-from loadgen.repeated.repeats import RepeatSummary, Repetition
+from loadgen.repeated.repeats import Repetition
 from loadgen.runs.repetition import pause, seeded
 
 if TYPE_CHECKING:
     from loadgen.core.workload import Workload
 
-DOCTOR, VERDICT, PAGE, JUNIT = "doctor.json", "verdict.json", "verdict.html", "junit.xml"
 
+@dataclass(frozen=True, kw_only=True)
+class ValidationOptions:
+    """How the runs of a validation are made.
 
-def run(
-    checked: Checked,
-    settings: Settings,
-    out: Path | None,
-    *,
-    perform: Execute,
-    say: Callable[[str], None],
-    seed: int | None = None,
-    salt: str | None = None,
-    repetition: Repetition | None = None,
-    other: Settings | None = None,
-    wait: Callable[[float], None] = time.sleep,
-) -> tuple[Validation, Path]:
-    """Run a checked contract and judge it; returns the verdict and the folder. `say` gets lines of progress.
-
-    `seed`, `salt`: of all its prompts, in the place of those in the workload files. `repetition`: how often each level
-    is run, and with what pause, instead of what the contract says; a level's `apart` is the least pause. `other`: the
-    endpoint that answers are compared with. The prompts of `answers` are asked after all loads.
-
-    A level that could not be run makes its terms INCONCLUSIVE, with the reason.
-
-    Raises UserError for a folder that is in use.
+    Attributes:
+        perform: Runs a workload and returns its summary and its directory.
+        say: Shows a line of progress.
+        seed: The seed of all runs, instead of those in the workload files.
+        salt: The salt of all prompts, instead of those in the workload files.
+        repetition: How often each level is run and with what pause, instead of what the contract
+            says. The `apart` of a level remains the least pause.
+        wait: Waits for a number of seconds.
     """
-    folder = _folder(out, checked.contract.name)
-    with alone(folder):
-        _folder(folder, checked.contract.name)  # nobody was quicker
-        runs = partial(
-            _runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait
-        )
-        return _carry_out(checked, settings, folder, say, repetition, other, runs), folder
+
+    perform: Execute
+    say: Callable[[str], None]
+    seed: int | None = None
+    salt: str | None = None
+    repetition: Repetition | None = None
+    wait: Callable[[float], None] = time.sleep
+
+    def repetition_of(self, level: ContractLevel) -> Repetition:
+        """Return how often a level is run, with at least the pause that the contract requires."""
+        repetition = self.repetition or Repetition(count=level.repeats)
+        return replace(repetition, pause_ns=max(repetition.pause_ns, level.apart_ns or 0))
 
 
-class _Trouble(NamedTuple):
-    """Why a level could not be run: in words, and the codes of the faults behind it."""
+class Failure(NamedTuple):
+    """Why a level could not be run: a sentence, and the codes of the errors behind it."""
 
-    words: str
+    reason: str
     codes: tuple[str, ...] = ()
 
+    @classmethod
+    def from_error(cls, context: str, error: LoadgenError | CombinedError) -> Failure:
+        """Return the failure for an error that was raised."""
+        errors = error.faults if isinstance(error, CombinedError) else (error,)
+        return cls(f"{context}: {'; '.join(one.what for one in errors)}", codes(error))
 
-_BROKEN_OFF = _Trouble("the user broke it off")
-
-
-def _of_faults(what: str, raised: LoadgenError | CombinedError) -> _Trouble:
-    faults = raised.faults if isinstance(raised, CombinedError) else (raised,)
-    return _Trouble(f"{what}: {'; '.join(fault.what for fault in faults)}", codes(raised))
-
-
-def _of_findings(faults: Sequence[Finding]) -> _Trouble | None:
-    if not faults:
-        return None
-    found = "; ".join(f"{finding.check}: {finding.found}" for finding in faults)
-    return _Trouble(
-        f"the target cannot be used: {found}",
-        tuple(finding.code or "failed_check" for finding in faults),
-    )
-
-
-def _carry_out(
-    checked: Checked,
-    settings: Settings,
-    folder: Path,
-    say: Callable[[str], None],
-    repetition: Repetition | None,
-    other: Settings | None,
-    runs: Callable[[Planned, Repetition, Settings], tuple[list[Summary], bool, _Trouble | None]],
-) -> Validation:
-    started = _now()
-    (folder / CONTRACT).write_text(checked.text, encoding="utf-8")
-    if checked.resolved:
-        (folder / RESOLVED).write_text(checked.resolved, encoding="utf-8")
-    if checked.contract.prices:
-        (folder / PRICES).write_bytes((checked.folder / checked.contract.prices).read_bytes())
-    say(f"folder: {folder}")
-    settings = with_gpus(settings, checked.contract.gpus)
-    findings = _preflight(settings, folder, say)
-    unusable = _of_findings([finding for finding in findings if finding.state == FAULT])
-    trouble: dict[str, _Trouble] = {}
-    interrupted = False
-    for planned in checked.levels:
-        name = planned.level.name
-        if unusable or interrupted:
-            trouble[name] = unusable or _BROKEN_OFF
-            continue
-        how = _repetition(planned.level, repetition)
-        summaries, interrupted, problem = runs(planned, how, settings)
-        if problem:
-            trouble[name] = problem
-        elif interrupted and not how.is_complete(summaries):
-            trouble[name] = _Trouble(
-                f"the user broke it off after {len(summaries)} of {how.description} runs"
-            )
-    if checked.contract.answers is not None:
-        problem = unusable or _BROKEN_OFF
-        if not unusable and not interrupted:
-            say(f"answers: the prompts of {checked.contract.answers.dataset}")
-            interrupted, problem = _answers(
-                checked, checked.contract.answers, settings, other, folder
-            )
-        if problem:
-            trouble[answer_scoring.FOLDER] = problem
-    facts = ValidationFacts(
-        target=settings.shown,
-        started=started,
-        ended=_now(),
-        interrupted=interrupted,
-        trouble={level: one.words for level, one in trouble.items()},
-        fault_codes={level: one.codes for level, one in trouble.items() if one.codes},
-        preflight=_warnings(findings),
-        metadata=dict(settings.metadata),
-        findings=tuple(findings),
-        shortened={
-            planned.level.name: words
-            for planned in checked.levels
-            if (words := level_plan.shortened_words(planned))
-        },
-    )
-    return _judge_and_write(folder, checked.contract, facts)
-
-
-def _answers(
-    checked: Checked, asked: AnswerCheck, settings: Settings, other: Settings | None, folder: Path
-) -> tuple[bool, _Trouble | None]:
-    """Ask the prompts. Returns whether the user broke it off, and why it could not be done (None when it was done)."""
-    try:
-        out, level = folder / answer_scoring.FOLDER, checked.contract.confidence
-        answer_scoring.carry_out(asked, checked.folder / asked.dataset, settings, other, out, level)
-    except KeyboardInterrupt:
-        return True, _BROKEN_OFF
-    except (LoadgenError, CombinedError) as raised:
-        return False, _of_faults("the prompts could not be asked", raised)
-    return False, None
-
-
-def _runs_of_level(
-    folder: Path,
-    planned: Planned,
-    how: Repetition,
-    settings: Settings,
-    *,
-    perform: Execute,
-    say: Callable[[str], None],
-    seed: int | None,
-    salt: str | None,
-    wait: Callable[[float], None],
-    before: int = 0,
-) -> tuple[list[Summary], bool, _Trouble | None]:
-    """The runs of a level, after the `before` that there are: their summaries, whether the user broke them off, and why
-    one could not be done (None when all could).
-    """
-    name = planned.level.name
-    summaries: list[Summary] = []
-    while not how.is_complete(summaries):
-        repeat = before + len(summaries) + 1
-        if repeat > 1 and not pause(
-            how, f"{name}, run {repeat}", virtual=settings.virtual, say=say, wait=wait
-        ):
-            return summaries, True, None
-        say(
-            f"level {name}, run {repeat} of {how.description if not before else f'{before} + {how.words}'}"
+    @classmethod
+    def from_findings(cls, findings: Sequence[Finding]) -> Failure:
+        """Return the failure for checks of the target that failed."""
+        reasons = "; ".join(f"{finding.check}: {finding.found}" for finding in findings)
+        return cls(
+            f"the target cannot be used: {reasons}",
+            tuple(finding.code or "failed_check" for finding in findings),
         )
+
+
+INTERRUPTED = Failure("the user broke it off")
+
+
+class LevelRuns(NamedTuple):
+    """The result of running a level: summaries, interruption and failure."""
+
+    summaries: list[Summary]
+    is_interrupted: bool = False
+    failure: Failure | None = None
+
+    @property
+    def finished_count(self) -> int:
+        """The number of runs that were not interrupted."""
+        return sum(summary.run.state != "interrupted" for summary in self.summaries)
+
+
+# -- a new validation -----------------------------------------------------------------------------
+
+
+def run_validation(
+    checked: CheckedContract,
+    settings: Settings,
+    output_dir: Path | None,
+    options: ValidationOptions,
+    other_endpoint: Settings | None = None,
+) -> tuple[Validation, Path]:
+    """Run a contract, judge it, and return the verdict and the directory of the results.
+
+    A level that could not be run makes its terms INCONCLUSIVE, with the reason. The prompts of
+    `answers` are sent after all loads.
+
+    Args:
+        checked: The contract.
+        settings: The target and the settings of the runs.
+        output_dir: The directory to write to. None for a new one in `results`.
+        options: How the runs are made.
+        other_endpoint: The endpoint that answers are compared with.
+
+    Raises:
+        UserError: The directory is in use.
+    """
+    directory = _choose_directory(output_dir, checked.contract.name)
+    with alone(directory):
+        # Another process may have written to the directory before it was locked.
+        _choose_directory(directory, checked.contract.name)
+        settings = with_contract_gpus(settings, checked.contract.gpus)
+        new_validation = NewValidation(checked, settings, directory, options)
+        return new_validation.carry_out(other_endpoint), directory
+
+
+class NewValidation:
+    """The run of a contract, from the checks before the first request to the verdict."""
+
+    def __init__(
+        self,
+        checked: CheckedContract,
+        settings: Settings,
+        directory: Path,
+        options: ValidationOptions,
+    ) -> None:
+        """Prepare the validation of a contract. The directory exists and is locked."""
+        self.checked = checked
+        self.settings = settings
+        self.directory = directory
+        self.options = options
+        self.failures: dict[str, Failure] = {}
+        self.is_interrupted = False
+
+    def carry_out(self, other_endpoint: Settings | None) -> Validation:
+        """Run all levels, score the answers, write the results, and return the verdict."""
+        started = _now()
+        self._copy_inputs()
+        self.options.say(f"folder: {self.directory}")
+        findings = check_target(self.settings, self.directory, self.options.say)
+        failed_checks = [finding for finding in findings if finding.state == FAULT]
+        unusable = Failure.from_findings(failed_checks) if failed_checks else None
+        for plan in self.checked.levels:
+            self._run_level(plan, unusable)
+        if self.checked.contract.answers is not None:
+            self._score_answers(self.checked.contract.answers, other_endpoint, unusable)
+        shortened = {
+            plan.level.name: level_plan.shortening_text(plan)
+            for plan in self.checked.levels
+            if plan.is_shortened
+        }
+        facts = ValidationFacts(
+            target=self.settings.shown,
+            started=started,
+            ended=_now(),
+            interrupted=self.is_interrupted,
+            failure_reasons={name: failure.reason for name, failure in self.failures.items()},
+            fault_codes={
+                name: failure.codes for name, failure in self.failures.items() if failure.codes
+            },
+            preflight=_describe_warnings(findings),
+            metadata=dict(self.settings.metadata),
+            findings=tuple(findings),
+            shortened={name: text for name, text in shortened.items() if text},
+        )
+        return write_outputs(self.directory, self.checked.contract, facts)
+
+    def _copy_inputs(self) -> None:
+        """Copy the contract and its prices to the results."""
+        (self.directory / CONTRACT_FILE).write_text(self.checked.text, encoding="utf-8")
+        if self.checked.resolved_text:
+            resolved_file = self.directory / RESOLVED_FILE
+            resolved_file.write_text(self.checked.resolved_text, encoding="utf-8")
+        if self.checked.prices_path is not None:
+            (self.directory / PRICES_FILE).write_bytes(self.checked.prices_path.read_bytes())
+
+    def _run_level(self, plan: LevelPlan, unusable: Failure | None) -> None:
+        """Run a level, unless the target cannot be used or the user interrupted the validation."""
+        name = plan.level.name
+        if unusable is not None or self.is_interrupted:
+            self.failures[name] = unusable or INTERRUPTED
+            return
+        runs = run_level(self.directory, plan, self.settings, self.options)
+        self.is_interrupted = runs.is_interrupted
+        repetition = self.options.repetition_of(plan.level)
+        if runs.failure is not None:
+            self.failures[name] = runs.failure
+        elif runs.is_interrupted and not repetition.is_complete(runs.summaries):
+            count = len(runs.summaries)
+            self.failures[name] = Failure(
+                f"the user broke it off after {count} of {repetition.description} runs"
+            )
+
+    def _score_answers(
+        self, check: AnswerCheck, other_endpoint: Settings | None, unusable: Failure | None
+    ) -> None:
+        """Send the prompts of the contract and score the answers."""
+        if unusable is not None or self.is_interrupted:
+            self.failures[ANSWERS_LEVEL] = unusable or INTERRUPTED
+            return
+        self.options.say(f"answers: the prompts of {check.dataset}")
         try:
-            workload = _of_run(planned.workload, name, repeat, seed, salt)
-            summary, _ = perform(workload, replace(settings, out=folder / name / f"r{repeat}"))
-        except (TargetError, CombinedError) as raised:
-            return summaries, False, _of_faults(f"run {repeat} could not be done", raised)
+            answer_scoring.score_answers(
+                check,
+                self.checked.directory / check.dataset,
+                AnswerEndpoints(self.settings, other_endpoint),
+                self.directory / answer_scoring.DIRECTORY,
+                self.checked.contract.confidence,
+            )
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+            self.failures[ANSWERS_LEVEL] = INTERRUPTED
+        except (LoadgenError, CombinedError) as error:
+            context = "the prompts could not be asked"
+            self.failures[ANSWERS_LEVEL] = Failure.from_error(context, error)
+
+
+def run_level(
+    directory: Path,
+    plan: LevelPlan,
+    settings: Settings,
+    options: ValidationOptions,
+    earlier_runs: int = 0,
+) -> LevelRuns:
+    """Run a level as often as it is to be repeated.
+
+    Args:
+        directory: The directory of the validation.
+        plan: The level and its load.
+        settings: The settings of the runs.
+        options: How the runs are made.
+        earlier_runs: The number of runs that the level already has.
+    """
+    name = plan.level.name
+    repetition = options.repetition_of(plan.level)
+    total = repetition.description
+    if earlier_runs:
+        total = f"{earlier_runs} + {total}"
+    summaries: list[Summary] = []
+    while not repetition.is_complete(summaries):
+        number = earlier_runs + len(summaries) + 1
+        if number > 1:
+            label = f"{name}, run {number}"
+            is_virtual = settings.virtual
+            if not pause(repetition, label, virtual=is_virtual, say=options.say, wait=options.wait):
+                return LevelRuns(summaries, is_interrupted=True)
+        options.say(f"level {name}, run {number} of {total}")
+        workload = workload_of_run(plan.workload, name, number, options.seed, options.salt)
+        run_settings = replace(settings, out=directory / name / f"r{number}")
+        try:
+            summary, _ = options.perform(workload, run_settings)
+        except (TargetError, CombinedError) as error:
+            failure = Failure.from_error(f"run {number} could not be done", error)
+            return LevelRuns(summaries, failure=failure)
         summaries.append(summary)
         if summary.run.state == "interrupted":
-            return summaries, True, None
-    return summaries, False, None
+            return LevelRuns(summaries, is_interrupted=True)
+    return LevelRuns(summaries)
 
 
-def extend(
-    folder: Path,
-    checked: Checked,
-    settings: Settings,
-    *,
-    add_ns: int | None,
-    perform: Execute,
-    say: Callable[[str], None],
-    seed: int | None = None,
-    salt: str | None = None,
-    repetition: Repetition | None = None,
-    wait: Callable[[float], None] = time.sleep,
-) -> Validation:
-    """Add runs to the levels of a stored validation that have undecided terms, and judge all runs together.
+def workload_of_run(
+    workload: Workload, level: str, number: int, seed: int | None, salt: str | None
+) -> Workload:
+    """Return the workload of one run of a level.
 
-    `add_ns`: the length of each added run; None: as in the contract. The others are as in `run`. A run that is broken
-    off is deleted and counts for nothing.
-
-    Raises UserError or Faults for a folder, contract or target that does not fit, and where nothing can be gained.
+    With a seed, each repeat gets its own seed. No run sends the prompts of another run.
     """
-    validation = stored_validation.again(folder)
-    contract, facts = stored_validation.read(folder)
-    _check_extension(folder, checked, settings, validation, facts)
-    levels = [
-        level for level in validation.levels if level.name != answer_scoring.FOLDER
-    ]  # prompts are asked once
-    undecided = {level.name: _undecided(contract, level) for level in levels if not level.trouble}
-    against = {name for names in undecided.values() for name in names}
-    chosen = [
-        planned
-        for planned in checked.levels
-        if undecided.get(planned.level.name) or planned.level.name in against
-    ]
-    if not chosen:
-        is_pass = validation.verdict == verdict.PASS
-        what = "every term is decided" if is_pass else "no term is undecided for want of load"
+    overrides = {"seed": seed, "salt": salt}
+    changes = {name: value for name, value in overrides.items() if value is not None}
+    own_seed = seeded(workload.model_copy(update=changes), number, level)
+    return with_unique_prompts(own_seed, f"{level}.r{number}")
+
+
+# -- an extended validation -----------------------------------------------------------------------
+
+
+def extend_validation(
+    directory: Path,
+    checked: CheckedContract,
+    settings: Settings,
+    options: ValidationOptions,
+    added_run_ns: int | None,
+) -> Validation:
+    """Add runs to the undecided levels of a stored validation, and judge all runs.
+
+    A run that is interrupted is deleted and does not count.
+
+    Args:
+        directory: The directory of the validation.
+        checked: The contract.
+        settings: The target and the settings of the runs.
+        options: How the runs are made.
+        added_run_ns: The length of each added run. None for the length in the contract.
+
+    Raises:
+        UserError, CombinedError: The directory, the contract or the target does not fit, or more
+            load would decide nothing.
+    """
+    validation = stored_validation.judge_again(directory)
+    contract, facts = stored_validation.read_validation(directory)
+    _check_extension(directory, checked, settings, validation, facts)
+    # The prompts of `answers` are sent only once.
+    levels = [level for level in validation.levels if level.name != ANSWERS_LEVEL]
+    plans = _undecided_plans(checked, contract, levels)
+    if not plans:
+        is_pass = validation.verdict == PASS
+        text = "every term is decided" if is_pass else "no term is undecided for want of load"
         hint = "nothing is gained by more load; loadgen validate with a new folder runs anew"
-        raise UserError("already_decided", what, str(folder), hint)
-    settings = with_gpus(settings, contract.gpus)
-    findings = _preflight(settings, folder, say)
-    if faults := [finding for finding in findings if finding.state == FAULT]:
-        checksums.write(folder)
-        raise CombinedError(
-            [
-                UserError(
-                    "failed_check",
-                    f"{one.check}: {one.found}",
-                    settings.shown,
-                    one.meaning,
-                    key=one.check,
-                )
-                for one in faults
-            ]
-        )
-    runs = partial(
-        _runs_of_level, folder, perform=perform, say=say, seed=seed, salt=salt, wait=wait
-    )
-    counts = {level.name: len(level.runs) for level in levels}
-    added = dict(counts)
-    for planned in chosen:
-        name = planned.level.name
-        longer = (
-            planned
-            if add_ns is None
-            else replace(planned, workload=level_plan.lasting(planned.workload, add_ns))
-        )
-        how = _repetition(planned.level, repetition)
-        summaries, interrupted, problem = runs(longer, how, settings, before=counts[name])
-        finished = sum(summary.run.state != "interrupted" for summary in summaries)
-        added[name] += finished
-        for broken in (folder / name).glob("r*"):
-            if int(broken.name[1:]) > added[name]:
-                shutil.rmtree(broken)
-        if interrupted or problem:
-            say(
-                f"level {name}: {problem.words if problem else 'broken off'}; {finished} of its added runs count"
-            )
+        raise UserError("already_decided", text, str(directory), hint)
+    settings = with_contract_gpus(settings, contract.gpus)
+    findings = check_target(settings, directory, options.say)
+    _require_usable_target(findings, settings, directory)
+    run_counts = {level.name: len(level.runs) for level in levels}
+    new_counts = dict(run_counts)
+    is_interrupted = False
+    for plan in plans:
+        name = plan.level.name
+        added_load = _with_run_length(plan, added_run_ns)
+        runs = run_level(directory, added_load, settings, options, earlier_runs=run_counts[name])
+        new_counts[name] += runs.finished_count
+        _delete_runs_after(directory / name, new_counts[name])
+        if runs.is_interrupted or runs.failure is not None:
+            is_interrupted = runs.is_interrupted
+            reason = runs.failure.reason if runs.failure is not None else "broken off"
+            options.say(f"level {name}: {reason}; {runs.finished_count} of its added runs count")
             break
-    else:
-        interrupted = False
-    if added != counts:
-        looks = (*(facts.looks or (counts,)), added)
-        facts = msgspec.structs.replace(facts, ended=_now(), looks=looks, findings=tuple(findings))
-    extended = _judge_and_write(folder, contract, facts)
-    return msgspec.structs.replace(extended, interrupted=True) if interrupted else extended
+    if new_counts != run_counts:
+        earlier_counts = facts.run_counts or (run_counts,)
+        facts = replace(
+            facts,
+            ended=_now(),
+            run_counts=(*earlier_counts, new_counts),
+            findings=tuple(findings),
+        )
+    extended = write_outputs(directory, contract, facts)
+    return replace(extended, interrupted=True) if is_interrupted else extended
+
+
+def _with_run_length(plan: LevelPlan, run_ns: int | None) -> LevelPlan:
+    """Return the plan of a level with runs of this length, or unchanged if there is none."""
+    if run_ns is None:
+        return plan
+    return replace(plan, workload=level_plan.with_measured_duration(plan.workload, run_ns))
+
+
+def _undecided_plans(
+    checked: CheckedContract, contract: Contract, verdicts: Sequence[LevelVerdict]
+) -> list[LevelPlan]:
+    """Return the plans of the undecided levels, and of those they are compared with."""
+    contract_levels = {level.name: level for level in contract.levels}
+    names: set[str] = set()
+    for verdict in verdicts:
+        if verdict.failure_reason:
+            continue  # more load does not help a level that could not be measured
+        terms = contract_levels[verdict.name].terms_by_requirement()
+        for judged, (_, term) in zip(verdict.terms, terms, strict=True):
+            if not judged.is_decided:
+                names.update(filter(None, (verdict.name, term.level)))
+    return [plan for plan in checked.levels if plan.level.name in names]
+
+
+def _require_usable_target(
+    findings: Sequence[Finding], settings: Settings, directory: Path
+) -> None:
+    """Raise CombinedError if the target of an extension cannot be used."""
+    failed_checks = [finding for finding in findings if finding.state == FAULT]
+    if not failed_checks:
+        return
+    checksums.write(directory)  # the checks have written a new doctor.json
+    raise CombinedError(
+        [
+            UserError(
+                "failed_check",
+                f"{finding.check}: {finding.found}",
+                settings.shown,
+                finding.meaning,
+                key=finding.check,
+            )
+            for finding in failed_checks
+        ]
+    )
+
+
+def _delete_runs_after(level_dir: Path, last_number: int) -> None:
+    """Delete the runs of a level that did not finish, which are those with the highest numbers."""
+    for run_dir in level_dir.glob("r*"):
+        if int(run_dir.name[1:]) > last_number:
+            shutil.rmtree(run_dir)
 
 
 def _check_extension(
-    folder: Path,
-    checked: Checked,
+    directory: Path,
+    checked: CheckedContract,
     settings: Settings,
     validation: Validation,
     facts: ValidationFacts,
 ) -> None:
-    """Raises Faults for a contract or target other than that of the folder, and UserError for a broken promise."""
-    faults: list[LoadgenError] = []
-    if checked.text != (folder / CONTRACT).read_text("utf-8"):
-        faults.append(
-            UserError(
-                "mismatch",
-                f"is not the contract in {folder}",
-                checked.file,
-                f"extend with {folder / CONTRACT}",
-            )
-        )
+    """Raise CombinedError if a validation cannot be extended with this contract and target."""
+    errors: list[LoadgenError] = []
+    contract_file = directory / CONTRACT_FILE
+    if checked.text != contract_file.read_text("utf-8"):
+        text = f"is not the contract in {directory}"
+        errors.append(UserError("mismatch", text, checked.file, f"extend with {contract_file}"))
     if settings.shown != facts.target:
-        faults.append(
-            UserError(
-                "mismatch",
-                f"this validation is of {facts.target}",
-                settings.shown,
-                "a new folder for this target",
-            )
-        )
-    if validation.verdict == verdict.FAIL:
-        what = "a promise is broken, and stays so: more load takes no verdict back"
-        faults.append(
-            UserError(
-                "already_decided",
-                what,
-                str(folder),
-                "after a change of the server: loadgen validate with a new folder",
-            )
-        )
-    if faults:
-        raise CombinedError(faults)
+        text = f"this validation is of {facts.target}"
+        hint = "a new folder for this target"
+        errors.append(UserError("mismatch", text, settings.shown, hint))
+    if validation.verdict == FAIL:
+        text = "a promise is broken, and stays so: more load takes no verdict back"
+        hint = "after a change of the server: loadgen validate with a new folder"
+        errors.append(UserError("already_decided", text, str(directory), hint))
+    if errors:
+        raise CombinedError(errors)
 
 
-def _undecided(contract: Contract, level: LevelVerdict) -> set[str]:
-    """The levels that the undecided terms of a level need: itself, and those that it is compared with."""
-    of_contract = next(one for one in contract.levels if one.name == level.name)
-    terms = zip(level.terms, (*of_contract.must, *of_contract.should), strict=True)
-    open_terms = [term for judged, term in terms if judged.verdict == verdict.INCONCLUSIVE]
-    return {level.name for _ in open_terms[:1]} | {term.level for term in open_terms if term.level}
+# -- the target -----------------------------------------------------------------------------------
 
 
-def with_gpus(settings: Settings, gpus: int | None) -> Settings:
+def with_contract_gpus(settings: Settings, gpus: int | None) -> Settings:
     """Return the settings with the contract's GPUs for each endpoint that has no number of its own.
 
     A simulated target keeps the number of its preset.
@@ -364,7 +462,50 @@ def with_gpus(settings: Settings, gpus: int | None) -> Settings:
     return replace(settings, gpus=settings.gpus or gpus, targets=targets)
 
 
-def _warnings(findings: Sequence[Finding]) -> tuple[str, ...]:
+def check_target(settings: Settings, directory: Path, say: Callable[[str], None]) -> list[Finding]:
+    """Check every endpoint before the first request, write `doctor.json`, and return the findings.
+
+    A simulation in virtual time has nothing to check.
+    """
+    if settings.virtual:
+        return []
+    from loadgen.doctor import doctor, target_checks
+
+    all_findings: list[Finding] = []
+    reports = []
+    for endpoint in settings.endpoints:
+        endpoint_settings = settings.of(endpoint) if endpoint.url else settings
+        title, findings = doctor.run(endpoint_settings)
+        reports.append({"title": title, "findings": findings})
+        if len(settings.endpoints) > 1:
+            findings = _name_endpoint(findings, endpoint.shown, keep_host=not all_findings)
+        all_findings += findings
+        bad_findings = [finding for finding in findings if finding.state in (FAULT, WARNING)]
+        if bad_findings:
+            say(as_text.render(target_checks.report(title, bad_findings)).rstrip())
+    (directory / DOCTOR_FILE).write_bytes(format.document(reports))
+    return all_findings
+
+
+def _name_endpoint(findings: Sequence[Finding], endpoint: str, *, keep_host: bool) -> list[Finding]:
+    """Return the findings about one of several endpoints with its name.
+
+    The findings about this host are the same for all endpoints. They come last, and only if they
+    are to be kept.
+    """
+    from loadgen.doctor import host_checks
+
+    about_endpoint = [
+        replace(finding, check=f"{finding.check} of {endpoint}")
+        for finding in findings
+        if finding.check not in host_checks.HOST
+    ]
+    about_host = [finding for finding in findings if finding.check in host_checks.HOST]
+    return about_endpoint + about_host if keep_host else about_endpoint
+
+
+def _describe_warnings(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Return the findings that are warnings or worse, as text."""
     return tuple(
         f"{finding.check}: {finding.found}"
         for finding in findings
@@ -372,129 +513,24 @@ def _warnings(findings: Sequence[Finding]) -> tuple[str, ...]:
     )
 
 
-def _of_run(
-    workload: Workload, level: str, repeat: int, seed: int | None, salt: str | None
-) -> Workload:
-    """The workload of one run. With a seed, repeats get seeds of their own, and no run sends another one's prompts."""
-    given = {name: value for name, value in (("seed", seed), ("salt", salt)) if value is not None}
-    return with_unique_prompts(
-        seeded(workload.model_copy(update=given), repeat, level), f"{level}.r{repeat}"
-    )
-
-
-def _repetition(level: ContractLevel, asked: Repetition | None) -> Repetition:
-    """How often a level is run: as the contract says, or as asked, with at least the contract's pause."""
-    how = asked or Repetition(count=level.repeats)
-    return replace(how, pause_ns=max(how.pause_ns, level.apart_ns or 0))
-
-
-def _judge_and_write(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:
-    (folder / PLACE).write_bytes(format.document(facts))
-    validation = stored_validation.judge(folder, contract, facts)
-    for name, data in _outputs(folder, validation, contract, facts).items():
-        store.replace(folder / name, data, shared=name != VERDICT)
-    if spread := _spread(folder, validation):
-        store.replace(folder / repeats.FILE, msgspec.json.encode({"levels": spread}))
-    checksums.write(folder)
-    return validation
-
-
-def _spread(folder: Path, validation: Validation) -> dict[str, RepeatSummary]:
-    """How far the runs of each level that has several lie from each other."""
-    return {
-        level.name: repeats.summarize_repeats(
-            [NamedSummary(run, run_folder.kept_summary(folder / run)) for run in level.runs]
-        )
-        for level in validation.levels
-        if len(level.runs) > 1
-    }
-
-
-def outputs_again(folder: Path, version: str) -> dict[str, bytes]:
-    """`verdict.json`, the page and JUnit of a stored validation, made again. `version`: of the loadgen that judged."""
-    contract, facts = stored_validation.read(folder)
-    return _outputs(
-        folder,
-        msgspec.structs.replace(stored_validation.judge(folder, contract, facts), version=version),
-        contract,
-        facts,
-    )
-
-
-def _outputs(
-    folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts
-) -> dict[str, bytes]:
-    return {
-        VERDICT: format.document(validation),
-        PAGE: html.render(
-            sections.report(validation, _measured(folder, validation, contract, facts))
-        ).encode(),
-        JUNIT: junit.render(contract.name, cases(validation)).encode(),
-    }
-
-
-def report(folder: Path, validation: Validation) -> Report:
-    """What is said of a stored validation, with what it rests on."""
-    return sections.report(
-        validation, _measured(folder, validation, *stored_validation.read(folder))
-    )
-
-
-def _measured(
-    folder: Path, validation: Validation, contract: Contract, facts: ValidationFacts
-) -> Measured:
-    runs = {
-        run: run_folder.kept_summary(folder / run)
-        for level in validation.levels
-        for run in level.runs
-    }
-    findings = [(one.state, one.check, one.found, one.meaning) for one in facts.findings]
-    text = (folder / CONTRACT).read_text("utf-8")
-    return Measured(contract, text, runs, findings, _spread(folder, validation))
-
-
-def _preflight(settings: Settings, folder: Path, say: Callable[[str], None]) -> list[Finding]:
-    """Examine every endpoint and write `doctor.json`. [] for a simulation in virtual time: nothing to examine."""
-    if settings.virtual:
-        return []
-    from loadgen.doctor import doctor, host_checks, target_checks
-
-    all_findings: list[Finding] = []
-    reports = []
-    for endpoint in settings.endpoints:
-        title, findings = doctor.run(settings if not endpoint.url else settings.of(endpoint))
-        reports.append({"title": title, "findings": findings})
-        if (
-            len(settings.endpoints) > 1
-        ):  # name the endpoint in its findings; keep the findings about this host once
-            of_host = [
-                finding
-                for finding in findings
-                if finding.check in host_checks.HOST and not all_findings
-            ]
-            findings = [
-                msgspec.structs.replace(finding, check=f"{finding.check} of {endpoint.shown}")
-                for finding in findings
-                if finding.check not in host_checks.HOST
-            ] + of_host
-        all_findings += findings
-        if bad := [finding for finding in findings if finding.state in (FAULT, WARNING)]:
-            say(as_text.render(target_checks.report(title, bad)).rstrip())
-    (folder / DOCTOR).write_bytes(format.document(reports))
-    return all_findings
-
-
-# -- the folder --------------------------------------------------------------------------------------------------
+# -- the directory --------------------------------------------------------------------------------
 
 
 def _now() -> str:
+    """Return the local time in ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="seconds")
 
 
-def _folder(out: Path | None, name: str) -> Path:
-    if out is None:
-        out = Path("results") / run_id(f"validate-{name}", datetime.datetime.now().astimezone())
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        hint = "a verdict has one folder: give a new one; or --force, which keeps this one under a dated name"
-        raise UserError("folder_in_use", "this folder is in use", f"--out {out}", hint)
-    return out
+def _choose_directory(output_dir: Path | None, contract_name: str) -> Path:
+    """Return the directory of a new validation. Raise UserError if it is in use."""
+    if output_dir is None:
+        now = datetime.datetime.now().astimezone()
+        output_dir = Path("results") / run_id(f"validate-{contract_name}", now)
+    is_in_use = output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir()))
+    if is_in_use:
+        hint = (
+            "a verdict has one folder: give a new one; "
+            "or --force, which keeps this one under a dated name"
+        )
+        raise UserError("folder_in_use", "this folder is in use", f"--out {output_dir}", hint)
+    return output_dir

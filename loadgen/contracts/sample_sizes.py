@@ -1,32 +1,38 @@
-"""How many requests and windows a term of a contract needs at least before it can pass. Pure."""
+"""Compute how many requests a term of a contract needs before it can pass. This module is pure."""
 
 from __future__ import annotations
 
 import math
 
-from loadgen.contracts.schema import Promise
+from loadgen.contracts.terms import ContractTerm
 from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import support
 
-RATES_NEED = 30  # requests, for a rate with an interval
-WINDOWS = 2  # a drift compares the first window with the last
+MIN_REQUESTS_FOR_RATE = 30
+"""Requests from which a rate has a confidence interval."""
+
+MIN_WINDOWS = 2
+"""Windows that a load needs for a comparison of its first window with its last."""
 
 
-def required_requests(term: Promise, confidence: float) -> int:
+def required_requests(term: ContractTerm, confidence: float) -> int:
     """Return the least number of requests with which a term can pass.
 
-    For a percentile it is the minimum of LoadGen's early stopping. For a share it is the number
-    that shows it when no request misses.
+    For a percentile it is the minimum of MLPerf LoadGen's early stopping. For a share it is the
+    number that shows it when no request misses.
     """
-    if term.kind in ("errors", "goodput", "task_goodput"):
-        return requests_without_miss(
-            term.limit if term.kind == "errors" else 1 - term.limit, confidence
-        )
-    return support(term.quantile) if term.quantile else RATES_NEED
+    if term.kind == "errors":
+        return requests_without_miss(term.limit, confidence)
+    if term.kind in ("goodput", "task_goodput"):
+        return requests_without_miss(1 - term.limit, confidence)
+    return support(term.quantile) if term.quantile else MIN_REQUESTS_FOR_RATE
 
 
 def requests_without_miss(limit: float, confidence: float = intervals.LEVEL) -> int:
-    """Return from how many requests on, none of which misses, Wilson's interval is below `limit`."""
+    """Return how many requests without a miss show that the share of misses is at most `limit`.
+
+    It is the number from which the upper end of Wilson's interval around 0 is below the limit.
+    """
     z = intervals.z_quantile(confidence)
     return math.ceil(z * z * (1 - limit) / limit)
 

@@ -1,8 +1,8 @@
-"""The part of a run that is in steady state, and how many independent observations of the server that part holds.
+"""Find the part of a run that is in steady state, and its effective sample size.
 
-Pure. A promise is about a load that continues, but a run begins with an empty server and ends with one that empties.
-MSER finds the end of the start-up, and the correlation of neighbours gives the number of independent observations; both
-are in `core/stats/intervals.py`.
+A contract is about a load that continues, but a run begins with an empty server and ends with one
+that empties. MSER finds the end of the start-up, and the correlation of neighbours in time gives
+the effective sample size; both are in `core/stats/intervals.py`. This module is pure.
 """
 
 from __future__ import annotations
@@ -17,140 +17,207 @@ from numpy.typing import NDArray
 from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import element
 
-BATCHES = 60  # batches for finding the start-up: 1.7 % of the load each
-FEWEST = 5  # fewest intervals of one stay for which their correlation means anything
-MOST_STAYS = 1_000_000  # of a load that is planned
-SURE = 1.96  # standard errors by which a correlation may be larger than estimated
+STARTUP_BATCHES = 60
+"""Batches of time in which the end of the start-up is searched: each is 1.7 % of the load."""
+
+MIN_INTERVALS = 5
+"""Intervals of one residence time from which their correlation can be estimated."""
+
+MAX_PLANNED_INTERVALS = 1_000_000
+"""Upper limit of the load that is planned, in residence times."""
+
+UPPER_CORRELATION_Z = 1.96
+"""Standard errors by which a correlation is assumed to be larger than estimated."""
+
+MIN_SERIES_LENGTH = 4
+"""Values from which a start-up can be found."""
+
+
+class TimedValues(NamedTuple):
+    """One value per request, in order of the due times of the requests."""
+
+    due_ns: NDArray[np.int64]
+    values: NDArray[np.float64]
 
 
 class SteadyPart(NamedTuple):
-    """The steady part: indices `start` to `end` in order of due instant.
+    """The indices from `start` to `end` (exclusive) that are in steady state.
 
-    `settled` is False where the start-up is not over in the first half.
+    `is_settled` is False if the start-up did not end in the first half of the load.
     """
 
     start: int
     end: int
-    settled: bool
+    is_settled: bool
 
 
-def part(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float) -> SteadyPart:
-    """The steady part of the values: without the start-up, and without those due within one stay of the end.
+class IntervalMeans(NamedTuple):
+    """The mean rank of the values in each interval that has values, and their first index."""
 
-    `stay_ns`: how long a request stays in the server. Requests due near the end met a server that empties. A start
-    counts as start-up only when it is lower than the rest, since a server begins empty; a high start was real and
-    counts.
+    means: NDArray[np.float64]
+    first_indexes: NDArray[np.int64]
+
+
+class SeriesCorrelation(NamedTuple):
+    """The number of intervals of time that have values, and the correlation of each with the next.
+
+    The correlation is None if there are too few intervals to estimate it.
     """
-    n = len(values)
-    if n == 0:
-        return SteadyPart(0, 0, True)
-    end = int(np.searchsorted(due_ns, due_ns[-1] - stay_ns, "right"))
-    if end <= n // 2:
-        return SteadyPart(0, n, False)
-    series, firsts = _stretches(
-        due_ns[:end], _ranks(values[:end]), (due_ns[end - 1] - due_ns[0]) / BATCHES
+
+    interval_count: int
+    correlation: float | None
+
+
+def find_steady_part(samples: TimedValues, residence_ns: float) -> SteadyPart:
+    """Return the part of the samples without the start-up and without the end of the load.
+
+    Requests that are due within one residence time of the end are left out, because they met a
+    server that empties. A beginning counts as start-up only if its values are lower than the rest:
+    a server begins empty and therefore fast. High values at the beginning were real and are kept.
+
+    Args:
+        samples: The values of one run.
+        residence_ns: The mean time from the due time of a request to its end.
+    """
+    due_ns, values = samples
+    count = len(values)
+    if count == 0:
+        return SteadyPart(0, 0, is_settled=True)
+    end = int(np.searchsorted(due_ns, due_ns[-1] - residence_ns, "right"))
+    if end <= count // 2:
+        return SteadyPart(0, count, is_settled=False)
+    batch_ns = (due_ns[end - 1] - due_ns[0]) / STARTUP_BATCHES
+    batches = _mean_ranks(due_ns[:end], _ranks(values[:end]), batch_ns)
+    startup_batches = count_startup_values(batches.means)
+    if startup_batches is None:
+        return SteadyPart(0, end, is_settled=False)
+    return SteadyPart(int(batches.first_indexes[startup_batches]), end, is_settled=True)
+
+
+def count_startup_values(series: NDArray[np.float64]) -> int | None:
+    """Return how many of the first values are a start-up that is lower than the rest.
+
+    Return None if the start-up is not over by the middle of the series.
+    """
+    if len(series) < MIN_SERIES_LENGTH:
+        return 0
+    startup_end = intervals.transient(series)
+    split = len(series) // 2 if startup_end is None else startup_end
+    if split == 0 or series[:split].mean() >= series[split:].mean():
+        return 0
+    return startup_end
+
+
+def effective_sample_size(
+    samples: TimedValues, residence_ns: float, *, correlation_z: float = UPPER_CORRELATION_Z
+) -> float:
+    """Return the number of independent observations of the server that the samples are worth.
+
+    This is the length of the load in residence times, divided by (1 + r) / (1 - r), where r is the
+    correlation of neighbouring intervals of one residence time. Return 0 if there are too few
+    values.
+
+    Args:
+        samples: The values of one run.
+        residence_ns: The mean time from the due time of a request to its end.
+        correlation_z: Standard errors (of Fisher's z) by which r is taken larger than estimated. A
+            short sample of a slow queue makes r look small.
+    """
+    return _ranked_sample_size(samples.due_ns, _ranks(samples.values), residence_ns, correlation_z)
+
+
+def slow_effective_sample_size(samples: TimedValues, residence_ns: float) -> float:
+    """Return the effective sample size for a server that may change over many residence times.
+
+    It is the smallest effective sample size for intervals of one, two, four, ... residence times,
+    up to a twentieth of the load. A change over minutes is hardly visible between one residence
+    time and the next.
+    """
+    ranks = _ranks(samples.values)
+    width_ns = residence_ns
+    smallest = _ranked_sample_size(samples.due_ns, ranks, width_ns, correlation_z=0.0)
+    while smallest and _duration_ns(samples) / (2 * width_ns) >= intervals.BATCHES:
+        width_ns *= 2
+        sample_size = _ranked_sample_size(samples.due_ns, ranks, width_ns, correlation_z=0.0)
+        smallest = min(smallest, sample_size)
+    return smallest
+
+
+def _duration_ns(samples: TimedValues) -> float:
+    return float(samples.due_ns[-1] - samples.due_ns[0])
+
+
+def load_for_sample_size_ns(sample_size: float, samples: TimedValues, residence_ns: float) -> float:
+    """Return the length of one run that has this effective sample size, in ns.
+
+    The load is assumed to be as correlated as these samples. With too few samples to estimate the
+    correlation it is taken as 0, so the result is then a lower bound.
+    """
+    correlation = _correlate(samples.due_ns, _ranks(samples.values), residence_ns).correlation
+    interval_count = bisect.bisect_left(
+        range(MAX_PLANNED_INTERVALS),
+        sample_size,
+        MIN_INTERVALS,
+        key=lambda count: _discounted(count, correlation or 0.0, UPPER_CORRELATION_Z),
     )
-    start = rising(series)
-    return SteadyPart(0, end, False) if start is None else SteadyPart(int(firsts[start]), end, True)
+    return residence_ns * interval_count
 
 
-def rising(series: NDArray[np.float64]) -> int | None:
-    """How many of the first elements are a start-up, lower than the rest; None when it is not over by the middle."""
-    if len(series) < 4:
-        return 0
-    transient_end = intervals.transient(series)
-    begin = len(series) // 2 if transient_end is None else transient_end
-    if begin == 0 or series[:begin].mean() >= series[begin:].mean():
-        return 0
-    return transient_end
+def worst_interval_quantile(samples: TimedValues, residence_ns: float, p: float) -> float:
+    """Return the largest p quantile of the values in any interval of one residence time."""
+    due_ns, values = samples
+    interval_numbers = ((due_ns - due_ns[0]) / max(residence_ns, 1.0)).astype(np.int64)
+    _, first_indexes = np.unique(interval_numbers, return_index=True)
+    return max(element(part, p) for part in np.split(values, first_indexes[1:]))
 
 
-def looks(
-    due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, errors: float = SURE
-) -> float:
-    """The number of independent observations of the server that the values are.
-
-    That is their time divided by the time for which the server remembers: one stay times the inflation (1 + r) / (1 -
-    r), where r is the correlation of intervals of one stay. r is taken larger than estimated by `errors` standard
-    errors (of Fisher's z), because a short sample of a slow queue makes r look small. 0 with too few values.
-    """
-    return _looks(due_ns, _ranks(values), stay_ns, errors)
-
-
-def _looks(
-    due_ns: NDArray[np.int64], ranks: NDArray[np.float64], stay_ns: float, errors: float
-) -> float:
-    count, r = _of_stays(due_ns, ranks, stay_ns)
-    return 0.0 if r is None else _worth(count, r, errors)
-
-
-def length_for(
-    looks: float,
+def _ranked_sample_size(
     due_ns: NDArray[np.int64],
-    values: NDArray[np.float64],
-    stay_ns: float,
-    errors: float = SURE,
+    ranks: NDArray[np.float64],
+    interval_ns: float,
+    correlation_z: float,
 ) -> float:
-    """The ns of load in one piece that are worth so many `looks`, if it correlates as these values do.
+    """Return the effective sample size of ranked values, for intervals of this length."""
+    series = _correlate(due_ns, ranks, interval_ns)
+    if series.correlation is None:
+        return 0.0
+    return _discounted(series.interval_count, series.correlation, correlation_z)
 
-    With too few values to know, as if nothing correlated: so the least that it can be.
+
+def _correlate(
+    due_ns: NDArray[np.int64], ranks: NDArray[np.float64], interval_ns: float
+) -> SeriesCorrelation:
+    """Return the correlation of the mean ranks of neighbouring intervals of this length."""
+    if len(ranks) < MIN_INTERVALS:
+        return SeriesCorrelation(0, None)
+    means = _mean_ranks(due_ns, ranks, interval_ns).means
+    if len(means) < MIN_INTERVALS:
+        return SeriesCorrelation(len(means), None)
+    return SeriesCorrelation(len(means), max(intervals.correlation(means), 0.0))
+
+
+def _discounted(count: int, correlation: float, correlation_z: float) -> float:
+    """Return the effective sample size of `count` values, each correlated with the next one.
+
+    The correlation is first increased by `correlation_z` standard errors of Fisher's z.
     """
-    _, r = _of_stays(due_ns, _ranks(values), stay_ns)
-    return stay_ns * bisect.bisect_left(
-        range(MOST_STAYS), looks, FEWEST, key=lambda n: _worth(n, r or 0.0, errors)
-    )
-
-
-def _of_stays(
-    due_ns: NDArray[np.int64], ranks: NDArray[np.float64], stay_ns: float
-) -> tuple[int, float | None]:
-    """How many intervals of one stay have values, and their correlation; None with too few of them."""
-    if len(ranks) < FEWEST:
-        return 0, None
-    series, _ = _stretches(due_ns, ranks, stay_ns)
-    return len(series), max(intervals.correlation(series), 0.0) if len(series) >= FEWEST else None
-
-
-def _worth(count: int, r: float, errors: float) -> float:
-    """What so many intervals of one stay are worth, each correlated with the next by `r`, give or take `errors`."""
-    r = math.tanh(math.atanh(r) + errors / math.sqrt(count - 3))
-    return count * (1 - r) / (1 + r)
-
-
-def slow_looks(due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float) -> float:
-    """The number of independent observations of the server, also of one that changes over many stays.
-
-    As `looks`, for intervals of one stay, of two, of four ... up to a twentieth of the load: what wanders for minutes
-    is hardly seen between one stay and the next. The least of them.
-    """
-    ranks = _ranks(values)
-    count, width = _looks(due_ns, ranks, stay_ns, errors=0.0), stay_ns
-    while count and (due_ns[-1] - due_ns[0]) / (2 * width) >= intervals.BATCHES:
-        width *= 2
-        count = min(count, _looks(due_ns, ranks, width, errors=0.0))
-    return count
-
-
-def worst(
-    due_ns: NDArray[np.int64], values: NDArray[np.float64], stay_ns: float, p: float
-) -> float:
-    """The largest p quantile of any interval of one stay."""
-    places = ((due_ns - due_ns[0]) / max(stay_ns, 1.0)).astype(np.int64)
-    _, firsts = np.unique(places, return_index=True)
-    return max(element(stay_values, p) for stay_values in np.split(values, firsts[1:]))
+    # The standard error of Fisher's z is 1 / sqrt(n - 3).
+    upper = math.tanh(math.atanh(correlation) + correlation_z / math.sqrt(count - 3))
+    return count * (1 - upper) / (1 + upper)
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The place of each value among all; equal values get their mean rank."""
+    """Return the rank of each value among all values. Equal values get their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return ranks
 
 
-def _stretches(
-    due_ns: NDArray[np.int64], ranks: NDArray[np.float64], width_ns: float
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Per interval of time that has values: their mean rank, and the index of the first of them."""
-    places = ((due_ns - due_ns[0]) / max(width_ns, 1.0)).astype(np.int64)
-    firsts = np.flatnonzero(np.diff(places, prepend=-1))
-    return np.add.reduceat(ranks, firsts) / np.diff(firsts, append=len(ranks)), firsts
+def _mean_ranks(
+    due_ns: NDArray[np.int64], ranks: NDArray[np.float64], interval_ns: float
+) -> IntervalMeans:
+    """Return the mean rank of the values in each interval of this length that has values."""
+    interval_numbers = ((due_ns - due_ns[0]) / max(interval_ns, 1.0)).astype(np.int64)
+    first_indexes = np.flatnonzero(np.diff(interval_numbers, prepend=-1))
+    value_counts = np.diff(first_indexes, append=len(ranks))
+    return IntervalMeans(np.add.reduceat(ranks, first_indexes) / value_counts, first_indexes)

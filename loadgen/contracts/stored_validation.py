@@ -1,6 +1,8 @@
-"""The folder of a validation, read again: its contract, its runs, and the verdict on them. Writes nothing.
+"""Read the results directory of a validation: its contract, its runs, and the verdict on them.
 
-`run.py` makes the folder, and says which files are in it.
+Writes nothing.
+
+`run.py` makes the directory and lists the files in it.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import field
 from msgspec.structs import replace
 
-from loadgen.contracts import answer_scoring, schema, verdict
-from loadgen.contracts.evaluate import MeasuredLevel, Money
-from loadgen.contracts.schema import Contract
-from loadgen.contracts.steady_samples import RecordedRun
-from loadgen.contracts.verdict import Validation
+from loadgen.contracts import answer_scoring, judge, schema, verdict
+from loadgen.contracts.evaluate import CostFunction
+from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
+from loadgen.contracts.schema import ANSWERS_LEVEL, Contract
+from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import run_folder
 from loadgen.core.errors import CombinedError, UserError, nothing_there
 from loadgen.core.execution.run_header import version
@@ -33,148 +36,204 @@ from loadgen.figures import FIGURES
 if TYPE_CHECKING:
     from loadgen.pricing.prices import Prices
 
-CONTRACT, PRICES = "contract.yaml", "prices.yaml"
-RESOLVED = (
-    "contract.resolved.yaml"  # where the contract names environment variables: with their values
-)
-PLACE = "target.json"
+CONTRACT_FILE = "contract.yaml"
+PRICES_FILE = "prices.yaml"
+RESOLVED_FILE = "contract.resolved.yaml"
+"""The contract with the values of its environment variables, if it names any."""
 
-_NAMED = "give the folder that `loadgen validate` named"
-_USE_ORIGINAL = "take the folder as it was handed over; whoever holds SHA256SUMS can tell which file is the true one"
+FACTS_FILE = "target.json"
+RUN_MANIFESTS = "*/r*/run.json"
+"""The manifests of all runs of all levels."""
+
+REQUESTS_PER_COST = 1000
+"""Good requests that a cost is for."""
+
+MAX_RATE_RATIO = 1e6
+"""Most that a rate may be above the low end of its interval, so that a cost per request stays
+finite.
+"""
+
+_WRONG_FOLDER_HINT = "give the folder that `loadgen validate` named"
+_CHANGED_FILE_HINT = (
+    "take the folder as it was handed over; "
+    "whoever holds SHA256SUMS can tell which file is the true one"
+)
 
 
 class ValidationFacts(msgspec.Struct, frozen=True):
-    """The content of `target.json`: facts about the whole validation that its verdict repeats."""
+    """The content of `target.json`: facts about a whole validation that its verdict repeats.
+
+    Attributes:
+        target: The target, as text.
+        started: When the validation began (ISO 8601).
+        ended: When the validation ended (ISO 8601).
+        interrupted: Whether the user interrupted it.
+        failure_reasons: Level -> why it could not be run.
+        preflight: The warnings of the checks before the first request.
+        fault_codes: Level -> the codes of the errors behind its failure.
+        metadata: The metadata that the user gave.
+        findings: All findings of the checks before the first request.
+        shortened: Level -> by how much its load is shorter than in the contract, as text.
+        run_counts: For each interim analysis of an extended validation: level -> number of its
+            runs.
+    """
 
     target: str
     started: str
     ended: str
     interrupted: bool
-    trouble: dict[str, str]  # level -> why it could not be run
+    failure_reasons: dict[str, str] = field(name="trouble")
     preflight: tuple[str, ...]
-    fault_codes: dict[str, tuple[str, ...]] = {}  # level -> codes of the faults behind its trouble
+    fault_codes: dict[str, tuple[str, ...]] = {}
     metadata: dict[str, str] = {}
-    findings: tuple[Finding, ...] = ()  # of the preflight, for the page
-    shortened: dict[
-        str, str
-    ] = {}  # level -> by how much its load is shorter than in the contract, in words
-    looks: tuple[
-        dict[str, int], ...
-    ] = ()  # level -> its runs at each look, where the validation was extended
+    findings: tuple[Finding, ...] = ()
+    shortened: dict[str, str] = {}
+    run_counts: tuple[dict[str, int], ...] = field(default=(), name="looks")
 
 
-def command_of(folder: Path) -> list[str]:
-    """The command line that began a stored validation, without the program and its --bundle. Raises UserError.
+def read_original_command(directory: Path) -> list[str]:
+    """Return the arguments of the command that began a validation, without its `--bundle`.
 
-    A run that was added later has the command that added it, so the first run of a level tells.
+    It is the command of the first run of a level: a run that was added later has the command that
+    added it.
+
+    Raises:
+        UserError: The directory has no validation with a run.
     """
-    if not folder.is_dir():
-        raise nothing_there(folder, _NAMED)
-    refuse_links(folder)
-    run_files = folder.glob("*/r*/run.json")
-    run_file = min(
-        run_files, key=lambda file: (len(file.parent.name), file.parent.name, file), default=None
+    if not directory.is_dir():
+        raise nothing_there(directory, _WRONG_FOLDER_HINT)
+    refuse_links(directory)
+    run_files = directory.glob(RUN_MANIFESTS)
+    # r2 comes before r10: names are ordered by their length first.
+    first_run = min(
+        run_files,
+        key=lambda file: (len(file.parent.name), file.parent.name, file),
+        default=None,
     )
-    if not (folder / PLACE).is_file() or run_file is None:
-        raise UserError("no_result", "no validation with a run in this folder", str(folder), _NAMED)
-    words = iter(manifest.decode(run_file.read_bytes(), str(run_file)).command[1:])
-    kept = []
-    for word in words:
-        if word == "--bundle":
-            next(words, None)
-        elif not word.startswith("--bundle="):
-            kept.append(word)
-    return kept
+    if not (directory / FACTS_FILE).is_file() or first_run is None:
+        text = "no validation with a run in this folder"
+        raise UserError("no_result", text, str(directory), _WRONG_FOLDER_HINT)
+    header = manifest.decode(first_run.read_bytes(), str(first_run))
+    return _without_option(header.command[1:], "--bundle")
 
 
-def again(folder: Path) -> Validation:
-    """The verdict on the folder of an earlier validation, recomputed from its records. Writes nothing.
+def _without_option(arguments: tuple[str, ...] | list[str], option: str) -> list[str]:
+    """Return the arguments without an option and its value."""
+    remaining = []
+    iterator = iter(arguments)
+    for argument in iterator:
+        if argument == option:
+            next(iterator, None)
+        elif not argument.startswith(f"{option}="):
+            remaining.append(argument)
+    return remaining
 
-    Raises UserError for a folder without a validation, Faults for files that differ from its hashes.
+
+def judge_again(directory: Path) -> Validation:
+    """Return the verdict on an earlier validation, recomputed from its records.
+
+    Raises:
+        UserError: The directory has no validation.
+        CombinedError: Files differ from their checksums.
     """
-    if not (folder / PLACE).is_file():
-        if folder.is_dir():
-            raise UserError("no_result", "no validation in this folder", str(folder), _NAMED)
-        raise nothing_there(folder, _NAMED)
-    refuse_links(folder)
-    changed = verify(folder)
-    if changed:
-        raise CombinedError(
-            [
-                UserError(
-                    "missing_file" if what == "gone" else "changed_file",
-                    what,
-                    str(folder / name),
-                    _USE_ORIGINAL,
-                )
-                for name, what in changed.items()
-            ]
+    if not (directory / FACTS_FILE).is_file():
+        if directory.is_dir():
+            text = "no validation in this folder"
+            raise UserError("no_result", text, str(directory), _WRONG_FOLDER_HINT)
+        raise nothing_there(directory, _WRONG_FOLDER_HINT)
+    refuse_links(directory)
+    errors = [
+        UserError(
+            "missing_file" if problem == "gone" else "changed_file",
+            problem,
+            str(directory / name),
+            _CHANGED_FILE_HINT,
         )
-    return judge(folder, *read(folder))
+        for name, problem in verify_checksums(directory).items()
+    ]
+    if errors:
+        raise CombinedError(errors)
+    contract, facts = read_validation(directory)
+    return judge_runs(directory, contract, facts)
 
 
-def read(folder: Path) -> tuple[Contract, ValidationFacts]:
-    """What a validation keeps beside its runs. Raises UserError or Faults for files that are none of one."""
-    resolved = folder / RESOLVED
-    file = resolved if resolved.is_file() else folder / CONTRACT
-    contract = schema.parse(
-        schema.text_of(file, str(file)), str(file), figures=_figures_of_others(folder)
+def verify_checksums(directory: Path) -> dict[str, str]:
+    """Compare a directory with its list of checksums.
+
+    Returns:
+        File -> what is wrong with it. Empty if nothing is wrong.
+    """
+    if checksums.read(directory) is None:
+        return {checksums.FILE: "there is no list of hashes: nothing vouches for this folder"}
+    unlisted = dict.fromkeys(checksums.unlisted(directory), "not in the list of hashes")
+    return checksums.changed(directory) | unlisted
+
+
+def read_validation(directory: Path) -> tuple[Contract, ValidationFacts]:
+    """Return the contract of a validation and the facts about it.
+
+    Raises:
+        UserError, CombinedError: A file cannot be read or is invalid.
+    """
+    contract_file = directory / RESOLVED_FILE
+    if not contract_file.is_file():
+        contract_file = directory / CONTRACT_FILE
+    contract = schema.parse_contract(
+        schema.read_contract_text(contract_file, str(contract_file)),
+        str(contract_file),
+        extra_metrics=_plugin_metrics(directory),
     )
-    place = folder / PLACE
-    what = "a file of a validation"
-    return contract, manifest.decoded(
-        place.read_bytes(), ValidationFacts, str(place), what, _USE_ORIGINAL
+    facts_file = directory / FACTS_FILE
+    facts = manifest.decoded(
+        facts_file.read_bytes(),
+        ValidationFacts,
+        str(facts_file),
+        "a file of a validation",
+        _CHANGED_FILE_HINT,
     )
+    return contract, facts
 
 
-def _figures_of_others(folder: Path) -> tuple[str, ...]:
-    """The figures of other packages that the runs of a validation used."""
-    found: dict[str, None] = {}
-    for file in sorted(folder.glob("*/r*/run.json")):
-        with suppress(UserError):  # whoever reads the run says what is wrong with it
-            used = manifest.decode(file.read_bytes(), str(file)).plugins
-            found |= {one.name: None for one in used if one.table == FIGURES.group}
-    return tuple(found)
+def _plugin_metrics(directory: Path) -> tuple[str, ...]:
+    """Return the metrics of other packages that the runs of a validation used."""
+    names: dict[str, None] = {}
+    for file in sorted(directory.glob(RUN_MANIFESTS)):
+        with suppress(UserError):  # an invalid manifest is reported when the run is read
+            plugins = manifest.decode(file.read_bytes(), str(file)).plugins
+            names |= {plugin.name: None for plugin in plugins if plugin.table == FIGURES.group}
+    return tuple(names)
 
 
-def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validation:
+def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> Validation:
+    """Return the verdict on the runs in a directory."""
     measured = {
-        level.name: _level_runs(folder, level.name, facts.trouble) for level in contract.levels
+        level.name: _read_level(directory, level.name, facts.failure_reasons.get(level.name, ""))
+        for level in contract.levels
     }
-    prices = _prices(folder, contract)
-    level_verdicts = verdict.after_looks(
-        contract, measured, facts.looks, None if prices is None else money(prices)
-    )
-    level_verdicts = tuple(
-        msgspec.structs.replace(level, notes=(facts.shortened[level.name], *level.notes))
-        if level.name in facts.shortened
-        else level
-        for level in level_verdicts
-    )
+    cost_function = None
+    if contract.prices:
+        cost_function = cost_per_thousand(_load_stored_prices(directory))
+    levels = judge.judge_interim_analyses(contract, measured, facts.run_counts, cost_function)
+    levels = tuple(_with_shortening(level, facts) for level in levels)
     if contract.answers is not None:
-        scored = answer_scoring.read(
-            folder / answer_scoring.FOLDER,
-            facts.trouble.get(answer_scoring.FOLDER, ""),
+        scored = answer_scoring.read_scored_answers(
+            directory / answer_scoring.DIRECTORY,
+            facts.failure_reasons.get(ANSWERS_LEVEL, ""),
             contract.confidence,
         )
-        level_verdicts = (*level_verdicts, verdict.of_answers(contract, contract.answers, scored))
-    level_verdicts = tuple(
-        msgspec.structs.replace(
-            level, fault_codes=facts.fault_codes.get(level.name, ()) if level.trouble else ()
-        )
-        for level in level_verdicts
-    )
-    target = next(
-        (level.runs[0].summary.target for level in measured.values() if level.runs), TargetFacts()
-    )
+        levels = (*levels, judge.judge_answers(contract, contract.answers, scored))
+    levels = tuple(_with_error_codes(level, facts) for level in levels)
+    targets = [level.runs[0].summary.target for level in measured.values() if level.runs]
+    target = targets[0] if targets else TargetFacts()
+    contract_bytes = (directory / CONTRACT_FILE).read_bytes()
     return Validation(
         contract=contract.name,
-        contract_sha256=hashlib.sha256((folder / CONTRACT).read_bytes()).hexdigest(),
-        verdict=verdict.together([level.verdict for level in level_verdicts]),
-        sentence=verdict.sentence(level_verdicts),
+        contract_sha256=hashlib.sha256(contract_bytes).hexdigest(),
+        verdict=verdict.combine_verdicts([level.verdict for level in levels]),
+        sentence=verdict.summarize_levels(levels),
         confidence=contract.confidence,
         horizon_s=contract.horizon_ns / 1e9,
-        looks=max(len(facts.looks), 1),
+        analyses=max(len(facts.run_counts), 1),
         target=facts.target,
         model=target.model,
         server=target.server,
@@ -184,66 +243,77 @@ def judge(folder: Path, contract: Contract, facts: ValidationFacts) -> Validatio
         started=facts.started,
         ended=facts.ended,
         version=version(),
-        levels=level_verdicts,
+        levels=levels,
         interrupted=facts.interrupted,
         preflight=facts.preflight,
     )
 
 
-def _level_runs(folder: Path, level: str, trouble: dict[str, str]) -> MeasuredLevel:
-    run_files = [
-        path for path in (folder / level).glob("r*/run.json") if path.parent.name[1:].isdecimal()
+def _with_shortening(level: LevelVerdict, facts: ValidationFacts) -> LevelVerdict:
+    """Return the verdict on a level with a note if its load was shortened."""
+    if level.name not in facts.shortened:
+        return level
+    return replace(level, notes=(facts.shortened[level.name], *level.notes))
+
+
+def _with_error_codes(level: LevelVerdict, facts: ValidationFacts) -> LevelVerdict:
+    """Return the verdict on a level with the codes of the errors that made it fail, if any."""
+    if not level.failure_reason:
+        return level
+    return replace(level, fault_codes=facts.fault_codes.get(level.name, ()))
+
+
+def _read_level(directory: Path, level: str, failure_reason: str) -> MeasuredLevel:
+    """Return the runs of a level that have a summary, in order of their numbers."""
+    run_dirs = [
+        file.parent
+        for file in (directory / level).glob("r*/run.json")
+        if file.parent.name[1:].isdecimal()
     ]
-    ordered_files = sorted(run_files, key=lambda path: int(path.parent.name[1:]))
-    return MeasuredLevel(
-        runs=tuple(
-            read_run(path.parent, folder)
-            for path in ordered_files
-            if (path.parent / "summary.json").is_file()
-        ),
-        trouble=trouble.get(level, ""),
+    run_dirs.sort(key=lambda run_dir: int(run_dir.name[1:]))
+    runs = tuple(
+        read_run(run_dir, directory) for run_dir in run_dirs if (run_dir / "summary.json").is_file()
     )
+    return MeasuredLevel(runs=runs, failure_reason=failure_reason)
 
 
-def read_run(folder: Path, under: Path, most: float = store.LAZY_ROWS) -> RecordedRun:
-    """One run of a validation, read from its records. `under` is the folder of the validation; more rows than `most`
-    stay in their file.
+def read_run(
+    run_dir: Path, validation_dir: Path, max_rows_in_memory: float = store.LAZY_ROWS
+) -> RecordedRun:
+    """Return one run of a validation, read from its records.
+
+    Args:
+        run_dir: The directory of the run.
+        validation_dir: The directory of the validation.
+        max_rows_in_memory: A run with more records leaves them in their file.
     """
-    stored = store.read_run(folder, most=most, by_stage=False)
-    summary = run_folder.kept_summary(folder)
+    stored = store.read_run(run_dir, most=max_rows_in_memory, by_stage=False)
     return RecordedRun(
-        folder=str(folder.relative_to(under)),
+        folder=str(run_dir.relative_to(validation_dir)),
         header=stored.header,
-        summary=summary,
+        summary=run_folder.kept_summary(run_dir),
         rows=stored.rows,
         gaps=measured_gaps(stored.header, stored.gaps),
     )
 
 
-def verify(folder: Path) -> dict[str, str]:
-    """Check a folder against its list of hashes. Returns file -> what is wrong with it; {} when nothing is."""
-    if checksums.read(folder) is None:
-        return {checksums.FILE: "there is no list of hashes: nothing vouches for this folder"}
-    return checksums.changed(folder) | dict.fromkeys(
-        checksums.unlisted(folder), "not in the list of hashes"
-    )
+# -- costs ----------------------------------------------------------------------------------------
 
 
-# -- money -------------------------------------------------------------------------------------------------------
-
-
-def _prices(folder: Path, contract: Contract) -> Prices | None:
-    if not contract.prices:
-        return None
+def _load_stored_prices(directory: Path) -> Prices:
+    """Return the prices that are stored with a validation."""
     from loadgen.pricing import price_file
 
-    return price_file.load_prices(folder / PRICES, accept_sample=True)
+    return price_file.load_prices(directory / PRICES_FILE, accept_sample=True)
 
 
-def money(prices: Prices) -> Money:
-    """The cost function under `prices`, per thousand good requests; the highest cost where several prices fit."""
+def cost_per_thousand(prices: Prices) -> CostFunction:
+    """Return the function that computes the cost of a thousand good requests at these prices.
 
-    def cost(run: RecordedRun, good_rate: Interval) -> tuple[Interval, str]:
+    If several prices fit the target of a run, it returns the highest cost.
+    """
+
+    def compute_cost(run: RecordedRun, good_rate: Interval) -> tuple[Interval, str]:
         from loadgen.pricing.cost_basis import compute_cost_basis
         from loadgen.pricing.evidence import Evidence
         from loadgen.pricing.prices import find_prices
@@ -253,23 +323,28 @@ def money(prices: Prices) -> Money:
         evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
         measured_basis = compute_cost_basis(evidence)
         rate = Decimal(repr(good_rate.value))
+        low_rate = max(good_rate.low, good_rate.value / MAX_RATE_RATIO)
         basis = replace(
             measured_basis,
             rates={**measured_basis.rates, GOOD: rate},
-            low=Decimal(repr(max(good_rate.low, good_rate.value / 1e6))) / rate,
+            low=Decimal(repr(low_rate)) / rate,
             high=Decimal(repr(good_rate.high)) / rate,
         )
+        target = run.summary.target
         costs = []
-        for price in find_prices(prices, run.summary.target):
-            unit_price = compute_unit_cost(basis, price, run.summary.target.gpus, GOOD)
-            if unit_price is None or unit_price.low is None or unit_price.high is None:
+        for price in find_prices(prices, target):
+            cost = compute_unit_cost(basis, price, target.gpus, GOOD)
+            if cost is None or cost.low is None or cost.high is None:
                 raise UserError(
                     "missing_option", "nobody says how many GPUs there are", run.folder, "--gpus"
                 )
-            total, low, high = map(
-                float, (unit_price.total * 1000, unit_price.low * 1000, unit_price.high * 1000)
+            costs.append(
+                Interval(
+                    float(cost.total * REQUESTS_PER_COST),
+                    float(cost.low * REQUESTS_PER_COST),
+                    float(cost.high * REQUESTS_PER_COST),
+                )
             )
-            costs.append(Interval(total, low, high))
         return max(costs, key=tuple), prices.currency
 
-    return cost
+    return compute_cost

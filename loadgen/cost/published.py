@@ -1,7 +1,7 @@
-"""Published measurements as data, and the same numbers recomputed.
+"""Published figures as data, and the same figures recomputed. The tables are in `data/reference/`.
 
-The tables are packaged in `data/reference/`. Each has its source, date, quality and notes. Whoever
-shows a number must show its notes, which `notes_of` returns.
+Reads the packaged tables and nothing else. Every table has its source, date, quality and notes. Whoever shows a figure
+must show its notes: `notes_of` collects them. None of the figures is our own.
 """
 
 from __future__ import annotations
@@ -16,21 +16,18 @@ import msgspec
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of a table. `notes` are keys of `notes.yaml` that apply to this row only."""
+    """A row of a table. `notes`: keys of `notes.yaml` that apply to this row only."""
 
     notes: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        """The name of the row in a note about it, or "" if it needs none."""
+        """The name of the row in a note about it; "" where it needs none."""
         return ""
 
 
 class PublishedNode(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of the 18 Offline runs of the rack: four GPUs, timed on their own clock.
-
-    `tokens_per_s` counts output tokens.
-    """
+    """One of the 18 Offline runs: four GPUs, timed on its own clock. `tokens_per_s` counts output tokens."""
 
     node: int
     tokens_per_s: float
@@ -41,22 +38,10 @@ class PublishedNode(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class System(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A system that was submitted to MLPerf Inference.
-
-    Attributes:
-        round: The round, such as v5.1.
-        variant: The accuracy target, in percent of the reference's accuracy.
-        submitter: Who submitted the system.
-        system: Its name.
-        gpus: Its number of GPUs.
-        offline: Output tokens per second of the whole system, or None if not submitted.
-        server: The same in the Server scenario.
-        interactive: The same in the Interactive scenario.
-        quality: How far the numbers can be relied on.
-    """
+    """A submitted system. Rates: output tokens per second of the whole system; None where not submitted."""
 
     round: str
-    variant: str
+    variant: str  # accuracy target, in % of the reference's
     submitter: str
     system: str
     gpus: int
@@ -67,12 +52,11 @@ class System(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def label(self) -> str:
-        """The submitter and the name of the system."""
         return f"{self.submitter}, {self.system}"
 
 
 class Latency(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The latencies of a whole system at a target rate."""
+    """Latencies of a whole system at a target rate."""
 
     run: str
     scenario: str
@@ -102,37 +86,26 @@ class PublishedLimit(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def label(self) -> str:
-        """The benchmark and its scenario."""
         return f"{self.benchmark} {self.scenario}"
 
 
 class Profile(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of the published capacity table.
+    """A row of the published capacity table: tokens per interaction, and interactions per second of a rack."""
 
-    Attributes:
-        profile: The name of the packaged workload.
-        title: The title of the row.
-        tokens: Tokens per interaction, as published.
-        input: Input tokens per interaction.
-        output: Output tokens per interaction.
-        published_per_s: Interactions per second of a rack, as published.
-    """
-
-    profile: str
+    profile: str  # the name of our workload
     title: str
-    tokens: int
+    tokens: int  # as published
     input: int
     output: int
     published_per_s: float
 
     @property
     def label(self) -> str:
-        """The name of the packaged workload."""
         return self.profile
 
 
 class Figure(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published number as printed. Its notes say what a check of it showed."""
+    """A published figure as printed; what a check of it showed is in its notes."""
 
     name: str
     value: str
@@ -155,36 +128,27 @@ class PublishedTable(
     rows: tuple[R, ...]
 
 
-def _table_loader(name: str, row_type: type[R]) -> Callable[[], PublishedTable[R]]:
-    """Return a function that returns a packaged table, which is read once."""
-
-    @cache
-    def load_table() -> PublishedTable[R]:
-        table_type = PublishedTable[row_type]  # type: ignore[valid-type]
-        return msgspec.yaml.decode(_table_bytes(name), type=table_type)
-
-    return load_table
+def _table(name: str, row: type[R]) -> Callable[[], PublishedTable[R]]:
+    """A function that returns the packaged table, read once."""
+    return cache(lambda: msgspec.yaml.decode(_table_bytes(name), type=PublishedTable[row]))  # type: ignore[valid-type]
 
 
-nodes = _table_loader("nodes", PublishedNode)
-mlperf = _table_loader("mlperf", System)
-latency = _table_loader("latency", Latency)
-limits = _table_loader("limits", PublishedLimit)
-profiles = _table_loader("profiles", Profile)
-figures = _table_loader("figures", Figure)
+nodes = _table("nodes", PublishedNode)
+mlperf = _table("mlperf", System)
+latency = _table("latency", Latency)
+limits = _table("limits", PublishedLimit)
+profiles = _table("profiles", Profile)
+figures = _table("figures", Figure)
 
 
 @cache
 def notes() -> dict[str, str]:
-    """Return the texts of all notes by their keys."""
+    """All notes by their keys."""
     return msgspec.yaml.decode(_table_bytes("notes"), type=dict[str, str])
 
 
 def notes_of(table: PublishedTable[R], rows: Iterable[R] | None = None) -> list[str]:
-    """Return the notes of a table and of its rows, each text once.
-
-    If rows are given, only the notes of these rows are added to those of the table.
-    """
+    """The texts of a table's notes, then of its rows' notes (only of `rows` where given), each text once."""
     texts = dict.fromkeys(notes()[key] for key in table.notes)
     for row in table.rows if rows is None else rows:
         for key in row.notes:
@@ -199,31 +163,22 @@ def _table_bytes(name: str) -> bytes:
 
 
 class PublishedRack(msgspec.Struct, frozen=True, kw_only=True):
-    """The rates of a rack of 18 nodes, in tokens per second.
-
-    Attributes:
-        least: The rate of the slowest node.
-        most: The rate of the fastest node.
-        mean: The mean rate of a node.
-        median: The median rate of a node.
-        sum_of_rates: The sum of the rates of all nodes, each over its own run.
-        single_clock: All tokens divided by the length of the longest run.
-    """
+    """The figures of a rack of 18 nodes, in tokens per second."""
 
     least: float
     most: float
     mean: float
     median: float
-    sum_of_rates: float
-    single_clock: float
+    sum_of_rates: float  # each node's rate over its own run
+    single_clock: float  # all tokens / length of the slowest run
 
 
 def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
-    """Return the rates of a rack from the runs of its nodes.
+    """The figures of a rack from the runs of its nodes.
 
-    The length of a run is its number of samples divided by their rate, which is finer than the
-    whole seconds of `run_s`. (The logs give 1,030,088 tokens/s on a single clock, these rounded
-    numbers 3 less.)
+    The length of a node's run is its samples / their rate, which is finer than the whole seconds of `run_s`; its tokens
+    are its token rate times that length. (The logs give 1,030,088 tokens/s on a single clock, these rounded figures 3
+    less.)
     """
     rows = list(rows)
     rates = [row.tokens_per_s for row in rows]
@@ -240,23 +195,15 @@ def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
 
 
 class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the capacity table, recomputed in interactions per second of a rack.
-
-    Attributes:
-        profile: The row.
-        as_published: The rate divided by input and output tokens, which is how the table was made.
-        by_output: The rate divided by output tokens.
-        single_clock: The rate on a single clock divided by output tokens.
-    """
+    """A row of the capacity table recomputed from an output-token rate, in interactions per second."""
 
     profile: Profile
-    as_published: float
-    by_output: float
-    single_clock: float
+    as_published: float  # rate / (input + output): the table's own way
+    by_output: float  # rate / output
+    single_clock: float  # single-clock rate / output
 
 
 def arithmetic(profile: Profile, rates: PublishedRack) -> Arithmetic:
-    """Return a row of the capacity table recomputed from the rates of a rack."""
     return Arithmetic(
         profile=profile,
         as_published=rates.sum_of_rates / profile.tokens,

@@ -436,7 +436,7 @@ def _checked(
             )
         )
     overrides = invocation.overrides()
-    faults += overrides.errors
+    faults += overrides.faults
     if common.dataset is not None:
         faults += [
             UserError(

@@ -203,7 +203,7 @@ def counted_by(workload: Workload) -> capacity.Unit:
     """What a rate of a workload counts, before a run of it says (`capacity.rate_unit`)."""
     asked = workload.requests
     parts = [one.requests for one in asked.classes.values()] if isinstance(asked, Mix) else [asked]
-    chained = [build_sessions(part, 0).max_turns > 1 for part in parts]
+    chained = [build_sessions(part, 0).turns > 1 for part in parts]
     return "conversations" if all(chained) else "starts" if any(chained) else "requests"
 
 

@@ -39,7 +39,7 @@ from loadgen.core.metrics import columns, outcomes, reasons
 from loadgen.core.results import checksums, store
 from loadgen.core.results.record import picked
 from loadgen.core.results.spool import Tail
-from loadgen.core.schedule.build import stage_at_load
+from loadgen.core.schedule.arrivals import at_load
 from loadgen.core.slo import Slo
 from loadgen.core.workload import Closed, Poisson, with_unique_prompts
 from loadgen.runs.headline import missed_by
@@ -435,7 +435,7 @@ def loaded(workload: Workload, load: float) -> Workload:
             what = f"stage {stage.name!r} has no rate to search over"
             raise UserError("unsupported", what, "stages", "give it poisson or constant")
     stages = tuple(
-        stage_at_load(stage, load) if stage.measured or isinstance(stage.arrival, Closed) else stage
+        at_load(stage, load) if stage.measured or isinstance(stage.arrival, Closed) else stage
         for stage in workload.stages
     )
     return workload.model_copy(update={"stages": stages})

@@ -20,8 +20,8 @@ from loadgen.answers.questions import Question, read_questions
 from loadgen.bundle import verify as bundle
 from loadgen.cli.app import run_command_line
 from loadgen.contracts.loading import load_contract
-from loadgen.contracts.run import run
-from loadgen.contracts.stored_validation import again
+from loadgen.contracts.run import ValidationOptions, run_validation
+from loadgen.contracts.stored_validation import judge_again
 from loadgen.core.errors import CombinedError, TargetError, UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
@@ -362,9 +362,8 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
         return execute(workload, replace(settings, url="sim:gb300-vm"))
 
     checked = load_contract(file, env={}, against=True)
-    found, folder = run(
-        checked, settings, tmp_path / "out", perform=perform, say=str, other=Settings(url=good)
-    )
+    options = ValidationOptions(perform=perform, say=str)
+    found, folder = run_validation(checked, settings, tmp_path / "out", options, Settings(url=good))
     level = found.levels[1]
     assert level.name == "answers" and level.requests == level.ok == 120
     assert [term.verdict for term in level.terms] == [
@@ -380,7 +379,7 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
     assert (
         rouge.value is not None and 3 < rouge.value < 20 and (rouge.limit, rouge.unit) == (20, "%")
     )
-    assert again(folder) == found
+    assert judge_again(folder) == found
     shown = (folder / "verdict.html").read_text()
     assert "answers: FAIL" in shown and "rougeL: longest sequence of words" in shown
     assert 'classname="answers"' in (folder / "junit.xml").read_text()

@@ -11,8 +11,8 @@ import places
 import pytest
 from command_line import exits
 
+from loadgen.contracts.level_plan import LevelPlan
 from loadgen.contracts.loading import load_contract
-from loadgen.contracts.schema import Planned
 from loadgen.core import format
 from loadgen.core.errors import CombinedError
 
@@ -28,7 +28,7 @@ def _contract(folder: Path, level: str, horizon: str = "12m") -> Path:
     return file
 
 
-def _plan(folder: Path, level: str, **options: Any) -> Planned:
+def _plan(folder: Path, level: str, **options: Any) -> LevelPlan:
     return load_contract(_contract(folder, level, **options)).levels[0]
 
 
@@ -45,7 +45,7 @@ def test_a_latency_needs_the_time_in_which_rare_events_are_seen(
     plan = _plan(tmp_path, f"workload: qa, rate: 12/s, {duration}{terms}")
     assert plan.duration_ns is not None
     assert 2_656 <= plan.duration_ns / 1e9 <= 3_000
-    assert plan.is_auto and "tpot" in plan.decided_by
+    assert plan.is_auto and "tpot" in plan.decisive_term
 
 
 def test_errors_need_a_number_of_requests(tmp_path: Path) -> None:

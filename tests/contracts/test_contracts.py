@@ -28,15 +28,38 @@ from refusals import refused
 from runs import write as write_run
 
 from loadgen.cli.app import main
-from loadgen.contracts import level_plan, prediction, quantile_interval, sections, steady_samples
-from loadgen.contracts import run as validation
-from loadgen.contracts import verdict as judge
-from loadgen.contracts.evaluate import MeasuredLevel
+from loadgen.contracts import (
+    level_plan,
+    load_shortage,
+    prediction,
+    quantile_interval,
+    sections,
+    verdict_text,
+)
+from loadgen.contracts.judge import TermJudge, judge_interim_analyses, judge_levels
+from loadgen.contracts.load_shortage import LoadLength
 from loadgen.contracts.loading import load_contract
+from loadgen.contracts.page_sections import PageInputs
+from loadgen.contracts.recorded_run import MeasuredLevel
 from loadgen.contracts.sample_sizes import requests_without_miss
-from loadgen.contracts.schema import parse, words
-from loadgen.contracts.stored_validation import PLACE, again, command_of, read_run, verify
-from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Judgement, Validation, holds_words
+from loadgen.contracts.run import ValidationOptions, run_validation
+from loadgen.contracts.schema import parse_contract
+from loadgen.contracts.stored_validation import (
+    FACTS_FILE,
+    judge_again,
+    read_original_command,
+    read_run,
+    verify_checksums,
+)
+from loadgen.contracts.verdict import (
+    FAIL,
+    INCONCLUSIVE,
+    PASS,
+    TermVerdict,
+    Validation,
+    combine_verdicts,
+    exit_code,
+)
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.execution import run as runs
@@ -244,7 +267,7 @@ def test_the_shipped_contracts_hold_together() -> None:
 )
 def test_any_text_is_a_contract_or_faults(text: str | list[str]) -> None:
     try:
-        parse(text if isinstance(text, str) else "\n".join(text), "c.yaml", {})
+        parse_contract(text if isinstance(text, str) else "\n".join(text), "c.yaml", {})
     except CombinedError as faults:
         assert all(fault.where.startswith("c.yaml") for fault in faults.faults)
 
@@ -254,12 +277,12 @@ def test_any_text_is_a_contract_or_faults(text: str | list[str]) -> None:
 SLO = Slo(terms=(Term(metric="ttft", limit_ns=10**9), Term(metric="tpot", limit_ns=30_000_000)))
 
 
-def judged(term: str, found: Any = None, **more: Any) -> Judgement:
+def judged(term: str, found: Any = None, **more: Any) -> TermVerdict:
     """The verdict on one must term of a level whose run is this one, or has these rows."""
     trouble, level = more.pop("trouble", ""), more.pop("level", "")
     horizon = more.pop("horizon", "12s")  # so that terms are judged by what the records hold
     text = f"name: c\nhorizon: {horizon}\nlevels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n"
-    contract = parse(text, "c.yaml", {})
+    contract = parse_contract(text, "c.yaml", {})
     energy = more.pop("energy", None)
     if isinstance(found, np.ndarray):
         found = run(found, slo=SLO, **more)
@@ -269,7 +292,7 @@ def judged(term: str, found: Any = None, **more: Any) -> Judgement:
             replace(one, summary=msgspec.structs.replace(one.summary, energy=energy))
             for one in recorded
         )
-    (one,) = judge.levels(contract, {"load": MeasuredLevel(runs=recorded, trouble=trouble)})
+    (one,) = judge_levels(contract, {"load": MeasuredLevel(runs=recorded, failure_reason=trouble)})
     return one.terms[0]
 
 
@@ -340,7 +363,7 @@ def test_a_load_or_answers_that_were_not_as_asked_never_pass(
 
 
 def test_a_level_says_that_its_load_was_not_offered() -> None:
-    contract = parse(
+    contract = parse_contract(
         "name: c\nlevels:\n  - {name: load, workload: qa, must: [{errors: 1%}]}\n", "c.yaml", {}
     )
     levels = {
@@ -348,7 +371,7 @@ def test_a_level_says_that_its_load_was_not_offered() -> None:
         for share, found in ((0, GOOD), (20, changed(drop)))
     }
     notes = {
-        share: judge.levels(contract, {"load": level})[0].notes for share, level in levels.items()
+        share: judge_levels(contract, {"load": level})[0].notes for share, level in levels.items()
     }
     assert [sum("dropped at a cap" in note for note in said) for said in notes.values()] == [0, 1]
 
@@ -502,9 +525,9 @@ def test_windows_in_which_requests_failed_are_compared_or_said_to_have_nothing()
 def test_repeats_give_pooled_gaps_an_interval() -> None:
     level = "{name: load, workload: qa, repeats: 3, must: [{itl: {limit: 16ms, at: p50}}]}"
     text = f"name: c\nhorizon: 12s\nlevels:\n  - {level}\n"
-    contract = parse(text, "c.yaml", {})
+    contract = parse_contract(text, "c.yaml", {})
     three = tuple(run(rows(seed, 800, 8.0), slo=SLO) for seed in (1, 2, 3))
-    (level,) = judge.levels(contract, {"load": MeasuredLevel(runs=three)})
+    (level,) = judge_levels(contract, {"load": MeasuredLevel(runs=three)})
     assert level.verdict == PASS, level.terms[0].reason
 
 
@@ -517,13 +540,13 @@ def test_ten_percent_off_is_told_right_over_forty_seeds() -> None:
         terms = ", ".join(
             f"{{{name}: {{limit: {value * off:.4f}ms, at: p50}}}}" for name, value in truth.items()
         )
-        contract = parse(
+        contract = parse_contract(
             f"name: c\nhorizon: 12s\nlevels:\n  - {{name: load, workload: qa, must: [{terms}]}}\n",
             "c.yaml",
             {},
         )
         return [
-            term.verdict for one in seen for term in judge.levels(contract, {"load": one})[0].terms
+            term.verdict for one in seen for term in judge_levels(contract, {"load": one})[0].terms
         ]
 
     too_strict, kept = verdicts(0.9), verdicts(1.1)
@@ -617,9 +640,9 @@ def test_near_saturation_a_short_load_passes_nothing_that_a_queue_makes(
     """94 % load: three minutes are a few looks at a queue that lasts for minutes."""
     terms = "{e2e: {limit: 3114ms, at: p50}}, {ttft: {limit: 643ms, at: p50}}"
     text = f"name: c\nhorizon: 12s\nlevels:\n  - {{name: a, workload: qa, must: [{terms}]}}"
-    contract = parse(text, "c.yaml", {})
+    contract = parse_contract(text, "c.yaml", {})
     for seed in (42, 47, 54, 56, 84, 86, 88, 90, 94):  # those that looked like a load of 87 %
-        (level,) = judge.levels(
+        (level,) = judge_levels(
             contract, {"a": MeasuredLevel(runs=(run(rows(seed, requests, rate)),))}
         )
         assert PASS not in {term.verdict for term in level.terms}, (seed, level.terms)
@@ -666,9 +689,9 @@ def test_a_pass_says_for_what_it_holds() -> None:
     assert kept.horizon_s == pytest.approx(
         (GOOD["due_ns"][-1] - GOOD["due_ns"][0]) / 1e9 / np.log(40), rel=1e-3
     )
-    assert kept.looks is not None and 10 < kept.looks < 400
-    assert f" {format.duration(kept.horizon_s)};" in holds_words(kept)
-    assert f" {kept.looks:,} " in holds_words(kept)
+    assert kept.effective_size is not None and 10 < kept.effective_size < 400
+    assert f" {format.duration(kept.horizon_s)};" in verdict_text.validity_text(kept)
+    assert f" {kept.effective_size:,} " in verdict_text.validity_text(kept)
     for term in ("{errors: 1%}", "{requests: 7/s}", "{goodput: 60%}"):
         assert judged(term, GOOD).horizon_s is not None, term
 
@@ -681,10 +704,10 @@ def test_a_short_load_passes_only_what_the_contract_signs() -> None:
     assert "sees what comes back within 1 min 40 s; tpot p50 needs 12 min 00 s" in short.reason
     length_s = (GOOD["due_ns"][-1] - GOOD["due_ns"][0]) / 1e9
     needed_s = intervals.length_for(720, intervals.at_next_look(0.95))
-    assert short.missing_s == pytest.approx(needed_s - length_s, rel=0.2)
+    assert short.additional_load_s == pytest.approx(needed_s - length_s, rel=0.2)
     assert judged(term, GOOD, horizon="90s").verdict == PASS
     assert (
-        parse("name: c\nlevels:\n  - {name: load, workload: qa}\n", "c", {}).horizon_ns
+        parse_contract("name: c\nlevels:\n  - {name: load, workload: qa}\n", "c", {}).horizon_ns
         == 720 * 10**9
     )
 
@@ -711,15 +734,15 @@ def repeated(
     horizon: str = "5s",
     nodes: int = 1,
     **header: Any,
-) -> Judgement:
+) -> TermVerdict:
     text = f"name: c\nhorizon: {horizon}\nlevels:\n  - {{name: load, workload: qa, {level} must: [{term}]}}\n"
     recorded = []
     for i, one in enumerate(found):
         this = run(one, slo=SLO, nodes=nodes, folder=f"load/r{i + 1}")
         times = {name: value[i] for name, value in header.items()}
         recorded.append(replace(this, header=msgspec.structs.replace(this.header, **times)))
-    (judged_level,) = judge.levels(
-        parse(text, "c.yaml", {}), {"load": MeasuredLevel(runs=tuple(recorded))}
+    (judged_level,) = judge_levels(
+        parse_contract(text, "c.yaml", {}), {"load": MeasuredLevel(runs=tuple(recorded))}
     )
     return judged_level.terms[0]
 
@@ -780,25 +803,27 @@ def test_a_must_term_can_ask_for_runs_apart_in_time(second: str, verdict: str) -
 def test_the_verdict_of_many() -> None:
     for verdicts in itertools.product((PASS, FAIL, INCONCLUSIVE), repeat=3):
         wanted = FAIL if FAIL in verdicts else INCONCLUSIVE if INCONCLUSIVE in verdicts else PASS
-        assert judge.together(list(verdicts)) == wanted  # type: ignore[arg-type]
-    assert judge.together([]) == INCONCLUSIVE, "nothing measured shows nothing"
+        assert combine_verdicts(list(verdicts)) == wanted  # type: ignore[arg-type]
+    assert combine_verdicts([]) == INCONCLUSIVE, "nothing measured shows nothing"
 
 
 def test_intervals_of_samples() -> None:
     draw = np.random.default_rng(3)
     values = draw.exponential(1.0, 20_000)
-    median = quantile_interval.quantile([values], 0.5, 0.95)
+    median = quantile_interval.estimate_quantile([values], 0.5, 0.95)
     assert median.low < np.log(2) < median.high
     assert median.high - median.low < 0.06
-    assert quantile_interval.quantile([values[:30]], 0.99, 0.95).high == np.inf, (
+    assert quantile_interval.estimate_quantile([values[:30]], 0.99, 0.95).high == np.inf, (
         "past the end of the sample there is no bound"
     )
     held = np.repeat(
         draw.exponential(1.0, 200), 100
     )  # in hundreds that are equal: worth 200, not 20,000
-    wide = quantile_interval.quantile([held], 0.5, 0.95)
+    wide = quantile_interval.estimate_quantile([held], 0.5, 0.95)
     assert wide.high - wide.low > 5 * (median.high - median.low)
-    assert quantile_interval.share([np.zeros(1000)], 0.95).high == pytest.approx(0.0038, abs=1e-4)
+    assert quantile_interval.estimate_share([np.zeros(1000)], 0.95).high == pytest.approx(
+        0.0038, abs=1e-4
+    )
     assert requests_without_miss(0.0038, 0.95) == pytest.approx(1007, abs=5)
     assert intervals.quotient(Interval(2, 1.9, 2.1), Interval(1, 0.9, 1.1)).low == pytest.approx(
         1.79, abs=0.01
@@ -826,24 +851,25 @@ levels:
 def carry(tmp_path: Path, text: str, **settings: Any) -> tuple[Validation, Path]:
     (tmp_path / "c.yaml").write_text(text)
     checked = load_contract(tmp_path / "c.yaml", env={})
-    perform = runs.execute
-    return validation.run(
-        checked, Settings(**settings), tmp_path / "out", perform=perform, say=lambda _: None, seed=1
-    )
+    options = ValidationOptions(perform=runs.execute, say=lambda _: None, seed=1)
+    return run_validation(checked, Settings(**settings), tmp_path / "out", options)
 
 
 @pytest.mark.parametrize(("limit", "verdict", "code"), [("60ms", PASS, 0), ("5ms", FAIL, 1)])
 def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, code: int) -> None:
     found, folder = carry(tmp_path, CARRIED.replace("LIMIT", limit), url="sim:gb300-vm")
-    assert (found.verdict, judge.exit_code(found)) == (verdict, code), found.sentence
+    assert (found.verdict, exit_code(found)) == (verdict, code), found.sentence
     assert found.simulated
     assert found.horizon_s == 12
-    for shown in (as_text.render(sections.report(found)), (folder / "verdict.html").read_text()):
+    for shown in (
+        as_text.render(sections.build_report(found)),
+        (folder / "verdict.html").read_text(),
+    ):
         unfolded = " ".join(shown.split())
         assert "signed: what comes back within 12.0 s (usual: 12 min 00 s)" in unfolded
         assert "were not looked for" in unfolded
-    assert verify(folder) == {}
-    assert again(folder) == found, "the verdict is a function of what is stored"
+    assert verify_checksums(folder) == {}
+    assert judge_again(folder) == found, "the verdict is a function of what is stored"
     suite = ElementTree.parse(folder / "junit.xml").getroot().find("testsuite")
     assert suite is not None
     assert (suite.get("tests"), suite.get("failures")) == ("3", str(code))
@@ -857,7 +883,7 @@ def test_a_contract_in_virtual_time(tmp_path: Path, limit: str, verdict: str, co
     (folder / "verdict.json").write_text("{}")
     (folder / "contract.yaml").unlink()
     with pytest.raises(CombinedError) as raised:
-        again(folder)
+        judge_again(folder)
     assert {fault.code for fault in raised.value.faults} == {"changed_file", "missing_file"}
 
 
@@ -882,8 +908,8 @@ levels:
 @pytest.mark.commands
 def test_an_hour_of_soak_in_virtual_time(tmp_path: Path) -> None:
     found, _ = carry(tmp_path, SOAK, url="sim:gb300-vm")
-    assert found.verdict == PASS, as_text.render(sections.report(found))
-    (ttft,) = (term for term in found.levels[0].terms if term.kind == "should")
+    assert found.verdict == PASS, as_text.render(sections.build_report(found))
+    (ttft,) = (term for term in found.levels[0].terms if term.requirement == "should")
     assert (ttft.verdict, ttft.code) == (INCONCLUSIVE, "one_sided"), (
         "twenty minutes see a queue some 120 times, p99 needs 368"
     )
@@ -914,10 +940,10 @@ def test_a_folder_whose_manifest_was_made_anew_still_shows_no_traceback(tmp_path
             ]
             (folder / "SHA256SUMS").write_text("".join(sums))
         if not name:
-            assert again(folder).levels[0].runs == ("steady/r1",)
+            assert judge_again(folder).levels[0].runs == ("steady/r1",)
             continue
         with pytest.raises((UserError, CombinedError)) as raised:
-            again(folder)
+            judge_again(folder)
         assert Path(name).name in str(raised.value)
 
 
@@ -1063,11 +1089,11 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
         (place / "wide.yaml").write_text(WIDE)
         found, folder = carry(place, FAULTY, embedded=embedded)
         if (
-            "other processes" not in found.levels[0].trouble
+            "other processes" not in found.levels[0].failure_reason
         ):  # which took the time of a busy host: measured again
             break
-    assert found.levels[0].trouble == ""
-    assert found.levels[0].terms[0].verdict == FAIL, as_text.render(sections.report(found))
+    assert found.levels[0].failure_reason == ""
+    assert found.levels[0].terms[0].verdict == FAIL, as_text.render(sections.build_report(found))
     assert (folder / "doctor.json").is_file()
     measured = {"load": MeasuredLevel(runs=(read_run(folder / "load" / "r1", folder),))}
     share = found.levels[0].terms[0].value
@@ -1080,7 +1106,7 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
         ("tpot: {limit: 1s, at: p99.9}", INCONCLUSIVE),
     ):
         text = f"name: c\nhorizon: 1s\nlevels:\n  - {{name: load, workload: wide.yaml, must: [{{{term}}}]}}\n"
-        (level,) = judge.levels(parse(text, "c.yaml", {}), measured)
+        (level,) = judge_levels(parse_contract(text, "c.yaml", {}), measured)
         reason = level.terms[
             0
         ].reason  # other work on this machine slowed the tokens, or the reading of their stamps
@@ -1092,9 +1118,9 @@ def test_contracts_against_the_embedded_endpoint_with_injected_faults(tmp_path: 
 
 def test_no_target_is_inconclusive_and_leaves_its_folder(tmp_path: Path) -> None:
     found, folder = carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
-    assert judge.exit_code(found) == 3
+    assert exit_code(found) == 3
     assert found.levels[0].fault_codes == ("connect",)
-    assert verify(folder) == {}
+    assert verify_checksums(folder) == {}
     with pytest.raises(UserError) as caught:
         carry(tmp_path, CARRIED.replace("LIMIT", "60ms"), url="http://127.0.0.1:1")
     assert (caught.value.code, caught.value.key) == ("folder_in_use", "--out")
@@ -1108,7 +1134,7 @@ def test_facts_and_head_of_an_extended_validation_name_one_confidence() -> None:
         sentence="",
         confidence=0.95,
         horizon_s=3600.0,
-        looks=2,
+        analyses=2,
         target="",
         model="",
         server="",
@@ -1118,14 +1144,14 @@ def test_facts_and_head_of_an_extended_validation_name_one_confidence() -> None:
         version="",
         levels=(),
     )
-    assert judge.confidence_words(found).startswith(
+    assert verdict_text.confidence_text(found).startswith(
         "97.5 %, two-sided"
-    ) and "97.5 %" in judge.looks_words(found)
-    contract = parse(
+    ) and "97.5 %" in verdict_text.analyses_text(found)
+    contract = parse_contract(
         "name: c\nlevels:\n  - {name: load, workload: qa, must: [{requests: 7/s}]}\n", "c.yaml", {}
     )
-    assert judge.confidence_words(found) in re.sub(
-        r"<[^>]+>", "", as_page.render(sections.report(found, sections.Measured(contract, "", {})))
+    assert verdict_text.confidence_text(found) in re.sub(
+        r"<[^>]+>", "", as_page.render(sections.build_report(found, PageInputs(contract, "", {})))
     )
 
 
@@ -1134,10 +1160,10 @@ def test_why_there_is_no_rate_is_no_riddle() -> None:
     one_load = run(rows(1, 149, 8.0), slo=SLO)
     inside = msgspec.structs.replace(one_load.summary.window, steady=windows.span(0, 0))
     without = replace(one_load, summary=msgspec.structs.replace(one_load.summary, window=inside))
-    contract = parse(
+    contract = parse_contract(
         "name: c\nlevels:\n  - {name: load, workload: qa, must: [{requests: 7/s}]}\n", "c.yaml", {}
     )
-    (level,) = judge.levels(contract, {"load": MeasuredLevel(runs=(without,))})
+    (level,) = judge_levels(contract, {"load": MeasuredLevel(runs=(without,))})
     assert (
         "no rate: as long as the 149 measured requests were due, warm-up was in flight"
         in level.terms[0].reason
@@ -1166,7 +1192,7 @@ def test_exit_codes(verdict: Any, interrupted: bool, code: int) -> None:
         levels=(),
         interrupted=interrupted,
     )
-    assert judge.exit_code(found) == code
+    assert exit_code(found) == code
 
 
 def test_the_command_line_tells_faults_of_flags_and_contract_together(
@@ -1252,9 +1278,9 @@ def test_a_dry_run_predicts_the_load_that_each_term_needs(
 
 def test_a_shorter_run_takes_the_rows_of_the_longer_one_and_no_memory_of_its_own() -> None:
     whole = run(rows(1, 3000))
-    ahead = prediction._in_order(whole)
+    ahead = prediction.OrderedRun.from_run(whole)
     for length_s in (300, 150, 40):
-        part = prediction._up_to(ahead, length_s)
+        part = ahead.cut_to(length_s)
         due: Any = part.rows["due_ns"]
         assert sorted(due.tolist()) == sorted(
             one for one in whole.rows["due_ns"].tolist() if one < length_s * 1e9
@@ -1270,7 +1296,7 @@ def test_a_dry_run_counts_what_the_run_counts(tmp_path: Path, workload: str, nou
     level = f"{{name: a, workload: {workload}, rate: 7/s, duration: 1h, must: [{{errors: 1%}}]}}"
     (tmp_path / "c.yaml").write_text(f"name: c\nlevels:\n  - {level}\n")
     (planned,) = load_contract(tmp_path / "c.yaml").levels
-    assert f" 25,200 {noun}, " in level_plan.planned_words(planned)[0]
+    assert f" 25,200 {noun}, " in level_plan.plan_text(planned)
 
 
 def test_a_dry_run_judges_no_length_twice_and_no_term_below_what_it_needs(tmp_path: Path) -> None:
@@ -1278,10 +1304,10 @@ def test_a_dry_run_judges_no_length_twice_and_no_term_below_what_it_needs(tmp_pa
     made, judged = Counter[object](), Counter[str]()
 
     def count(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code is prediction._up_to.__code__:
-            made[frame.f_locals["ahead"].run.folder, frame.f_locals["length_s"]] += 1
-        elif event == "call" and frame.f_code is judge._judge_term.__code__:
-            judged[words(frame.f_locals["term"])] += 1
+        if event == "call" and frame.f_code is prediction.OrderedRun.cut_to.__code__:
+            made[frame.f_locals["self"].run.folder, frame.f_locals["length_s"]] += 1
+        elif event == "call" and frame.f_code is TermJudge.judge.__code__:
+            judged[frame.f_locals["term"].text] += 1
 
     def perform(*asked: Any) -> Any:
         done = runs.execute(*asked)
@@ -1290,12 +1316,14 @@ def test_a_dry_run_judges_no_length_twice_and_no_term_below_what_it_needs(tmp_pa
 
     checked, target = load_contract(tmp_path / "c.yaml"), Settings(url="sim:gb300-vm")
     try:
-        levels = prediction.predict(checked, target, perform=perform, seed=1)
+        options = prediction.ForecastOptions(perform=perform, seed=1)
+        levels = prediction.forecast_levels(checked, target, options)
     finally:
         sys.setprofile(None)
     assert max(made.values()) == 1
     lengths = {
-        level.name: len(prediction._lengths(level.length_s, level.simulated_s)) for level in levels
+        level.name: len(prediction.candidate_lengths(level.length_s, level.simulated_s))
+        for level in levels
     }
     assert judged["tpot at p50 within 60.0 ms"] < judged["errors at most 5.0 %"] <= lengths["a"] + 1
 
@@ -1315,15 +1343,17 @@ def test_a_validation_is_shortened_and_extended(
     code, out, _ = validated(f"--extend '{folder}' --add 176s", capsys)
     assert code == 0, out
     stored = msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Validation)
-    assert (stored.looks, stored.verdict) == (2, PASS)
+    assert (stored.analyses, stored.verdict) == (2, PASS)
     assert [level.runs for level in stored.levels] == [("a/r1", "a/r2"), ("b/r1",)], (
         "b was decided: it is not run again"
     )
     tpot, errors, _ = stored.levels[0].terms
-    assert (tpot.look, errors.look) == (2, 1), "what was decided at the first look stays as it was"
+    assert (tpot.analysis, errors.analysis) == (2, 1), (
+        "what was decided at the first look stays as it was"
+    )
     assert " 97.5 %" in tpot.reason
     assert " 95 %" in errors.reason
-    assert again(folder) == stored, "the verdict is a function of what is stored"
+    assert judge_again(folder) == stored, "the verdict is a function of what is stored"
     once_more = validated(f"--extend '{folder}' --add 1m", capsys)
     assert (once_more[0], "every term is decided" in once_more[2]) == (2, True)
     assert validated(f"'{tmp_path}/c.yaml' --url sim:gb300-vm --add 1m", capsys)[0] == 2
@@ -1331,11 +1361,11 @@ def test_a_validation_is_shortened_and_extended(
 
 def test_the_command_of_a_validation_is_that_of_its_first_run(tmp_path):
     """Not of the one that the file system lists first: an added run has the command that added it."""
-    (tmp_path / PLACE).write_text("{}")
+    (tmp_path / FACTS_FILE).write_text("{}")
     for number in (10, 3, 1, 12, 2, 11):
         command = ("loadgen", "validate", "rag", "--seed", str(number), "--bundle", "b.zip")
         write_run(tmp_path / "peak" / f"r{number}", command=command)
-    assert command_of(tmp_path) == ["validate", "rag", "--seed", "1"]
+    assert read_original_command(tmp_path) == ["validate", "rag", "--seed", "1"]
 
 
 @pytest.mark.commands
@@ -1355,10 +1385,10 @@ def test_the_load_that_is_said_to_be_missing_decides(
         .levels[0]
         .terms
     )
-    assert term.missing_s
+    assert term.additional_load_s
     command = re.search(r"loadgen validate (--extend .+ --add (\d+)m)", err)
     assert command is not None, err
-    assert int(command[2]) == math.ceil(term.missing_s / 60)
+    assert int(command[2]) == math.ceil(term.additional_load_s / 60)
     assert command[0] in validated(f"'{tmp_path}/out'", capsys)[2], "the folder alone says it too"
     code, out, _ = validated(f"{command[1]} {target}", capsys)
     assert code == 0, out
@@ -1368,15 +1398,23 @@ def test_what_is_enough_at_one_look_is_weighed_at_the_next() -> None:
     """A load that meets what comes back every 10 s with 97.5 % certainty misses it at the next confidence."""
     p, horizon_s = 0.95, 10.0
     length_s = intervals.length_for(horizon_s, 0.95)
-    now = steady_samples.too_short(length_s, 0.95, horizon_s, "ttft p95")
-    assert not now
-    assert now.enough_s > length_s
-    assert not steady_samples.too_short(now.enough_s, 0.975, horizon_s, "ttft p95")
-    short = steady_samples.tail(40.0, (50.0, 600.0), p, 0.95, "ttft p95")
-    longer = short.enough_s / 600
-    assert not steady_samples.tail(
-        40.0 * longer, (50.0 * longer, short.enough_s), p, 0.975, "ttft p95"
+    now = load_shortage.find_horizon_shortage(length_s, 0.95, horizon_s, "ttft p95")
+    assert not now.is_short
+    assert now.sufficient_load_s > length_s
+    assert not load_shortage.find_horizon_shortage(
+        now.sufficient_load_s, 0.975, horizon_s, "ttft p95"
+    ).is_short
+    short = load_shortage.find_queue_tail_shortage(
+        40.0, LoadLength(50.0, 600.0), p, 0.95, "ttft p95"
     )
+    longer = short.sufficient_load_s / 600
+    assert not load_shortage.find_queue_tail_shortage(
+        40.0 * longer,
+        LoadLength(50.0 * longer, short.sufficient_load_s),
+        p,
+        0.975,
+        "ttft p95",
+    ).is_short
 
 
 def test_a_broken_promise_is_not_extended_away(
@@ -1398,13 +1436,13 @@ def test_a_broken_promise_is_not_extended_away(
 )
 def test_each_look_at_growing_records_asks_for_more(limit: str, verdict: str, look: int) -> None:
     promise = f"{{tpot: {{limit: {limit}, at: p50}}}}"
-    contract = parse(
+    contract = parse_contract(
         f"name: c\nhorizon: 20s\nlevels:\n  - {{name: a, workload: qa, must: [{promise}]}}\n",
         "c",
         {},
     )
     measured = {"a": MeasuredLevel(runs=tuple(run(rows(seed, 1000)) for seed in (1, 2, 3)))}
-    (level,) = judge.after_looks(contract, measured, [{"a": 1}, {"a": 2}, {"a": 3}])
+    (level,) = judge_interim_analyses(contract, measured, [{"a": 1}, {"a": 2}, {"a": 3}])
     (term,) = level.terms
-    assert (term.verdict, term.look, len(level.runs)) == (verdict, look, 3), term.reason
+    assert (term.verdict, term.analysis, len(level.runs)) == (verdict, look, 3), term.reason
     assert f"at {(95, 97.5, 98.75)[look - 1]:g} %" in term.reason

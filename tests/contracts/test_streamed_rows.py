@@ -6,7 +6,7 @@ import numpy as np
 import runs
 from queueing import rows
 
-from loadgen.contracts.steady_samples import RecordedRun
+from loadgen.contracts.recorded_run import RecordedRun
 from loadgen.contracts.stored_validation import read_run
 from loadgen.core.metrics.columns import DROPPED
 from loadgen.core.metrics.summary import dump_summary
@@ -26,15 +26,22 @@ def test_a_recorded_run_makes_no_rows_of_a_file(tmp_path: Path) -> None:
     write(folder / "requests" / store.MERGED, [to_table(found, [])])
     (folder / "summary.json").write_bytes(dump_summary(summarize(*store.read_run(folder))))
     whole = read_run(folder, tmp_path)
-    streamed = read_run(folder, tmp_path, most=0)
+    streamed = read_run(folder, tmp_path, max_rows_in_memory=0)
     assert isinstance(streamed.rows, Frame)
 
     def chosen(run: RecordedRun) -> list[RecordedRun]:
-        return [run, run.without_dropped(), run.only("a"), run.only("b").without_dropped()]
+        return [
+            run,
+            run.without_dropped(),
+            run.only_class("a"),
+            run.only_class("b").without_dropped(),
+        ]
 
     for mine, theirs in zip(chosen(streamed), chosen(whole), strict=True):
         assert not isinstance(mine.rows, np.ndarray), "rows were made"
         for name in ("slot", "due_ns", "first_token_ns", "status", "output_tokens"):
             assert mine.columns()[name].tolist() == theirs.columns()[name].tolist()
         assert mine.columns().measure("ttft").tolist() == theirs.columns().measure("ttft").tolist()
-    assert 0 < len(streamed.only("a").rows) < len(streamed.without_dropped().rows) < len(found)
+    assert (
+        0 < len(streamed.only_class("a").rows) < len(streamed.without_dropped().rows) < len(found)
+    )

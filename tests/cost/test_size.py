@@ -24,7 +24,7 @@ from refusals import refused
 import loadgen
 from loadgen.cli.app import run_command_line
 from loadgen.contracts.loading import load_contract
-from loadgen.contracts.schema import parse
+from loadgen.contracts.schema import parse_contract
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.execution import run_header
 from loadgen.core.metrics.blocks import Sessions, TaskGoodput
@@ -362,7 +362,7 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> 
     of_tasks = contract_file.render_contract(
         found, msgspec.structs.replace(RAG, sessions=tasks), "research-agent"
     )
-    (level,) = parse(of_tasks, "c").levels
+    (level,) = parse_contract(of_tasks, "c").levels
     assert [one.kind for one in level.must][-1] == "task_goodput"
     assert "task: {within: 90s, wait: 2s, attainment: 90%}" in of_tasks
     one = ClassSummary(
@@ -380,9 +380,9 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits(folder: Path) -> 
     )
     mix = msgspec.structs.replace(RAG, classes=(one,), goodput=Goodput(counted=1, good=1, met=True))
     text = contract_file.render_contract(found, mix, "mixed")
-    assert "slo:" not in text and {one.class_name for one in parse(text, "c").levels[0].must} == {
-        "chat"
-    }
+    assert "slo:" not in text and {
+        one.class_name for one in parse_contract(text, "c").levels[0].must
+    } == {"chat"}
 
 
 def test_racks_and_what_is_published_stand_beside_the_machines(

@@ -15,9 +15,9 @@ from queueing import rows
 
 from loadgen.bundle import verify as bundle
 from loadgen.cli import repetition as flags
-from loadgen.contracts import run as validation
 from loadgen.contracts.loading import load_contract
-from loadgen.contracts.stored_validation import again
+from loadgen.contracts.run import ValidationOptions, run_validation
+from loadgen.contracts.stored_validation import judge_again
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution import run as execution
 from loadgen.core.execution.plan import Settings
@@ -253,19 +253,13 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONTRACT)
     checked = load_contract(tmp_path / "c.yaml", env={})
     said: list[str] = []
-    found, folder = validation.run(
-        checked,
-        Settings(url="sim:gb300-vm"),
-        tmp_path / "out",
-        perform=execution.execute,
-        say=said.append,
-        seed=3,
-    )
+    options = ValidationOptions(perform=execution.execute, say=said.append, seed=3)
+    found, folder = run_validation(checked, Settings(url="sim:gb300-vm"), tmp_path / "out", options)
     assert found.levels[0].runs == ("load/r1", "load/r2") and found.verdict == "PASS", found.levels[
         0
     ].terms
     assert any("nothing to wait for" in line for line in said)
-    assert again(folder) == found
+    assert judge_again(folder) == found
     spread = json.loads((folder / "repeats.json").read_bytes())["levels"]["load"]
     assert spread["runs"] == ["load/r1", "load/r2"] and spread["figures"]
     assert "How the runs of a level differ" in (folder / "verdict.html").read_text()
@@ -276,12 +270,8 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     )
     four = load_contract(tmp_path / "c.yaml", repeats=4, env={})
     assert four.levels[0].level.repeats == 4
-    found, _ = validation.run(
-        four,
-        Settings(url="sim:gb300-vm"),
-        tmp_path / "four",
-        perform=execution.execute,
-        say=said.append,
-        repetition=Repetition(count=4),
+    options = ValidationOptions(
+        perform=execution.execute, say=said.append, repetition=Repetition(count=4)
     )
+    found, _ = run_validation(four, Settings(url="sim:gb300-vm"), tmp_path / "four", options)
     assert len(found.levels[0].runs) == 4

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from loadgen.core.execution.events import Look
 from loadgen.core.requests.task_graphs import Abandonment
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
-from loadgen.core.schedule.sessions import (
-    SINGLE_REQUEST,
-    Ints,
-    Session,
-    SessionColumns,
-    SessionSequence,
-    SingleRequests,
-)
+from loadgen.core.schedule.sessions import SINGLE_REQUEST, Session, SingleRequests
 from loadgen.sim.engine.implementation import module
 from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import make_router
@@ -37,28 +30,22 @@ COSTS = Costs(
 )
 
 
-class Graphs(SessionSequence):
+class Graphs:
     """Chains of any form: single requests, conversations, tasks whose branches meet, users who leave."""
 
-    max_parallel_turns = 1
+    side_by_side = 1
 
     def __init__(self, draw: random.Random, turns: int) -> None:
-        self.max_turns = turns
+        self.turns = turns
         self._made = [self._chain(draw) for _ in range(40)]
 
-    def get(self, index: int) -> Session:
-        return self._made[index % len(self._made)]
-
-    def turn_counts(self, first: int, count: int) -> Ints:
-        raise NotImplementedError
-
-    def columns(self, first: int, count: int) -> SessionColumns:
-        raise NotImplementedError
+    def of(self, chain: int) -> Session:
+        return self._made[chain % len(self._made)]
 
     def _chain(self, draw: random.Random) -> Session:
         if draw.random() < 0.2:
             return SINGLE_REQUEST
-        slots = draw.randint(1, self.max_turns)
+        slots = draw.randint(1, self.turns)
         later = range(1, slots)
         after = [
             set[int](),
@@ -71,7 +58,7 @@ class Graphs(SessionSequence):
         leaving = (
             Abandonment(draw.randrange(slots), draw.randint(1, 30)) if draw.random() < 0.3 else None
         )
-        return Session(tuple(map(len, after)), followers, pauses, abandonment=leaving)
+        return Session(tuple(map(len, after)), followers, pauses, leaving=leaving)
 
 
 def stages_of(draw: random.Random, turns: int) -> list[ScheduledStage]:

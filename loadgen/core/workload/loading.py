@@ -94,7 +94,7 @@ def _as_its_block(base: str, overrides: Overrides) -> Overrides:
     options = {key if key == "on_bad_row" else f"trace_{key}": value for key, value in said.items()}
     of_block = read_flags(**options)
     values = {name: getattr(of_block, name) for name in options if getattr(overrides, name) is None}
-    return replace(overrides, **values, errors=(*overrides.errors, *of_block.errors))
+    return replace(overrides, **values, faults=(*overrides.faults, *of_block.faults))
 
 
 def workload_from_mapping(
@@ -179,14 +179,14 @@ def load_from_options(
             hint = f"add {other}, or name a workload whose other lengths stay"
             raise CombinedError(
                 [
-                    *overrides.errors,
+                    *overrides.faults,
                     UserError("missing_option", f"no workload, and {one} alone", one, hint),
                 ]
             )
         data = "--dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
         hint = f"give a file, one of {', '.join(packaged_files())}, {data}"
         raise CombinedError(
-            list(overrides.errors) or [UserError("missing_option", "no workload", "WORKLOAD", hint)]
+            list(overrides.faults) or [UserError("missing_option", "no workload", "WORKLOAD", hint)]
         )
     return load(path_or_name, overrides)
 
@@ -203,19 +203,19 @@ def _checked(
     if changes and isinstance(top, Map) and "trace" in top:  # what it brings is replaced
         del top["trace"]
         top.setdefault("requests", {"input_tokens": 1, "output_tokens": 1})
-    source = FileContext(file=label, directory=folder, errors=faults_of_yaml)
+    source = FileContext(file=label, directory=folder, faults=faults_of_yaml)
     written = validate_document(WorkloadFile, top, source)
     if (
-        written is None or overrides.errors
+        written is None or overrides.faults
     ):  # a flag may supply what the file lacks, so check that only with valid flags
-        raise CombinedError(sort_errors(source.errors) + list(overrides.errors))
+        raise CombinedError(sort_errors(source.faults) + list(overrides.faults))
     values = {name: getattr(written, name) for name in WorkloadFile.model_fields} | dict(
         changes or {}
     )
     workload = Workload.model_construct(**values, source_text=text)
-    workload = apply(workload, overrides, source.errors, label, top)
-    if source.errors:
-        raise CombinedError(sort_errors(source.errors))
+    workload = apply(workload, overrides, source.faults, label, top)
+    if source.faults:
+        raise CombinedError(sort_errors(source.faults))
     return workload
 
 

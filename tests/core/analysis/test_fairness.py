@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from loadgen.contracts.evaluate import jain_bounds
+from loadgen.contracts.evaluate import estimate_jain_index
 from loadgen.core.analysis import fairness
 from loadgen.core.analysis.fairness import jain
 from loadgen.core.metrics.sections import Fairness, TenantShare
@@ -29,7 +29,7 @@ def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reac
     for _ in range(40):
         ends = np.sort(rng.uniform(0, 1, (3, 2)), axis=1)
         shares = [Interval((low + high) / 2, low, high) for low, high in ends]
-        found = jain_bounds(shares)
+        found = estimate_jain_index(shares)
         assert found is not None and found.low <= found.value <= found.high <= 1 + 1e-12
         grid = [
             jain(values) or 1
@@ -40,7 +40,7 @@ def test_its_ends_hold_every_index_of_shares_within_their_intervals_and_are_reac
             one[1] <= other[1] for one, other in itertools.pairwise(sorted(ends.tolist()))
         )
         assert not in_order or found.low <= min(grid) + 1e-12, "the most uneven ones"
-    assert jain_bounds([Interval(0, 0, 0.1), Interval(0, 0, 0.1)]) is None
+    assert estimate_jain_index([Interval(0, 0, 0.1), Interval(0, 0, 0.1)]) is None
 
 
 def test_classes_of_one_tenant_are_one_and_one_without_is_its_own() -> None:

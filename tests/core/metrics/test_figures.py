@@ -233,7 +233,7 @@ def test_no_other_file_names_the_figure() -> None:
         "core/metrics/bounds.py",  # the uncertainty of its value
         "core/results/record.py",  # the stamp, as the client gives it
         "contracts/lint.py",  # which of two terms implies the other
-        "contracts/steady_samples.py",  # which latencies include queueing
+        "contracts/recorded_run.py",  # which latencies include queueing
     }
     assert naming <= allowed
 

@@ -22,7 +22,7 @@ from servers import start
 
 from loadgen.compare.comparison import Side, compare
 from loadgen.contracts.loading import load_contract
-from loadgen.contracts.run import run
+from loadgen.contracts.run import ValidationOptions, run_validation
 from loadgen.core import run_folder, seeds
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings
@@ -32,7 +32,7 @@ from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
-from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.runs import text
@@ -360,9 +360,8 @@ def test_a_contract_promises_for_a_class_and_judges_by_its_requests_alone(tmp_pa
         "- {name: two, workload: mix.yaml, rate: 8/s, duration: 400s, must: [fairness: 90%]}\n"
     )
     settings = Settings(url="sim:gb300-vm")
-    made, _ = run(
-        load_contract(contract), settings, tmp_path / "out", perform=execute, say=str, seed=3
-    )
+    options = ValidationOptions(perform=execute, say=str, seed=3)
+    made, _ = run_validation(load_contract(contract), settings, tmp_path / "out", options)
     terms = made.levels[0].terms
     assert [term.verdict for term in terms] == ["PASS", "FAIL", *["PASS"] * 4], [
         t.reason for t in terms
@@ -399,7 +398,7 @@ def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(
         summary, folder = execute(one, Settings(url=server.url, out=tmp_path / "out", **NO_PAGES))
         log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     made: Any = build_prompts(one, 5, 1, load_tokenizer())
-    due_ns = build_schedule(one, 5).columns().due_ns
+    due_ns = arrivals.build(one, 5).columns().due_ns
     heard = {int(entry.id.rpartition("-")[2]): entry for entry in log.requests if "-" in entry.id}
     assert sorted(heard) == list(range(120))
     of_trace = [number for number in heard if made.class_and_number(number)[0] == 1]

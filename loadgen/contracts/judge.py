@@ -1,0 +1,408 @@
+"""Judge runs against a contract: PASS, FAIL or INCONCLUSIVE for every term.
+
+A term passes if the whole confidence interval of its metric meets the limit, and fails if the
+whole interval exceeds it. Everything else is INCONCLUSIVE, from missing data to a load generator
+that was the bottleneck; the reason says what would decide. This module is pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from loadgen.contracts import run_checks
+from loadgen.contracts.evaluate import CostFunction, TermEstimate, TermEvaluator
+from loadgen.contracts.level_plan import JUDGED_HERE
+from loadgen.contracts.load_shortage import PLANNING_MARGIN, EstimateError
+from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
+from loadgen.contracts.schema import (
+    ANSWERS_LEVEL,
+    AnswerCheck,
+    Contract,
+    ContractLevel,
+    Requirement,
+)
+from loadgen.contracts.terms import NS_PER_S, ContractTerm
+from loadgen.contracts.verdict import (
+    FAIL,
+    PASS,
+    LevelVerdict,
+    ReasonCode,
+    TermVerdict,
+    Verdict,
+    level_verdict,
+)
+from loadgen.contracts.verdict_text import format_interval, format_metric
+from loadgen.core import format
+from loadgen.core.metrics import reasons
+from loadgen.core.stats import intervals
+from loadgen.core.stats.intervals import Interval
+
+MAX_WIDTH_RATIO = 100
+"""Widths of the interval per distance from the limit above which no reasonable sample decides."""
+
+SIGNIFICANT_DIGITS = 9
+"""Significant digits of metrics in `verdict.json`."""
+
+EvaluateTerm = Callable[[ContractTerm], TermEstimate]
+"""Returns the metric of a term. Raises EstimateError."""
+
+
+class ScoredAnswers(NamedTuple):
+    """The scores of the answers to the prompts of a contract.
+
+    Attributes:
+        evaluate: Returns the metric of a term about answers.
+        load: How the prompts were sent, as text.
+        prompts: The number of prompts.
+        answered: The number of prompts with an answer.
+        failure_reason: Why there are no scores, or "".
+        notes: Warnings about the answers.
+    """
+
+    evaluate: EvaluateTerm
+    load: str = ""
+    prompts: int = 0
+    answered: int = 0
+    failure_reason: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class TermDecision(NamedTuple):
+    """The verdict on a metric, its reason, and the load that will decide it.
+
+    The load is 0 if it is not known.
+    """
+
+    verdict: Verdict
+    code: ReasonCode
+    reason: str
+    sufficient_load_s: float = 0.0
+
+
+# -- levels ---------------------------------------------------------------------------------------
+
+
+def judge_levels(
+    contract: Contract,
+    measured: Mapping[str, MeasuredLevel],
+    cost_function: CostFunction | None = None,
+) -> tuple[LevelVerdict, ...]:
+    """Return the verdict on every level of the contract, in its order."""
+    return tuple(
+        _judge_level(contract, level, measured, cost_function) for level in contract.levels
+    )
+
+
+def judge_interim_analyses(
+    contract: Contract,
+    measured: Mapping[str, MeasuredLevel],
+    run_counts: Sequence[Mapping[str, int]],
+    cost_function: CostFunction | None = None,
+) -> tuple[LevelVerdict, ...]:
+    """Return the verdict on every level of a validation that was extended.
+
+    Each extension is followed by an interim analysis of all runs so far. Analysis k is judged at a
+    confidence of 1 - (1 - confidence) / 2^(k - 1), and a term that is decided stays so. Then all
+    analyses together pass a term that does not hold, or fail one that holds, with a probability of
+    at most 1 - confidence: each errs on one side with half of what its confidence leaves, and the
+    sum over all k is (1 - confidence) / 2 * (1 + 1/2 + 1/4 + ...).
+
+    Args:
+        contract: The contract.
+        measured: The runs of each level.
+        run_counts: The number of runs of each level at each analysis. Empty if the validation was
+            not extended.
+        cost_function: Computes costs. None if there are no prices.
+    """
+    if not run_counts:
+        return judge_levels(contract, measured, cost_function)
+    verdicts: tuple[LevelVerdict, ...] = ()
+    confidence = contract.confidence
+    for number, counts in enumerate(run_counts, start=1):
+        runs_so_far = {
+            name: replace(level, runs=level.runs[: counts.get(name, 0)])
+            for name, level in measured.items()
+        }
+        contract_now = contract.model_copy(update={"confidence": confidence})
+        new_verdicts = tuple(
+            _at_analysis(level, number)
+            for level in judge_levels(contract_now, runs_so_far, cost_function)
+        )
+        if verdicts:
+            verdicts = tuple(map(_keep_decided_terms, verdicts, new_verdicts))
+        else:
+            verdicts = new_verdicts
+        confidence = intervals.at_next_look(confidence)
+    return verdicts
+
+
+def _at_analysis(level: LevelVerdict, number: int) -> LevelVerdict:
+    """Return the verdict on a level with the number of its interim analysis."""
+    return replace(level, terms=tuple(replace(term, analysis=number) for term in level.terms))
+
+
+def _keep_decided_terms(before: LevelVerdict, now: LevelVerdict) -> LevelVerdict:
+    """Return the latest verdict on a level, with terms decided earlier unchanged."""
+    has_new_runs = len(before.runs) != len(now.runs)
+    if not has_new_runs and all(term.is_decided for term in before.terms):
+        return before
+    terms = tuple(
+        old_term if old_term.is_decided else new_term
+        for old_term, new_term in zip(before.terms, now.terms, strict=True)
+    )
+    is_any_decided = any(term.is_decided for term in terms)
+    return replace(
+        now,
+        terms=terms,
+        verdict=level_verdict(terms),
+        failure_reason="" if is_any_decided else now.failure_reason,
+    )
+
+
+def _judge_level(
+    contract: Contract,
+    level: ContractLevel,
+    measured: Mapping[str, MeasuredLevel],
+    cost_function: CostFunction | None,
+) -> LevelVerdict:
+    """Return the verdict on one level."""
+    own = measured.get(level.name, MeasuredLevel(failure_reason="it was not run"))
+    failure_reason = run_checks.find_level_failure(level, own)
+    dropped_reason = run_checks.find_dropped_load(own.runs)
+    sent = own
+    if dropped_reason:
+        # Requests that were not sent say nothing about the server.
+        sent = replace(own, runs=tuple(run.without_dropped() for run in own.runs))
+    evaluator = TermEvaluator(
+        sent,
+        all_levels=measured,
+        confidence=contract.confidence,
+        horizon_s=contract.horizon_ns / NS_PER_S,
+        cost_function=cost_function,
+    )
+    judge = TermJudge(evaluator.evaluate, contract.confidence, level.name, failure_reason)
+    terms = tuple(
+        _withdraw_unrepresentative(judge.judge(term, requirement), term, own.runs)
+        for requirement, term in level.terms_by_requirement()
+    )
+    summaries = [run.summary for run in own.runs]
+    notes = [dropped_reason] if dropped_reason else []
+    notes += [
+        reasons.sentence(warning)
+        for summary in summaries
+        for warning in summary.verdict.warning_codes
+        if warning.code != "slo_samples" and warning.values.get("limit") not in JUDGED_HERE
+    ]
+    return LevelVerdict(
+        name=level.name,
+        verdict=level_verdict(terms),
+        workload=level.workload,
+        load=summaries[0].load.arrival if summaries else "",
+        runs=tuple(run.folder for run in own.runs),
+        requests=sum(summary.requests.scheduled for summary in summaries),
+        ok=sum(summary.requests.ok for summary in summaries),
+        terms=terms,
+        failure_reason=failure_reason,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _withdraw_unrepresentative(
+    verdict: TermVerdict, term: ContractTerm, runs: Sequence[RecordedRun]
+) -> TermVerdict:
+    """Return the verdict on a term, INCONCLUSIVE if its runs are not representative.
+
+    A FAIL remains: the doubtful part is not in the metric, or speaks for the server. An exception
+    is a rate that is too low because the load was not offered, which is not the fault of the
+    server.
+    """
+    dropped_reason = run_checks.find_dropped_load(runs)
+    reason = dropped_reason or run_checks.find_unrepresentative_run(runs, term)
+    is_load_to_blame = bool(dropped_reason) and verdict.verdict == FAIL and not term.is_upper_bound
+    if not reason or (verdict.verdict != PASS and not is_load_to_blame):
+        return verdict
+    return replace(
+        verdict,
+        verdict="INCONCLUSIVE",
+        code="not_judged",
+        reason=f"{verdict.reason}; but {reason}",
+    )
+
+
+def judge_answers(contract: Contract, check: AnswerCheck, scored: ScoredAnswers) -> LevelVerdict:
+    """Return the verdict on the terms about answers, in the form of one more level."""
+    judge = TermJudge(scored.evaluate, contract.confidence, ANSWERS_LEVEL, scored.failure_reason)
+    terms = tuple(
+        judge.judge(term, requirement) for requirement, term in check.terms_by_requirement()
+    )
+    return LevelVerdict(
+        name=ANSWERS_LEVEL,
+        verdict=level_verdict(terms),
+        workload=check.dataset,
+        load=scored.load,
+        runs=(),
+        requests=scored.prompts,
+        ok=scored.answered,
+        terms=terms,
+        failure_reason=scored.failure_reason,
+        notes=scored.notes,
+    )
+
+
+# -- terms ----------------------------------------------------------------------------------------
+
+
+class TermJudge(NamedTuple):
+    """Judges the terms of one level.
+
+    Attributes:
+        evaluate: Returns the metric of a term.
+        confidence: The confidence of its interval.
+        level: The name of the level.
+        failure_reason: Why no term of the level can be judged, or "".
+    """
+
+    evaluate: EvaluateTerm
+    confidence: float
+    level: str
+    failure_reason: str
+
+    def judge(self, term: ContractTerm, requirement: Requirement) -> TermVerdict:
+        """Return the verdict on one term."""
+        undecided = TermVerdict(
+            term=term.text,
+            level=self.level,
+            requirement=requirement,
+            verdict="INCONCLUSIVE",
+            code="not_judged",
+            reason=self.failure_reason,
+        )
+        if self.failure_reason:
+            return undecided
+        try:
+            estimate = self.evaluate(term)
+        except EstimateError as error:
+            return replace(
+                undecided,
+                code="no_figure",
+                reason=str(error),
+                additional_load_s=error.additional_load_s or None,
+            )
+        decision = decide(term, estimate, self.confidence)
+        horizon_s = round(intervals.recurrence(estimate.load_s, self.confidence), 3)
+        additional_load_s = None
+        if decision.sufficient_load_s > estimate.load_s:
+            additional_load_s = round(decision.sufficient_load_s - estimate.load_s, 3)
+        effective_size = estimate.effective_size
+        return replace(
+            undecided,
+            verdict=decision.verdict,
+            code=decision.code,
+            reason=decision.reason,
+            value=_finite(estimate.interval.value),
+            low=_finite(estimate.interval.low),
+            high=_finite(estimate.interval.high),
+            limit=term.limit_in_unit,
+            unit=term.unit,
+            sample=estimate.sample_count,
+            horizon_s=horizon_s or None,
+            effective_size=None if effective_size is None else round(effective_size),
+            additional_load_s=additional_load_s,
+        )
+
+
+def _finite(value: float) -> float | None:
+    """Return a value for JSON: rounded, or None if it is infinite."""
+    if not math.isfinite(value):
+        return None
+    return round(float(f"{value:.{SIGNIFICANT_DIGITS}g}"), 12)
+
+
+def decide(term: ContractTerm, estimate: TermEstimate, confidence: float) -> TermDecision:
+    """Return the verdict on a term whose metric was estimated."""
+    interval = estimate.interval
+    limit = term.limit_in_unit
+    if term.is_upper_bound:
+        is_met = interval.high <= limit
+        is_exceeded = interval.low > limit
+    else:
+        is_met = interval.low >= limit
+        is_exceeded = interval.high < limit
+    value = _value_text(term, interval)
+    load_part = f", {estimate.load_part}" if estimate.load_part else ""
+    ends = format_interval(interval, term.unit)
+    measured = f"{value} ({ends} at {confidence * 100:g} %{load_part})"
+    bound = "at most" if term.is_upper_bound else "at least"
+    promise = f"the promise of {bound} {format_metric(limit, term.unit)}"
+    if is_met:
+        return TermDecision("PASS", "kept", f"{measured} keeps {promise}")
+    if is_exceeded:
+        return TermDecision("FAIL", "broken", f"{measured} breaks {promise}")
+    if estimate.caveat:
+        reason = f"{value} in this sample; {estimate.caveat}"
+        return TermDecision("INCONCLUSIVE", "one_sided", reason, estimate.sufficient_load_s)
+    required = _find_required_sample(term, estimate, confidence)
+    return TermDecision(
+        "INCONCLUSIVE",
+        "held_by_interval",
+        f"{measured}: the interval holds {promise}; {required.text}",
+        required.load_s,
+    )
+
+
+def _value_text(term: ContractTerm, interval: Interval) -> str:
+    """Return the metric of a term with its unit, or what an infinite metric means."""
+    if math.isinf(interval.value):
+        return "not back" if term.kind == "recovery" else "a failed request"
+    return format_metric(interval.value, term.unit)
+
+
+class RequiredSample(NamedTuple):
+    """The sample that would decide a term, as text, and its load (0 if it is not known)."""
+
+    text: str
+    load_s: float = 0.0
+
+
+def _find_required_sample(
+    term: ContractTerm, estimate: TermEstimate, confidence: float
+) -> RequiredSample:
+    """Return the sample that would decide a term whose limit is inside the interval."""
+    factor = _required_factor(estimate.interval, term.limit_in_unit, confidence)
+    if factor is None:
+        return RequiredSample("more are needed")
+    if math.isinf(factor):
+        return RequiredSample("the two are too close for any sample of reasonable size")
+    load_s = max(factor * estimate.load_s, estimate.sufficient_load_s)
+    if term.is_about_tasks:
+        noun = "tasks"
+    elif estimate.load_s:
+        noun = "requests"
+    else:
+        noun = "prompts"
+    load = f", {format.duration(load_s)} of load," if load_s else ""
+    count = math.ceil(estimate.sample_count * factor)
+    return RequiredSample(f"about {count:,} {noun}{load} would decide it", load_s)
+
+
+def _required_factor(interval: Interval, limit: float, confidence: float) -> float | None:
+    """Return how many times larger a sample must be to decide at the next analysis.
+
+    The width of an interval shrinks with the square root of the sample size. Return infinity if
+    the limit is too close to the metric, and None if the interval has no end on the side of the
+    limit.
+    """
+    value = interval.value
+    half_width = value - interval.low if value > limit else interval.high - value
+    distance = abs(limit - value)
+    if not math.isfinite(half_width):
+        return None
+    if not distance or half_width / distance > MAX_WIDTH_RATIO:
+        return math.inf
+    next_z = intervals.z_quantile(intervals.at_next_look(confidence))
+    z_ratio = next_z / intervals.z_quantile(confidence)
+    return (half_width / distance * z_ratio) ** 2 * PLANNING_MARGIN

@@ -1,0 +1,187 @@
+"""Estimate latency quantiles of the steady state of runs, with confidence intervals.
+
+This module is pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from loadgen.contracts import load_shortage, quantile_interval
+from loadgen.contracts.load_shortage import EstimateError, LoadLength, LoadShortage
+from loadgen.contracts.quantile_interval import RunSeries
+from loadgen.contracts.recorded_run import (
+    RecordedRun,
+    RunColumns,
+    includes_queueing,
+    load_in_residences,
+)
+from loadgen.contracts.steady_samples import (
+    QuantileQuery,
+    SteadySample,
+    load_length_s,
+    require_supported,
+    select_steady_sample,
+    timed_values,
+)
+from loadgen.core.stats import intervals
+from loadgen.core.stats.intervals import Interval
+from loadgen.core.stats.quantiles import element
+
+
+class LatencyEstimate(NamedTuple):
+    """A latency quantile in ns, and the sample behind it.
+
+    The upper end of the interval is infinite, or at least the upper bound of the sample, if the
+    sample has a shortage.
+    """
+
+    interval: Interval
+    sample: SteadySample
+
+
+class BoundedQuantile(NamedTuple):
+    """A quantile with its interval, and why the sample does not bound it from above."""
+
+    interval: Interval
+    shortage: LoadShortage
+
+
+def estimate_latency(
+    measured: Sequence[RunColumns], query: QuantileQuery, name: str, limit_ns: int | None = None
+) -> LatencyEstimate:
+    """Return a quantile of a latency in the steady state of the runs of a level.
+
+    Args:
+        measured: The runs of the level.
+        query: The quantile.
+        name: The name of the latency in messages.
+        limit_ns: The limit of the term. Unfinished requests that already exceed it count.
+
+    Raises:
+        EstimateError: There are too few requests, or too many of them are unfinished.
+    """
+    runs = [one.run for one in measured]
+    timed = [timed_values(one.columns, query.metric, limit_ns=limit_ns) for one in measured]
+    load_s = load_length_s(timed)
+    require_supported([samples.values for samples in timed], query.p, name, load_s)
+    sample = select_steady_sample(runs, timed, query)
+    bounded = _bound_quantile(
+        sample.values, query, load_s, has_queueing=includes_queueing(runs, query.metric)
+    )
+    sufficient_load_s = max(sample.shortage.sufficient_load_s, bounded.shortage.sufficient_load_s)
+    if sample.shortage.is_short:
+        interval = quantile_interval.estimate_quantile(sample.values, query.p, query.confidence)
+        interval = _widen_by_runs(interval, sample.values, query.p)
+        interval = replace(interval, high=max(interval.high, sample.upper_bound))
+        shortage = sample.shortage._replace(sufficient_load_s=sufficient_load_s)
+        return LatencyEstimate(interval, sample._replace(shortage=shortage))
+    load_part = sample.load_part
+    if bounded.shortage.is_short and math.isfinite(bounded.interval.high):
+        source = "upper end from how much it varied over the load"
+        load_part = f"{load_part}, {source}" if load_part else source
+    shortage = bounded.shortage._replace(sufficient_load_s=sufficient_load_s)
+    interval = _widen_by_runs(bounded.interval, sample.values, query.p)
+    return LatencyEstimate(interval, sample._replace(load_part=load_part, shortage=shortage))
+
+
+def estimate_selected_quantile(
+    runs: Sequence[RecordedRun], values: RunSeries, query: QuantileQuery, load_s: float
+) -> BoundedQuantile:
+    """Return a quantile of values that were selected from a part of the load.
+
+    A part is, for example, a window of time or the requests to one node.
+
+    Args:
+        runs: The runs of a level.
+        values: The selected values of each run.
+        query: The quantile.
+        load_s: The length of the load in which these values were due.
+    """
+    require_supported(values, query.p, query.metric, load_s)
+    has_queueing = includes_queueing(runs, query.metric)
+    load = load_in_residences(runs)
+    if has_queueing and load is not None:
+        residences = load.residences * load_s / load.seconds
+        part = LoadLength(residences, load_s)
+        shortage = load_shortage.find_queue_tail_shortage(
+            residences, part, query.p, query.confidence, query.text
+        )
+        if shortage.is_short:
+            interval = quantile_interval.estimate_quantile(values, query.p, query.confidence)
+            return BoundedQuantile(replace(interval, high=math.inf), shortage)
+    return _bound_quantile(values, query, load_s, has_queueing=has_queueing)
+
+
+def _bound_quantile(
+    values: RunSeries, query: QuantileQuery, load_s: float, *, has_queueing: bool
+) -> BoundedQuantile:
+    """Return a quantile, and why the sample alone does not bound it from above.
+
+    A metric without queueing time still gets an upper end then, from the spread of the batches of
+    the load. Queueing time gets none: it is either near zero or long, so the spread of batches
+    says nothing about it.
+    """
+    p = query.p
+    confidence = query.confidence
+    interval = quantile_interval.estimate_quantile(values, p, confidence)
+    shortage = load_shortage.find_cluster_shortage(values, p, confidence, load_s)
+    if math.isinf(interval.high) and not has_queueing:
+        sample_size = quantile_interval.quantile_sample_size(values, p, confidence)
+        # The range of a small sample may end with a failed request, which is infinite.
+        is_small = sample_size < quantile_interval.MIN_EFFECTIVE_SIZE
+        if shortage.is_short or is_small:
+            limit = quantile_interval.tolerance_limit(values, p, confidence)
+            interval = replace(interval, high=max(interval.value, limit))
+    outlier = quantile_interval.outlying_batch_quantile(values, p)
+    return BoundedQuantile(replace(interval, high=max(interval.high, outlier)), shortage)
+
+
+def run_quantiles(values: RunSeries, p: float) -> list[float]:
+    """Return the quantile of each run that has values."""
+    return [element(run, p) for run in values if len(run)]
+
+
+def _widen_by_runs(interval: Interval, values: RunSeries, p: float) -> Interval:
+    """Return an interval at least as wide as the quantiles of the single runs differ."""
+    return intervals.widened(interval, run_quantiles(values, p), log=True)
+
+
+def widen_ratio_by_runs(
+    ratio: Interval, numerators: Sequence[float], denominators: Sequence[float]
+) -> Interval:
+    """Return the interval of a ratio, at least as wide as the ratios of the single runs differ."""
+    if len(numerators) != len(denominators) or not all(denominators):
+        return ratio
+    run_ratios = [
+        numerator / denominator
+        for numerator, denominator in zip(numerators, denominators, strict=True)
+    ]
+    return intervals.widened(ratio, run_ratios, log=True)
+
+
+def divide_latencies(numerator: Interval, denominator: Interval, denominator_name: str) -> Interval:
+    """Return the ratio of two latency quantiles.
+
+    It is infinite if the numerator is that of a failed request.
+
+    Raises:
+        EstimateError: The denominator is that of a failed request. The message has its name.
+    """
+    if math.isinf(denominator.value):
+        raise EstimateError(
+            f"so many requests of {denominator_name} failed that there is no latency "
+            "to compare with"
+        )
+    if math.isinf(numerator.value):
+        # The interval on the logarithmic scale needs finite values: divide the ends, each at its
+        # own confidence.
+        low = 0.0
+        if math.isfinite(denominator.high):
+            low = max(numerator.low, 0.0) / denominator.high
+        return Interval(math.inf, low, math.inf, numerator.level)
+    return intervals.quotient(numerator, denominator)

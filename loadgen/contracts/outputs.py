@@ -1,0 +1,102 @@
+"""Write the files of a validation that are made from its records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from loadgen.contracts import sections, stored_validation
+from loadgen.contracts.page_sections import FindingRow, PageInputs
+from loadgen.contracts.schema import Contract
+from loadgen.contracts.stored_validation import CONTRACT_FILE, FACTS_FILE, ValidationFacts
+from loadgen.contracts.verdict import Validation
+from loadgen.core import format, run_folder
+from loadgen.core.metrics.summary import NamedSummary
+from loadgen.core.results import checksums, store
+from loadgen.render import html, junit
+from loadgen.render.section import Report
+from loadgen.repeated import repeats
+from loadgen.repeated.repeats import RepeatSummary
+
+DOCTOR_FILE = "doctor.json"
+VERDICT_FILE = "verdict.json"
+PAGE_FILE = "verdict.html"
+JUNIT_FILE = "junit.xml"
+
+
+def write_outputs(directory: Path, contract: Contract, facts: ValidationFacts) -> Validation:
+    """Judge the runs in a directory, write all files about the verdict, and return the verdict."""
+    (directory / FACTS_FILE).write_bytes(format.document(facts))
+    validation = stored_validation.judge_runs(directory, contract, facts)
+    for name, data in _render_outputs(directory, validation, contract, facts).items():
+        store.replace(directory / name, data, shared=name != VERDICT_FILE)
+    repeated_levels = _summarize_repeats(directory, validation)
+    if repeated_levels:
+        document = msgspec.json.encode({"levels": repeated_levels})
+        store.replace(directory / repeats.FILE, document)
+    checksums.write(directory)
+    return validation
+
+
+def regenerate_outputs(directory: Path, version: str) -> dict[str, bytes]:
+    """Return the verdict, the page and the JUnit results, made again from the records.
+
+    Args:
+        directory: The directory of the validation.
+        version: The version of loadgen that judged it, which the files repeat.
+    """
+    contract, facts = stored_validation.read_validation(directory)
+    validation = stored_validation.judge_runs(directory, contract, facts)
+    return _render_outputs(directory, replace(validation, version=version), contract, facts)
+
+
+def build_report(directory: Path, validation: Validation) -> Report:
+    """Return the report on a stored validation."""
+    contract, facts = stored_validation.read_validation(directory)
+    return sections.build_report(validation, _page_inputs(directory, validation, contract, facts))
+
+
+def _render_outputs(
+    directory: Path, validation: Validation, contract: Contract, facts: ValidationFacts
+) -> dict[str, bytes]:
+    """Return the files about a verdict, by their names."""
+    report = sections.build_report(validation, _page_inputs(directory, validation, contract, facts))
+    return {
+        VERDICT_FILE: format.document(validation),
+        PAGE_FILE: html.render(report).encode(),
+        JUNIT_FILE: junit.render(contract.name, sections.junit_cases(validation)).encode(),
+    }
+
+
+def _page_inputs(
+    directory: Path, validation: Validation, contract: Contract, facts: ValidationFacts
+) -> PageInputs:
+    """Return what the page shows besides the verdict."""
+    summaries = {
+        run: run_folder.kept_summary(directory / run)
+        for level in validation.levels
+        for run in level.runs
+    }
+    return PageInputs(
+        contract=contract,
+        contract_text=(directory / CONTRACT_FILE).read_text("utf-8"),
+        summaries=summaries,
+        findings=[
+            FindingRow(finding.state, finding.check, finding.found, finding.meaning)
+            for finding in facts.findings
+        ],
+        repeats=_summarize_repeats(directory, validation),
+    )
+
+
+def _summarize_repeats(directory: Path, validation: Validation) -> dict[str, RepeatSummary]:
+    """Return how much the runs of a level differ, for each level with several runs."""
+    repeated_levels = [level for level in validation.levels if len(level.runs) > 1]
+    return {
+        level.name: repeats.summarize_repeats(
+            [NamedSummary(run, run_folder.kept_summary(directory / run)) for run in level.runs]
+        )
+        for level in repeated_levels
+    }

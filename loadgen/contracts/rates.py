@@ -1,0 +1,241 @@
+"""Estimate rates per second in the steady state of runs, with confidence intervals.
+
+This module is pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from loadgen.contracts import steady_state
+from loadgen.contracts.load_shortage import (
+    PLANNING_MARGIN,
+    EstimateError,
+    find_startup_shortage,
+)
+from loadgen.contracts.recorded_run import RecordedRun, RunColumns
+from loadgen.contracts.steady_state import STARTUP_BATCHES
+from loadgen.core import format
+from loadgen.core.metrics import outcomes, windows
+from loadgen.core.metrics.columns import OK, Columns
+from loadgen.core.metrics.windows import Span
+from loadgen.core.stats import intervals
+from loadgen.core.stats.intervals import Interval
+
+RATE_BATCHES = intervals.BATCHES
+"""Batches of time of all runs together, for the interval of a rate."""
+
+MIN_RESIDENCES_FOR_RATE = 2
+"""Mean residence times that a load needs, so that not most of its requests end after it."""
+
+RECOMMENDED_RESIDENCES = 10
+"""Mean residence times of the load that is recommended if a load is too short for a rate."""
+
+WINDOW_TOLERANCE = 0.99
+"""Share of two windows that counts as two windows: a load ends with its last request, not at its
+planned end.
+"""
+
+CountInSpan = Callable[[RecordedRun, Columns, Span], float]
+"""Returns how much of something ended in a span of a run."""
+
+
+class RateEstimate(NamedTuple):
+    """A rate per second. `caveat` says why its interval has no upper end, if it has none."""
+
+    interval: Interval
+    caveat: str
+
+
+class FirstAndLastWindows(NamedTuple):
+    """The first and the last window of each run."""
+
+    first: list[Span]
+    last: list[Span]
+
+
+# -- counts ---------------------------------------------------------------------------------------
+
+
+def _ended_in_span(columns: Columns, span: Span) -> NDArray[np.bool_]:
+    """Return which requests are ok and ended in a span."""
+    end_ns = columns["end_ns"]
+    is_inside = (end_ns >= round(start_ns(span))) & (end_ns < round(stop_ns(span)))
+    return is_inside & columns.where(OK)
+
+
+def count_ok_requests(_run: RecordedRun, columns: Columns, span: Span) -> float:
+    """Return the number of ok requests that ended in a span."""
+    return float(_ended_in_span(columns, span).sum())
+
+
+def count_good_requests(run: RecordedRun, columns: Columns, span: Span) -> float:
+    """Return the number of requests that met the SLO and ended in a span."""
+    return float((_ended_in_span(columns, span) & meets_slo(run, columns)).sum())
+
+
+def count_output_tokens(_run: RecordedRun, columns: Columns, span: Span) -> float:
+    """Return the output tokens in a span.
+
+    Those of a request are spread over the time of its answer.
+    """
+    _require_counted(columns, "output_tokens", "the output tokens of some answers were not counted")
+    return windows.spread_tokens(columns, span)
+
+
+def count_all_tokens(run: RecordedRun, columns: Columns, span: Span) -> float:
+    """Return the output tokens in a span plus the prompt tokens of requests that ended in it."""
+    output_tokens = count_output_tokens(run, columns, span)
+    _require_counted(columns, "input_tokens", "the prompt tokens of some requests were not counted")
+    return output_tokens + float(columns["input_tokens"][_ended_in_span(columns, span)].sum())
+
+
+def _require_counted(columns: Columns, column: str, reason: str) -> None:
+    """Raise EstimateError if the tokens of an ok request were not counted (negative)."""
+    if bool((columns[column][columns.where(OK)] < 0).any()):
+        raise EstimateError(reason)
+
+
+def meets_slo(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
+    """Return which requests meet the SLO of the run. Raise EstimateError if it has none."""
+    if run.header.slo is None or not run.header.slo.terms:
+        raise EstimateError("the run has no SLO: nothing says when a request is good")
+    return outcomes.meets(columns, run.header.slo)
+
+
+# -- spans ----------------------------------------------------------------------------------------
+
+
+def start_ns(span: Span) -> float:
+    """Return the start of a span that exists, in ns."""
+    assert span.start_s is not None
+    return span.start_s * 1e9
+
+
+def stop_ns(span: Span) -> float:
+    """Return the end of a span that exists, in ns."""
+    assert span.end_s is not None
+    return span.end_s * 1e9
+
+
+def steady_span(measured: RunColumns) -> Span:
+    """Return the steady-state window of a run. Raise EstimateError if it has none."""
+    span = measured.run.summary.window.steady
+    if span.duration_s is not None:
+        return span
+    due_ns = measured.columns["due_ns"][measured.columns.attempted]
+    if len(np.unique(due_ns)) < 2:
+        raise EstimateError("all requests were due at one instant, so there is no rate")
+    raise EstimateError(
+        f"no rate: as long as the {len(due_ns):,} measured requests were due, warm-up was in "
+        "flight, or lanes were beginning or ending; give the level a longer load"
+    )
+
+
+def split_span(span: Span, count: int) -> list[Span]:
+    """Return a number of equal parts of a span."""
+    edges_ns = np.linspace(start_ns(span), stop_ns(span), count + 1)
+    return [windows.span(float(start), float(end)) for start, end in pairwise(edges_ns)]
+
+
+def has_two_windows(run: RecordedRun, window_ns: int) -> bool:
+    """Return whether the steady-state window of a run is as long as two windows."""
+    steady_ns = (run.summary.window.steady.duration_s or 0.0) * 1e9
+    return steady_ns >= 2 * window_ns * WINDOW_TOLERANCE
+
+
+def first_and_last_windows(measured: Sequence[RunColumns], window_ns: int) -> FirstAndLastWindows:
+    """Return the first and the last window of each run.
+
+    Raise EstimateError for a run without two windows.
+    """
+    found = FirstAndLastWindows([], [])
+    for one in measured:
+        span = steady_span(one)
+        first_ns = round(start_ns(span))
+        last_ns = round(stop_ns(span))
+        if not has_two_windows(one.run, window_ns):
+            length = format.duration((last_ns - first_ns) / 1e9)
+            window = format.duration(window_ns / 1e9)
+            # An extension adds runs, so each added run has to have two windows.
+            additional_s = PLANNING_MARGIN * 2 * window_ns / 1e9 * len(measured)
+            raise EstimateError(f"a load of {length} has no two windows of {window}", additional_s)
+        found.first.append(windows.span(first_ns, first_ns + window_ns))
+        found.last.append(windows.span(last_ns - window_ns, last_ns))
+    return found
+
+
+# -- rates ----------------------------------------------------------------------------------------
+
+
+def estimate_rate(
+    measured: Sequence[RunColumns], count_in_span: CountInSpan, confidence: float
+) -> RateEstimate:
+    """Return the rate of something per second in steady state.
+
+    The interval has no upper end if the start-up of a run did not end, or if the load was too
+    short for the time that requests take.
+    """
+    spans = [steady_span(one) for one in measured]
+    settled_spans = []
+    caveat = ""
+    for one, span in zip(measured, spans, strict=True):
+        pieces = split_span(span, STARTUP_BATCHES)
+        counts = np.array([count_in_span(one.run, one.columns, piece) for piece in pieces])
+        startup_pieces = steady_state.count_startup_values(counts)
+        if startup_pieces is None:
+            caveat = find_startup_shortage(span.duration_s or 0.0).sentence()
+        if startup_pieces:
+            span_after_startup = windows.span(start_ns(pieces[startup_pieces]), stop_ns(span))
+            settled_spans.append(span_after_startup)
+        else:
+            settled_spans.append(span)
+    caveat = _find_short_load(measured, spans) or caveat
+    rates = batch_rates(measured, settled_spans, count_in_span)
+    interval = intervals.batch_means(rates, batches=len(rates), level=confidence)
+    run_rates = [float(np.mean(run)) for run in np.split(np.array(rates), len(spans))]
+    interval = intervals.widened(interval, run_rates)
+    if caveat:
+        interval = replace(interval, high=math.inf)
+    return RateEstimate(interval, caveat)
+
+
+def batch_rates(
+    measured: Sequence[RunColumns], spans: Sequence[Span], count_in_span: CountInSpan
+) -> list[float]:
+    """Return the rates per second in equal parts of one span of each run, run after run."""
+    parts_per_run = max(RATE_BATCHES // len(measured), 2)
+    return [
+        count_in_span(one.run, one.columns, piece) / (piece.duration_s or 1)
+        for one, span in zip(measured, spans, strict=True)
+        for piece in split_span(span, parts_per_run)
+    ]
+
+
+def _find_short_load(measured: Sequence[RunColumns], spans: Sequence[Span]) -> str:
+    """Return why a load was too short for a rate, or "" if it was not.
+
+    A server that answers no request has a rate of 0, so a run without ok requests is never too
+    short.
+    """
+    for one, span in zip(measured, spans, strict=True):
+        is_ok = one.columns.where(OK)
+        if not is_ok.any():
+            continue
+        residence_ns = (one.columns["end_ns"] - one.columns["due_ns"])[is_ok]
+        residence_s = float(residence_ns.mean()) / 1e9
+        load_s = span.duration_s or 0.0
+        if load_s < MIN_RESIDENCES_FOR_RATE * residence_s:
+            return (
+                f"a load of {format.duration(load_s)} is too short for a rate: an answer takes "
+                f"{format.duration(residence_s)} on average, so most ended after the load did; "
+                f"a load of {format.duration(RECOMMENDED_RESIDENCES * residence_s)} or more"
+            )
+    return ""

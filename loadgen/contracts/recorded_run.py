@@ -1,0 +1,252 @@
+"""A recorded run of a level, and views of one class of its requests or of its tasks.
+
+This module is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from loadgen.contracts.load_shortage import EstimateError, LoadLength
+from loadgen.core.metrics import outcomes, tasks, windows
+from loadgen.core.metrics.blocks import Sessions
+from loadgen.core.metrics.columns import (
+    CANCELLED,
+    DROPPED,
+    FAILED,
+    OK,
+    UNFINISHED,
+    Columns,
+    is_measured,
+    of_class,
+)
+from loadgen.core.metrics.goodput import Goodput
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results.manifest import RunManifest
+from loadgen.core.results.record import ROW
+from loadgen.core.slo import Slo, Term
+from loadgen.core.stats.quantiles import Histogram
+from loadgen.figures import FIGURES
+
+QUEUEING_METRICS = ("ttft", "ttft_from_sent", "first_answer", "e2e")
+"""Latencies of this package that include time in a queue."""
+
+MAX_NEGLIGIBLE_WAIT = 0.05
+"""Share of the median E2E latency below which a p99 TTFT shows that requests did not queue."""
+
+
+class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One recorded run of a level.
+
+    Attributes:
+        folder: The directory of the run, relative to that of the validation.
+        header: The manifest of the run.
+        summary: The summary of the run.
+        rows: The records of all stages (`record.ROW`), or an object with the same columns.
+        gaps: The gaps between events of the measured stages.
+    """
+
+    folder: str
+    header: RunManifest
+    summary: Summary
+    rows: NDArray[np.void]
+    gaps: Histogram
+
+    @property
+    def mean_residence_s(self) -> float:
+        """The mean time from the due time of a request to its end, or 0 without an ok request."""
+        return (self.summary.e2e_ms.mean or 0.0) / 1e3
+
+    @property
+    def mean_residence_ns(self) -> float:
+        """The mean residence time in ns."""
+        return self.mean_residence_s * 1e9
+
+    def columns(self) -> Columns:
+        """Return the columns of the records of the measured stages."""
+        return Columns(self.rows, is_measured(self.header, self.rows))
+
+    def without_dropped(self) -> RecordedRun:
+        """Return the run without the requests that the client dropped at its in-flight limit."""
+        return self._filtered(self.rows["status"] != DROPPED)
+
+    def _filtered(self, mask: NDArray[np.bool_]) -> RecordedRun:
+        """Return the run with some of its records.
+
+        The records stay columns: those of a run of millions of requests are not loaded into memory.
+        """
+        if mask.all():
+            return self
+        rows: Any = Columns(self.rows, mask)
+        return replace(self, rows=rows)
+
+    def has_class(self, class_name: str) -> bool:
+        """Return whether the run has a class of requests with this name."""
+        return any(plan.name == class_name for plan in self.header.classes)
+
+    def only_class(self, class_name: str) -> RecordedRun:
+        """Return the run with the requests of one class, and with the SLO of this class.
+
+        Raises:
+            EstimateError: The run has no such class.
+        """
+        if not self.has_class(class_name):
+            raise EstimateError(f"the run has no class {class_name}")
+        plan = next(plan for plan in self.header.classes if plan.name == class_name)
+        part = next(part for part in self.summary.classes if part.name == class_name)
+        return replace(
+            self._filtered(of_class(self.header, class_name, self.rows)),
+            header=replace(self.header, slo=plan.slo),
+            summary=replace(self.summary, goodput=part.goodput, sessions=part.sessions),
+        )
+
+    def as_tasks(self) -> RecordedRun:
+        """Return the run with a record per conversation or task, as if each were one request.
+
+        Its SLO is the part of the SLO that is about tasks.
+
+        Raises:
+            EstimateError: There are no tasks, or the end of the load cut too many of them.
+        """
+        sessions = self.summary.sessions
+        if sessions is None:
+            raise EstimateError("there were no tasks and no conversations")
+        rows = task_rows(tasks.of_requests(Columns(self.rows), self.header.turns))
+        header = replace(self.header, slo=_task_slo(self.header.slo), turns=1)
+        run = replace(self, header=header, rows=rows)
+        columns = run.columns()
+        _require_finished_tasks(columns)
+        return replace(run, summary=_task_summary(self.summary, sessions, columns))
+
+
+def _task_slo(slo: Slo | None) -> Slo:
+    """Return the limits of an SLO on whole tasks, as limits on the metrics of requests."""
+    terms = []
+    if slo is not None and slo.task is not None:
+        if slo.task.within_ns is not None:
+            terms.append(Term(metric="e2e", limit_ns=slo.task.within_ns))
+        if slo.task.wait_ns is not None:
+            terms.append(Term(metric="ttft_from_sent", limit_ns=slo.task.wait_ns))
+    return Slo(terms=tuple(terms))
+
+
+def _require_finished_tasks(columns: Columns) -> None:
+    """Raise EstimateError if the end of the load cut too many tasks."""
+    cut = int(columns.where(UNFINISHED).sum())
+    total = int((~columns.where(CANCELLED)).sum())
+    if outcomes.is_undecided(cut, total):
+        raise EstimateError(
+            f"{cut:,} of {total:,} tasks were cut by the end of the load or of the drain, "
+            "the longest ones most often: end the level by its number of tasks "
+            "(`requests: 200`), and give it no grace"
+        )
+
+
+def _task_summary(summary: Summary, sessions: Sessions, columns: Columns) -> Summary:
+    """Return a summary with the metrics of tasks in the place of those of requests."""
+    due_ns = columns["due_ns"]
+    steady = windows.span(float(due_ns.min(initial=0)), float(due_ns.max(initial=0)))
+    good = None if sessions.goodput is None else sessions.goodput.good
+    return replace(
+        summary,
+        e2e_ms=sessions.duration_ms,
+        ttft_ms=sessions.wait_ms,
+        goodput=Goodput(good=good),
+        requests=replace(summary.requests, ok=sessions.ok),
+        window=replace(summary.window, steady=steady),
+    )
+
+
+def task_rows(table: tasks.TaskTable) -> NDArray[np.void]:
+    """Return a record (`record.ROW`) per task, as if the task were one request.
+
+    Its `e2e` is the task time, its `ttft` the sum of all waits for first tokens, and its
+    `ttft_from_sent` the longest of these waits. A task whose last request was never sent is
+    unfinished.
+    """
+    columns = table.columns
+    rows = np.zeros(len(table.numbers), ROW)
+    for name in ("slot", "request", "session"):
+        rows[name] = table.numbers
+    rows["stage"] = columns.stage
+    rows["due_ns"] = columns.due
+    rows["first_token_ns"] = columns.due + columns.wait
+    rows["sent_ns"] = rows["first_token_ns"] - columns.longest_wait
+    rows["end_ns"] = np.maximum(table.end, columns.due)
+    rows["done_ns"] = rows["end_ns"]
+    is_unfinished = (columns.unfinished > 0) | ~table.over
+    rows["status"] = np.select(
+        [columns.cancelled > 0, is_unfinished, columns.ok > 0],
+        [CANCELLED, UNFINISHED, OK],
+        default=FAILED,
+    )
+    rows["input_tokens"] = columns.input
+    rows["output_tokens"] = columns.output
+    return rows
+
+
+class RunColumns(NamedTuple):
+    """A run and the columns of its measured records."""
+
+    run: RecordedRun
+    columns: Columns
+
+
+class MeasuredLevel(msgspec.Struct, frozen=True, kw_only=True):
+    """The recorded runs of a level.
+
+    `failure_reason` says why a run is missing, or is "" if none is.
+    """
+
+    runs: tuple[RecordedRun, ...] = ()
+    failure_reason: str = ""
+
+
+# -- several runs ---------------------------------------------------------------------------------
+
+
+def load_in_residences(runs: Sequence[RecordedRun]) -> LoadLength | None:
+    """Return the length of the load of all runs, in mean residence times and in seconds.
+
+    Return None for closed loops, in which the number of requests in the system does not vary, and
+    without a load.
+    """
+    if not runs or any(stage.closed for stage in runs[0].header.stages if stage.measured):
+        return None
+    residences = 0.0
+    load_s = 0.0
+    for run in runs:
+        steady_s = run.summary.window.steady.duration_s
+        if run.mean_residence_s and steady_s:
+            residences += steady_s / run.mean_residence_s
+            load_s += steady_s
+    return LoadLength(residences, load_s) if residences else None
+
+
+def includes_queueing(runs: Sequence[RecordedRun], metric: str) -> bool:
+    """Return whether time in a queue is a relevant part of a metric.
+
+    A metric of another package may include it.
+    """
+    is_own_metric = FIGURES.find(metric, foreign=False) is not None
+    if metric not in QUEUEING_METRICS and is_own_metric:
+        return False
+    return metric != "e2e" or not never_queued(runs)
+
+
+def never_queued(runs: Sequence[RecordedRun]) -> bool:
+    """Return whether the wait for a first token is a negligible part of E2E in all runs."""
+    for run in runs:
+        ttft_p99_ms = run.summary.ttft_ms.p99
+        e2e_p50_ms = run.summary.e2e_ms.p50
+        if ttft_p99_ms is None or e2e_p50_ms is None:
+            return False
+        if ttft_p99_ms >= MAX_NEGLIGIBLE_WAIT * e2e_p50_ms:
+            return False
+    return True

@@ -1,0 +1,428 @@
+"""The terms that a contract can have: their keywords, their parameters, and what each one requires.
+
+A term is one condition on a load, such as "ttft at p99 within 2.0 s". `term_fields.py` reads terms
+from a file, `lint.py` checks them before a run, and `evaluate.py` computes their metrics after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from loadgen.core import format
+from loadgen.core.stats.quantiles import name as quantile_name
+from loadgen.core.units import Wrong
+from loadgen.core.workload.fields import Duration, FiniteRate, Share, Whole
+from loadgen.figures import FIGURES, pooled_figures
+
+NS_PER_S = 1e9
+NS_PER_MS = 1e6
+
+
+class LimitKind(NamedTuple):
+    """A kind of limit: how it is written, compared and shown.
+
+    Attributes:
+        key: The key of the limit in the file.
+        type: The pydantic type that parses the limit.
+        is_upper_bound: Whether the metric must be at most the limit. Otherwise it must be at least
+            the limit.
+        unit: The unit of the limit in results and texts.
+        to_unit: Converts a parsed limit, or a metric, to that unit.
+        to_text: Formats a parsed limit for people.
+    """
+
+    key: str
+    type: Any
+    is_upper_bound: bool
+    unit: str
+    to_unit: Callable[[Any], float]
+    to_text: Callable[[Any], str]
+
+
+class TermKind(NamedTuple):
+    """The meaning of a keyword.
+
+    Attributes:
+        limit: The kind of its limit.
+        template: The text of a term, with the names of its parameters in braces.
+        default_quantile: The quantile if a term gives none. None if the keyword has no parameter
+            `at`.
+        parameters: The fields of `ContractTerm` that a term of this kind must give besides its
+            limit.
+        requirements: What the contract, its workload or its prompts must have: `slo`, `task_slo`,
+            `gpus`, `prices`, `level`, `tenants`; for terms about answers `reference`, `choice`,
+            `json`, `against`.
+    """
+
+    limit: LimitKind
+    template: str
+    default_quantile: float | None = None
+    parameters: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+
+    @property
+    def short_key(self) -> str | None:
+        """The key whose value may stand directly after the keyword, as in `ttft: 2s`, or None."""
+        return None if self.parameters else self.limit.key
+
+
+class ContractTerm(NamedTuple):
+    """One term of a contract: its keyword and the values of its parameters."""
+
+    kind: str
+    limit: Any  # in ns, as a share, per second, or an amount of money: see LimitKind
+    quantile: float = 0.0  # 0.99 is p99; 0 if the keyword has no quantile
+    of: str = ""  # the metric that is compared, or what an energy is for: "token" or "request"
+    window_ns: int = 0
+    level: str = ""  # the other level that this one is compared with
+    currency: str = ""
+    class_name: str = ""  # the class of requests or prompts that the term is about; "" for all
+
+    @property
+    def definition(self) -> TermKind:
+        """The meaning of the keyword."""
+        return get_term_kind(self.kind)
+
+    @property
+    def percentile(self) -> str:
+        """The quantile as text, such as p99.9."""
+        return quantile_name(self.quantile).replace("_", ".")
+
+    @property
+    def percentile_label(self) -> str:
+        """The quantile as text with as many digits as it has, such as p99.95."""
+        return f"p{self.quantile * 100:g}"
+
+    @property
+    def unit(self) -> str:
+        """The unit of the limit in results."""
+        return self.currency or self.definition.limit.unit
+
+    @property
+    def limit_in_unit(self) -> float:
+        """The limit in `unit`."""
+        return self.definition.limit.to_unit(self.limit)
+
+    @property
+    def is_upper_bound(self) -> bool:
+        """Whether the metric must be at most the limit. Otherwise it must be at least the limit."""
+        return self.definition.limit.is_upper_bound
+
+    @property
+    def is_latency(self) -> bool:
+        """Whether the term limits a quantile of a time per request or task."""
+        return self.definition.limit is TIME_AT_QUANTILE
+
+    @property
+    def is_about_tasks(self) -> bool:
+        """Whether the term is about conversations and tasks as a whole."""
+        return self.kind in TASK_TERM_METRICS
+
+    @property
+    def metric(self) -> str:
+        """The metric of requests that the term is computed from.
+
+        A task counts as one request for a task term.
+        """
+        return TASK_TERM_METRICS.get(self.kind, self.kind)
+
+    @property
+    def text(self) -> str:
+        """The term for people, such as "ttft at p99 within 2.0 s"."""
+        values = self._asdict() | {
+            "limit": self.definition.limit.to_text(self.limit),
+            "window": format.duration(self.window_ns / NS_PER_S),
+            "at": self.percentile,
+        }
+        class_suffix = f" for class {self.class_name}" if self.class_name else ""
+        return self.definition.template.format(**values) + class_suffix
+
+    def requires(self, name: str) -> bool:
+        """Return whether the contract, its workload or its prompts must have this."""
+        return name in self.definition.requirements
+
+    def without_limit(self) -> ContractTerm:
+        """Return the term without its limit. It is equal for terms about the same thing."""
+        return self._replace(limit=None, currency="")
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def _check_above_zero(share: float) -> float:
+    """Refuse an upper bound of 0 %, which no sample can show."""
+    if share == 0:
+        raise Wrong(
+            "out_of_range",
+            "can be shown by no sample, however large",
+            "allow a small share, like 0.1%",
+        )
+    return share
+
+
+def _check_between_zero_and_one(share: float) -> float:
+    """Refuse a lower bound of 100 %, which no sample can show, and of 0 %, which is always met."""
+    if share == 1:
+        raise Wrong(
+            "out_of_range",
+            "can be shown by no sample, however large",
+            "ask for a little less, like 99.9%",
+        )
+    if share == 0:
+        raise Wrong("out_of_range", "promises nothing", "a share above zero, like 99%")
+    return share
+
+
+def _match(pattern: str, value: object) -> re.Match[str] | None:
+    """Match the pattern with the whole text. Return None for values that are not text."""
+    return re.fullmatch(pattern, value.strip()) if isinstance(value, str) else None
+
+
+def _parse_money(value: object) -> tuple[Decimal, str]:
+    """Parse an amount and its currency, such as `0.45 USD`."""
+    match = _match(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Z]{3})", value)
+    if match is None or not Decimal(match[1]):
+        raise Wrong(
+            "invalid_value",
+            "is not an amount of money",
+            "a number above zero and a currency, like 0.45 USD",
+        )
+    return Decimal(match[1]), match[2]
+
+
+def _parse_factor(value: object) -> float:
+    """Parse a factor of at least 1, such as `1.5x`."""
+    match = _match(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?x", value)
+    if match is None or float(match[1]) < 1:
+        raise Wrong(
+            "invalid_value",
+            "is not how many times as long",
+            "a number of at least 1 and x, like 1.5x",
+        )
+    return float(match[1])
+
+
+def _parse_energy(value: object) -> tuple[float, str]:
+    """Parse an energy in J and what it is for, such as `0.5 J/token`."""
+    match = _match(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?J/(token|request)", value)
+    if match is None or not float(match[1]):
+        raise Wrong(
+            "invalid_value",
+            "is not an energy for a piece of work",
+            "J for each output token or ok request, like 0.5 J/token",
+        )
+    return float(match[1]), match[2]
+
+
+def format_time(time_ns: float) -> str:
+    """Return a time limit for people: milliseconds below one second, else with larger units."""
+    if time_ns >= NS_PER_S:
+        return format.duration(time_ns / NS_PER_S)
+    return f"{format.quantity(time_ns / NS_PER_MS)} ms"
+
+
+def _to_ms(time_ns: float) -> float:
+    return time_ns / NS_PER_MS
+
+
+def _to_percent(share: float) -> float:
+    return share * 100
+
+
+PositiveTime = Annotated[Duration, Field(gt=0)]
+_ShareAtMost = Annotated[Share, AfterValidator(_check_above_zero)]
+_ShareAtLeast = Annotated[Share, AfterValidator(_check_between_zero_and_one)]
+_MoneyField = Annotated[tuple[Decimal, str], BeforeValidator(_parse_money)]
+_EnergyField = Annotated[tuple[float, str], BeforeValidator(_parse_energy)]
+_FactorField = Annotated[
+    float, BeforeValidator(_parse_factor), WithJsonSchema({"type": "string", "examples": ["1.5x"]})
+]
+
+TIME_AT_QUANTILE = LimitKind("limit", PositiveTime, True, "ms", _to_ms, format_time)
+MAX_TIME = LimitKind("limit", PositiveTime, True, "ms", _to_ms, format_time)
+MAX_SHARE = LimitKind("limit", _ShareAtMost, True, "%", _to_percent, format.percent)
+MIN_SHARE = LimitKind("share", _ShareAtLeast, False, "%", _to_percent, format.percent)
+MIN_RATE = LimitKind("rate", FiniteRate, False, "/s", float, format.quantity)
+MIN_TOKENS = LimitKind("tokens", Whole, False, "tokens", float, format.count)
+MAX_COST = LimitKind("limit", _MoneyField, True, "", float, str)
+MAX_FACTOR = LimitKind("limit", _FactorField, True, "x", float, lambda factor: f"{factor:g}x")
+MAX_ENERGY = LimitKind("limit", _EnergyField, True, "J", float, format.quantity)
+
+
+# -- terms about a load ---------------------------------------------------------------------------
+
+LATENCY_TERM = TermKind(TIME_AT_QUANTILE, "{kind} at {at} within {limit}", default_quantile=0.99)
+"""The meaning of the name of a latency metric. Failed and dropped requests exceed every limit."""
+
+TERM_KINDS = {
+    # Share of requests that are not ok: failed, dropped at a cap, or lost.
+    "errors": TermKind(MAX_SHARE, "{kind} at most {limit}"),
+    # Share of requests that meet every limit of the `slo`.
+    "goodput": TermKind(MIN_SHARE, "{kind} at least {limit}", requirements=("slo",)),
+    # Rates in steady state: ok requests, good requests, and per GPU output tokens and all tokens.
+    "requests": TermKind(MIN_RATE, "{kind} at least {limit}/s"),
+    "good_requests": TermKind(MIN_RATE, "{kind} at least {limit}/s", requirements=("slo",)),
+    "output_per_gpu": TermKind(MIN_RATE, "{kind} at least {limit}/s", requirements=("gpus",)),
+    "tokens_per_gpu": TermKind(MIN_RATE, "{kind} at least {limit}/s", requirements=("gpus",)),
+    # Cost of a thousand good requests at the contract's `prices`.
+    "cost": TermKind(
+        MAX_COST,
+        "cost per thousand good requests at most {limit} {currency}",
+        requirements=("slo", "prices"),
+    ),
+    # Conversations and tasks as a whole: the time from the first due time to the last end, the sum
+    # of all waits for first tokens, the longest of these waits, the share within the `task` limits
+    # of the `slo`, and rates in steady state.
+    "task_time": TermKind(TIME_AT_QUANTILE, "task time at {at} within {limit}", 0.99),
+    "task_wait": TermKind(TIME_AT_QUANTILE, "waits of a task at {at} within {limit}", 0.99),
+    "task_longest_wait": TermKind(
+        TIME_AT_QUANTILE, "longest wait of a task at {at} within {limit}", 0.99
+    ),
+    "task_goodput": TermKind(
+        MIN_SHARE, "tasks within the SLO at least {limit}", requirements=("task_slo",)
+    ),
+    "tasks": TermKind(MIN_RATE, "tasks at least {limit}/s"),
+    "good_tasks": TermKind(
+        MIN_RATE, "tasks within the SLO at least {limit}/s", requirements=("task_slo",)
+    ),
+    "task_cost": TermKind(
+        MAX_COST,
+        "cost per thousand good tasks at most {limit} {currency}",
+        requirements=("task_slo", "prices"),
+    ),
+    # Energy per output token or per ok request in steady state, as measured by what `--energy`
+    # reads.
+    "energy": TermKind(MAX_ENERGY, "energy at most {limit} J/{of}"),
+    # The last `window` of the measured load against the first: a latency, and the rate of ok
+    # requests.
+    "drift": TermKind(
+        MAX_SHARE,
+        "{of} at {at} in the last {window} at most {limit} above the first",
+        default_quantile=0.99,
+        parameters=("window_ns", "of"),
+    ),
+    "sustained": TermKind(
+        MIN_SHARE,
+        "throughput of the last {window} at least {limit} of the first",
+        parameters=("window_ns",),
+    ),
+    # The largest difference of a latency between two nodes, as a share of the smaller value.
+    "between_nodes": TermKind(
+        MAX_SHARE,
+        "{of} at {at} differs between nodes by at most {limit}",
+        default_quantile=0.5,
+        parameters=("of",),
+    ),
+    # The longest time until the SLO is met again after a spike, loss or scale-up of the level.
+    "recovery": TermKind(
+        MAX_TIME,
+        "back within the SLO at most {limit} after a spike, loss or scale-up",
+        requirements=("slo",),
+    ),
+    # Jain's index over tenants of the share of their requests within the SLO.
+    "fairness": TermKind(
+        MIN_SHARE, "Jain's index over tenants at least {limit}", requirements=("tenants",)
+    ),
+    # A latency as a multiple of the one at another level, for example of a quiet tenant next to a
+    # noisy one.
+    "slowdown": TermKind(
+        MAX_FACTOR,
+        "{of} at {at} at most {limit} that of {level}",
+        default_quantile=0.5,
+        parameters=("level", "of"),
+        requirements=("level",),
+    ),
+    # A latency as a share of the one at another level, for example with a warm cache against a
+    # cold one.
+    "against": TermKind(
+        MAX_SHARE,
+        "{of} at {at} at most {limit} of that of {level}",
+        default_quantile=0.5,
+        parameters=("level", "of"),
+        requirements=("level",),
+    ),
+}
+"""The keywords of terms about a load, apart from the latency metrics (see `latency_metrics`)."""
+
+TASK_TERM_METRICS = {
+    "task_time": "e2e",
+    "task_wait": "ttft",
+    "task_longest_wait": "ttft_from_sent",
+    "task_goodput": "goodput",
+    "tasks": "requests",
+    "good_tasks": "good_requests",
+    "task_cost": "cost",
+}
+"""Keyword of a term about whole tasks -> the metric of requests that it is if each task is one
+request.
+"""
+
+
+# -- terms about answers --------------------------------------------------------------------------
+
+_REFERENCE_SCORE = TermKind(MIN_SHARE, "{kind} at least {limit}", requirements=("reference",))
+_SIMILARITY = TermKind(MIN_SHARE, "{kind} at least {limit}", requirements=("against",))
+
+ANSWER_TERM_KINDS = {
+    # Mean scores against reference answers.
+    **dict.fromkeys(("rouge1", "rouge2", "rougeL", "exact"), _REFERENCE_SCORE),
+    "choice": TermKind(MIN_SHARE, "{kind} at least {limit}", requirements=("choice",)),
+    "json": TermKind(MIN_SHARE, "{kind} at least {limit}", requirements=("json",)),
+    # One of these scores against that of the other endpoint for the same prompts.
+    "within": TermKind(
+        MAX_SHARE,
+        "{of} at most {limit} below that of the other endpoint",
+        parameters=("of",),
+        requirements=("against",),
+    ),
+    # The similarity of the answers of the two endpoints.
+    **dict.fromkeys(("equal", "agreement_share", "similarity"), _SIMILARITY),
+    "agreement": TermKind(MIN_TOKENS, "{kind} at least {limit} tokens", requirements=("against",)),
+}
+"""The keywords of terms about answers. All but `within` are names of scores (docs/answers.md)."""
+
+ZERO_OR_ONE_SCORES = ("exact", "choice", "json", "equal")
+"""Scores that are 0 or 1 for each answer."""
+
+
+# -- look-ups -------------------------------------------------------------------------------------
+
+CLASS_TERM_KINDS = {*TASK_TERM_METRICS, "errors", "goodput", "slowdown"}
+"""Keywords of `TERM_KINDS` that may be about one class of requests."""
+
+WHOLE_LOAD_TERM_KINDS = {*pooled_figures(), "task_cost"}
+"""Keywords that are never about one class: which part of the machines a class pays for is not
+known.
+"""
+
+
+def latency_metrics(*, include_plugins: bool = True) -> tuple[str, ...]:
+    """Return the names of the metrics of requests that a term may limit.
+
+    Metrics of other packages come after those of this one.
+    """
+    return tuple(
+        definition.name
+        for definition in FIGURES.at("contract")
+        if include_plugins or definition in FIGURES.own
+    )
+
+
+def get_term_kind(keyword: str) -> TermKind:
+    """Return the meaning of a keyword.
+
+    A keyword that is in no table is the name of a latency metric.
+    """
+    return TERM_KINDS.get(keyword) or ANSWER_TERM_KINDS.get(keyword) or LATENCY_TERM
+
+
+def can_be_about_class(keyword: str) -> bool:
+    """Return whether a term with this keyword may be about one class of requests or prompts."""
+    if keyword in WHOLE_LOAD_TERM_KINDS:
+        return False
+    return keyword not in TERM_KINDS or keyword in CLASS_TERM_KINDS
