@@ -25,9 +25,9 @@ from loadgen_sdk.transport.response_state import OnDone
 from loadgen_sdk.transport.target import Target, header_secrets
 from loadgen_sdk.transport.tls import Tls
 from loadgen_sdk.wire_formats.event_fields import ERROR_TEXT_CHARS
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from loadgen_sdk.wire_formats.library_errors import classify_library_error
 from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat
-from loadgen_sdk.wire_formats.response_reader import EventTimeline
 from loadgen_sdk.wire_formats.server_profiles import ServerProfile
 
 CONNECT_S = 30.0

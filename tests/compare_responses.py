@@ -10,8 +10,8 @@ from typing import Any
 
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.response_state import ExchangeState, ResponseState
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from loadgen_sdk.wire_formats.reference import DecoderState, ResponseReaderState
-from loadgen_sdk.wire_formats.response_reader import EventTimeline
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 FIELDS = {

@@ -23,7 +23,8 @@ from loadgen_sdk.transport.chunk_size import MalformedResponseError
 from loadgen_sdk.transport.http1 import ResponseParser
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.wire_formats.event_fields import error_text
-from loadgen_sdk.wire_formats.response_reader import EventTimeline, ResponseReader
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
+from loadgen_sdk.wire_formats.response_reader import ResponseReader
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES, Api
 from loadgen_sdk.wire_formats.sse import EventTooLargeError, SseDecoder
 from pyarrow import parquet

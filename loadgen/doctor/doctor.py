@@ -26,7 +26,7 @@ from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.transport.http1 import merge_headers
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target, header_secrets
-from loadgen_sdk.wire_formats.response_reader import EventTimeline
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from loadgen_sdk.wire_formats.server_profiles import ServerProfile
 from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 

@@ -148,7 +148,7 @@ class Carrier:
             self._send(query, number, len(self.done) - len(self._waiting) - 1)
 
     def _send(self, query: int, number: int, slot: int) -> None:
-        from loadgen_sdk.wire_formats.response_reader import EventTimeline
+        from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 
         lg = self._lg
         body = self._bodies.pop(number, None) or self.client.prepare(self._requests[number])

@@ -32,7 +32,7 @@ from loadgen_sdk.transport.reactor import FOREVER, ClientConnection, Reactor
 from loadgen_sdk.transport.receiver import MAX_WRITE_BYTES, Receiver
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.tls import Tls
-from loadgen_sdk.wire_formats.response_reader import EventTimeline
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
 from servers import start

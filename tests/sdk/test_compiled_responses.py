@@ -25,8 +25,8 @@ from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.response_state import ExchangeState, ResponseState
 from loadgen_sdk.transport.timer import TimerFd
 from loadgen_sdk.wire_formats import reference, response_reader
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from loadgen_sdk.wire_formats.reference import DecoderState, ResponseReaderState
-from loadgen_sdk.wire_formats.response_reader import EventTimeline
 from loadgen_sdk.wire_formats.server_timing import HEADER
 
 compiled = pytest.importorskip(

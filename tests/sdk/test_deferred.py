@@ -15,7 +15,7 @@ from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.plain_events import plain_chunks
 from loadgen_sdk.transport.response_state import Bundle, Read, Run
-from loadgen_sdk.wire_formats.response_reader import EventTimeline
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 
 RELAXED = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -13,7 +13,8 @@ from loadgen_sdk.errors import KINDS, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
 from loadgen_sdk.transport.pool import Pool
 from loadgen_sdk.transport.target import Target
-from loadgen_sdk.wire_formats.response_reader import EventTimeline, ResponseReader
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
+from loadgen_sdk.wire_formats.response_reader import ResponseReader
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from loadgen_sdk.wire_formats.sse import SseDecoder
 from openai_client import OpenAIClient

@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 from loadgen_sdk.request import NEVER, Completion, Usage
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.wire_formats.event_fields import error_text
-from loadgen_sdk.wire_formats.response_reader import (
-    NOT_STREAMED,
-    NOT_UTF8,
-    EventTimeline,
-    ResponseReader,
-)
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
+from loadgen_sdk.wire_formats.response_reader import NOT_STREAMED, NOT_UTF8, ResponseReader
 from loadgen_sdk.wire_formats.sse import NamedEvent
 from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 

@@ -129,7 +129,8 @@ def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> No
 )
 def test_how_a_response_ends(last: dict[str, Any], ok: bool, tmp_path: Path) -> None:
     import msgspec
-    from loadgen_sdk.wire_formats.response_reader import EventTimeline, ResponseReader
+    from loadgen_sdk.wire_formats.event_timeline import EventTimeline
+    from loadgen_sdk.wire_formats.response_reader import ResponseReader
 
     reading = ResponseReader(EventTimeline(), keep_text=True)
     reading.feed([msgspec.json.encode(last)], 5)
@@ -216,7 +217,8 @@ WHOLE = MESSAGE | {
 def read(*said: dict[str, Any], streamed: bool = True) -> Any:
     """The reading of these events, one read each, or of whole answers."""
     import msgspec
-    from loadgen_sdk.wire_formats.response_reader import EventTimeline, ResponseReader
+    from loadgen_sdk.wire_formats.event_timeline import EventTimeline
+    from loadgen_sdk.wire_formats.response_reader import ResponseReader
     from loadgen_sdk.wire_formats.sse import NamedEvent
 
     reading = ResponseReader(EventTimeline(), keep_text=True)

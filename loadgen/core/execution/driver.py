@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 from loadgen_sdk.request import Completion, Failure
 from loadgen_sdk.transport.reactor import FOREVER
-from loadgen_sdk.wire_formats.response_reader import EventTimeline
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 
 from loadgen.core.execution import stop_signals
 from loadgen.core.execution.events import Counters, Emit, LoadStarted, RunningLoad

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
-from loadgen_sdk.wire_formats.response_reader import EventTimeline
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from numpy.typing import NDArray
 
 from loadgen.core.results import manifest

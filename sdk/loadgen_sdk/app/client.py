@@ -31,7 +31,7 @@ from ..transport.pool import STALL_TIMEOUT_NS, TIMEOUT_NS, Pool, SendingOptions
 from ..transport.proxy import proxy_for
 from ..transport.target import Target
 from ..transport.tls import Tls
-from ..wire_formats.response_reader import EventTimeline
+from ..wire_formats.event_timeline import EventTimeline
 from ..wire_formats.server_profiles import (
     SERVER_PROFILES,
     SERVERS,

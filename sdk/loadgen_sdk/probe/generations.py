@@ -22,8 +22,9 @@ from ..transport.exchange import (
     unsupported_encoding,
 )
 from ..wire_formats.event_fields import error_text
+from ..wire_formats.event_timeline import EventTimeline
 from ..wire_formats.request_body import BodyFormat, encode_body
-from ..wire_formats.response_reader import NOT_STREAMED, EventTimeline, ResponseReader
+from ..wire_formats.response_reader import NOT_STREAMED, ResponseReader
 from ..wire_formats.server_profiles import OUTPUT_LIMIT_FIELDS, ServerProfile
 from ..wire_formats.server_timing import HEADER
 from ..wire_formats.server_timing_lookup import parse_server_timing

@@ -13,15 +13,8 @@ import msgspec
 from ..compiled import module as _compiled
 from ..request import NEVER, Completion, Failure
 from ..wire_formats.event_fields import ERROR_TEXT_CHARS, UsageFields, error_text
-from ..wire_formats.response_reader import (
-    ENDINGS,
-    NOT_STREAMED,
-    UNKNOWN_OUTPUTS,
-    EventOrCount,
-    ResponseReader,
-    count_events,
-    split_last_event,
-)
+from ..wire_formats.event_timeline import EventOrCount, count_events, split_last_event
+from ..wire_formats.response_reader import ENDINGS, NOT_STREAMED, UNKNOWN_OUTPUTS, ResponseReader
 from ..wire_formats.server_timing import HEADER
 from ..wire_formats.sse import EventTooLargeError, SseDecoder
 from .chunk_size import CHUNK_SIZES, MalformedResponseError, chunk_size

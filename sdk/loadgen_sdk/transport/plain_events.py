@@ -13,7 +13,7 @@ from ..wire_formats.reference import is_plain_text
 from .chunk_size import CHUNK_SIZES, MalformedResponseError, chunk_size
 
 if TYPE_CHECKING:
-    from ..wire_formats.response_reader import EventOrCount
+    from ..wire_formats.event_timeline import EventOrCount
 
 _MOST_SIZE_DIGITS = 8
 _MANY_BYTES = 2048  # as in receiver.py: of a longer read only the first chunk is looked at

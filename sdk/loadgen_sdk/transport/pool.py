@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import TargetUnusable, WrongUse, refuse_unknown
 from ..request import Failure, Request
+from ..wire_formats.event_timeline import EventTimeline
 from ..wire_formats.request_body import BodyEncoder, BodyFormat
-from ..wire_formats.response_reader import EventTimeline
 from ..wire_formats.server_profiles import ServerProfile
 from .exchange import Exchange
 from .host_resources import raise_file_limit, resolve_host

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..request import Completion, Failure
-from ..wire_formats.response_reader import EventTimeline
+from ..wire_formats.event_timeline import EventTimeline
 
 MOVED_NS = 1_000_000_000
 

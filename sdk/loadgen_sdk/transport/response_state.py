@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from ..request import NEVER, Completion, Failure, Request
 
 if TYPE_CHECKING:
-    from ..wire_formats.response_reader import EventTimeline, ResponseReader
+    from ..wire_formats.event_timeline import EventTimeline
+    from ..wire_formats.response_reader import ResponseReader
     from ..wire_formats.sse import SseDecoder
     from .http1 import ResponseParser
 

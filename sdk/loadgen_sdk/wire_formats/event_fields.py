@@ -1,7 +1,7 @@
 """The fields of events and of whole responses that are read, under the names of every known server.
 
-An event whose fields have the usual types is decoded in one step. `lenient_decoding.py` reads one of
-other types into the same shape, and `other_apis.py` one of another API. Pure.
+An event whose fields have the usual types is decoded in one step. `lenient_decoding.py` reads one
+of other types into the same shape, and `other_apis.py` one of another API. Pure.
 """
 
 from typing import Any
@@ -45,14 +45,14 @@ class ChoiceFields(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     message: DeltaFields | None = None
-    meta_info: msgspec.Raw = ABSENT  # SGLang's account of a whole answer
-    speculative_decoding: msgspec.Raw = (
-        ABSENT  # TensorRT-LLM's of 1.4, with per_request_spec_decode_stats
-    )
+    # SGLang's own timing, in responses that are not streamed
+    meta_info: msgspec.Raw = ABSENT
+    # TensorRT-LLM 1.4 with per_request_spec_decode_stats
+    speculative_decoding: msgspec.Raw = ABSENT
 
 
 class CountDetails(msgspec.Struct, gc=False):
-    """What the prompt or output tokens of a usage consist of."""
+    """The parts of the prompt tokens or of the output tokens of a usage."""
 
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
@@ -64,16 +64,21 @@ class UsageFields(msgspec.Struct, gc=False):
 
     prompt_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     completion_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
-    input_tokens: int | None = None  # read where the names above are not sent
+    # The Responses API and Anthropic's messages have these names.
+    input_tokens: int | None = None
     output_tokens: int | None = None
     prompt_tokens_details: CountDetails | None = None
     completion_tokens_details: CountDetails | None = None
-    input_tokens_details: CountDetails | None = None  # of the Responses API
+    # The Responses API has these names.
+    input_tokens_details: CountDetails | None = None
     output_tokens_details: CountDetails | None = None
-    cache_creation_input_tokens: int | None = None  # of messages, and of gateways in front of them
-    cache_read_input_tokens: int | None = None  # the same
-    prompt_cache_hit_tokens: int | None = None  # DeepSeek
-    cached_tokens: int | None = None  # Moonshot
+    # Anthropic's messages and gateways in front of them have these names.
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    # DeepSeek
+    prompt_cache_hit_tokens: int | None = None
+    # Moonshot
+    cached_tokens: int | None = None
     total_tokens: int | None = None
 
     def output(self) -> int | None:
@@ -86,27 +91,27 @@ class UsageFields(msgspec.Struct, gc=False):
 
     def usage(self) -> Usage:
         """Return the counts under one name each, checked against each other."""
-        before = self.prompt_tokens_details or self.input_tokens_details
-        after = self.completion_tokens_details or self.output_tokens_details
+        prompt_details = self.prompt_tokens_details or self.input_tokens_details
+        output_details = self.completion_tokens_details or self.output_tokens_details
         written = self.cache_creation_input_tokens
-        if before is not None and before.cache_write_tokens is not None:
-            written = before.cache_write_tokens
+        if prompt_details is not None and prompt_details.cache_write_tokens is not None:
+            written = prompt_details.cache_write_tokens
+        reasoning = None if output_details is None else output_details.reasoning_tokens
         prompt = self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens
-        cached = self._cached()
         usage = Usage(
             input=token_count(prompt),
             output=self.output(),
-            cached=None if cached is None else token_count(cached),
-            reasoning=None if after is None else token_count(after.reasoning_tokens),
-            cache_written=None if written is None else token_count(written),
+            cached=token_count(self._cached()),
+            reasoning=token_count(reasoning),
+            cache_written=token_count(written),
         )
         return check_usage(usage, self.total_tokens)
 
     def _cached(self) -> int | None:
         """Return the prompt tokens that came from a cache, under any of the servers' names."""
-        before = self.prompt_tokens_details or self.input_tokens_details
-        if before is not None and before.cached_tokens is not None:
-            return before.cached_tokens
+        prompt_details = self.prompt_tokens_details or self.input_tokens_details
+        if prompt_details is not None and prompt_details.cached_tokens is not None:
+            return prompt_details.cached_tokens
         for count in (
             self.cache_read_input_tokens,
             self.prompt_cache_hit_tokens,
@@ -118,20 +123,35 @@ class UsageFields(msgspec.Struct, gc=False):
 
 
 class EventFields(msgspec.Struct, gc=False):
-    """One event of a stream, or a whole response."""
+    """One event of a stream, or a response that was not streamed.
+
+    Attributes:
+        choices: The completions, or pieces of them.
+        usage: The token counts.
+        error: An error.
+        message: An error of trtllm-serve or SGLang, which is at the top level.
+        detail: Details of such an error.
+        timings: llama-server's own timing.
+        nvext: Dynamo's extensions, its own timing among them.
+        metrics: vLLM's own timing.
+        data: The numbers of embeddings.
+        results: The scores of rerank.
+        output: The output of the Responses API, not streamed.
+        type: The type of an event of the Responses API or of Anthropic's messages.
+    """
 
     choices: list[ChoiceFields] | None = None
     usage: UsageFields | None = None
     error: msgspec.Raw = ABSENT
-    message: msgspec.Raw = ABSENT  # trtllm-serve and SGLang put the error at the top level
+    message: msgspec.Raw = ABSENT
     detail: msgspec.Raw = ABSENT
-    timings: msgspec.Raw = ABSENT  # llama-server
-    nvext: msgspec.Raw = ABSENT  # Dynamo
-    metrics: msgspec.Raw = ABSENT  # vLLM
-    data: msgspec.Raw = ABSENT  # embeddings
-    results: msgspec.Raw = ABSENT  # rerank
-    output: msgspec.Raw = ABSENT  # a whole answer of the Responses API
-    type: str = ""  # of an event of the Responses API, or of messages
+    timings: msgspec.Raw = ABSENT
+    nvext: msgspec.Raw = ABSENT
+    metrics: msgspec.Raw = ABSENT
+    data: msgspec.Raw = ABSENT
+    results: msgspec.Raw = ABSENT
+    output: msgspec.Raw = ABSENT
+    type: str = ""
 
 
 class IdFields(msgspec.Struct, gc=False):
@@ -145,9 +165,10 @@ decode_event = msgspec.json.Decoder(EventFields).decode
 _decode_id = msgspec.json.Decoder(IdFields).decode
 decode_any = msgspec.json.decode
 NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
-
+"""What decoders of JSON raise."""
 
 EMPTY = (b"null", b"[]", b"{}", b'""')
+"""JSON values without content."""
 
 
 def id_of(payload: bytes | NamedEvent) -> str:

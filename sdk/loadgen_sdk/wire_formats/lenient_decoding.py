@@ -18,6 +18,9 @@ from .event_fields import (
 )
 from .implementation import token_count
 
+_INVALID_COUNT = -1
+"""Stands for output tokens that are no count, so that they are not taken for missing ones."""
+
 _RAW_FIELDS = ("error", "message", "detail", "timings", "nvext", "metrics")
 
 
@@ -30,17 +33,20 @@ def decode_leniently(text: bytes) -> Any:
     try:
         return decode_any(text)
     except (msgspec.MsgspecError, UnicodeDecodeError):  # The latter is raised by msgspec 0.21.
-        return _with_whole_texts(json.loads(text.decode("utf-8-sig", "replace")))
+        return _replace_half_surrogates(json.loads(text.decode("utf-8-sig", "replace")))
 
 
-def _with_whole_texts(value: Any) -> Any:
+def _replace_half_surrogates(value: Any) -> Any:
     """Return a JSON value in which halves of surrogate pairs are replaced by U+FFFD."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
-        return {_with_whole_texts(key): _with_whole_texts(item) for key, item in value.items()}
+        return {
+            _replace_half_surrogates(key): _replace_half_surrogates(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [_with_whole_texts(item) for item in value]
+        return [_replace_half_surrogates(item) for item in value]
     return value
 
 
@@ -50,12 +56,14 @@ def read_event(value: dict[str, Any]) -> EventFields:
     usage = value.get("usage")
     raw_fields: dict[str, Any] = {name: _raw(value.get(name)) for name in _RAW_FIELDS}
     return EventFields(
-        choices=[_read_choice(choice) for choice in choices if isinstance(choice, dict)]
-        if isinstance(choices, list)
-        else None,
+        choices=_read_choices(choices) if isinstance(choices, list) else None,
         usage=None if usage is None else _read_counts(usage),
         **raw_fields,
     )
+
+
+def _read_choices(choices: list[Any]) -> list[ChoiceFields]:
+    return [_read_choice(choice) for choice in choices if isinstance(choice, dict)]
 
 
 def _read_choice(choice: dict[str, Any]) -> ChoiceFields:
@@ -113,7 +121,7 @@ def read_counts(value: dict[str, Any]) -> UsageFields:
 def _read_counts(value: Any) -> UsageFields:
     """Return the counts of a usage of which some are no integers.
 
-    Output tokens that are no count become -1.
+    Output tokens that are no count become _INVALID_COUNT.
     """
     if not isinstance(value, dict):
         return UsageFields()
@@ -127,7 +135,7 @@ def _read_counts(value: Any) -> UsageFields:
             counts[name] = token_count(value[name])
     for name in ("completion_tokens", "output_tokens"):
         if value.get(name) is not None and counts[name] is None:
-            counts[name] = -1
+            counts[name] = _INVALID_COUNT
     return UsageFields(**counts)
 
 

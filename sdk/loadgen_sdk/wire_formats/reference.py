@@ -17,7 +17,7 @@ from ..request import NEVER
 
 if TYPE_CHECKING:
     from .event_fields import UsageFields
-    from .response_reader import EventOrCount, EventTimeline
+    from .event_timeline import EventOrCount, EventTimeline
 
 NO_MORE_TEMPLATES = 1 << 60
 """A value of `ReadingState.learned` with which no template of plain events is learned."""
@@ -44,7 +44,9 @@ class DecoderState:
 
 
 class ResponseReaderState:
-    """The fields of a reader of events (see `response_reader.ResponseReader`). Times are monotonic, in ns.
+    """The fields of a reader of events (see `response_reader.ResponseReader`).
+
+    Times are monotonic, in ns.
 
     Attributes:
         template: The bytes before and after the text of a plain event, once one was learned.

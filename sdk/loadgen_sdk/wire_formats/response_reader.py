@@ -1,15 +1,17 @@
-"""Reads the events of an answer: text, finish reason, usage, errors, and the arrival instant of each. Pure.
+"""Read the events of a response: text, finish reason, usage, errors and the time of each event.
 
-Each request has one `ResponseReader`. Chat and completions, streamed or not, are so similar that one
-reader serves all four. A request is `ok` by the rules of metrics.md: the HTTP framing has ended,
-there is a finish reason, which is none of ERROR_ENDINGS, and there was no error event.
+Pure.
+
+One reader serves all APIs, streamed or not, because the events of the others are converted to those
+of a chat. A request is `ok` if the framing of HTTP has ended, if there is a finish reason that is
+not one of ERROR_ENDINGS, and if there was no error event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import sub
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,10 +32,12 @@ from .event_fields import (
     is_set,
     unknown_text_field,
 )
+from .event_timeline import EventOrCount
 from .implementation import ResponseReaderState, plain_run
 from .lenient_decoding import decode_leniently, read_event
 from .other_apis import read_other_api, with_choices
 from .sse import NamedEvent
+from .tool_calls import join_tool_calls
 
 ENDINGS = frozenset(("stop", "length", "tool_calls", "function_call", "content_filter"))
 """The finish reasons of OpenAI. Servers have many others, which are normal ends too."""
@@ -63,191 +67,212 @@ ERROR_ENDINGS = frozenset(
 UNKNOWN_OUTPUTS = 2
 """So many events with a text in an unknown field are output. One may be a name beside the role."""
 
-FIELD_CHARS = 60
 HIDDEN_OUTPUT = "have output in the field {!r} of a delta, which is not known here"
 NOT_UTF8 = "contain bytes that are not UTF-8; each is read as U+FFFD"
 NOT_STREAMED = "were not streamed: one JSON object came although a stream was requested"
 """Remarks about responses that are ok. The subject of each sentence is "N responses"."""
 
-EventOrCount = bytes | NamedEvent | int
-"""What a read brings: an event, or a number, which stands for so many plain events (`ResponseReader._learn`)."""
+_MAX_FIELD_NAME_CHARS = 60
+_MAX_SHOWN_EVENT_BYTES = 120
+_FREE_TEMPLATES = 3
+_EVENTS_PER_TEMPLATE = 4
+"""Templates are learned as long as each one after the first three recognises four plain events."""
 
 
-def count_events(events: Sequence[EventOrCount]) -> int:
-    """How many events these are."""
-    return sum([event if isinstance(event, int) else 1 for event in events])
+class _Output(NamedTuple):
+    """What an event contains.
 
-
-def split_last_event(events: list[EventOrCount]) -> tuple[list[EventOrCount], list[EventOrCount]]:
-    """All events but the last one, and that one."""
-    last = events[-1]
-    if isinstance(last, int) and last > 1:
-        return [*events[:-1], last - 1], [1]
-    return events[:-1], [last]
-
-
-class EventTimeline:
-    """Arrival instants of the output events of one stage and the gaps between them (ns): histogram, timeline.
-
-    `together`: plain events that came with the last event before them: its instant, and how many,
-    each with a gap of 0. They are not in `gaps` and `instants`. `errors`: the stamp errors (ns) of
-    the events whose stamp is unsure, and how many have it. Every other event has error 0.
+    Attributes:
+        has_output: The event has output.
+        is_answer: The output is part of the answer, and not reasoning.
     """
 
-    __slots__ = ("errors", "gaps", "instants", "together")
+    has_output: bool
+    is_answer: bool
 
-    def __init__(self) -> None:
-        self.gaps: list[int] = []
-        self.instants: list[int] = []
-        self.together: list[tuple[int, int]] = []
-        self.errors: list[tuple[int, int]] = []
 
-    def each_instant(self) -> list[int]:
-        """The instant of every output event, in order."""
-        return sorted(
-            [*self.instants, *(stamp for stamp, many in self.together for _ in range(many))]
-        )
+_ANSWER = _Output(has_output=True, is_answer=True)
+_REASONING = _Output(has_output=True, is_answer=False)
 
 
 class ResponseReader(ResponseReaderState):
-    """The state of one answer while it arrives. `feed` is given complete events.
+    """Reads one response while it arrives.
 
-    Instants are monotonic ns. An event's instant is its read's `stamp`: the arrival of the newest
-    bytes of that read. An event that came in an earlier packet of the read may have arrived at any
-    time since the socket was last known to be empty; the time from there to `stamp` is its stamp
-    error.
+    Timestamps are monotonic and in ns. The timestamp of an event is that of its read, which is the
+    arrival of the newest bytes of that read. An event that came in an earlier packet of the read
+    may have arrived at any time since the socket was last known to be empty. The time from there
+    to the timestamp is the uncertainty of the timestamp.
     """
 
     __slots__ = ()
 
     def feed_with_uncertainty(
         self,
-        unsure: Sequence[EventOrCount],
-        sure: Sequence[EventOrCount],
-        stamp: int,
-        error: int,
+        uncertain: Sequence[EventOrCount],
+        certain: Sequence[EventOrCount],
+        timestamp: int,
+        uncertainty: int,
         *,
         one_write: bool = False,
     ) -> None:
-        """Process the events of one read. Those that are `unsure` may have come earlier, by at most `error` ns.
+        """Process the events of a read of which some may have arrived earlier.
 
-        The end of an answer (finish, usage, `[DONE]`) is sent right after its last output, or with
-        the next step of the server. Where only that follows an output event in its read, the first
-        token keeps the error, the last one is wrong by a mean gap at most, and `EventTimeline.errors` and
-        the largest gap count the event as exact: it would judge servers, not this client.
-        `one_write`: the same for all events, which came in one write.
+        The end of a response (finish reason, usage, `[DONE]`) is sent right after its last output,
+        or with the next step of the server. If only that follows an output event in its read, the
+        first token keeps its uncertainty, the last one is wrong by a mean gap at most, and the
+        timeline and the largest gap count the event as exact. Otherwise they would state a property
+        of servers, and not of this client.
+
+        Args:
+            uncertain: The events that may have arrived earlier than `timestamp`.
+            certain: The other events.
+            timestamp: The timestamp of the read.
+            uncertainty: How much earlier the uncertain events may have arrived, in ns.
+            one_write: All events came in one write of the server, so that the timeline and the
+                largest gap are exact.
         """
-        before, largest = self.output_events, self.max_gap
-        if unsure:
-            self.feed(unsure, stamp, error)
-        outputs = self.output_events - before
-        if sure:
-            self.feed(sure, stamp)
-        if self.output_events > before + outputs:
+        events_before = self.output_events
+        max_gap_before = self.max_gap
+        if uncertain:
+            self.feed(uncertain, timestamp, uncertainty)
+        uncertain_outputs = self.output_events - events_before
+        if certain:
+            self.feed(certain, timestamp)
+        if self.output_events > events_before + uncertain_outputs:
             self.unsure_at = NEVER
-        elif outputs:
-            self.unsure_at, self.unsure_error = stamp, error
+        elif uncertain_outputs:
+            self.unsure_at = timestamp
+            self.unsure_error = uncertainty
             if self.finish_reason:
-                outputs -= 1
-                if self.output_events > 1:
-                    mean_gap = (stamp - self.first_token) // (self.output_events - 1)
-                    self.unsure_error = min(error, mean_gap)
-        if outputs and not one_write:
-            self.flow.errors.append((error, outputs))
-        if (one_write or not outputs) and self.max_gap > largest:
+                uncertain_outputs -= 1
+                self.unsure_error = min(uncertainty, self._mean_gap_until(timestamp, uncertainty))
+        if uncertain_outputs and not one_write:
+            self.flow.errors.append((uncertainty, uncertain_outputs))
+        is_exact = one_write or not uncertain_outputs
+        if is_exact and self.max_gap > max_gap_before:
             self.max_gap_error = 0
 
-    def count_plain_events(self, count: int, stamp: int, error: int = 0) -> None:
-        """Count plain events (`_learn`) that came together at `stamp`, or earlier by at most `error` ns."""
-        if not count:
-            return
-        gap = stamp - self.last_token
-        if gap > self.max_gap:
-            self.max_gap = gap
-            self.max_gap_error = error
-        self.flow.gaps.append(gap)
-        self.flow.instants.append(stamp)
-        if count > 1:
-            self.flow.together.append((stamp, count - 1))
-        self.output_events += count
-        self.plain_events += count
-        self.last_token = self.end = stamp
-
-    def count_plain_events_at(self, stamps: list[int]) -> None:
-        """Count plain events, each with its own stamp, which is exact."""
-        gaps = list(map(sub, stamps, [self.last_token, *stamps]))
-        longest = max(gaps)
-        if longest > self.max_gap:
-            self.max_gap = longest
-            self.max_gap_error = 0
-        self.flow.gaps.extend(gaps)
-        self.flow.instants.extend(stamps)
-        self.output_events += len(stamps)
-        self.plain_events += len(stamps)
-        self.last_token = self.end = stamps[-1]
-
-    def _learn(self, event: EventFields, payload: bytes) -> None:
-        """Make the template of plain events from one that was decoded.
-
-        A plain event differs from it in its text alone, by which it needs no decoding: what stands
-        before and after the text is the same, so it is the same JSON, and all that it says is that
-        output came. The text must be in the payload exactly once as a string, which then is the
-        string that was decoded (nothing in it is escaped).
-        """
-        choice = event.choices[0] if event.choices and len(event.choices) == 1 else None
-        if choice is None or choice.finish_reason or b"\\" in payload or b"\n" in payload:
-            return
-        part = choice.delta or choice.message
-        text = (
-            (part.content or part.reasoning_content or part.reasoning)
-            if part is not None
-            else choice.text
-        )
-        if not text:
-            return
-        if event.usage is not None:
-            return
-        for raw in (
-            event.error,
-            event.message,
-            event.detail,
-            event.timings,
-            event.nvext,
-            event.metrics,
-        ):
-            if raw is not ABSENT and is_set(raw):
-                return
-        string = b'"%s"' % text.encode()
-        at = payload.find(string)
-        if at >= 0 and payload.rfind(string) == at:
-            self.learned += 1
-            self.template = payload[: at + 1], payload[at + len(string) - 1 :]
-
-    def feed(self, events: Sequence[EventOrCount], stamp: int, error: int = 0) -> None:
-        """Process events that came at `stamp`, or earlier by at most `error` ns."""
+    def feed(self, events: Sequence[EventOrCount], timestamp: int, uncertainty: int = 0) -> None:
+        """Process events that came at `timestamp`, or earlier by at most `uncertainty` ns."""
         if events and self.first_event < 0:
-            self.first_event = stamp
+            self.first_event = timestamp
         position = 0
         while position < len(events):
             if self.template is not None:
-                items, plain = plain_run(events, position, *self.template)
+                items, plain_events = plain_run(events, position, *self.template)
                 if items:
-                    self.count_plain_events(plain, stamp, error)
+                    self.count_plain_events(plain_events, timestamp, uncertainty)
                     position += items
                     continue
-            payload: bytes | NamedEvent = events[position]  # type: ignore[assignment]  # no number without a template
+            # Counts of plain events come only after a template was learned.
+            payload: bytes | NamedEvent = events[position]  # type: ignore[assignment]
             position += 1
             if payload != b"[DONE]":
-                self._feed_payload(payload, stamp, error)
+                self._feed_payload(payload, timestamp, uncertainty)
 
-    def _feed_payload(self, payload: bytes | NamedEvent, stamp: int, error: int) -> None:
+    def count_plain_events(self, count: int, timestamp: int, uncertainty: int = 0) -> None:
+        """Count plain events that came together at `timestamp`.
+
+        They may have arrived earlier by at most `uncertainty` ns.
+        """
+        if not count:
+            return
+        gap = timestamp - self.last_token
+        if gap > self.max_gap:
+            self.max_gap = gap
+            self.max_gap_error = uncertainty
+        self.flow.gaps.append(gap)
+        self.flow.instants.append(timestamp)
+        if count > 1:
+            self.flow.together.append((timestamp, count - 1))
+        self.output_events += count
+        self.plain_events += count
+        self.last_token = timestamp
+        self.end = timestamp
+
+    def count_plain_events_at(self, timestamps: list[int]) -> None:
+        """Count plain events that each have an exact timestamp of their own."""
+        gaps = list(map(sub, timestamps, [self.last_token, *timestamps]))
+        longest_gap = max(gaps)
+        if longest_gap > self.max_gap:
+            self.max_gap = longest_gap
+            self.max_gap_error = 0
+        self.flow.gaps.extend(gaps)
+        self.flow.instants.extend(timestamps)
+        self.output_events += len(timestamps)
+        self.plain_events += len(timestamps)
+        self.last_token = timestamps[-1]
+        self.end = timestamps[-1]
+
+    def tool_calls(self) -> tuple[dict[str, str], ...]:
+        """Return the tool calls of the response: id, name and arguments (JSON, as text)."""
+        return join_tool_calls(self.tool_deltas)
+
+    def usage(self) -> Usage:
+        """Return the last usage with output tokens, or else the first one. It may be empty."""
+        return self.usage_counts.usage() if self.usage_counts is not None else Usage()
+
+    @property
+    def usage_is_absurd(self) -> bool:
+        """Whether the server sent a number of output tokens that no response can have."""
+        counts = self.usage_counts
+        if counts is None:
+            return False
+        output_tokens = counts.completion_tokens
+        if output_tokens is msgspec.UNSET:
+            output_tokens = counts.output_tokens
+        return output_tokens is not None and counts.output() is None
+
+    @property
+    def output_is_hidden(self) -> bool:
+        """Whether output of several tokens came in fields that are not known."""
+        if self.unknown_outputs >= UNKNOWN_OUTPUTS:
+            return True
+        return not self.output_events and (self.usage().output or 0) > 1
+
+    def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
+        """Return the failure of the request, or None if it is ok (metrics.md has the rules).
+
+        Args:
+            framing_ended: The body ended as its HTTP framing announced.
+            until_close: The end of the connection ended the body.
+            streamed: The response is an event stream.
+        """
+        if self.error:
+            return Failure("error_event", self.error[:ERROR_TEXT_CHARS])
+        if not framing_ended or (until_close and streamed and not self.finish_reason):
+            text = f"the body ended early, after {self.output_events} output events"
+            return Failure("truncated", text)
+        if self.malformed:
+            return Failure("malformed", self.malformed[:ERROR_TEXT_CHARS])
+        if self.first_event < 0:
+            return Failure("empty", "an answer without a single event")
+        return self._finish_failure()
+
+    def _finish_failure(self) -> Failure | None:
+        """Return the failure of a response without a finish reason, or with one of an error."""
+        position = f"after {self.output_events} output events"
+        if not self.finish_reason:
+            return Failure("no_finish_reason", f"no finish reason {position}")
+        if self.finish_reason.lower() in ERROR_ENDINGS:
+            return Failure("error_event", f"finish reason {self.finish_reason!r} {position}")
+        return None
+
+    def _mean_gap_until(self, timestamp: int, uncertainty: int) -> int:
+        """Return the mean gap between output events, or the uncertainty of a single event."""
+        if self.output_events <= 1:
+            return uncertainty
+        return (timestamp - self.first_token) // (self.output_events - 1)
+
+    def _feed_payload(self, payload: bytes | NamedEvent, timestamp: int, uncertainty: int) -> None:
         """Process one event that is not known to be plain."""
         is_usual = False
         try:
-            event: EventFields | None = decode_event(payload)  # type: ignore[arg-type]  # a Named raises TypeError: cheaper than a test per event
+            # A NamedEvent raises TypeError, which is cheaper than a test of each event.
+            event: EventFields | None = decode_event(payload)  # type: ignore[arg-type]
             is_usual = self.pieces is None and self.sink is None
         except (*NOT_JSON, TypeError):
-            event = self._unusual_event(payload)
+            event = self._read_unusual_event(payload)
         if event is None:
             return
         if event.choices is None:
@@ -258,7 +283,13 @@ class ResponseReader(ResponseReaderState):
         if self.pieces is not None and not self.response_id:
             self.response_id = id_of(payload)
         if event.choices:
-            self._take_choices(event, payload, is_usual, stamp, error)
+            has_output = self._feed_choices(event.choices, payload, timestamp, uncertainty)
+            if has_output and is_usual and self._may_learn_template():
+                self._learn_template(event, payload)  # type: ignore[arg-type]
+        self._read_other_fields(event, payload)
+
+    def _read_other_fields(self, event: EventFields, payload: bytes | NamedEvent) -> None:
+        """Read the usage, the error and the server's own timing of an event."""
         if event.usage is not None:
             self._read_usage(event.usage)
         if event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT:
@@ -266,37 +297,35 @@ class ResponseReader(ResponseReaderState):
         if event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT:
             self._read_timing(event)
 
-    def _take_choices(
+    def _feed_choices(
         self,
-        event: EventFields,
+        choices: list[ChoiceFields],
         payload: bytes | NamedEvent,
-        is_usual: bool,
-        stamp: int,
-        error: int,
-    ) -> None:
+        timestamp: int,
+        uncertainty: int,
+    ) -> bool:
         """Process the choices of an event, which together are one output event or none.
 
-        `is_usual`: the payload may become the template of plain events.
+        Return True if the event has output.
         """
-        choices = event.choices or []
         has_output = False
         for choice in choices:
-            has_output = self._take_choice(choice, has_output, stamp, error)
+            has_output = self._feed_choice(choice, has_output, timestamp, uncertainty)
         if not has_output:
             if self.last_token < 0:
-                self._note_unknown_output(payload)
-            return
-        self._count_output_event(stamp, error)
+                self._count_unknown_output(payload)
+            return False
+        self._count_output_event(timestamp, uncertainty)
         if self.sink is not None:
-            self._call_sink(self.sink, choices, stamp)
-        # A stream whose events differ in more (a time, a usage) is not tried for ever.
-        if is_usual and self.learned <= 3 + self.plain_events // 4:
-            self._learn(event, payload)  # type: ignore[arg-type]
+            _pass_on_texts(self.sink, choices, timestamp)
+        return True
 
-    def _take_choice(self, choice: ChoiceFields, has_output: bool, stamp: int, error: int) -> bool:
+    def _feed_choice(
+        self, choice: ChoiceFields, has_output: bool, timestamp: int, uncertainty: int
+    ) -> bool:
         """Process one choice and return whether the event has output so far.
 
-        `has_output`: an earlier choice of the event has output.
+        `has_output` says whether an earlier choice of the event has output.
         """
         delta = choice.message if choice.delta is None else choice.delta
         text = choice.text if delta is None else delta.content
@@ -308,119 +337,120 @@ class ResponseReader(ResponseReaderState):
                 if delta is not None and is_set(delta.tool_calls):
                     self.tool_deltas.append(delta.tool_calls)
         else:
-            has_output, is_answer = self._classify_without_text(choice, delta, has_output)
+            output = self._read_output_without_text(choice, delta)
+            is_answer = output is not None and output.is_answer
+            has_output = has_output or output is not None
         if has_output and self.last_token < 0:
-            self.first_token = stamp
-            self.stamp_error = error
+            self.first_token = timestamp
+            self.stamp_error = uncertainty
         if has_output and is_answer and self.first_answer < 0:
-            self.first_answer = stamp
+            self.first_answer = timestamp
         if choice.finish_reason:
-            self._finish(choice, choice.finish_reason, stamp)
+            self._finish(choice, choice.finish_reason, timestamp)
         return has_output
 
-    def _finish(self, choice: ChoiceFields, finish_reason: str, stamp: int) -> None:
-        """Note the end of a choice, and what the server says of its time there."""
-        self.finish_reason = finish_reason
-        self.end = stamp
-        if choice.meta_info is not ABSENT:
-            self._keep_timing("meta_info", bytes(choice.meta_info))
-        if choice.speculative_decoding is not ABSENT:
-            self._keep_timing("speculative_decoding", bytes(choice.speculative_decoding))
+    def _read_output_without_text(
+        self, choice: ChoiceFields, delta: DeltaFields | None
+    ) -> _Output | None:
+        """Return what a choice without text has as output, or None if it has none.
 
-    def _count_output_event(self, stamp: int, error: int) -> None:
-        """Count an event with output and the gap before it."""
-        if self.last_token >= 0:
-            gap = stamp - self.last_token
-            self.flow.gaps.append(gap)
-            if gap > self.max_gap:
-                self.max_gap = gap
-                self.max_gap_error = error
-        self.flow.instants.append(stamp)
-        self.output_events += 1
-        self.last_token = stamp
-        self.end = stamp
-
-    def _note_unknown_output(self, payload: bytes | NamedEvent) -> None:
-        """Count an event before the first known output if an unknown field has a text."""
-        field = unknown_text_field(payload if isinstance(payload, bytes) else payload.data)
-        if not field:
-            return
-        self.unknown_outputs += 1
-        if self.unknown_outputs == UNKNOWN_OUTPUTS:
-            self.remark = HIDDEN_OUTPUT.format(field[:FIELD_CHARS])
-
-    @property
-    def output_is_hidden(self) -> bool:
-        """Whether output of several tokens came in fields that are not known."""
-        silent = not self.output_events and (self.usage().output or 0) > 1
-        return silent or self.unknown_outputs >= UNKNOWN_OUTPUTS
-
-    def _classify_without_text(
-        self, choice: ChoiceFields, delta: DeltaFields | None, output: bool
-    ) -> tuple[bool, bool]:
-        """Whether a choice without content text is output, and whether that output is answer (not reasoning).
-
-        Output without text: reasoning, a tool call, a refusal, token ids. `output`: what an earlier
-        choice was.
+        Output without text is reasoning, a tool call, a refusal or token ids.
         """
         if delta is not None:
             reasoning = delta.reasoning_content or delta.reasoning
             if reasoning:
                 if self.reasoning_pieces is not None:
                     self.reasoning_pieces.append(reasoning)
-                return True, False
-            for raw in (delta.tool_calls, delta.function_call):
-                if raw is not ABSENT and bytes(raw) not in EMPTY:
+                return _REASONING
+            for call in (delta.tool_calls, delta.function_call):
+                if call is not ABSENT and bytes(call) not in EMPTY:
                     if self.pieces is not None:
-                        self.tool_deltas.append(raw)
-                    return True, True
+                        self.tool_deltas.append(call)
+                    return _ANSWER
             if delta.refusal or delta.token_ids:
-                return True, True
-        if choice.token_ids:
-            return True, True
-        return output, False
+                return _ANSWER
+        return _ANSWER if choice.token_ids else None
 
-    @staticmethod
-    def _call_sink(
-        sink: Callable[[str, str, int], None], choices: list[ChoiceFields], stamp: int
-    ) -> None:
-        """Pass the text and the reasoning of each choice on to an application."""
-        for choice in choices:
-            delta = choice.delta or choice.message
-            text = (delta.content if delta is not None else choice.text) or ""
-            reasoning = (
-                (delta.reasoning_content or delta.reasoning or "") if delta is not None else ""
-            )
-            sink(text, reasoning, stamp)
+    def _finish(self, choice: ChoiceFields, finish_reason: str, timestamp: int) -> None:
+        """Keep the finish reason of a choice and the server's timing that comes with it."""
+        self.finish_reason = finish_reason
+        self.end = timestamp
+        if choice.meta_info is not ABSENT:
+            self._keep_timing("meta_info", bytes(choice.meta_info))
+        if choice.speculative_decoding is not ABSENT:
+            self._keep_timing("speculative_decoding", bytes(choice.speculative_decoding))
+
+    def _count_output_event(self, timestamp: int, uncertainty: int) -> None:
+        """Count an event with output and the gap before it."""
+        if self.last_token >= 0:
+            gap = timestamp - self.last_token
+            self.flow.gaps.append(gap)
+            if gap > self.max_gap:
+                self.max_gap = gap
+                self.max_gap_error = uncertainty
+        self.flow.instants.append(timestamp)
+        self.output_events += 1
+        self.last_token = timestamp
+        self.end = timestamp
+
+    def _count_unknown_output(self, payload: bytes | NamedEvent) -> None:
+        """Count an event before the first known output if an unknown field has a text."""
+        field = unknown_text_field(_data_of(payload))
+        if not field:
+            return
+        self.unknown_outputs += 1
+        if self.unknown_outputs == UNKNOWN_OUTPUTS:
+            self.remark = HIDDEN_OUTPUT.format(field[:_MAX_FIELD_NAME_CHARS])
+
+    def _may_learn_template(self) -> bool:
+        """Return False if earlier templates recognised too few events.
+
+        The events of such a stream differ in more than their text, for example in a time or a
+        usage.
+        """
+        return self.learned <= _FREE_TEMPLATES + self.plain_events // _EVENTS_PER_TEMPLATE
+
+    def _learn_template(self, event: EventFields, payload: bytes) -> None:
+        """Make the template of plain events from an event that was decoded.
+
+        A plain event differs from it in its text alone, so that it need not be decoded: it has the
+        same bytes before and after its text, is the same JSON, and says only that output came.
+        """
+        text = _only_text_of(event)
+        if not text or b"\\" in payload or b"\n" in payload:
+            return
+        # The text must be in the payload exactly once, and nothing in it may be escaped.
+        json_string = b'"%s"' % text.encode()
+        start = payload.find(json_string)
+        if start >= 0 and payload.rfind(json_string) == start:
+            self.learned += 1
+            text_end = start + len(json_string) - 1
+            self.template = payload[: start + 1], payload[text_end:]
 
     def _read_usage(self, counts: UsageFields) -> None:
-        """Keep the last usage with output tokens, else the first. With the first output event it gives n1 of TPOT."""
-        output = counts.output()
+        """Keep the last usage with output tokens, or else the first one.
+
+        A usage that comes with the first output event states how many tokens the event has.
+        """
         if (
             counts.input_tokens is None
             and counts.prompt_tokens is msgspec.UNSET
             and self.usage_counts is not None
         ):
-            before = (
-                self.usage_counts
-            )  # a message says the prompt at its start, and the output at its end
-            counts = msgspec.structs.replace(
-                counts,
-                prompt_tokens=before.prompt_tokens,
-                input_tokens=before.input_tokens,
-                input_tokens_details=counts.input_tokens_details or before.input_tokens_details,
-                cache_creation_input_tokens=counts.cache_creation_input_tokens
-                or before.cache_creation_input_tokens,
-            )
-        if not output:
+            counts = _with_prompt_counts(counts, self.usage_counts)
+        output_tokens = counts.output()
+        if not output_tokens:
             self.usage_counts = self.usage_counts or counts
             return
         self.usage_counts = counts
         if self.output_events == 1 and not self.first_event_tokens and not self.finish_reason:
-            self.first_event_tokens = output
+            self.first_event_tokens = output_tokens
 
-    def _unusual_event(self, payload: bytes | NamedEvent) -> EventFields | None:
-        """Handle named events, `[DONE]`, `data: null`, and JSON of an unexpected shape; None: nothing more to read."""
+    def _read_unusual_event(self, payload: bytes | NamedEvent) -> EventFields | None:
+        """Read an event that is named, `[DONE]`, `null`, or JSON of an unexpected shape.
+
+        Return None if nothing more is to be read.
+        """
         if isinstance(payload, NamedEvent):
             if payload.event == b"error":
                 self.error = self.error or error_text(payload.data)
@@ -428,16 +458,15 @@ class ResponseReader(ResponseReaderState):
             if payload.event.endswith(b"metrics"):
                 self._keep_timing(payload.event.decode("latin-1"), payload.data)
                 return None
-        text = (
-            payload.data if isinstance(payload, NamedEvent) else payload
-        ).strip()  # a named event counts by its data
+        text = _data_of(payload).strip()
         if text == b"[DONE]":
             return None
         try:
             value = self._decode_leniently(text)
         except NOT_JSON:
             if not isinstance(payload, NamedEvent):
-                self.malformed = self.malformed or f"an event that is not JSON: {text[:120]!r}"
+                shown_text = text[:_MAX_SHOWN_EVENT_BYTES]
+                self.malformed = self.malformed or f"an event that is not JSON: {shown_text!r}"
             return None
         if not isinstance(value, dict):
             return None
@@ -453,88 +482,83 @@ class ResponseReader(ResponseReaderState):
         return value
 
     def _read_error(self, event: EventFields, payload: bytes | NamedEvent) -> None:
+        """Keep the error of an event.
+
+        `message` and `detail` are errors only if the event has neither choices nor a usage.
+        """
         if not (is_set(event.error) or is_set(event.message) or is_set(event.detail)):
             return
-        if bytes(event.error) not in EMPTY or not (event.choices or event.usage is not None):
-            self.error = self.error or error_text(
-                payload if isinstance(payload, bytes) else payload.data
-            )
+        has_content = bool(event.choices) or event.usage is not None
+        if bytes(event.error) not in EMPTY or not has_content:
+            self.error = self.error or error_text(_data_of(payload))
 
     def _read_timing(self, event: EventFields) -> None:
         for name in ("timings", "nvext", "metrics"):
-            raw = getattr(event, name)
-            if is_set(raw):
-                self._keep_timing(name, bytes(raw))
+            timing = getattr(event, name)
+            if is_set(timing):
+                self._keep_timing(name, bytes(timing))
 
-    def _keep_timing(self, name: str, raw: bytes) -> None:
+    def _keep_timing(self, name: str, json_text: bytes) -> None:
+        """Keep the server's own timing under the name of its format."""
         try:
-            value = decode_any(raw)
+            value = decode_any(json_text)
         except NOT_JSON:
             return
         if value is not None:
             self.server_timing = {**(self.server_timing or {}), name: value}
 
-    def tool_calls(self) -> tuple[dict[str, str], ...]:
-        """The tool calls of the answer, put together from their pieces: id, name, arguments (JSON, as text)."""
-        calls: dict[int, dict[str, str]] = {}
-        for raw in self.tool_deltas:
-            value = decode_any(raw)
-            pieces = value if isinstance(value, list) else [{"function": value}]
-            for position, piece in enumerate(pieces):
-                if not isinstance(piece, dict):
-                    continue
-                index = piece.get("index")
-                call = calls.setdefault(
-                    index if isinstance(index, int) else position,
-                    {"id": "", "name": "", "arguments": ""},
-                )
-                function = piece.get("function")
-                function = function if isinstance(function, dict) else {}
-                call["id"] = call["id"] or str(piece.get("id") or "")
-                call["name"] = call["name"] or str(function.get("name") or "")
-                call["arguments"] += str(function.get("arguments") or "")
-        return tuple(calls[index] for index in sorted(calls))
 
-    def usage(self) -> Usage:
-        """The last usage with a count of output tokens that the server sent; empty if it sent none."""
-        return self.usage_counts.usage() if self.usage_counts is not None else Usage()
+def _data_of(payload: bytes | NamedEvent) -> bytes:
+    return payload if isinstance(payload, bytes) else payload.data
 
-    @property
-    def usage_is_absurd(self) -> bool:
-        """Whether the server sent a number of output tokens that no answer can have, so that `usage` has none."""
-        counts = self.usage_counts
-        if counts is None:
-            return False
-        told = (
-            counts.output_tokens
-            if counts.completion_tokens is msgspec.UNSET
-            else counts.completion_tokens
-        )
-        return told is not None and counts.output() is None
 
-    def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
-        """None when the request is ok, else its failure, by the rules of metrics.md.
-
-        `framing_ended`: the body ended as its HTTP framing announced. `until_close`: the end of the
-        connection ended it. `streamed`: the answer is an event stream.
-        """
-        if self.error:
-            return Failure("error_event", self.error[:ERROR_TEXT_CHARS])
-        if not framing_ended or (until_close and streamed and not self.finish_reason):
-            return Failure(
-                "truncated", f"the body ended early, after {self.output_events} output events"
-            )
-        if self.malformed:
-            return Failure("malformed", self.malformed[:ERROR_TEXT_CHARS])
-        if self.first_event < 0:
-            return Failure("empty", "an answer without a single event")
-        return self._find_finish_failure()
-
-    def _find_finish_failure(self) -> Failure | None:
-        """Return the failure of a response without a reason for its end, or with an error as the reason."""
-        where = f"after {self.output_events} output events"
-        if not self.finish_reason:
-            return Failure("no_finish_reason", f"no finish reason {where}")
-        if self.finish_reason.lower() in ERROR_ENDINGS:
-            return Failure("error_event", f"finish reason {self.finish_reason!r} {where}")
+def _only_text_of(event: EventFields) -> str | None:
+    """Return the text of an event that has a text and nothing else, or None."""
+    if event.choices is None or len(event.choices) != 1 or event.usage is not None:
         return None
+    choice = event.choices[0]
+    if choice.finish_reason:
+        return None
+    for field in (
+        event.error,
+        event.message,
+        event.detail,
+        event.timings,
+        event.nvext,
+        event.metrics,
+    ):
+        if field is not ABSENT and is_set(field):
+            return None
+    delta = choice.delta or choice.message
+    if delta is None:
+        return choice.text
+    return delta.content or delta.reasoning_content or delta.reasoning
+
+
+def _with_prompt_counts(counts: UsageFields, earlier: UsageFields) -> UsageFields:
+    """Return a usage with the prompt tokens of an earlier one.
+
+    Anthropic's messages state the prompt at their start and the output at their end.
+    """
+    return msgspec.structs.replace(
+        counts,
+        prompt_tokens=earlier.prompt_tokens,
+        input_tokens=earlier.input_tokens,
+        input_tokens_details=counts.input_tokens_details or earlier.input_tokens_details,
+        cache_creation_input_tokens=(
+            counts.cache_creation_input_tokens or earlier.cache_creation_input_tokens
+        ),
+    )
+
+
+def _pass_on_texts(
+    sink: Callable[[str, str, int], None], choices: list[ChoiceFields], timestamp: int
+) -> None:
+    """Pass the text and the reasoning of each choice on to an application."""
+    for choice in choices:
+        delta = choice.delta or choice.message
+        if delta is None:
+            sink(choice.text or "", "", timestamp)
+        else:
+            reasoning = delta.reasoning_content or delta.reasoning or ""
+            sink(delta.content or "", reasoning, timestamp)

@@ -1,0 +1,63 @@
+"""The timestamps of output events, and events that are represented by a count. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .sse import NamedEvent
+
+EventOrCount = bytes | NamedEvent | int
+"""An item of a read: the payload of an event, or a number, which stands for so many plain events.
+
+A plain event differs from an earlier event of its response in its text alone.
+"""
+
+
+class SplitEvents(NamedTuple):
+    """The events of a read before the last one, and the last one."""
+
+    before_last: list[EventOrCount]
+    last: list[EventOrCount]
+
+
+class EventTimeline:
+    """The timestamps of the output events of one stage and the gaps between them, in ns.
+
+    Attributes:
+        gaps: The time between each event and the previous one of its response.
+        instants: The timestamps of the events.
+        together: Plain events that came with the event before them: its timestamp, and how many
+            they are. Each has a gap of 0. They are not in `gaps` and `instants`.
+        errors: The uncertainty of timestamps: how wrong they may be, and how many events have this
+            uncertainty. Every other timestamp is exact.
+    """
+
+    __slots__ = ("errors", "gaps", "instants", "together")
+
+    def __init__(self) -> None:
+        """Start without events."""
+        self.gaps: list[int] = []
+        self.instants: list[int] = []
+        self.together: list[tuple[int, int]] = []
+        self.errors: list[tuple[int, int]] = []
+
+    def each_instant(self) -> list[int]:
+        """Return the timestamp of every output event, in order."""
+        timestamps = [*self.instants]
+        for timestamp, count in self.together:
+            timestamps.extend([timestamp] * count)
+        return sorted(timestamps)
+
+
+def count_events(events: Sequence[EventOrCount]) -> int:
+    """Return how many events the items of a read stand for."""
+    return sum([event if isinstance(event, int) else 1 for event in events])
+
+
+def split_last_event(events: list[EventOrCount]) -> SplitEvents:
+    """Split the events of a read before the last one."""
+    last = events[-1]
+    if isinstance(last, int) and last > 1:
+        return SplitEvents([*events[:-1], last - 1], [1])
+    return SplitEvents(events[:-1], [last])
