@@ -22,8 +22,9 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import load, read_flags
 from loadgen.runs.compared import ComparedRun, Side
+from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.presets.preset import load_preset as preset
-from loadgen.sim.virtual_backend import SimulatedSystem, simulate
+from loadgen.sim.virtual_backend import simulate
 
 BATCH = 64  # sequences at once: small, so that 2,000 requests are several minutes of load
 INSTANTS = (

@@ -22,7 +22,7 @@ from loadgen_sdk.wire_formats.server_timing_lookup import parse_server_timing
 
 import loadgen
 from loadgen.core.server_metrics import energy, request_accounts, series
-from loadgen.sim.engine.latency_model import LatencyModel, parse_distribution
+from loadgen.sim.engine.latency_model import LatencyModel, LatencyOptions, parse_distribution
 from loadgen.sim.server.metrics_pages import ServerMetrics
 
 # Shares of a core at one read a second. A page of 2,000 series was seen to take 1.8 %.
@@ -55,8 +55,11 @@ def main() -> int:
     )
     given = rig.given(parser, times=3, seconds=1.0)
     each = partial(rig.cpu_s, times=given.times)
-    simulated = ServerMetrics().prometheus(
-        LatencyModel(ttft=parse_distribution("5ms", ""), itl=parse_distribution("1ms", "")), "sim"
+    simulated = ServerMetrics().prometheus_text(
+        LatencyModel(
+            LatencyOptions(ttft=parse_distribution("5ms", ""), itl=parse_distribution("1ms", ""))
+        ),
+        "sim",
     )
     names = [name for name, _ in energy.SOURCES["dcgm"].values()]
     dcgm = "".join(

@@ -27,10 +27,11 @@ from loadgen.core.schedule import arrivals
 from loadgen.core.workload import Constant as Evenly
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.cost import published as reference
+from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.presets import preset as presets
 from loadgen.sim.presets.preset import Preset, SourcedNumber
 from loadgen.sim.simulation import Simulation
-from loadgen.sim.virtual_backend import SimulatedSystem, simulate
+from loadgen.sim.virtual_backend import simulate
 
 PARTS = "offline,latency,sensitivity,throughput,rack"
 SERVER_S = 600  # MLPerf's minimum duration, which all of these runs kept

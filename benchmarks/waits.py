@@ -162,9 +162,9 @@ def engine(rate: str, length: str) -> None:
     from loadgen.core.workload import loading
     from loadgen.core.workload.flags import read_flags
     from loadgen.sim import request_lengths
+    from loadgen.sim.engine.system import SimulatedSystem
     from loadgen.sim.presets.preset import load_preset
     from loadgen.sim.simulation import Simulation
-    from loadgen.sim.virtual_backend import SimulatedSystem
 
     workload = loading.load("qa", read_flags(request_rate=rate, duration=length, warmup=0))
     prompts: Any = build_prompts(workload, 1, 1, load_tokenizer())
@@ -174,7 +174,7 @@ def engine(rate: str, length: str) -> None:
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
     )
     schedule = arrivals.build(workload, 1)
-    Simulation(schedule, sizes, system.replicas(), system.make_router()).run()
+    Simulation(schedule, sizes, system.create_replicas(), system.make_router()).run()
 
 
 def rows(folder: str) -> None:

@@ -48,8 +48,8 @@ from loadgen.pricing import price_file
 from loadgen.repeated.capacity import load_capacity
 from loadgen.runs.kind import compared
 from loadgen.sim.presets.preset import load_preset
+from loadgen.sim.server.error_responses import RefusalError
 from loadgen.sim.server.request_parser import RequestRules, parse_request
-from loadgen.sim.server.wire_format import Refusal
 
 ROOT = Path(__file__).parent.parent
 CORPUS = Path(__file__).parent / "data" / "fuzz"
@@ -221,7 +221,7 @@ def facts(data: bytes) -> None:
 def request(data: bytes) -> None:
     apis: tuple[Api, ...] = ("chat", "completions")
     for api in apis:
-        with contextlib.suppress(Refusal):
+        with contextlib.suppress(RefusalError):
             parse_request(data, api, RequestRules())
 
 

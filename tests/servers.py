@@ -29,7 +29,7 @@ def start(options: Options = Options()) -> EmbeddedServer:  # noqa: B008 - nobod
     if not _copies:
         _copies.append(Copies())
     child: Any = _copies[0].make()
-    return embedded.ready(child, options)
+    return embedded.wait_until_ready(child, options)
 
 
 def shared(options: Options = QUICK, number: int = 0) -> EmbeddedServer:

@@ -25,18 +25,11 @@ from loadgen.core.schedule.schedule import Schedule
 from loadgen.sim.engine.implementation import Replica, SimRequest
 from loadgen.sim.engine.replica import DONE, NEVER
 from loadgen.sim.engine.routing import Router
+from loadgen.sim.engine.system import ReplicaChange
 from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.request_lengths import Sizes
 from loadgen.sim.simulated_requests import Ints, SentColumns, SimulatedRequests
 from loadgen.sim.virtual_records import records_of_ended_requests
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaChange:
-    """From `at_ns` on, only the first `serving` replicas take requests."""
-
-    at_ns: int
-    serving: int
 
 
 @dataclass(slots=True)

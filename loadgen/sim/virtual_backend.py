@@ -44,13 +44,11 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Workload
 from loadgen.sim import virtual_run_files
-from loadgen.sim.engine.implementation import Replica
-from loadgen.sim.engine.replica import Costs, ServerLimits
-from loadgen.sim.engine.routing import Router, make_router
+from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.request_lengths import Sizes, sizes_of
-from loadgen.sim.simulation import ReplicaChange, Simulation
+from loadgen.sim.simulation import Simulation
 from loadgen.sim.virtual_records import VirtualRecords, build_records
 
 TEXTS = (
@@ -61,29 +59,6 @@ TEXTS = (
     "its user went away in the middle of an answer",
     "its replica went away",
 )
-
-
-class SimulatedSystem(msgspec.Struct, frozen=True, kw_only=True):
-    """The simulated servers: replicas of these costs and limits.
-
-    `speeds` has one entry per replica, relative to `costs`. `interval` is the number of tokens per
-    output event.
-    """
-
-    costs: Costs
-    limits: ServerLimits
-    speeds: Sequence[float] = (1.0,)
-    routing: str = "round_robin"
-    interval: int = 1
-    changes: Sequence[ReplicaChange] = ()
-
-    def replicas(self) -> list[Replica]:
-        """Return new, idle replicas."""
-        return [Replica(self.costs.at_speed(speed), self.limits) for speed in self.speeds]
-
-    def make_router(self) -> Router:
-        """Return a function that chooses the replica of the next request."""
-        return make_router(self.speeds, self.routing)
 
 
 def simulate(
@@ -103,7 +78,7 @@ def simulate(
     simulation = Simulation(
         schedule,
         sizes,
-        system.replicas(),
+        system.create_replicas(),
         system.make_router(),
         bounds,
         looks=looks,
@@ -175,7 +150,7 @@ def run(
         simulate,
         plan.schedule,
         sizes_of(workload.requests, plan.requests, per_block, settings),
-        _system_of(preset),
+        preset.system,
         source=plan.tokenizer.tag,
         keep_events=settings.keep == "gaps",
     )
@@ -228,17 +203,6 @@ def _look_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> Loo
         return monitor.check(now_ns, ended)
 
     return Look(CHECK_INTERVAL_NS, is_broken)
-
-
-def _system_of(preset: Preset) -> SimulatedSystem:
-    return SimulatedSystem(
-        costs=preset.costs,
-        limits=preset.limits,
-        speeds=preset.speeds,
-        routing=preset.routing,
-        interval=preset.server.stream_interval,
-        changes=[ReplicaChange(at_ns, serving) for at_ns, serving in preset.changes],
-    )
 
 
 def _bounds_of(workload: Workload) -> LoadBounds:

@@ -25,7 +25,10 @@ def replicas_told(preset: Preset) -> list[MetricSample]:
     """How many replicas there were, as the page of a gateway tells it; [] where they stay."""
     if not preset.changes:
         return []
-    counts = [(0.0, preset.replicas), *((at_ns / 1e9, count) for at_ns, count in preset.changes)]
+    counts = [
+        (0.0, preset.replicas),
+        *((change.at_ns / 1e9, change.serving) for change in preset.changes),
+    ]
     name, page = series.OURS + series.REPLICAS, series.SIMULATED
     return [
         MetricSample(t_s=t_s, target=0, page=page, name=name, labels="", value=count)

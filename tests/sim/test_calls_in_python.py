@@ -13,13 +13,13 @@ from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.schedule import arrivals
 from loadgen.core.workload import loading
 from loadgen.core.workload.flags import read_flags
-from loadgen.sim.engine.implementation import module
+from loadgen.sim.engine.implementation import compiled_module
+from loadgen.sim.engine.system import ReplicaChange, SimulatedSystem
 from loadgen.sim.presets.preset import load_preset
 from loadgen.sim.request_lengths import sizes_of
-from loadgen.sim.simulation import ReplicaChange
-from loadgen.sim.virtual_backend import SimulatedSystem, simulate
+from loadgen.sim.virtual_backend import simulate
 
-if module is None:
+if compiled_module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)
 
 MS = 1_000_000

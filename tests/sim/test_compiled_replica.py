@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.sim.engine.implementation import module
+from loadgen.sim.engine.implementation import compiled_module
 from loadgen.sim.engine.replica import (
     NEVER,
     REQUEST_FIELDS,
@@ -20,7 +20,7 @@ from loadgen.sim.engine.replica import (
     SimRequest,
 )
 
-if module is None:
+if compiled_module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)
 
 MS = 1_000_000
@@ -116,7 +116,7 @@ def script(
 def test_both_have_the_same_state_after_each_step(
     limits: ServerLimits, asked: list[tuple[int, int, int, int]], cancelled: list[int]
 ) -> None:
-    assert script(module.Replica, limits, asked, cancelled) == script(
+    assert script(compiled_module.Replica, limits, asked, cancelled) == script(
         Replica, limits, asked, cancelled
     )
 
@@ -158,7 +158,7 @@ def test_quiet_iterations_end_the_same_in_both(
             seen.append((end_ns, index, done, started, paused))
         return [seen, [list(replica.ends) for replica in replicas]]
 
-    compiled, reference = (events(one, step_ns) for one in (module.Replica, Replica))
+    compiled, reference = (events(one, step_ns) for one in (compiled_module.Replica, Replica))
     assert compiled == reference
     one_by_one = events(Replica, 0)
     assert reference[1] == one_by_one[1]
@@ -176,8 +176,8 @@ def test_the_fields_of_requests_are_packed_in_their_order() -> None:
         request_class.pack(requests, rows)
         return rows.tolist()
 
-    assert packed(module.SimRequest) == packed(SimRequest)
-    assert packed(module.SimRequest)[2] == [2, 12, *range(200, 211)]
+    assert packed(compiled_module.SimRequest) == packed(SimRequest)
+    assert packed(compiled_module.SimRequest)[2] == [2, 12, *range(200, 211)]
 
 
 def test_what_a_request_holds_is_seen_by_the_collector() -> None:
@@ -187,7 +187,7 @@ def test_what_a_request_holds_is_seen_by_the_collector() -> None:
         served: Any
 
     answer = Answer()
-    replica: Any = module.Replica(
+    replica: Any = compiled_module.Replica(
         COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20)
     )
     answer.served = replica.Request(answer, 0, 10, 3)
@@ -201,7 +201,7 @@ def test_what_a_request_holds_is_seen_by_the_collector() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    replica: Any = module.Replica(
+    replica: Any = compiled_module.Replica(
         COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20)
     )
     for wrong in (
@@ -216,10 +216,12 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(IndexError):
         replica.end_of(0)
     with pytest.raises(TypeError):
-        module.Replica.next_iteration([replica, 1], 0)
+        compiled_module.Replica.next_iteration([replica, 1], 0)
     with pytest.raises(ValueError, match="no replicas"):
-        module.Replica.next_iteration([], 0)
+        compiled_module.Replica.next_iteration([], 0)
     with pytest.raises(ValueError, match="size of the requests"):
-        module.SimRequest.pack([module.SimRequest(1, 0, 10, 3)], np.zeros((1, 2), np.int64))
+        compiled_module.SimRequest.pack(
+            [compiled_module.SimRequest(1, 0, 10, 3)], np.zeros((1, 2), np.int64)
+        )
     with pytest.raises(TypeError):
-        module.SimRequest.pack([1], np.zeros((1, len(REQUEST_FIELDS)), np.int64))
+        compiled_module.SimRequest.pack([1], np.zeros((1, len(REQUEST_FIELDS)), np.int64))

@@ -182,12 +182,12 @@ def test_a_request_for_values_that_takes_too_long_has_one_record(tmp_path: Path)
 
 def test_sequences_of_one_request_share_a_replica_and_an_iteration() -> None:
     preset = load_preset("gb300-vm")
-    fleet = Fleet(costs=preset.costs, limits=preset.limits, speeds=preset.speeds)
-    fleet.prefill(0, ["a", "b", "c"], [400, 400, 400])
+    fleet = Fleet(preset.system)
+    fleet.submit_prefills(0, ["a", "b", "c"], [400, 400, 400])
     assert [replica.active for replica in fleet.replicas] == [3, 0, 0, 0]
     ends = set()
-    while (at := fleet.next_ns()) is not None:
-        ends |= {(key, finished, at) for key, _, finished, at in fleet.advance(at)}
+    while (at := fleet.next_event_ns()) is not None:
+        ends |= {(emission.key, emission.is_last, at) for emission in fleet.advance(at)}
     assert {key for key, *_ in ends} == {"a", "b", "c"} and len({at for *_, at in ends}) == 1
 
 

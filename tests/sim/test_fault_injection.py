@@ -13,6 +13,7 @@ from loadgen.sim.server.fault_injection import (
     FAILURE_EFFECTS,
     TOKEN_FAILURES,
     FailurePlan,
+    FailureShare,
     InjectedFailure,
     parse_failure,
     parse_failure_plan,
@@ -48,7 +49,7 @@ def test_flag_and_mapping_say_the_same() -> None:
     flag = parse_failure_plan("truncate@3:0.05,http_429:0.1", seed=4)
     assert flag == parse_failure_shares({"truncate@3": 0.05, "http_429": 0.1}, seed=4)
     assert parse_failure_plan("") == FailurePlan()
-    assert parse_failure_plan("stall").entries == ((InjectedFailure("stall"), 1.0),)
+    assert parse_failure_plan("stall").shares == (FailureShare(InjectedFailure("stall"), 1.0),)
 
 
 def test_everything_wrong_is_told_at_once() -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from loadgen.core.errors import UserError
 from loadgen.sim.engine.latency_model import (
     DurationDistribution,
     LatencyModel,
+    LatencyOptions,
     draw_uniform,
     parse_distribution,
 )
@@ -23,8 +25,8 @@ FIXED = {"ttft": DurationDistribution(at_ns=100 * MS), "itl": DurationDistributi
 
 def drain(pace: LatencyModel) -> list[tuple[Any, int, bool, int]]:
     out = []
-    while (at := pace.next_ns()) is not None:
-        out += pace.advance(at)
+    while (at := pace.next_event_ns()) is not None:
+        out += map(astuple, pace.advance(at))
     return out
 
 
@@ -58,7 +60,7 @@ def test_a_law_that_is_none_is_one_clear_error(text: str) -> None:
     ("step", "sizes"), [(1, [1] * 12), (5, [1, 5, 5, 1]), (11, [1, 11]), (50, [1, 11])]
 )
 def test_first_token_alone_then_every_interval(step: int, sizes: list[int]) -> None:
-    pace = LatencyModel(**FIXED, step=step)
+    pace = LatencyModel(LatencyOptions(**FIXED, tokens_per_emission=step))
     pace.submit(7, "a", 10, 12)
     events = drain(pace)
     assert [tokens for _, tokens, _, _ in events] == sizes
@@ -72,7 +74,7 @@ def test_first_token_alone_then_every_interval(step: int, sizes: list[int]) -> N
 @given(st.lists(st.integers(1, 80 * MS), min_size=1, max_size=40), st.booleans())
 def test_a_late_or_early_caller_changes_no_instant(waits: list[int], lockstep: bool) -> None:
     def filled() -> LatencyModel:
-        pace = LatencyModel(**FIXED, lockstep=lockstep, step=2)
+        pace = LatencyModel(LatencyOptions(**FIXED, lockstep=lockstep, tokens_per_emission=2))
         for i in range(5):
             pace.submit(i * 3 * MS, i, 0, 9)
         return pace
@@ -80,7 +82,7 @@ def test_a_late_or_early_caller_changes_no_instant(waits: list[int], lockstep: b
     pace, now, got = filled(), 12 * MS, []
     for wait in waits:
         now += wait
-        due = pace.advance(now)
+        due = list(map(astuple, pace.advance(now)))
         assert all(at <= now for _, _, _, at in due)
         got += due
     got += drain(pace)
@@ -89,7 +91,7 @@ def test_a_late_or_early_caller_changes_no_instant(waits: list[int], lockstep: b
 
 
 def test_lockstep_emits_for_all_at_the_same_instants() -> None:
-    pace = LatencyModel(**FIXED, lockstep=True)
+    pace = LatencyModel(LatencyOptions(**FIXED, lockstep=True))
     for i in range(8):
         pace.submit(1 + 1_000_003 * i, i, 0, 20)
     dues = [due for _, _, _, due in drain(pace)]
@@ -98,7 +100,7 @@ def test_lockstep_emits_for_all_at_the_same_instants() -> None:
 
 
 def test_slots_serve_in_order_of_arrival_and_count_from_the_slot() -> None:
-    pace = LatencyModel(**FIXED, slots=2)
+    pace = LatencyModel(LatencyOptions(**FIXED, slots=2))
     for key in "abcd":
         pace.submit(0, key, 0, 3)
     assert (pace.active, pace.queued) == (2, 2)
@@ -110,7 +112,7 @@ def test_slots_serve_in_order_of_arrival_and_count_from_the_slot() -> None:
 
 
 def test_a_cancelled_request_is_silent_and_gives_its_slot_back() -> None:
-    pace = LatencyModel(**FIXED, slots=1)
+    pace = LatencyModel(LatencyOptions(**FIXED, slots=1))
     for key in "abc":
         pace.submit(0, key, 0, 5)
     pace.advance(110 * MS)
@@ -120,22 +122,29 @@ def test_a_cancelled_request_is_silent_and_gives_its_slot_back() -> None:
     left = drain(pace)
     assert {key for key, _, _, _ in left} == {"c"}
     assert left[0][3] == 210 * MS
-    assert (pace.active, pace.queued, pace.next_ns()) == (0, 0, None)
+    assert (pace.active, pace.queued, pace.next_event_ns()) == (0, 0, None)
 
 
 def test_input_tokens_lengthen_the_first_token() -> None:
-    pace = LatencyModel(**FIXED, per_input_token_ns=1000.5)
+    pace = LatencyModel(LatencyOptions(**FIXED, per_input_token_ns=1000.5))
     pace.submit(0, "a", 2000, 1)
-    assert pace.advance(10**10) == [("a", 1, True, 100 * MS + 2_001_000)]
+    assert list(map(astuple, pace.advance(10**10))) == [("a", 1, True, 100 * MS + 2_001_000)]
 
 
 def test_flooding_streams_take_turns() -> None:
     pace = LatencyModel(
-        ttft=DurationDistribution(), itl=DurationDistribution(at_ns=MS), step=50, flood=True
+        LatencyOptions(
+            ttft=DurationDistribution(),
+            itl=DurationDistribution(at_ns=MS),
+            tokens_per_emission=50,
+            flood=True,
+        )
     )
     pace.submit(0, "a", 0, 101)
     pace.submit(0, "b", 0, 101)
-    turns = [[(key, tokens) for key, tokens, _, _ in pace.advance(now)] for now in range(1, 4)]
+    turns = [
+        [(emission.key, emission.tokens) for emission in pace.advance(now)] for now in range(1, 4)
+    ]
     assert turns == [[("a", 1), ("b", 1)], [("a", 50), ("b", 50)], [("a", 50), ("b", 50)]]
 
 
@@ -157,9 +166,11 @@ def test_draws_follow_their_law_and_their_seed_alone() -> None:
 def test_distributed_gaps_differ_between_streams_and_repeat_with_the_seed() -> None:
     def dues(seed: int) -> list[int]:
         pace = LatencyModel(
-            ttft=DurationDistribution(at_ns=MS),
-            itl=DurationDistribution(kind="normal", at_ns=5 * MS, spread=MS),
-            seed=seed,
+            LatencyOptions(
+                ttft=DurationDistribution(at_ns=MS),
+                itl=DurationDistribution(kind="normal", at_ns=5 * MS, spread=MS),
+                seed=seed,
+            )
         )
         pace.submit(0, "a", 0, 30)
         pace.submit(0, "b", 0, 30)
@@ -170,8 +181,9 @@ def test_distributed_gaps_differ_between_streams_and_repeat_with_the_seed() -> N
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"step": 0}, {"slots": 0}, {"lockstep": True, "itl": DurationDistribution()}]
+    "wrong",
+    [{"tokens_per_emission": 0}, {"slots": 0}, {"lockstep": True, "itl": DurationDistribution()}],
 )
 def test_a_pace_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError):
-        LatencyModel(**{**FIXED, **wrong})
+        LatencyModel(LatencyOptions(**{**FIXED, **wrong}))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from loadgen.sim.engine import replica as reference
 from loadgen.sim.engine.fleet import Fleet
@@ -22,6 +23,7 @@ from loadgen.sim.engine.replica import (
     ServerLimits,
 )
 from loadgen.sim.engine.routing import routing_order
+from loadgen.sim.engine.system import SimulatedSystem
 
 MS = 1_000_000
 COSTS = Costs(
@@ -310,27 +312,24 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
         block_reuse=reuse,
     )
     apart_ns = data.draw(st.sampled_from((0, 1, 20_000, 10**12)))
-    fleet = Fleet(
-        costs=COSTS,
-        limits=limits,
-        speeds=(1.0, 0.8),
-        interval=data.draw(st.integers(1, 5)),
-        apart_ns=apart_ns,
+    system = SimulatedSystem(
+        costs=COSTS, limits=limits, speeds=(1.0, 0.8), interval=data.draw(st.integers(1, 5))
     )
+    fleet = Fleet(system, emission_spacing_ns=apart_ns)
     waiting = sorted(enumerate(asked), key=lambda item: (item[1][0], item[0]))
     left = {key: tokens for key, (_, _, tokens, _) in waiting}
     doomed = set(data.draw(st.lists(st.integers(0, len(asked) - 1), max_size=4)))
     got: Counter[int] = Counter()
     finished: set[int] = set()
     last = 0
-    while waiting or fleet.next_ns() is not None:
-        due = fleet.next_ns()
+    while waiting or fleet.next_event_ns() is not None:
+        due = fleet.next_event_ns()
         if waiting and (due is None or waiting[0][1][0] <= due):
             key, (at, prompt, tokens, prefix) = waiting.pop(0)
             fleet.submit(at, key, prompt, tokens, [1000 * prefix + i for i in range(prompt // 16)])
             continue
         assert due is not None
-        for key, tokens, over, at in fleet.advance(due):
+        for key, tokens, over, at in map(astuple, fleet.advance(due)):
             assert at >= last and key not in finished
             last = at
             got[key] += tokens
@@ -349,12 +348,12 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
 
 def test_the_events_of_an_iteration_leave_one_after_the_other() -> None:
     def emitted(apart_ns: int) -> list[Any]:
-        fleet = Fleet(costs=COSTS, limits=WIDE, apart_ns=apart_ns)
+        fleet = Fleet(SimulatedSystem(costs=COSTS, limits=WIDE), emission_spacing_ns=apart_ns)
         for key in range(10):
             fleet.submit(key, key, 20, 3)
         out: list[Any] = []
-        while (due := fleet.next_ns()) is not None:
-            out += fleet.advance(due)
+        while (due := fleet.next_event_ns()) is not None:
+            out += map(astuple, fleet.advance(due))
         return out
 
     together, apart, slow = emitted(0), emitted(20_000), emitted(10**12)
@@ -451,15 +450,18 @@ def test_a_caller_who_is_late_gets_the_same_timetable(apart_ns: int, every_ns: i
     """HTTP face: the schedule is absolute, however seldom it is asked, and requests are read before it is asked."""
 
     def emitted(step_ns: int) -> list[Any]:
-        fleet = Fleet(costs=COSTS, limits=WIDE, speeds=(1.0, 0.9), interval=3, apart_ns=apart_ns)
+        fleet = Fleet(
+            SimulatedSystem(costs=COSTS, limits=WIDE, speeds=(1.0, 0.9), interval=3),
+            emission_spacing_ns=apart_ns,
+        )
         arrivals = [(i * every_ns, i, 40 + i % 90, 5 + i % 40) for i in range(60)]
         out: list[Any] = []
         now = 0
-        while arrivals or fleet.next_ns() is not None:
+        while arrivals or fleet.next_event_ns() is not None:
             now += step_ns
             while arrivals and arrivals[0][0] <= now:
                 fleet.submit(*arrivals.pop(0))
-            out += fleet.advance(now)
+            out += map(astuple, fleet.advance(now))
         return sorted(out, key=lambda one: (one[3], one[0]))
 
     emissions = emitted(1 * MS)

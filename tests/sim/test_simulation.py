@@ -15,13 +15,14 @@ from loadgen.core.execution.events import Look
 from loadgen.core.requests.task_graphs import Abandonment
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 from loadgen.core.schedule.sessions import SINGLE_REQUEST, Session, SingleRequests
-from loadgen.sim.engine.implementation import module
+from loadgen.sim.engine.implementation import compiled_module
 from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import make_router
+from loadgen.sim.engine.system import ReplicaChange
 from loadgen.sim.load_bounds import LoadBounds
-from loadgen.sim.simulation import ReplicaChange, Simulation
+from loadgen.sim.simulation import Simulation
 
-if module is None:
+if compiled_module is None:
     pytest.skip("built by pip install where a C compiler is", allow_module_level=True)
 
 MS = 1_000_000
@@ -200,4 +201,4 @@ class OneByOne(Replica):
 @settings(deadline=None, max_examples=150)
 @given(seed=st.integers(0, 1 << 40))
 def test_compiled_replicas_give_the_records_of_the_reference(seed: int) -> None:
-    assert simulate_any_load(seed, module.Replica) == simulate_any_load(seed, OneByOne)
+    assert simulate_any_load(seed, compiled_module.Replica) == simulate_any_load(seed, OneByOne)

@@ -30,7 +30,8 @@ from loadgen.core.workload import Workload, load, read_flags
 from loadgen.sim import event_gaps
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.replica import Costs, ServerLimits
-from loadgen.sim.virtual_backend import SimulatedSystem, simulate
+from loadgen.sim.engine.system import SimulatedSystem
+from loadgen.sim.virtual_backend import simulate
 
 MS = 1_000_000
 COSTS = Costs(
@@ -58,19 +59,19 @@ def visited(
     interval: int,
 ) -> dict[int, list[tuple[int, int]]]:
     """(instant, tokens) of every event, by the face that HTTP uses, given the instants at which requests arrived."""
-    fleet = Fleet(costs=COSTS, limits=limits, speeds=speeds, interval=interval)
+    fleet = Fleet(SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, interval=interval))
     arrivals = sorted((int(row["due_ns"]), int(row["slot"])) for row in rows)
     events: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def note(until: int) -> None:
-        for key, tokens, _, at in fleet.advance(until):
-            events[key].append((at, tokens))
+        for emission in fleet.advance(until):
+            events[emission.key].append((emission.due_ns, emission.tokens))
 
     for due, number in arrivals:
         note(due - 1)
         tokens, asked, blocks = sizes(number)
         fleet.submit(due, number, tokens, asked, blocks)
-    while (at := fleet.next_ns()) is not None:
+    while (at := fleet.next_event_ns()) is not None:
         note(at)
     return events
 

@@ -1,7 +1,8 @@
-"""The physical engine behind the interface of `latency_model.Pace`: several replicas on the caller's clock.
+"""The physical engine of a simulated server: several replicas with the methods of `LatencyModel`.
 
-Pure. While there is work, iterations follow each other without a gap, even if the caller asks late. A token exists at
-the end of its iteration. It is due then or, with `apart_ns`, after the tokens before it have been sent.
+While there is work, iterations follow each other without a gap, even if the caller comes late. A
+token exists at the end of its iteration. It is due then or, with `emission_spacing_ns`, after the
+tokens before it have been sent.
 """
 
 from __future__ import annotations
@@ -9,19 +10,17 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Hashable, Sequence
-from operator import itemgetter
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from loadgen.sim.engine.implementation import Replica, SimRequest
 from loadgen.sim.engine.latency_model import Emission
-from loadgen.sim.engine.replica import NEVER, Costs, ServerLimits
-from loadgen.sim.engine.routing import make_router
+from loadgen.sim.engine.replica import NEVER
+from loadgen.sim.engine.system import SimulatedSystem
 
-BUNCH = 5  # emissions sent together: one wake-up per emission would cost more than the sends
-KEPT = 1000  # iterations whose statistics are kept until they are read; trtllm-serve keeps as many
-
-
-_due = itemgetter(3)  # due time of an emission
+EMISSIONS_PER_GROUP = 5  # sent together: one wake-up per emission would cost more than the sends
+MAX_ITERATIONS = 1000  # kept until they are read; trtllm-serve keeps as many
 
 
 class Iteration(NamedTuple):
@@ -29,7 +28,7 @@ class Iteration(NamedTuple):
 
     number: int
     replica: int
-    length_ns: int
+    duration_ns: int
     context_requests: int
     context_tokens: int
     generating: int
@@ -42,48 +41,115 @@ class Iteration(NamedTuple):
     blocks_missed: int  # prompt blocks not found, since the start
 
 
+@dataclass(frozen=True, slots=True)
+class _PlacedRequest:
+    """A request and the replica that serves it."""
+
+    request: SimRequest
+    replica_index: int
+
+
+class _FleetReplica:
+    """One replica of a fleet, and the emissions that follow from its iterations."""
+
+    def __init__(self, replica: Replica, interval: int) -> None:
+        self.replica = replica
+        self.begin_ns = 0  # start of the current iteration
+        self.last_end_ns = 0  # end of the last iteration before the replica became idle
+        self.unsent: deque[Emission] = deque()  # spaced emissions, in order of due time
+        self._interval = interval
+        # Decoding requests by the iteration, modulo `interval`, in which they emit.
+        self._emitting: list[dict[SimRequest, None]] = [{} for _ in range(interval)]
+
+    def begin(self, now_ns: int, emissions: list[Emission]) -> bool:
+        """Begin an iteration, and return False if there is nothing to do.
+
+        Paused requests emit the tokens that they have not emitted yet; `emissions` gets these.
+        """
+        replica = self.replica
+        replica.forget()  # only simulations in virtual time need the ends of all iterations
+        if not replica.begin(now_ns):
+            self.last_end_ns = now_ns
+            if not replica.queued:
+                return False
+            # A request came while the replica was idle, before the caller asked again.
+            now_ns = replica.next_due_ns
+            replica.begin(now_ns)
+        self.begin_ns = now_ns
+        for request, first_iteration, last_iteration in replica.paused:
+            if last_iteration >= first_iteration:
+                self._emitting[first_iteration % self._interval].pop(request, None)
+                tokens = (last_iteration - first_iteration) % self._interval
+                if tokens:
+                    emissions.append(Emission(request.key, tokens, False, now_ns))
+        return True
+
+    def finish(self, end_ns: int, emissions: list[Emission]) -> list[SimRequest]:
+        """End the current iteration, and return the requests that are done."""
+        replica = self.replica
+        interval = self._interval
+        iteration = replica.iteration
+        done = replica.finish()
+        started = [request for request in replica.started if request.remaining_tokens > 1]
+        emissions += [Emission(request.key, 1, False, end_ns) for request in started]
+        for request in done:
+            first_iteration = request.resumed_iteration
+            self._emitting[first_iteration % interval].pop(request, None)
+            tokens = (iteration - first_iteration) % interval
+            if not tokens:
+                tokens = interval if iteration > first_iteration else 1
+            emissions.append(Emission(request.key, tokens, True, end_ns))
+        emitting = self._emitting[iteration % interval]
+        emissions += [Emission(request.key, interval, False, end_ns) for request in emitting]
+        for request in started:
+            emitting[request] = None
+        return done
+
+    def cancel(self, request: SimRequest) -> None:
+        """Stop a request. Its tokens that are not sent yet are dropped, too."""
+        if request.resumed_iteration >= 0:
+            self._emitting[request.resumed_iteration % self._interval].pop(request, None)
+        self.replica.cancel(request)
+        key = request.key
+        if any(emission.key == key for emission in self.unsent):
+            self.unsent = deque(emission for emission in self.unsent if emission.key != key)
+
+
 class Fleet:
-    """Several replicas with the methods of `LatencyModel`: `submit`, `next_ns`, `advance`, `cancel`.
+    """Several replicas with the methods of `LatencyModel`.
 
-    `interval` tokens are emitted at once: the first alone, then every `interval`, then the rest. The emissions of one
-    iteration are `apart_ns` apart on average, in groups of BUNCH, first tokens first. The distance shrinks if needed,
-    so that all are sent within half an iteration. 0: all are due at the end of the iteration.
+    The first token of a request is emitted alone, then every `system.interval`, then the rest. The
+    emissions of one iteration are `emission_spacing_ns` apart on average, in groups, first tokens
+    first. The distance shrinks if needed, so that all are sent within half an iteration. With 0 all
+    are due at the end of the iteration.
 
-    `changes`: from when on, in ns after the first request, only the first so many replicas serve. What one that goes
-    had in work is cancelled, and is in `lost` for the caller to take; one that comes is empty.
+    The times of `system.changes` count from the first request. A new replica has an empty cache.
+    The requests of a removed replica are cancelled, and their keys are added to `lost`, which the
+    caller empties.
     """
 
-    def __init__(
-        self,
-        *,
-        costs: Costs,
-        limits: ServerLimits,
-        speeds: Sequence[float] = (1.0,),
-        routing: str = "round_robin",
-        interval: int = 1,
-        apart_ns: int = 0,
-        changes: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        self.limits = limits
-        self.replicas = [Replica(costs.at_speed(speed), limits) for speed in speeds]
-        self.iterations: deque[Iteration] = deque(maxlen=KEPT)
-        self._interval, self._apart_ns = interval, apart_ns
-        self._leaving: list[deque[Emission]] = [
-            deque() for _ in speeds
-        ]  # per replica, in order of due time
-        self._heads: list[tuple[int, int]] = []  # heap of (due time of its next emission, replica)
-        self._route = make_router(speeds, routing)
-        self.serving, self.lost = len(speeds), list[Any]()
-        self.changes, self._begun_ns = deque(changes), -1
-        self.counted = bool(changes)  # a metrics page tells how many serve
-        self._ends: list[tuple[int, int]] = []  # heap of (end of the current iteration, replica)
-        self._last = [0] * len(speeds)  # when each replica's last iteration ended
-        self._begun = [0] * len(speeds)
-        self._requests: dict[Hashable, tuple[SimRequest, int]] = {}
-        # Per replica: decoding requests by the iteration (modulo `interval`) in which they emit.
-        self._phases: list[list[dict[SimRequest, None]]] = [
-            [{} for _ in range(interval)] for _ in speeds
+    def __init__(self, system: SimulatedSystem, *, emission_spacing_ns: int = 0) -> None:
+        self.limits = system.limits
+        self.serving = len(system.speeds)
+        self.lost: list[Any] = []
+        self.iterations: deque[Iteration] = deque(maxlen=MAX_ITERATIONS)
+        self.reports_serving_replicas = bool(system.changes)  # on a metrics page
+        self._members = [
+            _FleetReplica(replica, system.interval) for replica in system.create_replicas()
         ]
+        self._emission_spacing_ns = emission_spacing_ns
+        self._next_replica = system.make_router()
+        self._changes = deque(system.changes)
+        self._first_request_ns: int | None = None
+        self._requests: dict[Hashable, _PlacedRequest] = {}
+        self._iteration_ends: list[tuple[int, int]] = []  # heap of (end in ns, replica index)
+        # A heap of (due time of the next unsent emission in ns, replica index).
+        self._next_emissions: list[tuple[int, int]] = []
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """The replicas, those that do not serve now included."""
+        return [member.replica for member in self._members]
 
     @property
     def active(self) -> int:
@@ -98,9 +164,8 @@ class Fleet:
     @property
     def blocks_used_share(self) -> float:
         """Used share of the key-value cache, from 0 to 1, over all replicas."""
-        return sum(replica.blocks_used for replica in self.replicas) / (
-            self.limits.kv_blocks * len(self.replicas)
-        )
+        blocks = self.limits.kv_blocks * len(self._members)
+        return sum(replica.blocks_used for replica in self.replicas) / blocks
 
     @property
     def hit_share(self) -> float:
@@ -117,177 +182,172 @@ class Fleet:
         output_tokens: int,
         blocks: Sequence[Hashable] = (),
     ) -> SimRequest:
-        """A request arrives; `blocks` are the hashes of its prompt's full blocks.
+        """Add a request that arrives now; `blocks` are the hashes of its prompt's full blocks.
 
-        Once the returned request has a first token, it tells when it was admitted and how much of its prompt was
-        cached. Raises ValueError for a key in use, for less than one output token, and as `Replica.submit` does.
+        Once the returned request has a first token, it knows when it was admitted and how much of
+        its prompt was cached.
+
+        Raises ValueError for a key in use, and for less than one output token.
         """
         if output_tokens < 1 or key in self._requests:
             raise ValueError(
                 f"needs a new key and at least one output token: {key!r}, {output_tokens}"
             )
         request = SimRequest(key, now_ns, input_tokens, output_tokens, blocks)
-        self._submit_together([request])
+        self._submit_to_one_replica([request])
         return request
 
-    def prefill(self, now_ns: int, keys: Sequence[Hashable], lengths: Sequence[int]) -> SimRequest:
-        """Several sequences arrive at one replica, of which each ends with its prefill. Returns the first one's."""
+    def submit_prefills(
+        self, now_ns: int, keys: Sequence[Hashable], lengths: Sequence[int]
+    ) -> SimRequest:
+        """Add sequences of these lengths in tokens to one replica, and return the first one.
+
+        Each of them ends with its prefill.
+        """
         requests = [
             SimRequest(key, now_ns, tokens, 1) for key, tokens in zip(keys, lengths, strict=True)
         ]
-        self._submit_together(requests)
+        self._submit_to_one_replica(requests)
         return requests[0]
 
-    def _submit_together(self, requests: Sequence[SimRequest]) -> None:
-        if self._begun_ns < 0:
-            self._begun_ns = requests[0].due_ns
-        at = self._route()
-        while at >= self.serving:
-            at = self._route()
-        replica = self.replicas[at]
-        for request in requests:
-            replica.submit(request)
-            self._requests[request.key] = request, at
-        if replica.end_ns == NEVER:
-            self._begin(
-                at, max(requests[0].due_ns, self._last[at]), []
-            )  # idle: no sequence can be paused
-
-    def next_ns(self) -> int | None:
-        """The end of the next iteration, or an emission or a change that is due before it; None: no requests."""
-        end = self._ends[0][0] if self._ends else None
-        if self.changes and self._begun_ns >= 0:
-            change = self._begun_ns + self.changes[0][0]
-            end = change if end is None else min(end, change)
-        if not self._heads:
-            return end
-        due = self._heads[0][0]
-        return due if end is None or due < end else end
+    def next_event_ns(self) -> int | None:
+        """Return when an iteration ends, tokens are due, or replicas change; None if idle."""
+        times_ns = []
+        if self._iteration_ends:
+            times_ns.append(self._iteration_ends[0][0])
+        if self._next_emissions:
+            times_ns.append(self._next_emissions[0][0])
+        if self._changes and self._first_request_ns is not None:
+            times_ns.append(self._first_request_ns + self._changes[0].at_ns)
+        return min(times_ns, default=None)
 
     def advance(self, now_ns: int) -> list[Emission]:
-        """All emissions due by `now_ns`, in order of due time."""
-        due_emissions: list[Emission] = []
-        while self.changes and 0 <= self._begun_ns <= now_ns - self.changes[0][0]:
-            self._serve(self.changes.popleft()[1])
-        ends = self._ends
+        """Return all emissions that are due by `now_ns`, in order of their due times."""
+        self._change_replicas(now_ns)
+        due: list[Emission] = []
+        ends = self._iteration_ends
         while ends and ends[0][0] <= now_ns:
-            end, at = heapq.heappop(ends)
-            emissions: list[Emission] = []
-            length = end - self._begun[at]
-            self._finish(at, end, emissions)
-            self._begin(at, end, emissions)
-            if emissions and self._apart_ns:
-                self._queue_emissions(
-                    at, end, min(self._apart_ns, length // (2 * len(emissions))), emissions
-                )
-            else:
-                due_emissions += emissions
-        heads, replicas_due = self._heads, 0
-        while heads and heads[0][0] <= now_ns:
-            replicas_due += 1
-            at = heads[0][1]
-            leaving = self._leaving[at]
-            while leaving and leaving[0][3] <= now_ns:
-                due_emissions.append(leaving.popleft())
-            if leaving:
-                heapq.heapreplace(heads, (leaving[0][3], at))
-            else:
-                heapq.heappop(heads)
-        if replicas_due > 1:
-            due_emissions.sort(key=_due)
-        for key, _, finished, _ in due_emissions:
-            if finished:
-                del self._requests[key]
-        return due_emissions
-
-    def _serve(self, count: int) -> None:
-        """Only the first so many replicas serve from now on."""
-        before, self.serving = self.serving, count
-        for replica in self.replicas[before:count]:
-            replica.reset_cache()
-        lost = [key for key, (_, at) in self._requests.items() if at >= count]
-        for key in lost:
-            self.cancel(key)
-        self.lost += lost
-
-    def _queue_emissions(self, at: int, end: int, apart_ns: int, emissions: list[Emission]) -> None:
-        """Append the emissions of one iteration behind those of the replica that are not sent yet."""
-        leaving = self._leaving[at]
-        if leaving:
-            end = max(end, leaving[-1][3] + apart_ns)
-        else:
-            heapq.heappush(self._heads, (end, at))
-        for index, (key, tokens, finished, _) in enumerate(emissions):
-            leaving.append((key, tokens, finished, end + (index - index % BUNCH) * apart_ns))
+            end_ns, index = heapq.heappop(ends)
+            due += self._end_iteration(index, end_ns)
+        due = self._take_unsent(now_ns, due)
+        for emission in due:
+            if emission.is_last:
+                del self._requests[emission.key]
+        return due
 
     def cancel(self, key: Hashable) -> None:
-        """The client has gone: no more emissions of `key`. Unknown keys are ignored."""
-        entry = self._requests.pop(key, None)
-        if entry is None:
+        """Emit nothing more for `key`. Unknown keys are ignored."""
+        placed = self._requests.pop(key, None)
+        if placed is None:
             return
-        request, at = entry
-        if request.resumed_iteration >= 0:
-            self._phases[at][request.resumed_iteration % self._interval].pop(request, None)
-        self.replicas[at].cancel(request)
-        if any(emission[0] == key for emission in self._leaving[at]):
-            kept = deque(emission for emission in self._leaving[at] if emission[0] != key)
-            self._leaving[at] = kept
-            self._heads = [(due, replica) for due, replica in self._heads if replica != at]
-            if kept:
-                self._heads.append((kept[0][3], at))
-            heapq.heapify(self._heads)
+        index = placed.replica_index
+        member = self._members[index]
+        unsent_before = len(member.unsent)
+        member.cancel(placed.request)
+        if len(member.unsent) != unsent_before:
+            self._next_emissions = [entry for entry in self._next_emissions if entry[1] != index]
+            if member.unsent:
+                self._next_emissions.append((member.unsent[0].due_ns, index))
+            heapq.heapify(self._next_emissions)
 
-    def _begin(self, at: int, now_ns: int, out: list[Emission]) -> None:
-        replica = self.replicas[at]
-        replica.forget()  # only the virtual-time driver needs the history of iterations
-        if not replica.begin(now_ns):
-            self._last[at] = now_ns
-            if not replica.queued:
-                return
-            now_ns = (
-                replica.next_due_ns
-            )  # it came while the replica was idle, before the caller asked again
-            replica.begin(now_ns)
-        self._begun[at] = now_ns
-        heapq.heappush(self._ends, (replica.end_ns, at))
-        for request, first, last in replica.paused:
-            if last >= first:
-                self._phases[at][first % self._interval].pop(request, None)
-                if tokens := (last - first) % self._interval:
-                    out.append((request.key, tokens, False, now_ns))
+    def _submit_to_one_replica(self, requests: Sequence[SimRequest]) -> None:
+        """Submit requests that arrive together to the next replica that serves."""
+        arrival_ns = requests[0].due_ns
+        if self._first_request_ns is None:
+            self._first_request_ns = arrival_ns
+        index = self._next_replica()
+        while index >= self.serving:
+            index = self._next_replica()
+        member = self._members[index]
+        for request in requests:
+            member.replica.submit(request)
+            self._requests[request.key] = _PlacedRequest(request, index)
+        if member.replica.end_ns == NEVER:
+            # The replica is idle, so that it pauses no request that would emit tokens.
+            self._begin_iteration(index, max(arrival_ns, member.last_end_ns), [])
 
-    def _finish(self, at: int, end: int, out: list[Emission]) -> None:
-        """End an iteration and add its emissions to `out`."""
-        replica, interval = self.replicas[at], self._interval
-        phases = self._phases[at]
-        iteration = replica.iteration
+    def _change_replicas(self, now_ns: int) -> None:
+        """Apply the changes of the number of replicas that are due."""
+        if self._first_request_ns is None:
+            return
+        while self._changes and self._first_request_ns + self._changes[0].at_ns <= now_ns:
+            serving = self._changes.popleft().serving
+            for replica in self.replicas[self.serving : serving]:
+                replica.reset_cache()
+            self.serving = serving
+            lost = [
+                key for key, placed in self._requests.items() if placed.replica_index >= serving
+            ]
+            for key in lost:
+                self.cancel(key)
+            self.lost += lost
+
+    def _begin_iteration(self, index: int, now_ns: int, emissions: list[Emission]) -> None:
+        member = self._members[index]
+        if member.begin(now_ns, emissions):
+            heapq.heappush(self._iteration_ends, (member.replica.end_ns, index))
+
+    def _end_iteration(self, index: int, end_ns: int) -> list[Emission]:
+        """End an iteration, begin the next one, and return the emissions that are due now."""
+        member = self._members[index]
+        replica = member.replica
+        emissions: list[Emission] = []
+        number = replica.iteration
+        duration_ns = end_ns - member.begin_ns
         generating = replica.decoding
-        done = replica.finish()
-        started = [request for request in replica.started if request.remaining_tokens > 1]
-        out += [(request.key, 1, False, end) for request in started]
-        for request in done:
-            start = request.resumed_iteration
-            phases[start % interval].pop(request, None)
-            tokens = (iteration - start) % interval or (interval if iteration > start else 1)
-            out.append((request.key, tokens, True, end))
-        emitting = phases[iteration % interval]
-        out += [(request.key, interval, False, end) for request in emitting]
-        for request in started:
-            emitting[request] = None
-        context = (replica.context_requests, replica.context_tokens)
-        self.iterations.append(
-            Iteration(
-                iteration,
-                at,
-                end - self._begun[at],
-                *context,
-                generating,
-                len(replica.paused),
-                replica.active,
-                replica.queued,
-                len(done),
-                replica.blocks_used,
-                replica.hits,
-                replica.misses,
-            )
+        done = member.finish(end_ns, emissions)
+        iteration = Iteration(
+            number=number,
+            replica=index,
+            duration_ns=duration_ns,
+            context_requests=replica.context_requests,
+            context_tokens=replica.context_tokens,
+            generating=generating,
+            paused=len(replica.paused),
+            active=replica.active,
+            queued=replica.queued,
+            completed=len(done),
+            blocks_used=replica.blocks_used,
+            blocks_hit=replica.hits,
+            blocks_missed=replica.misses,
         )
+        self.iterations.append(iteration)
+        self._begin_iteration(index, end_ns, emissions)
+        if not emissions or not self._emission_spacing_ns:
+            return emissions
+        spacing_ns = min(self._emission_spacing_ns, duration_ns // (2 * len(emissions)))
+        self._add_unsent(index, end_ns, spacing_ns, emissions)
+        return []
+
+    def _add_unsent(
+        self, index: int, end_ns: int, spacing_ns: int, emissions: list[Emission]
+    ) -> None:
+        """Space the emissions of an iteration, after those of the replica that are not sent."""
+        unsent = self._members[index].unsent
+        start_ns = end_ns
+        if unsent:
+            start_ns = max(end_ns, unsent[-1].due_ns + spacing_ns)
+        else:
+            heapq.heappush(self._next_emissions, (end_ns, index))
+        for place, emission in enumerate(emissions):
+            group_start = place - place % EMISSIONS_PER_GROUP
+            emission.due_ns = start_ns + group_start * spacing_ns
+            unsent.append(emission)
+
+    def _take_unsent(self, now_ns: int, due: list[Emission]) -> list[Emission]:
+        """Add the spaced emissions that are due to `due`, in order of their due times."""
+        next_emissions = self._next_emissions
+        replicas_due = 0
+        while next_emissions and next_emissions[0][0] <= now_ns:
+            replicas_due += 1
+            index = next_emissions[0][1]
+            unsent = self._members[index].unsent
+            while unsent and unsent[0].due_ns <= now_ns:
+                due.append(unsent.popleft())
+            if unsent:
+                heapq.heapreplace(next_emissions, (unsent[0].due_ns, index))
+            else:
+                heapq.heappop(next_emissions)
+        if replicas_due > 1:
+            due.sort(key=attrgetter("due_ns"))
+        return due

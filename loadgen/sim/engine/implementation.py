@@ -1,4 +1,4 @@
-"""Choose the replica for simulations: the compiled one if it was built, else the reference."""
+"""Chooses the class of simulated replicas: the compiled one if it was built, else the reference."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from loadgen.sim.engine import replica as reference
 VERSION = 3
 """Version of the interface of `_replica.c`. A module of another version is not used."""
 
-module, _ = compiled.load("loadgen.sim.engine._replica", VERSION)
+compiled_module, _ = compiled.load("loadgen.sim.engine._replica", VERSION)
 """The compiled module, or None."""
 
-if TYPE_CHECKING or module is None:
+if TYPE_CHECKING or compiled_module is None:
     Replica = reference.Replica
     SimRequest = reference.SimRequest
 else:
-    Replica = module.Replica
-    SimRequest = module.SimRequest
+    Replica = compiled_module.Replica
+    SimRequest = compiled_module.SimRequest

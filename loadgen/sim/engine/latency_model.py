@@ -1,47 +1,62 @@
-"""When a simulated server emits tokens: a pure model on absolute times, without sockets, clocks or sleeping.
+"""When a simulated server without a physical model emits tokens.
 
-Nothing here reads a clock: the caller passes the time. Every instant follows from the arrival and from draws that are
-pure functions of the seed. So a late caller gets late *emissions*, but the planned times never drift. The physical
-engine (`fleet.Fleet`) has the same methods: `submit`, `prefill`, `next_ns`, `advance`, `cancel`.
+The caller passes the time; nothing here reads a clock. Every due time follows from the arrival and
+from draws that are functions of the seed. So a late caller gets late emissions, but the due times
+never drift. The physical engine (`fleet.Fleet`) has the same methods.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Hashable, Sequence
-from heapq import heappop, heappush, heapreplace
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from loadgen.core import units
 from loadgen.core.errors import UserError
 
-Emission = tuple[Any, int, bool, int]
-"""`(key, tokens, finished, due_ns)`: request, number of tokens, whether this is its last emission, planned time."""
 
-_MASK = (1 << 64) - 1
-_GAPS = (
-    4096  # pre-drawn random inter-token times: one draw per token would cost more than the token
-)
+class Emission(Struct, gc=False):
+    """Tokens of one request that are sent together."""
+
+    key: Any  # of the request, as the caller submitted it
+    tokens: int
+    is_last: bool
+    due_ns: int
+
+
+DistributionKind = Literal["fixed", "normal", "lognormal"]
+
+_MASK_64_BITS = (1 << 64) - 1
+_DRAWN_GAPS = 4096  # times between tokens drawn in advance: a draw costs more than a token
+_GAP_STRIDE = 977  # places between the drawn gaps of consecutive requests
+_MAX_SIGMA = 10.0
+# Numbers of the random streams that this module draws from; fault_injection.py uses 3 and 4.
+_TTFT_STREAM = 1
+_ITL_STREAM = 2
 
 
 def parse_duration_ns(text: str, where: str = "") -> int:
-    """A duration given as a flag, in ns; a bare number means seconds. Raises UserError."""
+    """Parse the duration in a flag. A bare number means seconds. Raises UserError."""
     try:
         return units.duration_ns(text, bare="s")
-    except units.Wrong as wrong:
-        raise UserError(wrong.code, f'"{text}" {wrong}', where, wrong.hint) from None
+    except units.Wrong as error:
+        raise UserError(error.code, f'"{text}" {error}', where, error.hint) from None
 
 
-def draw_uniform(seed: int, *names: int) -> float:
-    """A number in [0, 1): a pure function of its arguments (splitmix64 applied to each in turn)."""
-    state = seed & _MASK
-    for name in names:
-        state = (state + 0x9E3779B97F4A7C15 * (name + 1)) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+def draw_uniform(seed: int, *path: int) -> float:
+    """Return a number in [0, 1) that depends on the arguments only.
+
+    The hash function splitmix64 is applied to each number of the path in turn.
+    """
+    state = seed & _MASK_64_BITS
+    for number in path:
+        state = (state + 0x9E3779B97F4A7C15 * (number + 1)) & _MASK_64_BITS
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64_BITS
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64_BITS
         state ^= state >> 31
     return (state >> 11) * 2.0**-53
 
@@ -49,117 +64,148 @@ def draw_uniform(seed: int, *names: int) -> float:
 class DurationDistribution(Struct, frozen=True, kw_only=True):
     """A distribution of durations.
 
-    `fixed`: always `at_ns`. `normal`: mean `at_ns`, standard deviation `spread` in ns, negative values become 0.
-    `lognormal`: median `at_ns`, and `spread` is the standard deviation of the logarithm.
+    `fixed` is always `at_ns`. `normal` has the mean `at_ns` and the standard deviation `spread` in
+    ns; negative values become 0. `lognormal` has the median `at_ns`, and `spread` is the standard
+    deviation of the logarithm.
     """
 
-    kind: str = "fixed"
+    kind: DistributionKind = "fixed"
     at_ns: int = 0
     spread: float = 0.0
 
-    def draw(self, seed: int, *names: int) -> int:
-        """One duration in ns: a pure function of the arguments (Box-Muller transform of two values of `draw_uniform`)."""
+    def draw(self, seed: int, *path: int) -> int:
+        """Return one duration in ns that depends on the arguments only.
+
+        The Box-Muller transform converts two uniform numbers to a normal one.
+        """
         if self.kind == "fixed":
             return self.at_ns
-        radius = math.sqrt(-2.0 * math.log(1.0 - draw_uniform(seed, *names, 0)))
-        z = radius * math.cos(2.0 * math.pi * draw_uniform(seed, *names, 1))
+        radius = math.sqrt(-2.0 * math.log(1.0 - draw_uniform(seed, *path, 0)))
+        z = radius * math.cos(2.0 * math.pi * draw_uniform(seed, *path, 1))
         if self.kind == "normal":
             return max(0, round(self.at_ns + self.spread * z))
         return round(self.at_ns * math.exp(self.spread * z))
 
 
 def parse_distribution(text: str, where: str = "") -> DurationDistribution:
-    """Parse `5ms`, `normal:5ms,1ms` (mean, standard deviation) or `lognormal:120ms,0.25` (median, sigma).
+    """Parse `5ms`, `normal:5ms,1ms` or `lognormal:120ms,0.25`.
 
-    Sigma is the standard deviation of the logarithm. Raises UserError.
+    The parameters are mean and standard deviation of a normal distribution, and median and standard
+    deviation of the logarithm of a lognormal one. Raises UserError.
     """
-    kind, colon, rest = text.partition(":")
+    kind, colon, parameters = text.partition(":")
     kind = kind.strip()
     if not colon:
         return DurationDistribution(at_ns=parse_duration_ns(text, where))
-    if kind not in ("fixed", "normal", "lognormal"):
-        raise UserError(
-            "unknown_name", f'unknown law "{kind}"', where, "known: fixed, normal, lognormal"
-        )
-    at, _, spread = rest.partition(",")
+    center, _, spread = parameters.partition(",")
     if kind == "fixed":
-        return DurationDistribution(at_ns=parse_duration_ns(rest, where))
+        return DurationDistribution(at_ns=parse_duration_ns(parameters, where))
     if kind == "normal":
         return DurationDistribution(
-            kind=kind, at_ns=parse_duration_ns(at, where), spread=parse_duration_ns(spread, where)
+            kind="normal",
+            at_ns=parse_duration_ns(center, where),
+            spread=parse_duration_ns(spread, where),
         )
+    if kind == "lognormal":
+        sigma = _parse_sigma(spread, where)
+        at_ns = parse_duration_ns(center, where)
+        return DurationDistribution(kind="lognormal", at_ns=at_ns, spread=sigma)
+    hint = "known: fixed, normal, lognormal"
+    raise UserError("unknown_name", f'unknown law "{kind}"', where, hint)
+
+
+def _parse_sigma(text: str, where: str) -> float:
+    """Parse the standard deviation of a logarithm. Raises UserError."""
     try:
-        sigma = float(spread)
+        sigma = float(text)
     except ValueError:
-        sigma = -1.0
-    if not 0.0 <= sigma < 10.0:
-        raise UserError(
-            "invalid_value",
-            f'not a deviation of the logarithm: "{spread}"',
-            where,
-            "write it as lognormal:120ms,0.25",
-        )
-    return DurationDistribution(kind=kind, at_ns=parse_duration_ns(at, where), spread=sigma)
+        sigma = math.nan
+    if not 0.0 <= sigma < _MAX_SIGMA:
+        problem = f'not a deviation of the logarithm: "{text}"'
+        raise UserError("invalid_value", problem, where, "write it as lognormal:120ms,0.25")
+    return sigma
 
 
 class _Stream:
-    __slots__ = ("arrival", "input_tokens", "key", "left", "next", "number", "started")
+    """The state of one request."""
+
+    __slots__ = (
+        "arrival_ns",
+        "has_started",
+        "input_tokens",
+        "key",
+        "next_tokens",
+        "number",
+        "remaining_tokens",
+    )
 
     def __init__(
-        self, key: Hashable | None, number: int, arrival: int, input_tokens: int, left: int
+        self, key: Hashable, number: int, arrival_ns: int, input_tokens: int, output_tokens: int
     ) -> None:
-        self.key = key  # None: cancelled; its entry in heap or queue is skipped
+        # None after a cancellation: the entry in heap or queue is skipped.
+        self.key: Hashable | None = key
         self.number = number
-        self.arrival = arrival
+        self.arrival_ns = arrival_ns
         self.input_tokens = input_tokens
-        self.left = left
-        self.next = 1  # the first token is emitted alone, whatever `step` is
-        self.started = False
+        self.remaining_tokens = output_tokens
+        self.next_tokens = 1  # the first token is emitted alone
+        self.has_started = False
+
+
+class LatencyOptions(Struct, frozen=True, kw_only=True):
+    """The options of a `LatencyModel`.
+
+    The first token of a request is emitted alone, then every `tokens_per_emission`, then the rest.
+    `lockstep` moves every emission to a multiple of `itl` of the clock, as a batching engine does.
+    `slots` limits how many requests are served at once, in order of arrival. `flood` leaves no time
+    between the emissions of a stream.
+    """
+
+    ttft: DurationDistribution  # time to first token
+    itl: DurationDistribution  # time between tokens
+    per_input_token_ns: float = 0.0  # added to the time to first token
+    tokens_per_emission: int = 1
+    lockstep: bool = False
+    slots: int | None = None
+    flood: bool = False
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise UserError if the options contradict each other."""
+        if self.lockstep and (self.itl.kind != "fixed" or self.itl.at_ns <= 0):
+            problem = "lockstep needs a fixed inter-token time above 0"
+            raise UserError("conflict", problem, "--lockstep", "for example --itl 20ms")
+        if self.tokens_per_emission < 1 or (self.slots is not None and self.slots < 1):
+            problem = "stream interval and slots must be at least 1"
+            raise UserError("out_of_range", problem, "--stream-interval, --slots")
 
 
 class LatencyModel:
-    """A server without a physical model: each request gets its first token after `ttft`, the others `itl` apart.
+    """A server whose times are drawn: the first token after `ttft`, the others `itl` apart.
 
-    `step` tokens are emitted at once (stream_interval): the first alone, then every `step`, then the rest. `lockstep`
-    puts every emission on a multiple of `itl` of the clock, as a batching engine does. `slots` limits how many requests
-    are served at once, first come, first served. `flood` leaves no time between the emissions of a stream. The
-    amortised cost of an emission is one heap operation.
+    An emission costs one heap operation.
     """
 
-    def __init__(
-        self,
-        *,
-        ttft: DurationDistribution,
-        itl: DurationDistribution,
-        per_input_token_ns: float = 0.0,
-        step: int = 1,
-        lockstep: bool = False,
-        slots: int | None = None,
-        flood: bool = False,
-        seed: int = 0,
-    ) -> None:
-        if lockstep and (itl.kind != "fixed" or itl.at_ns <= 0):
-            raise UserError(
-                "conflict",
-                "lockstep needs a fixed inter-token time above 0",
-                "--lockstep",
-                "for example --itl 20ms",
-            )
-        if step < 1 or (slots is not None and slots < 1):
-            raise UserError(
-                "out_of_range",
-                "stream interval and slots must be at least 1",
-                "--stream-interval, --slots",
-            )
-        self._ttft, self._per_input_token_ns, self._seed = ttft, per_input_token_ns, seed
-        self._step, self._slots, self._flood = step, slots, flood
-        self._tick = itl.at_ns if lockstep else 0
-        self._gap = itl.at_ns
-        self._gaps = [] if itl.kind == "fixed" else [itl.draw(seed, 2, i) for i in range(_GAPS)]
+    def __init__(self, options: LatencyOptions) -> None:
+        options.check()
+        itl = options.itl
+        self.active = 0
+        self._options = options
+        self._tokens_per_emission = options.tokens_per_emission
+        self._slots = options.slots
+        self._flood = options.flood
+        self._lockstep_ns = itl.at_ns if options.lockstep else 0
+        self._fixed_gap_ns = itl.at_ns
+        self._drawn_gaps_ns: list[int] = []
+        if itl.kind != "fixed":
+            indexes = range(_DRAWN_GAPS)
+            self._drawn_gaps_ns = [itl.draw(options.seed, _ITL_STREAM, index) for index in indexes]
+        # A heap of started streams, as (due time of the next emission in ns, number, stream).
         self._heap: list[tuple[int, int, _Stream]] = []
         self._queue: deque[_Stream] = deque()
         self._streams: dict[Hashable, _Stream] = {}
-        self._now = self._number = self.active = 0
+        self._now_ns = 0
+        self._submitted = 0
 
     @property
     def queued(self) -> int:
@@ -167,7 +213,7 @@ class LatencyModel:
         return len(self._streams) - self.active
 
     def submit(self, now_ns: int, key: Hashable, input_tokens: int, output_tokens: int) -> None:
-        """A request arrives. `key` is chosen by the caller.
+        """Add a request that arrives now.
 
         Raises ValueError if `key` is in use or `output_tokens` is below 1.
         """
@@ -175,82 +221,95 @@ class LatencyModel:
             raise ValueError(
                 f"needs a new key and at least one output token: {key!r}, {output_tokens}"
             )
-        self._now = now_ns
-        stream = self._streams[key] = _Stream(
-            key, self._number, now_ns, input_tokens, output_tokens
-        )
-        self._number += 1
+        self._now_ns = now_ns
+        stream = _Stream(key, self._submitted, now_ns, input_tokens, output_tokens)
+        self._streams[key] = stream
+        self._submitted += 1
         if self._slots is None or self.active < self._slots:
             self._start(stream, now_ns)
         else:
             self._queue.append(stream)
 
-    def prefill(self, now_ns: int, keys: Sequence[Hashable], lengths: Sequence[int]) -> None:
-        """Several sequences arrive, of which each ends with its first token."""
+    def submit_prefills(
+        self, now_ns: int, keys: Sequence[Hashable], lengths: Sequence[int]
+    ) -> None:
+        """Add sequences of these lengths in tokens. Each of them ends with its first token."""
         for key, tokens in zip(keys, lengths, strict=True):
             self.submit(now_ns, key, tokens, 1)
 
-    def next_ns(self) -> int | None:
-        """When the next emission is due; None: nothing is due."""
+    def next_event_ns(self) -> int | None:
+        """Return when the next emission is due, or None if there is none."""
         heap = self._heap
         while heap and heap[0][2].key is None:
-            heappop(heap)
+            heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     def advance(self, now_ns: int) -> list[Emission]:
-        """All emissions due by `now_ns`, in order of due time."""
-        self._now = now_ns
-        heap, gap, gaps, step, flood = self._heap, self._gap, self._gaps, self._step, self._flood
-        out: list[Emission] = []
+        """Return all emissions that are due by `now_ns`, in order of their due times."""
+        self._now_ns = now_ns
+        heap = self._heap
+        emissions: list[Emission] = []
         while heap and heap[0][0] <= now_ns:
-            due, number, stream = heap[0]
+            due_ns, number, stream = heap[0]
             key = stream.key
             if key is None:
-                heappop(heap)
+                heapq.heappop(heap)
                 continue
-            tokens = stream.next
-            left = stream.left - tokens
-            if left <= 0:
-                out.append((key, tokens, True, due))
-                heappop(heap)
+            tokens = stream.next_tokens
+            remaining = stream.remaining_tokens - tokens
+            if remaining <= 0:
+                emissions.append(Emission(key, tokens, True, due_ns))
+                heapq.heappop(heap)
                 del self._streams[key]
-                self._free_slot(due)
+                self._free_slot(due_ns)
                 continue
-            out.append((key, tokens, False, due))
-            stream.next = next_tokens = step if step < left else left
-            if flood:
-                next_due = now_ns + 1  # in the next call, so that streams take turns
-            elif gaps:
-                at = number * 977 + stream.left
-                next_due = due + sum(gaps[(at + i) % _GAPS] for i in range(next_tokens))
-            else:
-                next_due = due + gap * next_tokens
-            stream.left = left
-            heapreplace(heap, (next_due, number, stream))
-        return out
+            emissions.append(Emission(key, tokens, False, due_ns))
+            next_due_ns = self._next_due_ns(stream, due_ns, remaining)
+            stream.remaining_tokens = remaining
+            heapq.heapreplace(heap, (next_due_ns, number, stream))
+        return emissions
 
     def cancel(self, key: Hashable) -> None:
-        """The client has gone: no more emissions of `key`, and its slot is free. Unknown keys are ignored."""
+        """Emit nothing more for `key`, and free its slot. Unknown keys are ignored."""
         stream = self._streams.pop(key, None)
         if stream is None:
             return
         stream.key = None
-        if stream.started:
-            self._free_slot(self._now)
+        if stream.has_started:
+            self._free_slot(self._now_ns)
 
-    def _start(self, stream: _Stream, at_ns: int) -> None:
-        stream.started = True
+    def _next_due_ns(self, stream: _Stream, due_ns: int, remaining: int) -> int:
+        """Choose how many of the remaining tokens a stream emits next, and return when."""
+        tokens = self._tokens_per_emission
+        if tokens > remaining:
+            tokens = remaining
+        stream.next_tokens = tokens
+        if self._flood:
+            return self._now_ns + 1  # in the next call, so that streams take turns
+        gaps_ns = self._drawn_gaps_ns
+        if not gaps_ns:
+            return due_ns + self._fixed_gap_ns * tokens
+        first_gap = stream.number * _GAP_STRIDE + stream.remaining_tokens
+        for index in range(first_gap, first_gap + tokens):
+            due_ns += gaps_ns[index % _DRAWN_GAPS]
+        return due_ns
+
+    def _start(self, stream: _Stream, start_ns: int) -> None:
+        """Plan the first token of a request that gets a slot."""
+        stream.has_started = True
         self.active += 1
-        due = at_ns + self._ttft.draw(self._seed, 1, stream.number)
-        due += round(self._per_input_token_ns * stream.input_tokens)
-        if self._tick:
-            due = -(-due // self._tick) * self._tick
-        heappush(self._heap, (due, stream.number, stream))
+        options = self._options
+        due_ns = start_ns + options.ttft.draw(options.seed, _TTFT_STREAM, stream.number)
+        due_ns += round(options.per_input_token_ns * stream.input_tokens)
+        if self._lockstep_ns:
+            due_ns = -(-due_ns // self._lockstep_ns) * self._lockstep_ns  # rounded up
+        heapq.heappush(self._heap, (due_ns, stream.number, stream))
 
-    def _free_slot(self, at_ns: int) -> None:
+    def _free_slot(self, now_ns: int) -> None:
+        """Free the slot of a request that ends, and start those that waited for it."""
         self.active -= 1
         queue = self._queue
         while queue and self._slots is not None and self.active < self._slots:
             stream = queue.popleft()
             if stream.key is not None:
-                self._start(stream, max(at_ns, stream.arrival))
+                self._start(stream, max(now_ns, stream.arrival_ns))

@@ -1,7 +1,7 @@
-"""Which replica takes the next request. Pure: the order is fixed before the first request.
+"""Chooses the replica of each request. The order is fixed before the first request.
 
-`round_robin` gives every replica the same share. `weighted` gives each replica a share in proportion to its speed,
-spread as evenly as possible. Neither considers load or prompts.
+`round_robin` gives every replica the same share. `weighted` gives each replica a share in
+proportion to its speed, spread as evenly as possible. Neither considers load or prompts.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 
 Router = Callable[[], int]
+"""Returns the index of the next request's replica at each call."""
 
-TURNS = 256  # turns per replica, on average, before the order of `weighted` repeats
+MEAN_TURNS = 256  # turns per replica before the order of `weighted` repeats
 
 
 def routing_order(speeds: Sequence[float], routing: str) -> list[int]:
-    """Replica indexes in one period of the order. Replica i has its j-th turn at (j + 1/2) / its share of the speed."""
+    """Return the replica indexes of one period of the order.
+
+    With `weighted`, turn j of a replica with n turns takes place at (j + 1/2) / n of the period.
+    """
     if routing == "round_robin":
         return list(range(len(speeds)))
-    whole = sum(speeds)
-    turns = [round(speed / whole * TURNS * len(speeds)) for speed in speeds]
-    timed = [((turn + 0.5) / n, replica) for replica, n in enumerate(turns) for turn in range(n)]
-    return [replica for _, replica in sorted(timed)]
+    total_speed = sum(speeds)
+    turns: list[tuple[float, int]] = []  # (position in the period, replica)
+    for replica, speed in enumerate(speeds):
+        count = round(speed / total_speed * MEAN_TURNS * len(speeds))
+        turns += [((turn + 0.5) / count, replica) for turn in range(count)]
+    return [replica for _, replica in sorted(turns)]
 
 
 def make_router(speeds: Sequence[float], routing: str) -> Router:
-    """A function that returns the replica of the next request at each call."""
+    """Return a function that returns the replica of the next request at each call."""
     return cycle(routing_order(speeds, routing)).__next__

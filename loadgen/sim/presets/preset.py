@@ -20,6 +20,7 @@ from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.loading import read_yaml_text
 from loadgen.core.workload.yaml_marks import Map, overlay, read_yaml
 from loadgen.sim.engine.replica import Costs, ServerLimits
+from loadgen.sim.engine.system import ReplicaChange, SimulatedSystem
 
 FOLDER = Path(__file__).parent
 GIB = 1 << 30
@@ -209,13 +210,24 @@ class Preset(Part):
         return tuple(speed for speed in vm_speeds for _ in range(replicas_per_vm))
 
     @property
-    def changes(self) -> tuple[tuple[int, int], ...]:
-        """The times in ns at which the number of replicas changes, each with the new number."""
-        return tuple(
-            sorted(
-                (units.duration_ns(time, bare="s"), count)
-                for time, count in self.replicas_at.items()
-            )
+    def changes(self) -> tuple[ReplicaChange, ...]:
+        """The changes of the number of replicas, in order of time."""
+        changes = [
+            ReplicaChange(units.duration_ns(time, bare="s"), count)
+            for time, count in self.replicas_at.items()
+        ]
+        return tuple(sorted(changes, key=lambda change: (change.at_ns, change.serving)))
+
+    @property
+    def system(self) -> SimulatedSystem:
+        """The replicas of all machines and how requests are routed to them."""
+        return SimulatedSystem(
+            costs=self.costs,
+            limits=self.limits,
+            speeds=self.speeds,
+            routing=self.routing,
+            interval=self.server.stream_interval,
+            changes=self.changes,
         )
 
     @property

@@ -1,5 +1,5 @@
 """The simulated server as an HTTP endpoint, with fault injection.
 
-I/O is in `endpoint.py`, `connection.py`, `process.py` and `embedded.py`. The other modules convert
-values to bytes.
+`endpoint.py` waits for sockets, `connection.py` reads requests, `request_handler.py` starts
+responses, and `response_sender.py` sends them as their tokens become due.
 """

@@ -1,8 +1,9 @@
-"""One connection of the simulated server: bytes to complete HTTP requests, responses to bytes on a socket.
+"""One connection of the simulated server: reads HTTP requests from a socket and writes bytes to it.
 
-It knows HTTP and sockets, but not what the requests and responses mean. A write goes to the kernel at once, inside the
-caller's call, because the log records the time of the send. What the kernel does not accept is buffered up to a limit.
-If a client reads so slowly that the limit is exceeded, its connection is reset.
+It knows HTTP and sockets, but not what requests and responses mean. A write goes to the kernel at
+once, inside the caller's call, because the log records the time of the send. What the kernel does
+not accept is buffered up to a limit. If a client reads so slowly that the limit is exceeded, its
+connection is reset.
 """
 
 from __future__ import annotations
@@ -15,50 +16,62 @@ from typing import Any, Protocol
 
 import httptools
 
-from loadgen.sim.server.http_messages import Incoming
+from loadgen.sim.server.http_messages import HttpRequest
 
 MAX_HEADER_BYTES = 64 << 10
-MAX_WAITING = 16  # pipelined requests that may wait behind the one being answered
+MAX_PIPELINED_REQUESTS = 16  # that may wait behind the one being answered
 RECV_BYTES = 256 << 10
-PATIENCE_NS = 60_000_000_000  # for a request that is never completed
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER on with timeout 0: close sends a reset
+INCOMPLETE_REQUEST_TIMEOUT_NS = 60_000_000_000
+_LINGER_WITH_RESET = struct.pack("ii", 1, 0)  # SO_LINGER on with timeout 0: close sends a reset
+_HEADERS_COMPLETE = -(1 << 62)  # a header byte count that no request body lifts above the limit
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """What a connection needs from its server."""
 
     max_body_bytes: int
-    buffer_bytes: int
-    slow_readers: int
+    max_buffered_bytes: int
 
-    def requested(self, connection: Connection, incoming: Incoming) -> None:
-        """Answer this request; the one before it on this connection has been answered."""
+    def handle_request(self, connection: Connection, request: HttpRequest) -> None:
+        """Answer a request. The request before it on this connection has been answered."""
 
-    def watch_writable(self, connection: Connection, wanted: bool) -> None:
-        """Call `writable` when the socket accepts bytes again; no longer if `wanted` is False."""
+    def watch_writable(self, connection: Connection, is_wanted: bool) -> None:
+        """Start or stop calling `on_writable` when the socket accepts bytes again."""
 
-    def gone(self, connection: Connection) -> None:
-        """The connection is closed, by either side."""
+    def count_slow_reader(self) -> None:
+        """Note that a connection is reset because its client reads too slowly."""
+
+    def remove_connection(self, connection: Connection) -> None:
+        """Forget a connection, which is closed by either side."""
 
 
 class Connection:
-    """See the module docstring. `answer` is the server's state of the request being answered; None: idle."""
+    """An accepted connection and its HTTP parser.
 
-    def __init__(self, sock: socket.socket, owner: Owner) -> None:
-        self.sock, self.owner, self.fd = sock, owner, sock.fileno()
-        self.answer: Any = None
-        self.idle_since = time.monotonic_ns()
-        self.served = 0
-        self.closed = self._close_after = self._draining = self._partial = False
+    `response` is the server's state of the response that is being written, or None if the
+    connection is idle. The next request is handled after `finish_response`.
+    """
+
+    def __init__(self, sock: socket.socket, owner: ConnectionOwner) -> None:
+        self.sock = sock
+        self.owner = owner
+        self.fd = sock.fileno()
+        self.response: object | None = None
+        self.idle_since_ns = time.monotonic_ns()
+        self.responses_sent = 0
+        self.closed = False
+        self._close_after_response = False
+        self._is_draining = False  # everything is sent; only waits for the client to stop sending
+        self._is_request_incomplete = False
         self._unsent: bytearray | None = None
-        self._pending: deque[Incoming] = deque()
-        self._reset_message()
+        self._pending: deque[HttpRequest] = deque()
+        self._reset_request()
         self._parser: Any = httptools.HttpRequestParser(self)
 
     # Reading
 
-    def readable(self) -> None:
-        """The socket has bytes to read, or the client has closed it."""
+    def on_readable(self) -> None:
+        """Read from the socket and handle the requests that are complete."""
         try:
             data = self.sock.recv(RECV_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -68,8 +81,8 @@ class Connection:
         if not data:
             self.close()
             return
-        self.idle_since = time.monotonic_ns()
-        if self._draining:
+        self.idle_since_ns = time.monotonic_ns()
+        if self._is_draining:
             return
         self._header_bytes += len(data)
         try:
@@ -80,98 +93,117 @@ class Connection:
             self._refuse(400)
         if self._header_bytes > MAX_HEADER_BYTES:
             self._refuse(431)
-        self._next()
+        self._handle_next_request()
 
     def on_message_begin(self) -> None:
-        self._partial = True
-        self._reset_message()
+        """Start a request (called by httptools)."""
+        self._is_request_incomplete = True
+        self._reset_request()
 
     def on_url(self, url: bytes) -> None:
+        """Add a piece of the request target (called by httptools)."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header (called by httptools)."""
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self._header_bytes = -(1 << 62)  # stop counting header bytes until the next request
+        """Check the announced size, and confirm `Expect: 100-continue` (called by httptools)."""
+        self._header_bytes = _HEADERS_COMPLETE
         if int(self._headers.get(b"content-length", b"0")) > self.owner.max_body_bytes:
             self._refuse(413)
-        elif self._headers.get(b"expect", b"").lower() == b"100-continue" and not self._close_after:
+            return
+        expects_continue = self._headers.get(b"expect", b"").lower() == b"100-continue"
+        if expects_continue and not self._close_after_response:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
+        """Add a piece of the body (called by httptools)."""
         self._body_bytes += len(data)
         if self._body_bytes > self.owner.max_body_bytes:
             self._refuse(413)
-        elif not self._close_after:
-            self._body.append(data)
+        elif not self._close_after_response:
+            self._body_pieces.append(data)
 
     def on_message_complete(self) -> None:
-        self._partial = False
-        if self._close_after:
+        """Queue the complete request (called by httptools)."""
+        self._is_request_incomplete = False
+        if self._close_after_response:
             return
-        parser = self._parser
-        incoming = Incoming(
-            method=parser.get_method().decode("latin-1"),
+        pieces = self._body_pieces
+        request = HttpRequest(
+            method=self._parser.get_method().decode("latin-1"),
             path=self._url.partition(b"?")[0].decode("latin-1"),
             headers=self._headers,
-            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
-            keep_alive=parser.should_keep_alive(),
+            body=pieces[0] if len(pieces) == 1 else b"".join(pieces),
+            keep_alive=self._parser.should_keep_alive(),
             arrival_ns=time.monotonic_ns(),
         )
-        self._pending.append(incoming)
-        if len(self._pending) > MAX_WAITING:
+        self._pending.append(request)
+        if len(self._pending) > MAX_PIPELINED_REQUESTS:
             self._refuse(400)
-        self._reset_message()
+        self._reset_request()
 
-    def _reset_message(self) -> None:
+    def _reset_request(self) -> None:
+        """Clear what has been read of the current request."""
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
-        self._body_bytes = self._header_bytes = 0
+        self._body_pieces: list[bytes] = []
+        self._body_bytes = 0
+        self._header_bytes = 0
 
     def _refuse(self, status: int) -> None:
-        """Read nothing more from this connection. Earlier requests are still answered."""
-        if not self._close_after:
-            self._close_after = True
-            now = time.monotonic_ns()
-            self._pending.append(Incoming("", "", {}, b"", False, now, status))
+        """Answer with an error and read nothing more. Earlier requests are still answered."""
+        if self._close_after_response:
+            return
+        self._close_after_response = True
+        error = HttpRequest(
+            method="",
+            path="",
+            headers={},
+            body=b"",
+            keep_alive=False,
+            arrival_ns=time.monotonic_ns(),
+            error_status=status,
+        )
+        self._pending.append(error)
 
-    def _next(self) -> None:
-        if self.answer is None and self._pending and not self.closed:
-            self.owner.requested(self, self._pending.popleft())
+    def _handle_next_request(self) -> None:
+        if self.response is None and self._pending and not self.closed:
+            self.owner.handle_request(self, self._pending.popleft())
 
     # Writing
 
     def write(self, data: bytes) -> None:
         """Pass `data` to the kernel now, or append it to what is already buffered.
 
-        A client that reads too slowly is reset at the next write beyond the limit. One single long page does not count
-        against its reader.
+        A client that reads too slowly is reset at the next write beyond the limit. One single long
+        response does not count against its reader.
         """
         if self.closed:
             return
         buffer = self._unsent
         if buffer is None:
             try:
-                n_accepted = self.sock.send(data)
+                accepted_bytes = self.sock.send(data)
             except (BlockingIOError, InterruptedError):
-                n_accepted = 0
+                accepted_bytes = 0
             except OSError:
                 self.close()
                 return
-            if n_accepted == len(data):
+            if accepted_bytes == len(data):
                 return
-            self._unsent = buffer = bytearray(data[n_accepted:])
+            self._unsent = bytearray(data[accepted_bytes:])
             self.owner.watch_writable(self, True)
-        elif len(buffer) > self.owner.buffer_bytes:
-            self.owner.slow_readers += 1
+        elif len(buffer) > self.owner.max_buffered_bytes:
+            self.owner.count_slow_reader()
             self.reset()
         else:
             buffer += data
 
-    def writable(self) -> None:
-        """The socket accepts bytes again."""
+    def on_writable(self) -> None:
+        """Send buffered bytes, because the socket accepts bytes again."""
         buffer = self._unsent
         if buffer is None:
             return
@@ -182,60 +214,66 @@ class Connection:
         except OSError:
             self.close()
             return
-        if not buffer:
-            self._unsent = None
-            self.owner.watch_writable(self, False)
-            if self.answer is None and self._close_after and not self._pending:
-                self._finish()
-
-    def answered(self, keep_alive: bool) -> None:
-        """The response is written or buffered: continue with the next request, or close."""
-        self.answer = None
-        self.served += 1
-        self.idle_since = time.monotonic_ns()
-        if keep_alive and not self._close_after:
-            self._next()
+        if buffer:
             return
-        self._close_after = True
+        self._unsent = None
+        self.owner.watch_writable(self, False)
+        if self.response is None and self._close_after_response and not self._pending:
+            self._close_gracefully()
+
+    def finish_response(self, keep_alive: bool) -> None:
+        """Continue with the next request, or close, after the response is written or buffered."""
+        self.response = None
+        self.responses_sent += 1
+        self.idle_since_ns = time.monotonic_ns()
+        if keep_alive and not self._close_after_response:
+            self._handle_next_request()
+            return
+        self._close_after_response = True
         self._pending.clear()
         if self._unsent is None:
-            self._finish()
+            self._close_gracefully()
 
-    def _finish(self) -> None:
-        """The last response is sent. Close, unless the client is still sending.
+    def _close_gracefully(self) -> None:
+        """Close after the last response, unless the client is still sending.
 
         A client that is still sending must not get a reset before it has read the response.
         """
-        if not self._partial:
+        if not self._is_request_incomplete:
             self.close()
             return
-        self._draining = True
+        self._is_draining = True
         try:
             self.sock.shutdown(socket.SHUT_WR)
         except OSError:
             self.close()
 
-    def overdue(self, now_ns: int, idle_ns: int) -> bool:
-        """Whether the connection was idle for too long.
+    def is_overdue(self, now_ns: int, keep_alive_ns: int) -> bool:
+        """Return whether the connection has been idle for too long.
 
-        The limit is `idle_ns` after a response (as uvicorn counts), and PATIENCE_NS for an incomplete or missing
-        request.
+        The limit is `keep_alive_ns` after a response (as in uvicorn), and a fixed minute for a
+        request that is incomplete or never comes.
         """
-        if self.answer is not None or self._unsent is not None:
+        if self.response is not None or self._unsent is not None:
             return False
-        used = (self.served and not self._partial) or self._draining
-        return now_ns - self.idle_since > (idle_ns if used else PATIENCE_NS)
+        is_after_response = self.responses_sent > 0 and not self._is_request_incomplete
+        if is_after_response or self._is_draining:
+            return now_ns - self.idle_since_ns > keep_alive_ns
+        return now_ns - self.idle_since_ns > INCOMPLETE_REQUEST_TIMEOUT_NS
 
     def close(self) -> None:
-        """Close normally. Does nothing if already closed."""
-        if not self.closed:
-            self.closed = True
-            self.owner.gone(self)
-            self.sock.close()
-            self._parser = None  # it refers to this connection: break the cycle, so that no collection is needed
+        """Close the connection. A second call does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        self.owner.remove_connection(self)
+        self.sock.close()
+        # The parser refers to this connection. Without it there is no cycle, so the connection is
+        # freed without the garbage collector.
+        self._parser = None
 
     def reset(self) -> None:
-        """Close with a TCP reset: the peer loses what it has not read."""
+        """Close with a TCP reset, so that the client loses what it has not read."""
         if not self.closed:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_WITH_RESET)
             self.close()

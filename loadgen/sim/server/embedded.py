@@ -1,7 +1,8 @@
-"""The embedded endpoint as a child process: start it, wait for it, stop it. For runs without a real server.
+"""Starts and stops a simulated server in a child process, for runs without a real server.
 
-The child runs as long as the parent keeps the child's standard input open, so it ends however the parent ends. On Linux
-it also gets a signal when the parent dies, because a forked worker may keep the same pipe open.
+The child runs as long as the parent keeps the child's standard input open, so it ends however the
+parent ends. On Linux it also gets a signal when the parent dies, because a forked worker may keep
+the same pipe open.
 """
 
 from __future__ import annotations
@@ -19,25 +20,31 @@ from loadgen.core import child_process
 from loadgen.core.errors import TargetError
 from loadgen.sim.server.options import Options
 
-READY_S = 60.0  # a start takes 0.2 s; longer on a machine that swaps, or that has ten times more work than it can do
-STOP_S = 10.0  # time to write the log of a long run
+READY_TIMEOUT_S = 60.0  # a start takes 0.2 s, and much longer on an overloaded machine
+STOP_TIMEOUT_S = 10.0  # time to write the log of a long run
+SERVER_MODULE = "loadgen.sim.server.process"
 
 
 class EmbeddedServer:
-    """A running endpoint: `url` to send requests to, `pid` of its process. Also a context manager."""
+    """A running server: the URL to send requests to, and its process id. Also a context manager."""
 
     __slots__ = ("_child", "pid", "url")
 
     def __init__(self, child: subprocess.Popen[bytes], url: str) -> None:
-        self._child, self.url, self.pid = child, url, child.pid
+        self.url = url
+        self.pid = child.pid
+        self._child = child
 
     def stop(self) -> None:
-        """End the process, which writes its log, and wait; kill it after STOP_S. A second call does nothing."""
+        """End the process, which writes its log, and wait; kill it if it takes too long.
+
+        A second call does nothing.
+        """
         child = self._child
         if child.stdin is not None and not child.stdin.closed:
             child.stdin.close()
         try:
-            child.wait(STOP_S)
+            child.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
@@ -52,47 +59,65 @@ class EmbeddedServer:
 
 
 def start(options: Options | None = None) -> EmbeddedServer:
-    """Start the endpoint in a new child process and return when it listens. Raises TargetError if it does not start."""
-    command = child_process.command("loadgen.sim.server.process")
-    if (
-        threading.current_thread() is threading.main_thread()
-    ):  # the kernel watches the starting thread, not the process
+    """Start a server in a new child process and return when it listens.
+
+    Raises TargetError if it does not start.
+    """
+    command = child_process.command(SERVER_MODULE)
+    # The kernel watches the thread that starts the child, not the process.
+    if threading.current_thread() is threading.main_thread():
         command.append("--die-with-parent")
     child = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C stops the run, which still needs the endpoint to drain
+        start_new_session=True,  # Ctrl-C stops the run, which still needs the server to drain
     )
-    return ready(child, options or Options())
+    return wait_until_ready(child, options or Options())
 
 
-def ready(child: subprocess.Popen[bytes], options: Options) -> EmbeddedServer:
-    """Tell a child that has just been started its options, and wait until it listens; as `start` does."""
-    assert child.stdin is not None and child.stdout is not None
+def wait_until_ready(child: subprocess.Popen[bytes], options: Options) -> EmbeddedServer:
+    """Send the options to a child that has just been started, and wait until it listens.
+
+    Raises TargetError if it does not start.
+    """
+    assert child.stdin is not None
     try:
         child.stdin.write(msgspec.json.encode(options) + b"\n")
         child.stdin.flush()
     except BrokenPipeError:
         pass  # the child has ended; the missing ready line reports it
-    line, deadline = b"", time.monotonic() + READY_S
+    message = _read_ready_message(child)
+    if "url" in message:
+        return EmbeddedServer(child, str(message["url"]))
+    _kill(child)
+    reason = str(message["error"]).removeprefix("error: ")
+    problem = f"the embedded endpoint did not start: {reason}"
+    raise TargetError(message["code"], problem, SERVER_MODULE)
+
+
+def _read_ready_message(child: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """Read the line with which a child reports its URL or an error, or return an error."""
+    assert child.stdout is not None
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    line = b""
     while not line.endswith(b"\n"):
-        remaining_s = deadline - time.monotonic()
+        remaining_s = deadline_s - time.monotonic()
         if remaining_s <= 0 or not select.select([child.stdout], [], [], remaining_s)[0]:
             break
-        piece = os.read(child.stdout.fileno(), 4096)
-        if not piece:
+        data = os.read(child.stdout.fileno(), 4096)
+        if not data:
             break
-        line += piece
-    told: dict[str, Any] = {"code": "process_failed"}
+        line += data
+    message: dict[str, Any] = {"error": "it ended or said nothing", "code": "process_failed"}
     if line.endswith(b"\n"):
-        told = msgspec.json.decode(line)
-    if "url" not in told:
-        child.kill()
-        child.wait()
-        child.stdin.close()
-        child.stdout.close()
-        reason = str(told.get("error", "it ended or said nothing")).removeprefix("error: ")
-        what = f"the embedded endpoint did not start: {reason}"
-        raise TargetError(told["code"], what, "loadgen.sim.server.process")
-    return EmbeddedServer(child, str(told["url"]))
+        message = {"error": message["error"], **msgspec.json.decode(line)}
+    return message
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    for stream in (child.stdin, child.stdout):
+        if stream is not None:
+            stream.close()

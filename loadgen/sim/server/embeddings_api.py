@@ -1,7 +1,8 @@
-"""Embeddings and rerank of the simulated server: their request bodies, and the numbers that it answers with. Pure.
+"""The embeddings and rerank APIs of the simulated server: parses requests and formats responses.
 
-Both dialects answer alike: embeddings as the public API has them, rerank as vLLM and Jina have it. Each input of
-embeddings, and each document of rerank with the query before it, is a sequence of its own, which the engine prefills.
+Both API flavors answer alike: embeddings as OpenAI's API does, rerank as vLLM and Jina do. Each
+input of embeddings, and each document of rerank with the query before it, is a sequence of its own,
+which the engine prefills.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from typing import Any, Literal
 
 import msgspec
 
+from loadgen.sim.server.error_responses import malformed_body, refusal
 from loadgen.sim.server.request_parser import RequestRules, check_model, count_tokens
-from loadgen.sim.server.wire_format import DONE, Dialect, ParsedRequest, malformed, refused
+from loadgen.sim.server.server_timing import RequestTiming
+from loadgen.sim.server.wire_format import ParsedRequest, ResponseContext, ResponseFormatter
 
-DIMENSIONS = 1024
-MOST_DIMENSIONS = 8192
-MOST_SEQUENCES = 2048  # of one request, as the public API has it
+DEFAULT_DIMENSIONS = 1024
+MAX_DIMENSIONS = 8192
+MAX_SEQUENCES = 2048  # per request, as in OpenAI's API
 
 
-class _Embeddings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _EmbeddingsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     input: str | list[int | str | list[int]]
     encoding_format: Literal["float", "base64"] = "float"
@@ -33,7 +36,7 @@ class _Document(msgspec.Struct):
     text: str
 
 
-class _Rerank(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     query: str
     documents: list[str | _Document]
@@ -44,140 +47,168 @@ class _Rerank(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
-_READERS: dict[str, Any] = {
-    "embeddings": msgspec.json.Decoder(_Embeddings).decode,
-    "rerank": msgspec.json.Decoder(_Rerank).decode,
-}
+_decode_embeddings_body = msgspec.json.Decoder(_EmbeddingsBody).decode
+_decode_rerank_body = msgspec.json.Decoder(_RerankBody).decode
 
 
-def parse_values(
-    body: bytes, api: Literal["embeddings", "rerank"], rules: RequestRules
-) -> ParsedRequest:
-    """The request in `body`. Raises Refusal for everything that this server refuses."""
-    try:
-        request = _READERS[api](body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-        raise malformed(rules.dialect, str(wrong)) from None
+def parse_embeddings_request(body: bytes, rules: RequestRules) -> ParsedRequest:
+    """Parse and check a request to the embeddings API. Raises RefusalError."""
+    request: _EmbeddingsBody = _decode_body(_decode_embeddings_body, body, rules)
     check_model(request.model, rules)
-    sequences = _of_inputs(request, rules) if api == "embeddings" else _of_documents(request, rules)
-    if len(sequences) > MOST_SEQUENCES:
-        raise refused(rules.dialect, f"at most {MOST_SEQUENCES} at once, got {len(sequences)}", api)
-    longest = rules.max_num_tokens or rules.max_seq_len - 1
-    if (tokens := max(sequences)) > longest:
-        text = f"an input of {tokens} tokens is longer than the {longest} that this model takes"
-        raise refused(rules.dialect, text, api, code="context_length_exceeded")
+    request.input = _normalize_inputs(request.input, rules)
+    dimensions = request.dimensions
+    if dimensions is not None and not 1 <= dimensions <= MAX_DIMENSIONS:
+        text = f"dimensions must be from 1 to {MAX_DIMENSIONS}"
+        raise refusal(rules.flavor, text, "dimensions")
+    lengths = tuple(_count_input_tokens(value) for value in request.input)
+    return _parsed_request("embeddings", request, body, lengths, rules)
+
+
+def parse_rerank_request(body: bytes, rules: RequestRules) -> ParsedRequest:
+    """Parse and check a request to the rerank API. Raises RefusalError."""
+    request: _RerankBody = _decode_body(_decode_rerank_body, body, rules)
+    check_model(request.model, rules)
+    texts = [
+        document if isinstance(document, str) else document.text for document in request.documents
+    ]
+    if not texts:
+        raise malformed_body(rules.flavor, "documents must not be empty")
+    request.documents = list(texts)
+    query_tokens = _count_input_tokens(request.query)
+    lengths = tuple(query_tokens + _count_input_tokens(text) for text in texts)
+    return _parsed_request("rerank", request, body, lengths, rules)
+
+
+def _decode_body(decode: Any, body: bytes, rules: RequestRules) -> Any:
+    try:
+        return decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed_body(rules.flavor, str(error)) from None
+
+
+def _normalize_inputs(
+    value: str | list[int | str | list[int]], rules: RequestRules
+) -> list[int | str | list[int]]:
+    """Return the inputs of an embeddings request as a list of texts and lists of token ids."""
+    inputs: list[int | str | list[int]]
+    if isinstance(value, str):
+        inputs = [value]
+    elif value and all(isinstance(token_id, int) for token_id in value):
+        inputs = [[token_id for token_id in value if isinstance(token_id, int)]]
+    else:
+        inputs = value
+    if not inputs or any(isinstance(text, int) or not text for text in inputs):
+        text = "input must be a text, a list of token ids, or a list of these; none empty"
+        raise malformed_body(rules.flavor, text)
+    return inputs
+
+
+def _count_input_tokens(value: Any) -> int:
+    """Return the number of tokens of a text or of a list of token ids."""
+    return max(1, count_tokens(value)) if isinstance(value, str) else len(value)
+
+
+def _parsed_request(
+    api: Literal["embeddings", "rerank"],
+    request: _EmbeddingsBody | _RerankBody,
+    body: bytes,
+    sequence_lengths: tuple[int, ...],
+    rules: RequestRules,
+) -> ParsedRequest:
+    """Check the number and the lengths of the sequences. Raises RefusalError."""
+    if len(sequence_lengths) > MAX_SEQUENCES:
+        text = f"at most {MAX_SEQUENCES} at once, got {len(sequence_lengths)}"
+        raise refusal(rules.flavor, text, api)
+    max_input_tokens = rules.max_num_tokens or rules.max_seq_len - 1
+    longest = max(sequence_lengths)
+    if longest > max_input_tokens:
+        text = (
+            f"an input of {longest} tokens is longer than the {max_input_tokens} "
+            "that this model takes"
+        )
+        raise refusal(rules.flavor, text, api, code="context_length_exceeded")
+    seed = rules.seed.to_bytes(8, "little")
     return ParsedRequest(
         api=api,
         model=request.model,
         stream=False,
-        input_tokens=sum(sequences),
+        input_tokens=sum(sequence_lengths),
         output_tokens=0,
         finish_reason="",
-        digest=hashlib.blake2b(body, key=rules.seed.to_bytes(8, "little"), digest_size=64).digest(),
+        digest=hashlib.blake2b(body, key=seed, digest_size=64).digest(),
         include_usage=True,
         continuous_usage=False,
         detokenize=True,
-        sequences=sequences,
-        asked=request,
+        sequence_lengths=sequence_lengths,
+        decoded_body=request,
     )
 
 
-def _of_inputs(request: _Embeddings, rules: RequestRules) -> tuple[int, ...]:
-    """The tokens of each input. Makes `request.input` a list of texts and of lists of token ids."""
-    given = request.input
-    if isinstance(given, str):
-        given = [given]
-    elif given and all(isinstance(token, int) for token in given):
-        given = [[token for token in given if isinstance(token, int)]]
-    if not given or any(isinstance(one, int) or not one for one in given):
-        raise malformed(
-            rules.dialect,
-            "input must be a text, a list of token ids, or a list of these; none empty",
-        )
-    if request.dimensions is not None and not 1 <= request.dimensions <= MOST_DIMENSIONS:
-        raise refused(
-            rules.dialect, f"dimensions must be from 1 to {MOST_DIMENSIONS}", "dimensions"
-        )
-    request.input = given
-    return tuple(_tokens(one) for one in given)
+class EmbeddingsFormatter(ResponseFormatter):
+    """Formats the response to one embeddings or rerank request, which is never streamed."""
 
+    def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
+        self.flavor = context.flavor
+        self._request = request
+        self._number = context.number
 
-def _of_documents(request: _Rerank, rules: RequestRules) -> tuple[int, ...]:
-    """The tokens of each document with the query. Makes `request.documents` a list of texts."""
-    texts: list[Any] = [one if isinstance(one, str) else one.text for one in request.documents]
-    if not texts:
-        raise malformed(rules.dialect, "documents must not be empty")
-    request.documents = texts
-    return tuple(_tokens(request.query) + _tokens(text) for text in texts)
-
-
-def _tokens(given: Any) -> int:
-    return max(1, count_tokens(given)) if isinstance(given, str) else len(given)
-
-
-class ValueScript:
-    """The bytes of the answer to one request. It comes whole, so there is no text before or after a token."""
-
-    head = tail = b""
-    done = DONE
-
-    def __init__(self, ask: ParsedRequest, dialect: Dialect, number: int, created: int) -> None:
-        self._ask, self.dialect, self._number = ask, dialect, number
-
-    def whole(
-        self, counted: int, finish: bool = True, metrics: Any = None, meta_info: Any = None
+    def format_body(
+        self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
     ) -> bytes:
-        """The JSON body. Without `finish` it has no values; its usage reports `counted` tokens too many."""
-        tokens = self._ask.input_tokens + counted
+        """Return the JSON body.
+
+        Without `with_finish` it contains no values. The usage reports `usage_tokens` more tokens
+        than the inputs have.
+        """
+        tokens = self._request.input_tokens + usage_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        values = (
-            (self._vectors() if self._ask.api == "embeddings" else self._ranks()) if finish else []
-        )
-        if self._ask.api == "embeddings":
-            answer = {"object": "list", "data": values, "model": self._ask.model, "usage": usage}
+        model = self._request.model
+        if self._request.api == "embeddings":
+            vectors = self._embeddings() if with_finish else []
+            body = {"object": "list", "data": vectors, "model": model, "usage": usage}
         else:
-            answer = {
+            results = self._rerank_results() if with_finish else []
+            body = {
                 "id": f"rerank-{self._number}",
-                "model": self._ask.model,
+                "model": model,
                 "usage": usage,
-                "results": values,
+                "results": results,
             }
-        return msgspec.json.encode(answer)
+        return msgspec.json.encode(body)
 
-    def _vectors(self) -> list[dict[str, Any]]:
-        """A unit vector for each input, which only its text decides."""
-        import numpy as np
+    def _embeddings(self) -> list[dict[str, Any]]:
+        """Return a unit vector for each input, which depends on its text only."""
+        body = self._request.decoded_body
+        dimensions = body.dimensions or DEFAULT_DIMENSIONS
+        embeddings = []
+        for index, value in enumerate(body.input):
+            vector = _unit_vector(msgspec.json.encode(value), dimensions)
+            embedding: Any = vector.round(6).tolist()
+            if body.encoding_format == "base64":
+                embedding = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            embeddings.append({"object": "embedding", "index": index, "embedding": embedding})
+        return embeddings
 
-        asked = self._ask.asked
-        size = asked.dimensions or DIMENSIONS
-        vectors = []
-        for index, given in enumerate(asked.input):
-            drawn = np.frombuffer(
-                hashlib.shake_128(msgspec.json.encode(given)).digest(2 * size), "<i2"
-            )
-            odd = drawn + 0.5
-            vector = odd / np.sqrt((odd * odd).sum())
-            value: Any = vector.round(6).tolist()
-            if asked.encoding_format == "base64":
-                value = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-            vectors.append({"object": "embedding", "index": index, "embedding": value})
-        return vectors
+    def _rerank_results(self) -> list[dict[str, Any]]:
+        """Return the documents by descending score, which depends on query and document only."""
+        body = self._request.decoded_body
+        results = []
+        for index, text in enumerate(body.documents):
+            pair = f"{body.query}\0{text}".encode("utf-8", "surrogatepass")
+            score = int.from_bytes(hashlib.blake2b(pair, digest_size=4).digest()) / 2**32
+            result: dict[str, Any] = {"index": index}
+            if body.return_documents:
+                result["document"] = {"text": text}
+            result["relevance_score"] = score
+            results.append(result)
+        results.sort(key=lambda result: -result["relevance_score"])
+        return results if body.top_n is None else results[: max(0, body.top_n)]
 
-    def _ranks(self) -> list[dict[str, Any]]:
-        """The documents by a score that only query and document decide, the best first."""
-        asked = self._ask.asked
-        ranks = []
-        for index, text in enumerate(asked.documents):
-            drawn = hashlib.blake2b(
-                f"{asked.query}\0{text}".encode("utf-8", "surrogatepass"), digest_size=4
-            ).digest()
-            rank: dict[str, Any] = {
-                "index": index,
-                "document": {"text": text},
-                "relevance_score": int.from_bytes(drawn) / 2**32,
-            }
-            if not asked.return_documents:
-                del rank["document"]
-            ranks.append(rank)
-        ranks.sort(key=lambda rank: -rank["relevance_score"])
-        return ranks if asked.top_n is None else ranks[: max(0, asked.top_n)]
+
+def _unit_vector(data: bytes, dimensions: int) -> Any:
+    """Return a vector of length 1 as a float64 array, a function of `data`."""
+    import numpy as np
+
+    hashed = np.frombuffer(hashlib.shake_128(data).digest(2 * dimensions), "<i2")
+    nonzero = hashed + 0.5
+    return nonzero / np.sqrt((nonzero * nonzero).sum())

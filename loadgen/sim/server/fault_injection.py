@@ -1,18 +1,19 @@
-"""Which request fails how: a pure function of seed and request number. No sockets, no clock, no state.
+"""Fault injection of the simulated server: which request fails, and how.
 
-The server carries a fault out. This module only names the faults, parses them from a flag, a header or a mapping, and
-draws which request has which fault.
+The server carries a failure out. This module names the failures, parses them from a flag, a header
+or a mapping, and draws which request has which failure. The draw is a function of seed and request
+number only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from loadgen.core.errors import CombinedError, UserError
-from loadgen.core.errors import LoadgenError as Wrong
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.sim.engine.latency_model import draw_uniform, parse_duration_ns
 
 FAILURE_EFFECTS: dict[str, str] = {
@@ -40,139 +41,147 @@ FAILURE_EFFECTS: dict[str, str] = {
     "close_delimited": "no chunked framing: the body ends with the connection",
     "connection_close": "a good answer, then `Connection: close`",
 }
-"""All faults and their effects. `@` takes the index of a token (0 is the first), or a duration."""
+"""All failures and their effects. `@` takes a token index (0 is the first), or a duration."""
 
 DURATION_FAILURES = {"http_429": 1_000_000_000, "slow_first_byte": 1_000_000_000}
-"""Faults whose `@` is a duration, with the default in ns."""
+"""Failures whose `@` is a duration, with the default in ns."""
 
 TOKEN_FAILURES = frozenset(
     ("reset_after", "truncate", "stall", "malformed", "error_event", "engine_error", "oversized")
 )
-"""Faults that happen at a token; without `@` the token is drawn."""
+"""Failures that happen at a token; without `@` the token is drawn."""
 
-COUNT_FAILURES: dict[str, int] = {"wrong_count": -1, "clamp": 8}
-"""Faults whose `@` is a number of tokens, with the default."""
+COUNT_FAILURES: dict[str, int | None] = {"wrong_count": None, "clamp": 8}
+"""Failures whose `@` is a number of tokens, with the default."""
+
+_MAX_DIGITS = 9
+_ROUNDING = 1e-9  # shares such as 0.1 are not exact, so their sum may exceed 1 by this much
+# Numbers of the random streams that this module draws from; the latency model uses 1 and 2.
+_FAILURE_STREAM = 3
+_TOKEN_STREAM = 4
 
 
 class InjectedFailure(msgspec.Struct, frozen=True):
-    """One fault of one request.
+    """One failure of one request.
 
-    `at` is the token index for PLACED faults, ns for TIMED faults, tokens for COUNTED faults, and -1 if it is unused or
-    not drawn yet.
+    `at` is a token index for TOKEN_FAILURES, ns for DURATION_FAILURES, a number of tokens for
+    COUNT_FAILURES, and None if it is unused or not drawn yet.
     """
 
     name: str
-    at: int = -1
+    at: int | None = None
+
+
+class FailureShare(msgspec.Struct, frozen=True):
+    """A failure and the share of requests that have it, from 0 to 1."""
+
+    failure: InjectedFailure
+    share: float
 
 
 class FailurePlan(msgspec.Struct, frozen=True):
-    """Faults, and the share of requests that has each; the shares sum to at most 1."""
+    """The failures to inject. A request has at most one, so the shares sum to at most 1."""
 
-    entries: tuple[tuple[InjectedFailure, float], ...] = ()
+    shares: tuple[FailureShare, ...] = ()
     seed: int = 0
 
     def draw(self, number: int, output_tokens: int) -> InjectedFailure | None:
-        """The fault of request `number` (counted from 0 by arrival), or None. A request has at most one fault."""
-        if not self.entries:
+        """Return the failure of a request, or None. `number` counts requests by arrival, from 0."""
+        if not self.shares:
             return None
-        point = draw_uniform(self.seed, 3, number)
-        for fault, share in self.entries:
-            if point < share:
-                return with_drawn_token(fault, output_tokens, self.seed, number)
-            point -= share
+        point = draw_uniform(self.seed, _FAILURE_STREAM, number)
+        for entry in self.shares:
+            if point < entry.share:
+                return with_drawn_token(entry.failure, output_tokens, self.seed, number)
+            point -= entry.share
         return None
 
 
 def with_drawn_token(
-    fault: InjectedFailure, output_tokens: int, seed: int, number: int
+    failure: InjectedFailure, output_tokens: int, seed: int, number: int
 ) -> InjectedFailure:
-    """`fault` with its token drawn if it needs a token and names none. The token is never after the last one."""
-    if fault.name not in TOKEN_FAILURES:
-        return fault
-    last = output_tokens - 1
-    at = (
-        min(fault.at, last) if fault.at >= 0 else int(draw_uniform(seed, 4, number) * output_tokens)
-    )
-    return InjectedFailure(fault.name, at)
+    """Return `failure` with the token at which it happens, which is never after the last one."""
+    if failure.name not in TOKEN_FAILURES:
+        return failure
+    if failure.at is not None:
+        return InjectedFailure(failure.name, min(failure.at, output_tokens - 1))
+    token_index = int(draw_uniform(seed, _TOKEN_STREAM, number) * output_tokens)
+    return InjectedFailure(failure.name, token_index)
 
 
 def parse_failure(text: str, where: str = "") -> InjectedFailure:
-    """Parse one fault of a header or flag: `truncate`, `truncate@3`, `http_429@2s`. Raises UserError."""
-    name, at_sign, at = (part.strip() for part in text.partition("@"))
+    """Parse one failure of a header or flag: `truncate`, `truncate@3`, `http_429@2s`.
+
+    Raises UserError. `where` is the place of the text in an error.
+    """
+    name, at_sign, argument = (part.strip() for part in text.partition("@"))
     if name not in FAILURE_EFFECTS:
-        raise UserError(
-            "unknown_name", f'unknown fault "{name}"', where, "known: " + ", ".join(FAILURE_EFFECTS)
-        )
+        hint = "known: " + ", ".join(FAILURE_EFFECTS)
+        raise UserError("unknown_name", f'unknown fault "{name}"', where, hint)
     if name in DURATION_FAILURES:
-        return InjectedFailure(
-            name, parse_duration_ns(at, where) if at_sign else DURATION_FAILURES[name]
-        )
+        delay_ns = parse_duration_ns(argument, where) if at_sign else DURATION_FAILURES[name]
+        return InjectedFailure(name, delay_ns)
     if not at_sign:
-        return InjectedFailure(name, COUNT_FAILURES.get(name, -1))
+        return InjectedFailure(name, COUNT_FAILURES.get(name))
     if name not in TOKEN_FAILURES and name not in COUNT_FAILURES:
         known = ", ".join((*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES)))
-        raise UserError("unsupported", f'"{name}" takes no "@"', where, f"only these do: {known}")
-    if not at.isascii() or not at.isdigit() or len(at) > 9:
-        raise UserError(
-            "invalid_value",
-            f'not a token index: "{at}"',
-            where,
-            f"write it as {name}@3; 0 is the first token",
-        )
-    return InjectedFailure(name, int(at))
+        hint = f"only these do: {known}"
+        raise UserError("unsupported", f'"{name}" takes no "@"', where, hint)
+    is_number = argument.isascii() and argument.isdigit() and len(argument) <= _MAX_DIGITS
+    if not is_number:
+        hint = f"write it as {name}@3; 0 is the first token"
+        raise UserError("invalid_value", f'not a token index: "{argument}"', where, hint)
+    return InjectedFailure(name, int(argument))
 
 
 def parse_failure_plan(text: str, seed: int = 0, where: str = "--fault") -> FailurePlan:
-    """Parse `truncate:0.05,http_429@2s:0.1`. A fault without a share applies to every request.
+    """Parse `truncate:0.05,http_429@2s:0.1`. A failure without a share applies to every request.
 
-    Raises Faults, and UserError for a fault that has two shares.
+    Raises CombinedError with all errors, or UserError for a failure that has two shares.
     """
     shares: dict[str, Any] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, colon, share = entry.partition(":")
-        if name.strip() in shares:
-            what = f"{name.strip()} has two shares"
-            raise UserError("duplicate", what, where, "keep one of them")
-        shares[name.strip()] = share.strip() if colon else 1.0
+    for entry in text.split(","):
+        if not entry.strip():
+            continue
+        name, colon, share = (part.strip() for part in entry.partition(":"))
+        if name in shares:
+            raise UserError("duplicate", f"{name} has two shares", where, "keep one of them")
+        shares[name] = share if colon else 1.0
     return parse_failure_shares(shares, seed, where)
 
 
 def parse_failure_shares(
     shares: Mapping[str, Any], seed: int = 0, where: str = "faults"
 ) -> FailurePlan:
-    """The plan for a mapping (from YAML) of fault, with its `@` if any, to share. Raises Faults with all errors."""
-    entries: list[tuple[InjectedFailure, float]] = []
-    errors: list[Wrong] = []
+    """Parse a mapping from failures, as they are written in a flag, to their shares.
+
+    Raises CombinedError with all errors.
+    """
+    entries: list[FailureShare] = []
+    errors: list[LoadgenError] = []
     for text, value in shares.items():
         try:
-            fault = parse_failure(str(text), where)
+            failure = parse_failure(str(text), where)
+            share = _parse_share(str(text), value, where)
         except UserError as error:
             errors.append(error)
-            continue
-        try:
-            share = float(value)
-        except (TypeError, ValueError):
-            share = -1.0
-        if 0.0 <= share <= 1.0:
-            entries.append((fault, share))
         else:
-            errors.append(
-                UserError(
-                    "out_of_range",
-                    f'share of "{text}" is {value!r}',
-                    where,
-                    "a share is a number from 0 to 1",
-                )
-            )
-    if not errors and sum(share for _, share in entries) > 1.0 + 1e-9:
-        errors.append(
-            UserError(
-                "out_of_range",
-                "the shares add up to more than 1",
-                where,
-                "a request has at most one fault",
-            )
-        )
+            entries.append(FailureShare(failure, share))
+    if not errors and sum(entry.share for entry in entries) > 1.0 + _ROUNDING:
+        problem = "the shares add up to more than 1"
+        errors.append(UserError("out_of_range", problem, where, "a request has at most one fault"))
     if errors:
         raise CombinedError(errors)
     return FailurePlan(tuple(entries), seed)
+
+
+def _parse_share(failure_text: str, value: Any, where: str) -> float:
+    """Convert a share from text or YAML to a number from 0 to 1. Raises UserError."""
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0.0 <= share <= 1.0:
+        problem = f'share of "{failure_text}" is {value!r}'
+        raise UserError("out_of_range", problem, where, "a share is a number from 0 to 1")
+    return share

@@ -1,4 +1,4 @@
-"""Anthropic's messages at the simulated server: request bodies, events and answers as the public API has them. Pure."""
+"""The Messages API (Anthropic's) of the simulated server: parses requests and formats responses."""
 
 from __future__ import annotations
 
@@ -7,41 +7,60 @@ from typing import Any
 
 import msgspec
 
+from loadgen.sim.server.error_responses import RefusalError
 from loadgen.sim.server.request_parser import (
     TEMPLATE_TOKENS,
     RequestRules,
-    blocks_of,
+    body_decoder,
     check_model,
+    choose_output_length,
     count_tokens,
-    length_of,
-    reader,
+    hash_blocks,
 )
-from loadgen.sim.server.wire_format import MARK, WORDS, Dialect, ParsedRequest, Refusal, words
+from loadgen.sim.server.server_timing import RequestTiming
+from loadgen.sim.server.wire_format import (
+    TEXT_PLACEHOLDER,
+    TOOL_ARGUMENTS_END,
+    TOOL_ARGUMENTS_START,
+    ParsedRequest,
+    ResponseContext,
+    ResponseFormatter,
+    format_sse_event,
+    split_at_placeholder,
+    split_chunk_around_word,
+    token_text,
+)
+
+OVERLOADED_STATUS = 529
+_ERROR_TYPES = {
+    404: "not_found_error",
+    429: "rate_limit_error",
+    OVERLOADED_STATUS: "overloaded_error",
+}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class _Block(msgspec.Struct):
-    """A block of a message: what of it the model reads. Input of tools and results stay as they are sent."""
+class _ContentBlock(msgspec.Struct):
+    """The parts of a content block that the model reads."""
 
     type: str = ""
     text: str = ""
-    content: Any = None
-    input: Any = None
+    content: Any = None  # of a tool's result
+    input: Any = None  # of a tool call
 
 
-class _Said(msgspec.Struct):
+class _MessageParam(msgspec.Struct):
     role: str
-    content: str | list[_Block] = ""
+    content: str | list[_ContentBlock] = ""
 
-    @property
     def texts(self) -> list[str]:
+        """Return the texts that the model reads, without empty ones."""
         if isinstance(self.content, str):
             return [self.content]
-        return [
-            text
-            for block in self.content
-            for text in (block.text, _text(block.content), _text(block.input))
-            if text
-        ]
+        texts = []
+        for block in self.content:
+            texts += [block.text, _text_of(block.content), _text_of(block.input)]
+        return [text for text in texts if text]
 
 
 class _Tool(msgspec.Struct):
@@ -49,205 +68,213 @@ class _Tool(msgspec.Struct):
     description: str = ""
 
 
-class _Choice(msgspec.Struct):
+class _ToolChoice(msgspec.Struct):
     type: str
     name: str = ""
 
 
-class _Message(msgspec.Struct, kw_only=True):
+class _MessagesBody(msgspec.Struct, kw_only=True):
     model: str
-    messages: list[_Said]
+    messages: list[_MessageParam]
     max_tokens: int
-    system: str | list[_Block] = ""
+    system: str | list[_ContentBlock] = ""
     tools: list[_Tool] = []
-    tool_choice: _Choice | None = None
+    tool_choice: _ToolChoice | None = None
     stream: bool = False
 
 
-_IGNORED = "container context_management metadata service_tier stop_sequences temperature thinking top_k top_p"
-_read = reader(_Message, {Any: _IGNORED})
-_KINDS = {404: "not_found_error", 429: "rate_limit_error", 529: "overloaded_error"}
-_STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_IGNORED_FIELDS = (
+    "container context_management metadata service_tier stop_sequences temperature thinking top_k "
+    "top_p"
+)
+_decode_body = body_decoder(_MessagesBody, {Any: _IGNORED_FIELDS})
 
 
-def _text(value: Any) -> str:
+def _text_of(value: Any) -> str:
+    """Return the text of a tool's input or result: a list of blocks, a string or a JSON value."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
     if isinstance(value, list):
-        return " ".join(_text(one.get("text")) for one in value if isinstance(one, dict))
-    return (
-        value
-        if isinstance(value, str)
-        else ""
-        if value is None
-        else msgspec.json.encode(value).decode()
-    )
+        return " ".join(_text_of(block.get("text")) for block in value if isinstance(block, dict))
+    return msgspec.json.encode(value).decode()
 
 
-def _error(status: int, text: str) -> dict[str, Any]:
-    kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": text}}
+def _error_object(status: int, text: str) -> dict[str, Any]:
+    default_type = "api_error" if status >= 500 else "invalid_request_error"
+    error_type = _ERROR_TYPES.get(status, default_type)
+    return {"type": "error", "error": {"type": error_type, "message": text}}
 
 
-def _refusal(text: str, status: int = 400) -> Refusal:
-    return Refusal(status, msgspec.json.encode(_error(status, text)))
+def _refusal(text: str, status: int = 400) -> RefusalError:
+    return RefusalError(status, msgspec.json.encode(_error_object(status, text)))
 
 
-def parse_message(body: bytes, rules: RequestRules) -> ParsedRequest:
-    """The request in `body`. Raises Refusal for everything that this server refuses, as the public API words it."""
+def _as_messages_refusal(refusal: RefusalError) -> RefusalError:
+    """Convert a refusal of the common checks to the form of this API."""
+    body = msgspec.json.decode(refusal.body)
+    error = body.get("error", body)
+    text = error["message"] if isinstance(error, dict) else str(error)
+    return _refusal(text, refusal.status)
+
+
+def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
+    """Parse and check a request to the Messages API. Raises RefusalError."""
     try:
-        request = _read(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-        raise _refusal(str(wrong)) from None
+        request = _decode_body(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _refusal(str(error)) from None
     if request.max_tokens < 1:
         raise _refusal("max_tokens: Input should be greater than or equal to 1")
-    if not any(said.texts for said in request.messages):
+    if not any(message.texts() for message in request.messages):
         raise _refusal("messages: at least one message is required")
-    said = [_Said(role="system", content=request.system), *request.messages]
-    described = [tool.description for tool in request.tools if tool.description]
-    tokens = TEMPLATE_TOKENS + sum(
-        map(count_tokens, (*described, *(text for one in said for text in one.texts)))
-    )
-    content = "".join((*described, *("".join((*one.texts, one.role)) for one in said))).encode(
-        "utf-8", "surrogatepass"
-    )
+    input_tokens, content = _read_prompt(request)
     digest = hashlib.blake2b(rules.seed.to_bytes(8, "little") + content, digest_size=64).digest()
     try:
         check_model(request.model, rules)
-        output_tokens, finish_reason = length_of(request, request.max_tokens, tokens, digest, rules)
-    except Refusal as refused:
-        found = msgspec.json.decode(refused.body)
-        inner = found.get("error", found)
-        raise _refusal(
-            inner["message"] if isinstance(inner, dict) else str(inner), refused.status
-        ) from None
-    tool = _called_tool(request)
+        output_tokens, finish_reason = choose_output_length(
+            request, request.max_tokens, input_tokens, digest, rules
+        )
+    except RefusalError as refusal:
+        raise _as_messages_refusal(refusal) from None
+    called_tool = _called_tool(request)
     return ParsedRequest(
         api="messages",
         model=request.model,
         stream=request.stream,
-        input_tokens=tokens,
+        input_tokens=input_tokens,
         output_tokens=output_tokens,
-        finish_reason="tool_calls" if tool else finish_reason,
+        finish_reason="tool_calls" if called_tool else finish_reason,
         digest=digest,
         include_usage=True,
         continuous_usage=False,
         detokenize=True,
-        blocks=blocks_of(content, tokens, rules.tokens_per_block),
-        tool=tool,
+        blocks=hash_blocks(content, input_tokens, rules.tokens_per_block),
+        called_tool=called_tool,
     )
 
 
+def _read_prompt(request: Any) -> tuple[int, bytes]:
+    """Return the token count of a prompt, and its content as bytes."""
+    messages = [_MessageParam(role="system", content=request.system), *request.messages]
+    pieces = [tool.description for tool in request.tools if tool.description]
+    tokens = TEMPLATE_TOKENS + sum(map(count_tokens, pieces))
+    for message in messages:
+        texts = message.texts()
+        tokens += sum(map(count_tokens, texts))
+        pieces += [*texts, message.role]
+    return tokens, "".join(pieces).encode("utf-8", "surrogatepass")
+
+
 def _called_tool(request: Any) -> str:
-    """The tool that the answer has to call, because the request says so; "" where the answer is text."""
+    """Return the tool that the request forces the completion to call, or "" if it is text."""
     choice = request.tool_choice
     if choice is None or choice.type not in ("any", "tool"):
         return ""
-    return str(choice.name or (request.tools[0].name if request.tools else ""))
+    if choice.name:
+        return str(choice.name)
+    return str(request.tools[0].name) if request.tools else ""
 
 
-class MessageScript:
-    """All bytes of the answer to one request. `head + WORD + tail` is a complete HTTP chunk of a plain token event."""
+class MessageFormatter(ResponseFormatter):
+    """Formats the response to one request to the Messages API."""
 
-    done = b""
+    def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
+        self.flavor = context.flavor
+        self._request = request
+        self._message_id = f"msg_{context.number}_{request.digest[:6].hex()}"
+        if request.called_tool:
+            delta = {"type": "input_json_delta", "partial_json": TEXT_PLACEHOLDER}
+        else:
+            delta = {"type": "text_delta", "text": TEXT_PLACEHOLDER}
+        delta_event = _format_event("content_block_delta", index=0, delta=delta)
+        self._before_text, self._after_text = split_at_placeholder(delta_event)
+        self.head, self.tail = split_chunk_around_word(self._before_text, self._after_text)
 
-    def __init__(self, ask: ParsedRequest, dialect: Dialect, number: int, created: int) -> None:
-        self._ask, self.dialect = ask, dialect
-        self._id = f"msg_{number}_{ask.digest[:6].hex()}"
-        kind, name = ("input_json_delta", "partial_json") if ask.tool else ("text_delta", "text")
-        delta = _event("content_block_delta", index=0, delta={"type": kind, name: MARK})
-        self._before, self._after = delta.split(MARK.encode())
-        self._around = (b'{\\"input\\": \\"', b'\\"}') if ask.tool else (b"", b"")
-        self.head = b"%x\r\n%b" % (
-            len(self._before) + len(WORDS[0]) + len(self._after),
-            self._before,
-        )
-        self.tail = self._after + b"\r\n"
+    def format_opening(self) -> list[bytes]:
+        """Return the events before the first text."""
+        return [
+            _format_event("message_start", message=self._message([], None, 1)),
+            _format_event("content_block_start", index=0, content_block=self._content_block("")),
+            _format_event("ping"),
+        ]
+
+    def format_event(self, start: int, stop: int, *, is_last: bool, filler: bytes = b"") -> bytes:
+        """Return the event with tokens `start` to `stop`, and `filler` as additional text."""
+        content = token_text(self._request.digest, start, stop) + filler
+        if self._request.called_tool:
+            if start == 0:
+                content = TOOL_ARGUMENTS_START + content
+            if is_last:
+                content += TOOL_ARGUMENTS_END
+        return self._before_text + content + self._after_text
+
+    def format_closing(
+        self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
+    ) -> list[bytes]:
+        """Return the events after the last text: stop reason and usage."""
+        delta = {"stop_reason": self._stop_reason(with_finish), "stop_sequence": None}
+        return [
+            _format_event("content_block_stop", index=0),
+            _format_event("message_delta", delta=delta, usage=self._usage(usage_tokens)),
+            _format_event("message_stop"),
+        ]
+
+    def format_body(
+        self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
+    ) -> bytes:
+        """Return the JSON body of a message that is not streamed."""
+        text = token_text(self._request.digest, 0, self._request.output_tokens).decode()
+        content = [self._content_block(text)]
+        message = self._message(content, self._stop_reason(with_finish), usage_tokens)
+        return msgspec.json.encode(message)
+
+    def format_engine_failure(self) -> tuple[list[bytes], bool]:
+        """Return the events after a failure of the engine, and whether the body ends properly."""
+        return [_format_event(**_error_object(OVERLOADED_STATUS, "Overloaded"))], True
+
+    def _stop_reason(self, with_finish: bool) -> str | None:
+        if not with_finish:
+            return None
+        return _STOP_REASONS.get(self._request.finish_reason, self._request.finish_reason)
 
     def _usage(self, output_tokens: int) -> dict[str, Any]:
-        """Tokens of the prompt from the cache are counted beside the others; none is written on demand."""
-        cached = self._ask.cached_tokens
+        """Return the usage object. Cached prompt tokens are counted apart from the others."""
+        cached_tokens = self._request.cached_tokens
         return {
-            "input_tokens": self._ask.input_tokens - cached,
+            "input_tokens": self._request.input_tokens - cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": cached,
+            "cache_read_input_tokens": cached_tokens,
             "output_tokens": output_tokens,
         }
 
-    def _message(self, content: list[Any], stop: str | None, output_tokens: int) -> dict[str, Any]:
+    def _message(
+        self, content: list[Any], stop_reason: str | None, output_tokens: int
+    ) -> dict[str, Any]:
         return {
-            "id": self._id,
+            "id": self._message_id,
             "type": "message",
             "role": "assistant",
-            "model": self._ask.model,
+            "model": self._request.model,
             "content": content,
-            "stop_reason": stop,
+            "stop_reason": stop_reason,
             "stop_sequence": None,
             "usage": self._usage(output_tokens),
         }
 
-    def _block(self, text: str) -> dict[str, Any]:
-        """The block of the answer: `text` is its text, or what the tool is given."""
-        if not self._ask.tool:
+    def _content_block(self, text: str) -> dict[str, Any]:
+        """Return the only block of the message: its text, or a tool call with this input."""
+        if not self._request.called_tool:
             return {"type": "text", "text": text}
-        given = {"input": text} if text else {}
         return {
             "type": "tool_use",
-            "id": f"toolu_{self._id}",
-            "name": self._ask.tool,
-            "input": given,
+            "id": f"toolu_{self._message_id}",
+            "name": self._request.called_tool,
+            "input": {"input": text} if text else {},
         }
 
-    @property
-    def _stop(self) -> str:
-        return _STOPS.get(self._ask.finish_reason, self._ask.finish_reason)
 
-    def opening(self) -> list[bytes]:
-        """Events before the first text."""
-        return [
-            _event("message_start", message=self._message([], None, 1)),
-            _event("content_block_start", index=0, content_block=self._block("")),
-            _event("ping"),
-        ]
-
-    def event(self, start: int, stop: int, last: bool, filler: bytes = b"") -> bytes:
-        """The event with tokens `start` to `stop`; `filler`: additional text."""
-        opens, closes = self._around[0] * (start == 0), self._around[1] * last
-        return (
-            self._before
-            + opens
-            + words(self._ask.digest, start, stop)
-            + filler
-            + closes
-            + self._after
-        )
-
-    def closing(self, output_tokens: int, finish: bool = True, metrics: Any = None) -> list[bytes]:
-        """Events after the last text; without `finish` the message does not say why it has ended."""
-        delta = {"stop_reason": self._stop if finish else None, "stop_sequence": None}
-        return [
-            _event("content_block_stop", index=0),
-            _event("message_delta", delta=delta, usage=self._usage(output_tokens)),
-            _event("message_stop"),
-        ]
-
-    def whole(
-        self, counted: int, finish: bool = True, metrics: Any = None, meta_info: Any = None
-    ) -> bytes:
-        """The JSON body of a message that is not streamed; its usage reports `counted` output tokens."""
-        text = words(self._ask.digest, 0, self._ask.output_tokens).decode()
-        return msgspec.json.encode(
-            self._message([self._block(text)], self._stop if finish else None, counted)
-        )
-
-    def failure(self) -> tuple[list[bytes], bool]:
-        """The events that end a stream when the engine fails, and whether the body still ends properly."""
-        return [_event(**_error(529, "Overloaded"))], True
-
-
-def _event(type: str, **fields: Any) -> bytes:
-    return (
-        b"event: "
-        + type.encode()
-        + b"\ndata: "
-        + msgspec.json.encode({"type": type, **fields})
-        + b"\n\n"
-    )
+def _format_event(type: str, **fields: Any) -> bytes:
+    """Return an event whose name is also the `type` of its data."""
+    return format_sse_event({"type": type, **fields}, name=type)

@@ -1,11 +1,12 @@
-"""Metrics of the simulated trtllm-serve: iteration statistics, Prometheus text, timings of requests. Pure.
+"""Metrics of the simulated trtllm-serve: iteration statistics, Prometheus text, request timings.
 
-Names and formats are those of TensorRT-LLM's metrics collector and performance records. Values that are not modelled
-are left out.
+Names and formats are those of TensorRT-LLM's metrics collector and performance records. Values that
+are not modelled are left out.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -13,56 +14,32 @@ from typing import Any
 
 from loadgen.sim.engine.fleet import Fleet, Iteration
 from loadgen.sim.engine.latency_model import LatencyModel
+from loadgen.sim.server.server_timing import RequestTiming
+from loadgen.sim.server.wire_format import ParsedRequest
 
-KEPT = 10_000  # request records kept until they are read
+MAX_RECORDS = 10_000  # request records kept until they are read
 
-_SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
-_BUCKETS: dict[str, tuple[float, ...]] = {
-    "time_to_first_token_seconds": (
-        0.001,
-        0.005,
-        0.01,
-        0.02,
-        0.04,
-        0.06,
-        0.08,
-        0.1,
-        0.25,
-        0.5,
-        0.75,
-        1,
-        2.5,
-        5,
-        10,
-    ),
-    "time_per_output_token_seconds": (
-        0.01,
-        0.025,
-        0.05,
-        0.075,
-        0.1,
-        0.15,
-        0.2,
-        0.3,
-        0.4,
-        0.5,
-        0.75,
-        1,
-        2.5,
-    ),
-    "e2e_request_latency_seconds": _SECONDS,
-    "request_queue_time_seconds": _SECONDS,
-    "request_prefill_time_seconds": _SECONDS,
-    "request_decode_time_seconds": _SECONDS,
+# fmt: off
+_TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10)
+_TPOT_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_LATENCY_BUCKETS_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
+# fmt: on
+_HISTOGRAM_BUCKETS_S: dict[str, tuple[float, ...]] = {
+    "time_to_first_token_seconds": _TTFT_BUCKETS_S,
+    "time_per_output_token_seconds": _TPOT_BUCKETS_S,
+    "e2e_request_latency_seconds": _LATENCY_BUCKETS_S,
+    "request_queue_time_seconds": _LATENCY_BUCKETS_S,
+    "request_prefill_time_seconds": _LATENCY_BUCKETS_S,
+    "request_decode_time_seconds": _LATENCY_BUCKETS_S,
 }
 
 
 def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
-    """One row of the JSON at `GET /metrics`, which each read empties."""
+    """Return one iteration as a row of `GET /metrics`, which each read empties."""
     limits = fleet.limits
     return {
         "iter": iteration.number,
-        "iterLatencyMS": iteration.length_ns / 1e6,
+        "iterLatencyMS": iteration.duration_ns / 1e6,
         "numActiveRequests": iteration.active,
         "numQueuedRequests": iteration.queued,
         "numCompletedRequests": iteration.completed,
@@ -87,118 +64,173 @@ def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
     }
 
 
+def iteration_stats_without_model(
+    iteration: int, active: int, queued: int, completed: int
+) -> dict[str, Any]:
+    """Return a row of `GET /metrics` of a server without a physical model."""
+    return {
+        "iter": iteration,
+        "numActiveRequests": active,
+        "numQueuedRequests": queued,
+        "numCompletedRequests": completed,
+        "inflightBatchingStats": {
+            "numContextRequests": 0,
+            "numGenRequests": active,
+            "numPausedRequests": 0,
+            "numScheduledRequests": active,
+            "avgNumDecodedTokensPerIter": 1.0,
+        },
+    }
+
+
+class _Histogram:
+    """Counts values in the buckets of a Prometheus histogram."""
+
+    def __init__(self, upper_bounds: tuple[float, ...]) -> None:
+        self._upper_bounds = upper_bounds
+        self._counts = [0] * (len(upper_bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._upper_bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, name: str, labels: str) -> list[str]:
+        """Return the lines of the Prometheus text format."""
+        lines = [f"# TYPE {name} histogram"]
+        cumulative = 0
+        for bound, count in zip((*self._upper_bounds, math.inf), self._counts, strict=True):
+            cumulative += count
+            upper_bound = "+Inf" if bound == math.inf else f"{bound:g}"
+            lines.append(f'{name}_bucket{{{labels},le="{upper_bound}"}} {cumulative}')
+        lines.append(f"{name}_sum{{{labels}}} {self._sum:.10g}")
+        lines.append(f"{name}_count{{{labels}}} {cumulative}")
+        return lines
+
+
 class ServerMetrics:
-    """Counts finished requests for the Prometheus page, and keeps their records for `/perf_metrics`."""
+    """Counts finished requests for the Prometheus page, and keeps records for `/perf_metrics`."""
 
     def __init__(self) -> None:
-        self.records: deque[dict[str, Any]] = deque(maxlen=KEPT)
-        self._prompt = self._cached = self._generated = 0
-        self._reasons, self._errors = Counter[str](), Counter[int]()
-        self._counts = {name: [0] * (len(edges) + 1) for name, edges in _BUCKETS.items()}
-        self._sums = dict.fromkeys(_BUCKETS, 0.0)
-
-    def finished(
-        self,
-        number: int,
-        arrival_ns: int,
-        admitted_ns: int,
-        first_ns: int,
-        last_ns: int,
-        request: Any,
-    ) -> None:
-        """A request has been answered. Times are on the server's clock."""
-        tokens, cached = request.output_tokens, request.cached_tokens
-        self._prompt += request.input_tokens
-        self._cached += cached
-        self._generated += tokens
-        self._reasons[request.finish_reason] += 1
-        values = {
-            "time_to_first_token_seconds": (first_ns - arrival_ns) / 1e9,
-            "e2e_request_latency_seconds": (last_ns - arrival_ns) / 1e9,
-            "request_queue_time_seconds": (admitted_ns - arrival_ns) / 1e9,
-            "request_prefill_time_seconds": (first_ns - admitted_ns) / 1e9,
-            "request_decode_time_seconds": (last_ns - first_ns) / 1e9,
+        self._records: deque[dict[str, Any]] = deque(maxlen=MAX_RECORDS)
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._generated_tokens = 0
+        self._finish_reasons = Counter[str]()
+        self._error_statuses = Counter[int]()
+        self._histograms = {
+            name: _Histogram(bounds) for name, bounds in _HISTOGRAM_BUCKETS_S.items()
         }
-        if tokens > 1:
-            values["time_per_output_token_seconds"] = (last_ns - first_ns) / 1e9 / (tokens - 1)
-        for name, value in values.items():
-            self._counts[name][bisect_left(_BUCKETS[name], value)] += 1
-            self._sums[name] += value
-        timing = {
-            "arrival_time": arrival_ns / 1e9,
-            "first_scheduled_time": admitted_ns / 1e9,
-            "first_token_time": first_ns / 1e9,
-            "last_token_time": last_ns / 1e9,
+
+    def add_finished(self, number: int, request: ParsedRequest, timing: RequestTiming) -> None:
+        """Count a request that has been answered."""
+        self._prompt_tokens += request.input_tokens
+        self._cached_tokens += request.cached_tokens
+        self._generated_tokens += request.output_tokens
+        self._finish_reasons[request.finish_reason] += 1
+        for name, seconds in _durations_s(request.output_tokens, timing).items():
+            self._histograms[name].add(seconds)
+        timing_metrics = {
+            "arrival_time": timing.arrival_ns / 1e9,
+            "first_scheduled_time": (timing.arrival_ns + timing.queue_ns) / 1e9,
+            "first_token_time": timing.first_token_ns / 1e9,
+            "last_token_time": timing.done_ns / 1e9,
         }
-        self.records.append({"request_id": number, "perf_metrics": {"timing_metrics": timing}})
+        record = {"request_id": number, "perf_metrics": {"timing_metrics": timing_metrics}}
+        self._records.append(record)
 
-    def failed(self, status: int) -> None:
-        """A request has been refused with this status."""
-        self._errors[status] += 1
+    def add_error(self, status: int) -> None:
+        """Count a request that has been refused with this status."""
+        self._error_statuses[status] += 1
 
-    def drain(self) -> list[dict[str, Any]]:
-        """The records since the last call, as `GET /perf_metrics` of older versions returns them."""
-        records = list(self.records)
-        self.records.clear()
+    def take_records(self) -> list[dict[str, Any]]:
+        """Return and remove the records, as `GET /perf_metrics` of older versions does."""
+        records = list(self._records)
+        self._records.clear()
         return records
 
-    def prometheus(
+    def prometheus_text(
         self, engine: LatencyModel | Fleet, model: str, weights: str = "", kv_cache: str = ""
     ) -> str:
-        """The text of `GET /prometheus/metrics`. `weights`, `kv_cache`: the precisions of a preset's model."""
+        """Return the text of `GET /prometheus/metrics`.
+
+        `weights` and `kv_cache` are the precisions of a preset's model, "" if there is no preset.
+        """
         labels = f'model_name="{model}",engine_type="simulated"'
-        gauges: dict[str, float] = {
-            "num_requests_running": engine.active,
-            "num_requests_waiting": engine.queued,
-        }
-        if isinstance(engine, Fleet):
-            gauges["kv_cache_utilization"] = engine.blocks_used_share
-            gauges["kv_cache_hit_rate"] = engine.hit_share
-            gauges["max_batch_size_runtime"] = engine.limits.max_batch_size
-            if engine.iterations:
-                last = engine.iterations[-1]
-                gauges["num_context_requests"] = last.context_requests
-                gauges["num_generation_requests"] = last.generating
-                gauges["iteration_latency_seconds"] = last.length_ns / 1e9
-                gauges["avg_decoded_tokens_per_iter"] = 1.0
-        counters = {
-            "prompt_tokens_total": self._prompt,
-            "prompt_cached_tokens_total": self._cached,
-            "generation_tokens_total": self._generated,
-        }
         lines: list[str] = []
 
-        def add_metric(name: str, kind: str, values: Mapping[str, float]) -> None:
+        def add_metric(name: str, kind: str, value_by_labels: Mapping[str, float]) -> None:
             lines.append(f"# TYPE trtllm_{name} {kind}")
-            lines.extend(
-                f"trtllm_{name}{{{labels}{more}}} {value:.10g}" for more, value in values.items()
-            )
+            for more_labels, value in value_by_labels.items():
+                lines.append(f"trtllm_{name}{{{labels}{more_labels}}} {value:.10g}")
 
-        if isinstance(engine, Fleet) and engine.counted:  # as a gateway before them tells it
-            lines += [
-                "# TYPE inference_pool_ready_pods gauge",
-                f"inference_pool_ready_pods {engine.serving}",
-            ]
+        if isinstance(engine, Fleet) and engine.reports_serving_replicas:
+            lines += _gateway_lines(engine.serving)
         if weights:
-            add_metric(
-                "model_config_info",
-                "gauge",
-                {f',quantization="{weights}",kv_cache_dtype="{kv_cache}"': 1},
-            )
-        for kind, values in (("gauge", gauges), ("counter", counters)):
-            for name, value in values.items():
-                add_metric(name, kind, {"": value})
-        reasons = {f',finished_reason="{reason}"': count for reason, count in self._reasons.items()}
-        add_metric("request_success_total", "counter", reasons)
-        errors = {f',http_code="{status}"': count for status, count in self._errors.items()}
+            precisions = f',quantization="{weights}",kv_cache_dtype="{kv_cache}"'
+            add_metric("model_config_info", "gauge", {precisions: 1})
+        for name, value in _gauges(engine).items():
+            add_metric(name, "gauge", {"": value})
+        for name, value in self._token_counters().items():
+            add_metric(name, "counter", {"": value})
+        finished = {
+            f',finished_reason="{reason}"': count for reason, count in self._finish_reasons.items()
+        }
+        add_metric("request_success_total", "counter", finished)
+        errors = {f',http_code="{status}"': count for status, count in self._error_statuses.items()}
         add_metric("request_error_total", "counter", errors)
-        for name, edges in _BUCKETS.items():
-            lines.append(f"# TYPE trtllm_{name} histogram")
-            total = 0
-            for edge, count in zip((*edges, float("inf")), self._counts[name], strict=True):
-                total += count
-                le = "+Inf" if edge == float("inf") else f"{edge:g}"
-                lines.append(f'trtllm_{name}_bucket{{{labels},le="{le}"}} {total}')
-            lines.append(f"trtllm_{name}_sum{{{labels}}} {self._sums[name]:.10g}")
-            lines.append(f"trtllm_{name}_count{{{labels}}} {total}")
+        for name, histogram in self._histograms.items():
+            lines += histogram.lines(f"trtllm_{name}", labels)
         return "\n".join(lines) + "\n"
+
+    def _token_counters(self) -> dict[str, int]:
+        return {
+            "prompt_tokens_total": self._prompt_tokens,
+            "prompt_cached_tokens_total": self._cached_tokens,
+            "generation_tokens_total": self._generated_tokens,
+        }
+
+
+def _durations_s(output_tokens: int, timing: RequestTiming) -> dict[str, float]:
+    """Return the durations of a request by the names of their histograms."""
+    admitted_ns = timing.arrival_ns + timing.queue_ns
+    decode_s = (timing.done_ns - timing.first_token_ns) / 1e9
+    durations_s = {
+        "time_to_first_token_seconds": (timing.first_token_ns - timing.arrival_ns) / 1e9,
+        "e2e_request_latency_seconds": (timing.done_ns - timing.arrival_ns) / 1e9,
+        "request_queue_time_seconds": timing.queue_ns / 1e9,
+        "request_prefill_time_seconds": (timing.first_token_ns - admitted_ns) / 1e9,
+        "request_decode_time_seconds": decode_s,
+    }
+    if output_tokens > 1:
+        durations_s["time_per_output_token_seconds"] = decode_s / (output_tokens - 1)
+    return durations_s
+
+
+def _gauges(engine: LatencyModel | Fleet) -> dict[str, float]:
+    """Return the current state of the engine by the names of its gauges."""
+    gauges: dict[str, float] = {
+        "num_requests_running": engine.active,
+        "num_requests_waiting": engine.queued,
+    }
+    if not isinstance(engine, Fleet):
+        return gauges
+    gauges["kv_cache_utilization"] = engine.blocks_used_share
+    gauges["kv_cache_hit_rate"] = engine.hit_share
+    gauges["max_batch_size_runtime"] = engine.limits.max_batch_size
+    if engine.iterations:
+        last = engine.iterations[-1]
+        gauges["num_context_requests"] = last.context_requests
+        gauges["num_generation_requests"] = last.generating
+        gauges["iteration_latency_seconds"] = last.duration_ns / 1e9
+        gauges["avg_decoded_tokens_per_iter"] = 1.0
+    return gauges
+
+
+def _gateway_lines(serving_replicas: int) -> list[str]:
+    """Return the number of serving replicas as an inference gateway reports it."""
+    return [
+        "# TYPE inference_pool_ready_pods gauge",
+        f"inference_pool_ready_pods {serving_replicas}",
+    ]

@@ -1,6 +1,6 @@
-"""The options of the embedded endpoint, as one value: written by the command line and by tests, read by the child.
+"""The options of the simulated server as plain data, which a child process gets as JSON.
 
-Plain data, passed to the child as JSON. All defaults are here.
+The command line and tests create them. All defaults are here.
 """
 
 from __future__ import annotations
@@ -16,49 +16,41 @@ PHYSICAL = {"preset": "gb300-vm"}
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One simulated server.
 
-    Times are written as `duration_ns` or `parse_distribution` in latency_model.py read them: `5ms`, `normal:5ms,1ms`,
-    `lognormal:120ms,0.25`. `faults` is written as in faults.py: `truncate:0.05,http_429@2s:0.1`.
+    Times are written as durations or distributions (`5ms`, `normal:5ms,1ms`,
+    `lognormal:120ms,0.25`; see latency_model.py). `faults` are written as in fault_injection.py:
+    `truncate:0.05,http_429@2s:0.1`.
     """
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: the system picks a free port, and the ready line reports it
     dialect: Literal["trtllm", "openai"] = "trtllm"
     model: str = "sim"
-    version: str = "1.3.0"  # of TensorRT-LLM: returned by /version; decides where timings are (1.3: in the response)
-    preset: str = (
-        ""  # physical engine (presets/); overrides ttft to lockstep, max_seq_len, max_num_tokens
-    )
+    # Of TensorRT-LLM: returned by /version; decides where timings are (1.3: in the response).
+    version: str = "1.3.0"
+    # Physical engine (presets/); overrides ttft to lockstep, max_seq_len and max_num_tokens.
+    preset: str = ""
     ttft: str = "lognormal:120ms,0.25"
     itl: str = "5ms"
     per_input_token: str = "0"  # added to the time to first token for each prompt token
     stream_interval: int = 1  # tokens per event after the first
-    slots: int | None = (
-        None  # requests served at once; others wait in order of arrival; None: no limit
-    )
+    slots: int | None = None  # requests served at once, in order of arrival; None: no limit
     lockstep: bool = False  # all streams emit on multiples of `itl`, as a batching engine does
-    flood: bool = False  # no time between tokens, FLOOD_EVENTS in one write
+    flood: bool = False  # no time between tokens, many events in one write
     max_seq_len: int = 131_072
-    max_num_tokens: int = (
-        0  # longest prompt, as without chunked prefill; 0: only max_seq_len limits it
-    )
+    max_num_tokens: int = 0  # longest prompt without chunked prefill; 0: only max_seq_len limits it
     seed: int = 0
-    worse: float = (
-        0.0  # share of the words of its answers that differ from those of a server without it
-    )
-    watts: float = 0.0  # constant power that /energy_metrics counts; 0: it says that it has none
+    worse: float = 0.0  # share of output words that differ from those of a server without it
+    watts: float = 0.0  # constant power that /energy_metrics counts; 0: not available
     faults: str = ""
     api_key_file: str = ""  # requests to /v1/ with another key than the one in this file get 401
     cert: str = ""  # PEM files; both given: TLS
     key: str = ""
-    log_events: Literal["none", "ends", "all"] = (
-        "none"  # which sends are logged: none, first and last, all
-    )
+    log_events: Literal["none", "ends", "all"] = "none"  # which sends are logged (see SendLog)
     log: str = ""  # file for the log, written at the end; if empty, GET /_log returns it
     log_bodies: bool = False  # the log contains the SHA-256 of every request body
     idle_close: str = "5s"  # uvicorn's keep-alive time, which trtllm-serve uses
     max_body_bytes: int = 64 << 20
     cores: int = 1  # processes that share the port; a preset's replicas are divided among them
     core: int = 0  # index of this process
-    buffer_bytes: int = (
-        8 << 20
-    )  # response bytes buffered for a slow reader; beyond it, the reader is reset and counted
+    # Response bytes buffered for a slow reader. Beyond it the connection is reset and counted.
+    buffer_bytes: int = 8 << 20

@@ -1,7 +1,4 @@
-"""The endpoint as a process: signals, the ready line, several processes on one port, and the child of a run.
-
-endpoint.py serves the requests. Nothing here may touch a connection.
-"""
+"""The simulated server as a process: signals, the ready line, and several processes on one port."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,45 +20,53 @@ from loadgen.sim.server.options import Options
 if TYPE_CHECKING:
     from loadgen.sim.server.embedded import EmbeddedServer
 
+PR_SET_PDEATHSIG = 1  # see prctl(2)
+STDIN = 0
+
 
 def serve(options: Options, stdin: int = -1) -> int:
-    """Run one endpoint in this process until SIGTERM, SIGINT, SIGHUP, or the end of `stdin`. Returns the exit code.
+    """Run one server in this process and return the exit code.
 
-    Prints the ready line on stdout: one JSON object `{"url": ..., "pid": ...}`.
+    It ends at SIGTERM, SIGINT or SIGHUP, or when the file descriptor `stdin` ends. The ready line
+    on stdout is one JSON object, `{"url": ..., "pid": ...}`.
     """
-    others: list[EmbeddedServer] = []
+    other_servers: list[EmbeddedServer] = []
     if options.cores > 1 and options.core == 0:
-        options, others = _several(options)
+        with _reserved_port(options) as options_with_port:
+            other_servers = _start_other_processes(options_with_port)
+        options = options_with_port
     server = SimServer(options)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if (
-            number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-        ):  # as `nohup` has it
-            signal.signal(number, server.stop)
-    gc.freeze()  # objects of the start live on; finished connections and responses have no cycles
+    _stop_on_signals(server)
+    gc.freeze()  # these objects are never freed; later ones form no cycles
     print(msgspec.json.encode({"url": server.url, "pid": os.getpid()}).decode(), flush=True)
     try:
         server.run(stdin)
     finally:
-        for other in others:
+        for other in other_servers:
             other.stop()
         server.close()
     return 0
 
 
-def _several(options: Options) -> tuple[Options, list[EmbeddedServer]]:
-    """Start all processes of a port except the first. Returns the first one's options, and the others.
+def _stop_on_signals(server: SimServer) -> None:
+    """Stop the server at a termination signal. SIGHUP stays ignored under `nohup`."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, server.stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, server.stop)
 
-    The kernel distributes the connections.
+
+@contextmanager
+def _reserved_port(options: Options) -> Iterator[Options]:
+    """Reserve a port that all processes can listen on, and yield the options with it.
+
+    Raises TargetError if the address cannot be used.
     """
-    from loadgen.sim.server.embedded import start
-
-    with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            reserved.bind(
-                (options.host, options.port)
-            )  # reserve the port, so that all processes use the same one
+            sock.bind((options.host, options.port))
         except OSError as error:
             raise TargetError(
                 "cannot_listen",
@@ -68,40 +74,49 @@ def _several(options: Options) -> tuple[Options, list[EmbeddedServer]]:
                 f"{options.host}:{options.port}",
                 "another --port",
             ) from None
-        first = msgspec.structs.replace(options, port=reserved.getsockname()[1])
-        others: list[EmbeddedServer] = []
-        try:
-            for core in range(1, options.cores):
-                log = f"{options.log}.{core}" if options.log else ""
-                others.append(start(msgspec.structs.replace(first, core=core, log=log)))
-        except BaseException:
-            for other in others:
-                other.stop()
-            raise
-    return first, others
+        yield msgspec.structs.replace(options, port=sock.getsockname()[1])
+
+
+def _start_other_processes(options: Options) -> list[EmbeddedServer]:
+    """Start all processes of a port but the first. The kernel distributes the connections."""
+    from loadgen.sim.server.embedded import start
+
+    servers: list[EmbeddedServer] = []
+    try:
+        for core in range(1, options.cores):
+            log = f"{options.log}.{core}" if options.log else ""
+            servers.append(start(msgspec.structs.replace(options, core=core, log=log)))
+    except BaseException:
+        for server in servers:
+            server.stop()
+        raise
+    return servers
 
 
 def die_with_parent() -> None:
-    """Ask for SIGTERM when the thread that started this process ends (prctl(2)). Linux only; else nothing."""
+    """Ask for SIGTERM when the thread that started this process ends. Does so on Linux only."""
     if sys.platform.startswith("linux"):
         import ctypes
 
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def main() -> int:
-    """The child of `embedded.start`. The first line of stdin has the options; the end of stdin ends the child."""
+    """Run the child of `embedded.start` and return the exit code.
+
+    The first line of stdin has the options. The end of stdin ends the server.
+    """
     if "--die-with-parent" in sys.argv:
         die_with_parent()
-    with open(0, "rb", buffering=0, closefd=False) as stdin:
+    with open(STDIN, "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()
     if not line:
         return 0
     try:
-        return serve(msgspec.json.decode(line, type=Options), 0)
+        return serve(msgspec.json.decode(line, type=Options), STDIN)
     except (LoadgenError, CombinedError, OSError) as error:
         code = "host_refused" if isinstance(error, OSError) else codes(error)[0]
-        with suppress(BrokenPipeError):  # who started it has ended
+        with suppress(BrokenPipeError):  # the parent has ended
             print(msgspec.json.encode({"error": str(error), "code": code}).decode(), flush=True)
         return 2
 

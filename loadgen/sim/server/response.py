@@ -1,192 +1,306 @@
-"""One request being answered: which bytes come next and how the response ends, with faults. Pure: no sockets, no clock.
+"""The state of one response: which bytes come next and how it ends, with injected failures.
 
-The server passes what is due (`tokens`, `finished`, the time) and writes the bytes it gets back. Every change that a
-fault makes to the bytes is decided here.
+The server passes the tokens that are due and writes the bytes that it gets back. Every change that
+an injected failure makes to the bytes is decided here.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from enum import Enum, auto
+from typing import Any, NamedTuple
 
-from loadgen.sim.server import wire_format
+import msgspec
+
+from loadgen.sim.server.error_responses import format_error, format_error_event
 from loadgen.sim.server.fault_injection import InjectedFailure
-from loadgen.sim.server.http_messages import Incoming, head
-from loadgen.sim.server.wire_format import DONE, END, WORDS, ParsedRequest
+from loadgen.sim.server.http_messages import JSON, BodyFraming, HttpRequest, format_response_head
+from loadgen.sim.server.server_timing import (
+    RequestTiming,
+    trtllm_timing_event,
+    trtllm_timing_headers,
+)
+from loadgen.sim.server.wire_format import (
+    DONE_EVENT,
+    LAST_CHUNK,
+    TOKEN_WORDS,
+    ParsedRequest,
+    ResponseFormatter,
+    format_chunk,
+)
 
-WRONG_COUNT = 7  # tokens that a `wrong_count` usage adds
+WRONG_COUNT_EXCESS = 7  # tokens that the usage reports too many with `wrong_count`
 OVERSIZED_BYTES = 1 << 20
+MALFORMED_CUT = 5  # bytes that are missing at the end of a `malformed` event or body
 SSE = "text/event-stream; charset=utf-8"
-JSON = "application/json"
-
-End = Literal["", "answered", "close", "reset", "stall"]
-"""What follows the bytes: more bytes, the next request, a close, a reset, or silence for ever."""
 
 
-class Sequence:
-    """One of several sequences that an answer waits for: their key at the engine, which knows no answers."""
+class Continuation(Enum):
+    """What follows the bytes of a response that are due."""
 
-    plain = False
-    made = sent = 0
+    MORE_BYTES = auto()
+    NEXT_REQUEST = auto()  # the response is complete
+    CLOSE = auto()
+    RESET = auto()
+    SILENCE = auto()  # nothing more, and the connection stays open
 
-    def __init__(self, answer: SimResponse) -> None:
-        self.answer, self.connection = answer, answer.connection
+
+class Output(NamedTuple):
+    """The bytes of a response that are due, and what follows them."""
+
+    data: bytes
+    continuation: Continuation
+
+
+class _Events(NamedTuple):
+    """The events of a stream that are due, and what follows them."""
+
+    events: list[bytes]
+    continuation: Continuation
+
+
+_CUTS = {
+    "truncate": Continuation.CLOSE,
+    "reset_after": Continuation.RESET,
+    "stall": Continuation.SILENCE,
+}
+"""Failures that end a response in the middle."""
+
+
+class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a response is written."""
+
+    formatter: ResponseFormatter
+    number: int  # of the request, counted by arrival
+    tokens_per_event: int = 1
+    can_report_timing: bool = True
+    failure: InjectedFailure | None = None
+
+
+class PrefillSequence:
+    """One of several sequences that a response waits for. It is their key in the engine."""
+
+    is_plain = False
+    tokens_sent = 0
+
+    def __init__(self, response: SimResponse) -> None:
+        self.response = response
+        self.connection = response.connection
 
 
 class SimResponse:
-    """The state of one response. `made`: tokens sent, `sent`: events sent.
+    """The state of one response.
 
-    `script`: the bytes of the API at hand (`Script`, `ResponseScript`, `ValueScript`). `connection` is stored for the
-    server and never used here.
+    `connection` and `engine_request` are stored for the server. `is_plain` tells it that most token
+    events are exactly `head + word + tail`, which it can send without a call of `next_output`.
     """
 
     def __init__(
         self,
         connection: Any,
-        incoming: Incoming,
-        ask: ParsedRequest,
-        script: Any,
-        number: int,
-        per_event: int = 1,
-        fault: InjectedFailure | None = None,
-        *,
-        timed: bool = True,
+        http_request: HttpRequest,
+        request: ParsedRequest,
+        settings: ResponseSettings,
     ) -> None:
-        self.connection, self.incoming, self.ask, self.number = connection, incoming, ask, number
-        self.head, self.tail, self.digest = script.head, script.tail, ask.digest
-        self.fault = fault or InjectedFailure("")
-        self.made = self.sent = self.first_ns = 0
-        self.keep_alive = incoming.keep_alive and self.fault.name not in (
+        formatter = settings.formatter
+        failure = settings.failure
+        self.connection = connection
+        self.http_request = http_request
+        self.request = request
+        self.number = settings.number
+        self.head = formatter.head
+        self.tail = formatter.tail
+        self.digest = request.digest
+        self.failure_name = failure.name if failure else ""
+        self.tokens_sent = 0
+        self.events_sent = 0
+        self.first_token_ns = 0
+        self.sequences: list[PrefillSequence] = []  # not finished yet, if there are several
+        self.engine_request: Any = None  # has the time of admission and the cached tokens
+        self.keep_alive = http_request.keep_alive and self.failure_name not in (
             "close_delimited",
             "connection_close",
         )
-        # Most token events are exactly head + word + tail; the server's fast path uses that.
-        self.plain = (
-            bool(script.head)
-            and ask.stream
-            and ask.detokenize
-            and not ask.continuous_usage
-            and fault is None
+        self.is_plain = (
+            bool(formatter.head)
+            and request.stream
+            and request.detokenize
+            and not request.continuous_usage
+            and failure is None
         )
-        self._script, self._per_event = script, per_event
-        self._timed = timed and incoming.headers.get(b"x-trtllm-return-metrics") == b"1"
-        self.sequences: list[Sequence] = []  # where it takes several
-        self.served: Any = None  # the engine's request, with its admission time and cached tokens
+        self._failure_at = failure.at if failure else None
+        self._formatter = formatter
+        self._tokens_per_event = settings.tokens_per_event
+        wants_timing = http_request.headers.get(b"x-trtllm-return-metrics") == b"1"
+        self._reports_timing = settings.can_report_timing and wants_timing
 
-    def opening(self) -> tuple[bytes, End]:
-        """The bytes to send at once: trtllm-serve sends the head of a stream before it has a token."""
-        name = self.fault.name
-        if not self.ask.stream and name not in ("empty", "reset_before"):
-            return b"", ""
-        data = head(200, SSE, -1 if name == "close_delimited" else None, keep_alive=self.keep_alive)
-        if name == "empty":
-            return data + END, "answered"
-        return data, "reset" if name == "reset_before" else ""
+    def opening_output(self) -> Output:
+        """Return what is sent at once: trtllm-serve sends the head of a stream before any token."""
+        if self.failure_name not in ("empty", "reset_before") and not self.request.stream:
+            return Output(b"", Continuation.MORE_BYTES)
+        is_close_delimited = self.failure_name == "close_delimited"
+        framing: BodyFraming = "until_close" if is_close_delimited else "chunked"
+        head = format_response_head(200, SSE, framing, keep_alive=self.keep_alive)
+        if self.failure_name == "empty":
+            return Output(head + LAST_CHUNK, Continuation.NEXT_REQUEST)
+        if self.failure_name == "reset_before":
+            return Output(head, Continuation.RESET)
+        return Output(head, Continuation.MORE_BYTES)
 
-    def next(self, tokens: int, finished: bool, now_ns: int) -> tuple[bytes, End]:
-        """The bytes of the next `tokens` tokens and, if `finished`, of everything after them."""
-        if not self.ask.stream:
-            self.first_ns = self.first_ns or now_ns
-            return self._whole(now_ns) if finished else (b"", "")
-        first = self.made
-        self.made = first + tokens
-        if self.plain and first and not finished and self._per_event == 1:
-            head, tail, digest = self.head, self.tail, self.digest
-            self.sent += tokens
-            stop = first + tokens
-            return b"".join(
-                [head + WORDS[digest[i & 63] ^ (i >> 6 & 255)] + tail for i in range(first, stop)]
-            ), ""
-        self.first_ns = self.first_ns or now_ns
-        events, end = self._events(first, finished, now_ns)
-        if self.fault.name == "close_delimited":
-            return b"".join(events), end and "close"
-        data = b"".join([wire_format.chunk(event) for event in events])
-        return (data + END if end == "answered" else data), end
+    def next_output(self, tokens: int, is_last: bool, now_ns: int) -> Output:
+        """Return the bytes of the next `tokens` tokens and, after the last, everything else."""
+        if not self.request.stream:
+            self.first_token_ns = self.first_token_ns or now_ns
+            if is_last:
+                return self._whole_output(now_ns)
+            return Output(b"", Continuation.MORE_BYTES)
+        start = self.tokens_sent
+        self.tokens_sent += tokens
+        if self.is_plain and start and not is_last and self._tokens_per_event == 1:
+            self.events_sent += tokens
+            return Output(self._plain_events(start), Continuation.MORE_BYTES)
+        self.first_token_ns = self.first_token_ns or now_ns
+        events, continuation = self._stream_events(start, is_last, now_ns)
+        if self.failure_name == "close_delimited":
+            if continuation is not Continuation.MORE_BYTES:
+                continuation = Continuation.CLOSE
+            return Output(b"".join(events), continuation)
+        data = b"".join([format_chunk(event) for event in events])
+        if continuation is Continuation.NEXT_REQUEST:
+            data += LAST_CHUNK
+        return Output(data, continuation)
 
-    def _events(self, first: int, finished: bool, now_ns: int) -> tuple[list[bytes], End]:
-        script, fault, name = self._script, self.fault, self.fault.name
-        events = [] if first else script.opening()
-        for start in range(first, self.made, self._per_event):
-            stop = min(start + self._per_event, self.made)
-            last = finished and stop == self.made
-            hit = start <= fault.at < stop
-            if name == "no_text" or (name == "one_event" and start):
-                events += [script.event(stop, stop, last)] if last else []
+    def timing(self, now_ns: int) -> RequestTiming:
+        """Return the server timing breakdown of a response that is complete at `now_ns`."""
+        arrival_ns = self.http_request.arrival_ns
+        queue_ns = 0
+        if self.engine_request is not None:
+            queue_ns = max(0, self.engine_request.admitted_ns - arrival_ns)
+        return RequestTiming(
+            queue_ns=queue_ns,
+            arrival_ns=arrival_ns,
+            first_token_ns=self.first_token_ns or now_ns,
+            done_ns=now_ns,
+        )
+
+    def _plain_events(self, start: int) -> bytes:
+        """Return the chunks of tokens from `start` on, each with an event of its own."""
+        digest = self.digest
+        return b"".join(
+            [
+                self.head + TOKEN_WORDS[digest[index & 63] ^ (index >> 6 & 255)] + self.tail
+                for index in range(start, self.tokens_sent)
+            ]
+        )
+
+    def _stream_events(self, start: int, is_last: bool, now_ns: int) -> _Events:
+        """Return the events of the tokens from `start` on and, if `is_last`, those after them."""
+        formatter = self._formatter
+        events = [] if start else formatter.format_opening()
+        for event_start in range(start, self.tokens_sent, self._tokens_per_event):
+            event_stop = min(event_start + self._tokens_per_event, self.tokens_sent)
+            is_last_event = is_last and event_stop == self.tokens_sent
+            if self._sends_no_text(event_start):
+                if is_last_event:
+                    events.append(formatter.format_event(event_stop, event_stop, is_last=True))
                 continue
-            filler = b"a" * OVERSIZED_BYTES if hit and name == "oversized" else b""
-            event = script.event(start, stop, last and name != "no_finish", filler)
-            events.append(event[:-5] + b"\n\n" if hit and name == "malformed" else event)
-            self.sent += 1
-            if hit and name in _ENDS:
-                return events, _ENDS[name]
-            if hit and name in ("error_event", "engine_error"):
-                last_events, ends_properly = (
-                    [wire_format.error_event("simulated error"), DONE],
-                    True,
-                )
-                if name == "engine_error":
-                    last_events, ends_properly = script.failure()
-                return events + last_events, "answered" if ends_properly else "close"
-        if not finished:
-            return events, ""
-        events += script.closing(
-            self._counted(), finish=name != "no_finish", metrics=self._metrics(now_ns)
+            events.append(self._token_event(event_start, event_stop, is_last_event))
+            self.events_sent += 1
+            if self._is_failing_event(event_start, event_stop):
+                failure_events = self._failure_events()
+                if failure_events is not None:
+                    return _Events(events + failure_events.events, failure_events.continuation)
+        if not is_last:
+            return _Events(events, Continuation.MORE_BYTES)
+        return _Events(events + self._closing_events(now_ns), Continuation.NEXT_REQUEST)
+
+    def _sends_no_text(self, event_start: int) -> bool:
+        """Return whether an injected failure leaves the text out of an event."""
+        if self.failure_name == "one_event":
+            return event_start > 0
+        return self.failure_name == "no_text"
+
+    def _is_failing_event(self, start: int, stop: int) -> bool:
+        """Return whether the failure happens at one of the tokens of this event."""
+        return self._failure_at is not None and start <= self._failure_at < stop
+
+    def _token_event(self, start: int, stop: int, is_last: bool) -> bytes:
+        """Return the event with tokens `start` to `stop`, with what a failure changes in it."""
+        failure_name = self.failure_name if self._is_failing_event(start, stop) else ""
+        filler = b"a" * OVERSIZED_BYTES if failure_name == "oversized" else b""
+        has_finish = is_last and self.failure_name != "no_finish"
+        event = self._formatter.format_event(start, stop, is_last=has_finish, filler=filler)
+        if failure_name == "malformed":
+            return event[:-MALFORMED_CUT] + b"\n\n"
+        return event
+
+    def _failure_events(self) -> _Events | None:
+        """Return the events that follow the failing token, or None if the stream goes on."""
+        if self.failure_name in _CUTS:
+            return _Events([], _CUTS[self.failure_name])
+        if self.failure_name == "error_event":
+            events = [format_error_event("simulated error"), DONE_EVENT]
+            return _Events(events, Continuation.NEXT_REQUEST)
+        if self.failure_name == "engine_error":
+            events, ends_properly = self._formatter.format_engine_failure()
+            continuation = Continuation.NEXT_REQUEST if ends_properly else Continuation.CLOSE
+            return _Events(events, continuation)
+        return None
+
+    def _closing_events(self, now_ns: int) -> list[bytes]:
+        """Return the events after the last token."""
+        timing = self.timing(now_ns)
+        with_finish = self.failure_name != "no_finish"
+        events = self._formatter.format_closing(
+            self._usage_tokens(), timing, with_finish=with_finish
         )
-        if name != "no_done" and script.done:
-            events.append(script.done)
-        if self._timed:
-            events.append(wire_format.perf_event(self._timing(now_ns)))
-        return events, "answered"
+        if self.failure_name != "no_done" and self._formatter.end_marker:
+            events.append(self._formatter.end_marker)
+        if self._reports_timing:
+            events.append(trtllm_timing_event(timing))
+        return events
 
-    def _counted(self) -> int:
-        """The output tokens that the usage says."""
-        if self.fault.name != "wrong_count":
-            return self.made
-        return self.made + WRONG_COUNT if self.fault.at < 0 else self.fault.at
+    def _usage_tokens(self) -> int:
+        """Return the output tokens that the usage reports."""
+        if self.failure_name != "wrong_count":
+            return self.tokens_sent
+        if self._failure_at is None:
+            return self.tokens_sent + WRONG_COUNT_EXCESS
+        return self._failure_at
 
-    def _queue_ns(self) -> int:
-        return (
-            max(0, self.served.admitted_ns - self.incoming.arrival_ns)
-            if self.served is not None
-            else 0
+    def _whole_output(self, now_ns: int) -> Output:
+        """Return a response that is not streamed. Failures of streams apply where they can."""
+        if self.failure_name in ("error_event", "engine_error"):
+            return self._engine_error_output()
+        self.tokens_sent = self.request.output_tokens
+        self.events_sent = 1
+        timing = self.timing(now_ns)
+        body = self._whole_body(timing)
+        is_close_delimited = self.failure_name == "close_delimited"
+        head = format_response_head(
+            200,
+            JSON,
+            "until_close" if is_close_delimited else len(body),
+            headers=tuple(trtllm_timing_headers(timing).items()) if self._reports_timing else (),
+            keep_alive=self.keep_alive,
         )
+        if self.failure_name in _CUTS:
+            return Output(head + body[: len(body) // 2], _CUTS[self.failure_name])
+        continuation = Continuation.CLOSE if is_close_delimited else Continuation.NEXT_REQUEST
+        return Output(head + body, continuation)
 
-    def _timing(self, now_ns: int) -> dict[str, str]:
-        return wire_format.perf_headers(
-            self.incoming.arrival_ns, self.first_ns or now_ns, now_ns, self._queue_ns()
-        )
+    def _engine_error_output(self) -> Output:
+        """Return the error response of an engine that fails before a response is complete."""
+        self.tokens_sent = self.request.output_tokens
+        self.events_sent = 1
+        body = format_error(self._formatter.flavor, "the simulated engine failed", 500)
+        head = format_response_head(500, JSON, len(body), keep_alive=self.keep_alive)
+        return Output(head + body, Continuation.NEXT_REQUEST)
 
-    def _metrics(self, now_ns: int) -> dict[str, float] | None:
-        return wire_format.metrics(*self._instants(now_ns)) if self.ask.include_metrics else None
-
-    def _instants(self, now_ns: int) -> tuple[int, int, int, int]:
-        return self._queue_ns(), self.incoming.arrival_ns, self.first_ns or now_ns, now_ns
-
-    def _whole(self, now_ns: int) -> tuple[bytes, End]:
-        """A response that is not a stream. Faults of streams apply where they have a meaning."""
-        name = self.fault.name
-        self.made, self.sent = self.ask.output_tokens, 1
-        counted = self._counted()
-        meta_info = (
-            wire_format.meta_info(*self._instants(now_ns)) if self.ask.return_meta_info else None
-        )
-        metrics = self._metrics(now_ns)
-        body = self._script.whole(
-            counted, finish=name != "no_finish", metrics=metrics, meta_info=meta_info
-        )
-        if name == "malformed":
-            body = body[:-5]
-        elif name == "oversized":
-            body = body.replace(b'":"', b'":"' + b"a" * OVERSIZED_BYTES, 1)
-        headers = tuple(self._timing(now_ns).items()) if self._timed else ()
-        if name == "error_event" or name == "engine_error":
-            body = wire_format.error(self._script.dialect, "the simulated engine failed", 500)
-            return head(500, JSON, len(body), keep_alive=self.keep_alive) + body, "answered"
-        length = -1 if name == "close_delimited" else len(body)
-        start = head(200, JSON, length, headers=headers, keep_alive=self.keep_alive)
-        if name in _ENDS:
-            return start + body[: len(body) // 2], _ENDS[name]
-        return start + body, "close" if name == "close_delimited" else "answered"
-
-
-_ENDS: dict[str, End] = {"truncate": "close", "reset_after": "reset", "stall": "stall"}
+    def _whole_body(self, timing: RequestTiming) -> bytes:
+        with_finish = self.failure_name != "no_finish"
+        body = self._formatter.format_body(self._usage_tokens(), timing, with_finish=with_finish)
+        if self.failure_name == "malformed":
+            return body[:-MALFORMED_CUT]
+        if self.failure_name == "oversized":
+            return body.replace(b'":"', b'":"' + b"a" * OVERSIZED_BYTES, 1)
+        return body

@@ -1,6 +1,6 @@
-"""The Responses API of the simulated server: its request bodies, and the events and answers as the public API has them.
+"""The Responses API of the simulated server: parses requests, stores responses and formats them.
 
-Pure, but for the responses that are kept so that a later request can go on from them (`previous_response_id`).
+Stored responses let a later request continue a conversation (`previous_response_id`).
 """
 
 from __future__ import annotations
@@ -10,46 +10,56 @@ from typing import Any
 
 import msgspec
 
+from loadgen.sim.server.error_responses import malformed_body, refusal
 from loadgen.sim.server.request_parser import (
     TEMPLATE_TOKENS,
     RequestRules,
-    blocks_of,
+    body_decoder,
     check_model,
+    choose_output_length,
     count_tokens,
-    length_of,
-    reader,
+    hash_blocks,
 )
-from loadgen.sim.server.wire_format import Dialect, ParsedRequest, malformed, refused, words
+from loadgen.sim.server.server_timing import RequestTiming
+from loadgen.sim.server.wire_format import (
+    ParsedRequest,
+    ResponseContext,
+    ResponseFormatter,
+    format_sse_event,
+    token_text,
+)
 
-KEPT_BYTES = 256 << 20  # of the texts of earlier responses; the oldest are forgotten
+MAX_STORED_BYTES = 256 << 20  # of the texts of stored responses; the oldest are removed
+
+JsonObject = dict[str, Any]
 
 
-class _Part(msgspec.Struct):
+class _ContentPart(msgspec.Struct):
     type: str = ""
     text: str = ""
 
 
-class _Item(msgspec.Struct):
-    """A message, a call of a function, or its result: what of it the model reads."""
+class _InputItem(msgspec.Struct):
+    """The parts of a message, a function call or its result that the model reads."""
 
     role: str = ""
-    content: str | list[_Part] = ""
+    content: str | list[_ContentPart] = ""
     arguments: str = ""
     output: str = ""
 
-    @property
     def texts(self) -> list[str]:
-        said = (
-            [self.content]
-            if isinstance(self.content, str)
-            else [part.text for part in self.content]
-        )
-        return [text for text in (*said, self.arguments, self.output) if text]
+        """Return the texts that the model reads, without empty ones."""
+        if isinstance(self.content, str):
+            texts = [self.content]
+        else:
+            texts = [part.text for part in self.content]
+        texts += [self.arguments, self.output]
+        return [text for text in texts if text]
 
 
-class _Response(msgspec.Struct, kw_only=True):
+class _ResponsesBody(msgspec.Struct, kw_only=True):
     model: str
-    input: str | list[_Item]
+    input: str | list[_InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
@@ -57,68 +67,74 @@ class _Response(msgspec.Struct, kw_only=True):
     stream: bool | None = False
 
 
-_IGNORED = (
-    "background conversation include max_tool_calls metadata parallel_tool_calls prompt prompt_cache_key reasoning "
-    "safety_identifier service_tier stream_options temperature text tool_choice tools top_logprobs top_p truncation "
-    "user"
+_IGNORED_FIELDS = (
+    "background conversation include max_tool_calls metadata parallel_tool_calls prompt "
+    "prompt_cache_key reasoning safety_identifier service_tier stream_options temperature text "
+    "tool_choice tools top_logprobs top_p truncation user"
 )
-_reader = reader(_Response, {Any: _IGNORED})
+_decode_body = body_decoder(_ResponsesBody, {Any: _IGNORED_FIELDS})
 
 
-class KeptResponses:
-    """The prompt and the answer of earlier responses, by their ids."""
+class StoredConversation(msgspec.Struct, frozen=True):
+    """All messages up to the end of a stored response."""
+
+    content: bytes
+    tokens: int
+
+
+class StoredResponses:
+    """The conversations of earlier responses by response id, within a limit of memory."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[bytes, int]] = {}
-        self._bytes = 0
+        self._conversations: dict[str, StoredConversation] = {}
+        self._stored_bytes = 0
 
-    def __getitem__(self, response_id: str) -> tuple[bytes, int]:
-        """What was said up to the end of a response, and its tokens. Raises KeyError."""
-        return self._kept[response_id]
+    def find(self, response_id: str) -> StoredConversation | None:
+        """Return the conversation that ends with a response, or None if it is not stored."""
+        return self._conversations.get(response_id)
 
-    def keep(self, response_id: str, ask: ParsedRequest) -> None:
-        said = ask.content + words(ask.digest, 0, ask.output_tokens) + b"assistant"
-        self._kept[response_id] = said, ask.input_tokens + ask.output_tokens
-        self._bytes += len(said)
-        while self._bytes > KEPT_BYTES:
-            self._bytes -= len(self._kept.pop(next(iter(self._kept)))[0])
+    def add(self, response_id: str, request: ParsedRequest) -> None:
+        """Store the conversation of a request together with its response."""
+        text = token_text(request.digest, 0, request.output_tokens)
+        content = request.conversation + text + b"assistant"
+        tokens = request.input_tokens + request.output_tokens
+        self._conversations[response_id] = StoredConversation(content, tokens)
+        self._stored_bytes += len(content)
+        while self._stored_bytes > MAX_STORED_BYTES:
+            oldest_id = next(iter(self._conversations))
+            self._stored_bytes -= len(self._conversations.pop(oldest_id).content)
 
 
-def parse_response(body: bytes, rules: RequestRules, kept: KeptResponses) -> ParsedRequest:
-    """The request in `body`. Raises Refusal for everything that this server refuses."""
+def parse_responses_request(
+    body: bytes, rules: RequestRules, stored: StoredResponses
+) -> ParsedRequest:
+    """Parse and check a request to the Responses API. Raises RefusalError."""
     try:
-        request = _reader(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-        raise malformed(rules.dialect, str(wrong)) from None
+        request = _decode_body(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed_body(rules.flavor, str(error)) from None
     check_model(request.model, rules)
-    limit = request.max_output_tokens
-    if limit is not None and limit < 1:
-        raise refused(
-            rules.dialect, f"max_output_tokens must be at least 1, got {limit}", "max_output_tokens"
-        )
-    items = (
-        [_Item(role="user", content=request.input)]
-        if isinstance(request.input, str)
-        else request.input
-    )
-    if not any(item.texts for item in items):
-        raise malformed(rules.dialect, "input must not be empty")
-    before, tokens = b"", TEMPLATE_TOKENS
-    if request.previous_response_id:
-        try:
-            before, tokens = kept[request.previous_response_id]
-        except KeyError:
-            text = f"Previous response with id '{request.previous_response_id}' not found."
-            raise refused(
-                rules.dialect, text, "previous_response_id", code="previous_response_not_found"
-            ) from None
+    max_tokens = request.max_output_tokens
+    if max_tokens is not None and max_tokens < 1:
+        text = f"max_output_tokens must be at least 1, got {max_tokens}"
+        raise refusal(rules.flavor, text, "max_output_tokens")
+    items = request.input
+    if isinstance(items, str):
+        items = [_InputItem(role="user", content=items)]
+    if not any(item.texts() for item in items):
+        raise malformed_body(rules.flavor, "input must not be empty")
+    previous = _find_previous(request.previous_response_id, rules, stored)
     if request.instructions:
-        items = [_Item(role="system", content=request.instructions), *items]
-    said = "".join("".join((*item.texts, item.role)) for item in items)
-    tokens += sum(count_tokens(text) for item in items for text in item.texts)
-    content = before + said.encode("utf-8", "surrogatepass")
+        items = [_InputItem(role="system", content=request.instructions), *items]
+    tokens = previous.tokens
+    pieces = []
+    for item in items:
+        texts = item.texts()
+        tokens += sum(map(count_tokens, texts))
+        pieces += [*texts, item.role]
+    content = previous.content + "".join(pieces).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(rules.seed.to_bytes(8, "little") + content, digest_size=64).digest()
-    output_tokens, finish_reason = length_of(request, limit, tokens, digest, rules)
+    output_tokens, finish_reason = choose_output_length(request, max_tokens, tokens, digest, rules)
     return ParsedRequest(
         api="responses",
         model=request.model,
@@ -130,133 +146,155 @@ def parse_response(body: bytes, rules: RequestRules, kept: KeptResponses) -> Par
         include_usage=True,
         continuous_usage=False,
         detokenize=True,
-        blocks=blocks_of(content, tokens, rules.tokens_per_block),
-        asked=request,
-        content=content,
+        blocks=hash_blocks(content, tokens, rules.tokens_per_block),
+        decoded_body=request,
+        conversation=content,
     )
 
 
-class ResponseScript:
-    """All bytes of the answer to one request. Every event has a number of its own, so that no two are alike."""
+def _find_previous(
+    response_id: str | None, rules: RequestRules, stored: StoredResponses
+) -> StoredConversation:
+    """Return the conversation that a request continues, or an empty one. Raises RefusalError."""
+    if not response_id:
+        return StoredConversation(b"", TEMPLATE_TOKENS)
+    previous = stored.find(response_id)
+    if previous is None:
+        text = f"Previous response with id '{response_id}' not found."
+        param = "previous_response_id"
+        raise refusal(rules.flavor, text, param, code="previous_response_not_found")
+    return previous
 
-    head = tail = done = b""
 
-    def __init__(self, ask: ParsedRequest, dialect: Dialect, number: int, created: int) -> None:
-        self._ask, self.dialect, self._created = ask, dialect, created
-        self.id = f"resp_{number}_{ask.digest[:6].hex()}"
-        self._item = f"msg_{number}"
-        self._events = 0
+class ResponsesFormatter(ResponseFormatter):
+    """Formats the response to one request to the Responses API.
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        value = {"type": kind, "sequence_number": self._events, **fields}
-        self._events += 1
-        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
+    Every event has a sequence number of its own, so `head` and `tail` are empty.
+    """
 
-    def _response(
-        self, status: str, output_tokens: int | None = None, **fields: Any
-    ) -> dict[str, Any]:
-        """The object of the response; `output_tokens`: as its usage has them, None before the end."""
-        asked = self._ask.asked
-        usage = None
-        if output_tokens is not None:
-            usage = {
-                "input_tokens": self._ask.input_tokens,
-                "input_tokens_details": {"cached_tokens": self._ask.cached_tokens},
-                "output_tokens": output_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": self._ask.input_tokens + output_tokens,
-            }
+    def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
+        self.flavor = context.flavor
+        self.response_id = f"resp_{context.number}_{request.digest[:6].hex()}"
+        self._request = request
+        self._created_s = context.created_s
+        self._item_id = f"msg_{context.number}"
+        self._part_position = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._events_sent = 0
+
+    def format_opening(self) -> list[bytes]:
+        """Return the events before the first text."""
+        response = self._response("in_progress")
+        part = _text_part("")
+        item = self._message_item("in_progress", [])
+        return [
+            self._format_event("response.created", response=response),
+            self._format_event("response.in_progress", response=response),
+            self._format_event("response.output_item.added", output_index=0, item=item),
+            self._format_event("response.content_part.added", **self._part_position, part=part),
+        ]
+
+    def format_event(
+        self,
+        start: int,
+        stop: int,
+        *,
+        is_last: bool,  # noqa: ARG002 - the last text looks like any other
+        filler: bytes = b"",
+    ) -> bytes:
+        """Return the event with tokens `start` to `stop`, and `filler` as additional text."""
+        text = token_text(self._request.digest, start, stop) + filler
+        return self._format_event(
+            "response.output_text.delta", **self._part_position, delta=text.decode(), logprobs=[]
+        )
+
+    def format_closing(
+        self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
+    ) -> list[bytes]:
+        """Return the events after the last text: the complete part, item and response."""
+        position = self._part_position
+        text = self._text()
+        part = _text_part(text)
+        item = self._message_item(self._final_status(), [part])
+        events = [
+            self._format_event("response.output_text.done", **position, text=text, logprobs=[]),
+            self._format_event("response.content_part.done", **position, part=part),
+            self._format_event("response.output_item.done", output_index=0, item=item),
+        ]
+        if with_finish:
+            response = self._final_response(usage_tokens)
+            events.append(self._format_event(f"response.{self._final_status()}", response=response))
+        return events
+
+    def format_body(
+        self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
+    ) -> bytes:
+        """Return the JSON body of a response that is not streamed."""
+        if with_finish:
+            return msgspec.json.encode(self._final_response(usage_tokens))
+        return msgspec.json.encode(self._response("in_progress", usage_tokens))
+
+    def format_engine_failure(self) -> tuple[list[bytes], bool]:
+        """Return the events after a failure of the engine, and whether the body ends properly."""
+        error = {"code": "server_error", "message": "the simulated engine failed"}
+        response = self._response("failed", error=error)
+        return [self._format_event("response.failed", response=response)], True
+
+    def _format_event(self, event_type: str, **fields: Any) -> bytes:
+        value = {"type": event_type, "sequence_number": self._events_sent, **fields}
+        self._events_sent += 1
+        return format_sse_event(value, name=event_type)
+
+    def _text(self) -> str:
+        return token_text(self._request.digest, 0, self._request.output_tokens).decode()
+
+    def _final_status(self) -> str:
+        return "incomplete" if self._request.finish_reason == "length" else "completed"
+
+    def _final_response(self, usage_tokens: int) -> JsonObject:
+        status = self._final_status()
+        fields: JsonObject = {"output": [self._message_item(status, [_text_part(self._text())])]}
+        if status == "incomplete":
+            fields["incomplete_details"] = {"reason": "max_output_tokens"}
+        return self._response(status, usage_tokens, **fields)
+
+    def _response(self, status: str, usage_tokens: int | None = None, **fields: Any) -> JsonObject:
+        """Return the response object; without `usage_tokens` it has no usage yet."""
+        body = self._request.decoded_body
         return {
-            "id": self.id,
+            "id": self.response_id,
             "object": "response",
-            "created_at": self._created,
+            "created_at": self._created_s,
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "model": self._ask.model,
+            "model": self._request.model,
             "output": [],
-            "previous_response_id": asked.previous_response_id,
-            "max_output_tokens": asked.max_output_tokens,
-            "store": asked.store is not False,
-            "usage": usage,
+            "previous_response_id": body.previous_response_id,
+            "max_output_tokens": body.max_output_tokens,
+            "store": body.store is not False,
+            "usage": None if usage_tokens is None else self._usage(usage_tokens),
             **fields,
         }
 
-    def _part(self, text: str) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-    def _message(self, status: str, text: str | None) -> dict[str, Any]:
-        content = [] if text is None else [self._part(text)]
+    def _usage(self, output_tokens: int) -> JsonObject:
+        input_tokens = self._request.input_tokens
         return {
-            "id": self._item,
+            "input_tokens": input_tokens,
+            "input_tokens_details": {"cached_tokens": self._request.cached_tokens},
+            "output_tokens": output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": input_tokens + output_tokens,
+        }
+
+    def _message_item(self, status: str, content: list[JsonObject]) -> JsonObject:
+        return {
+            "id": self._item_id,
             "type": "message",
             "status": status,
             "role": "assistant",
             "content": content,
         }
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item, "output_index": 0, "content_index": 0}
 
-    def opening(self) -> list[bytes]:
-        """Events before the first text."""
-        begun = self._response("in_progress")
-        return [
-            self._event("response.created", response=begun),
-            self._event("response.in_progress", response=begun),
-            self._event(
-                "response.output_item.added",
-                output_index=0,
-                item=self._message("in_progress", None),
-            ),
-            self._event("response.content_part.added", **self._place, part=self._part("")),
-        ]
-
-    def event(self, start: int, stop: int, last: bool, filler: bytes = b"") -> bytes:
-        """The event with tokens `start` to `stop`; `filler`: additional text."""
-        delta = (words(self._ask.digest, start, stop) + filler).decode()
-        return self._event("response.output_text.delta", **self._place, delta=delta, logprobs=[])
-
-    def closing(self, output_tokens: int, finish: bool = True, metrics: Any = None) -> list[bytes]:
-        """Events after the last text; without `finish` the response does not say that it has ended."""
-        text = words(self._ask.digest, 0, self._ask.output_tokens).decode()
-        ended = [
-            self._event("response.output_text.done", **self._place, text=text, logprobs=[]),
-            self._event("response.content_part.done", **self._place, part=self._part(text)),
-            self._event(
-                "response.output_item.done", output_index=0, item=self._message(self._status, text)
-            ),
-        ]
-        if finish:
-            kind = f"response.{self._status}"
-            ended.append(self._event(kind, response=self._ended(output_tokens, text)))
-        return ended
-
-    @property
-    def _status(self) -> str:
-        return "incomplete" if self._ask.finish_reason == "length" else "completed"
-
-    def _ended(self, output_tokens: int, text: str) -> dict[str, Any]:
-        why = (
-            {"incomplete_details": {"reason": "max_output_tokens"}}
-            if self._status == "incomplete"
-            else {}
-        )
-        return self._response(
-            self._status, output_tokens, output=[self._message(self._status, text)], **why
-        )
-
-    def whole(
-        self, counted: int, finish: bool = True, metrics: Any = None, meta_info: Any = None
-    ) -> bytes:
-        """The JSON body of a response that is not streamed; its usage reports `counted` output tokens."""
-        text = words(self._ask.digest, 0, self._ask.output_tokens).decode()
-        if not finish:
-            return msgspec.json.encode(self._response("in_progress", counted))
-        return msgspec.json.encode(self._ended(counted, text))
-
-    def failure(self) -> tuple[list[bytes], bool]:
-        """The events that end a stream when the engine fails, and whether the body still ends properly."""
-        what = {"code": "server_error", "message": "the simulated engine failed"}
-        return [self._event("response.failed", response=self._response("failed", error=what))], True
+def _text_part(text: str) -> JsonObject:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,40 +1,42 @@
-"""The log of what the endpoint really sent: the planned and the actual time of each send. Kept in memory, written once.
+"""The log of what the server really sent: the planned and the actual time of each send.
 
-Format of the file and of `GET /_log`, which empties the log: one line of JSON, `{"schema": 1, "columns": [...],
-"events": n, "requests": [...]}`, then n rows of four little-endian int64. A row has the request number, the event index
-within the response, the planned time, and the time just before the send, both in ns of `time.monotonic_ns`. A request
-has number, id (`X-Request-Id`), arrival time in ns, tokens and fault.
+The log is kept in memory and written once, to a file or as the response to `GET /_log`, which
+empties it. The format is one line of JSON, `{"schema": 1, "columns": [...], "events": n,
+"requests": [...]}`, then n rows of four little-endian int64. A row has the request number, the
+event index within the response, the planned time, and the time just before the send, both in ns of
+`time.monotonic_ns`.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 if TYPE_CHECKING:
     import numpy as np
 
+SCHEMA = 1
 COLUMNS = ("request", "event", "planned_ns", "sent_ns")
 
 
 class LoggedRequest(msgspec.Struct):
-    """One request as the endpoint received it. `input_tokens` 0: refused before the tokens were counted."""
+    """One request as the server received it."""
 
     number: int
     id: str  # X-Request-Id, "" without one
     arrival_ns: int  # time when its last byte was read
     path: str
     status: int
-    input_tokens: int = 0
+    input_tokens: int = 0  # 0: refused before the tokens were counted
     output_tokens: int = 0
-    fault: str = ""
+    fault: str = ""  # name of the injected failure
     body_sha256: str = ""  # with --log-bodies
 
 
-class _Head(msgspec.Struct):
+class _LogHeader(msgspec.Struct):
     schema: int
     columns: tuple[str, ...]
     events: int
@@ -42,26 +44,32 @@ class _Head(msgspec.Struct):
 
 
 class SendLog:
-    """Rows and requests of one server. `events`: "none", "ends" (first and last token event), "all"."""
+    """The requests and sends of one server.
 
-    def __init__(self, events: str) -> None:
-        self.all = events == "all"
-        self.on = events != "none"
+    `events` tells which sends are logged: none, the first and last token event of each response
+    ("ends"), or all. A send is four numbers in `rows`, in the order of COLUMNS.
+    """
+
+    def __init__(self, events: Literal["none", "ends", "all"]) -> None:
+        self.logs_all = events == "all"
+        self.logs_events = events != "none"
         self.rows: array[int] = array("q")
         self.requests: list[LoggedRequest] = []
 
     def drain(self) -> bytes:
-        """Everything in the log, in the file's format. Empties the log."""
-        rows, requests = self.rows, self.requests
-        self.rows, self.requests = array("q"), []
+        """Return everything in the log in the file's format, and empty the log."""
+        rows = self.rows
+        requests = self.requests
+        self.rows = array("q")
+        self.requests = []
         if sys.byteorder == "big":
             rows.byteswap()
-        head = msgspec.json.encode(_Head(1, COLUMNS, len(rows) // len(COLUMNS), requests))
-        return head + b"\n" + rows.tobytes()
+        header = _LogHeader(SCHEMA, COLUMNS, len(rows) // len(COLUMNS), requests)
+        return msgspec.json.encode(header) + b"\n" + rows.tobytes()
 
 
 class SentRequests(msgspec.Struct):
-    """A parsed log: requests by number, and columns as int64 arrays of equal length, in order of sending."""
+    """A parsed log: the requests, and one int64 array per column, in order of sending."""
 
     requests: list[LoggedRequest]
     request: np.ndarray[Any, np.dtype[np.int64]]
@@ -71,14 +79,16 @@ class SentRequests(msgspec.Struct):
 
 
 def parse_log(data: bytes) -> SentRequests:
-    """The inverse of `drain`. Raises ValueError or msgspec.MsgspecError if `data` is not such a log."""
+    """Parse what `SendLog.drain` returns.
+
+    Raises ValueError or msgspec.MsgspecError if `data` is not such a log.
+    """
     import numpy as np
 
-    line, _, rest = data.partition(b"\n")
-    head = msgspec.json.decode(line, type=_Head)
-    table = np.frombuffer(rest, "<i8").reshape(-1, len(COLUMNS))
-    if len(table) != head.events:
-        raise ValueError(f"the log should have {head.events} events and has {len(table)}")
-    return SentRequests(
-        head.requests, *(np.ascontiguousarray(table[:, i]) for i in range(len(COLUMNS)))
-    )
+    header_line, _, row_bytes = data.partition(b"\n")
+    header = msgspec.json.decode(header_line, type=_LogHeader)
+    table = np.frombuffer(row_bytes, "<i8").reshape(-1, len(COLUMNS))
+    if len(table) != header.events:
+        raise ValueError(f"the log should have {header.events} events and has {len(table)}")
+    columns = (np.ascontiguousarray(table[:, index]) for index in range(len(COLUMNS)))
+    return SentRequests(header.requests, *columns)

@@ -1,4 +1,4 @@
-"""TLS for the simulated server's raw sockets. Only the server's connections use it; nothing here knows HTTP."""
+"""TLS for the raw sockets of the simulated server's connections."""
 
 from __future__ import annotations
 
@@ -10,42 +10,49 @@ from loadgen.core.errors import UserError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_RECORDS_BYTES = 256 << 10
+_RECV_BYTES = 256 << 10
 
 
-def context(cert: str, key: str) -> ssl.SSLContext:
-    """A context with this certificate and key (PEM files). Raises UserError if they cannot be loaded."""
-    ssl_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def create_context(certificate_path: str, key_path: str) -> ssl.SSLContext:
+    """Return a server context with a certificate and its private key (PEM files).
+
+    An empty key path means that the certificate file contains the key. Raises UserError if the
+    files cannot be loaded.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl_context.load_cert_chain(cert, key or None)
+        context.load_cert_chain(certificate_path, key_path or None)
     except (OSError, ssl.SSLError) as error:
         raise UserError(
             "unreadable_file",
             f"cannot load the certificate: {error}",
-            f"{cert}, {key}",
+            f"{certificate_path}, {key_path}",
             "two PEM files that match",
         ) from None
-    ssl_context.sslsocket_class = TlsSocket
-    return ssl_context
+    context.sslsocket_class = TlsSocket
+    return context
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A non-blocking socket with TLS; the handshake takes place while it is read.
+    """A non-blocking TLS socket. The handshake takes place while it is read."""
 
-    `recv` returns everything that is decrypted, since what stayed inside would not make the socket readable.
-    """
+    def recv(self, limit: int = _RECV_BYTES, flags: int = 0) -> bytes:
+        """Return everything that is decrypted, which may be more than `limit` bytes.
 
-    def recv(self, limit: int = _RECORDS_BYTES, flags: int = 0) -> bytes:
-        plain = bytearray()
+        Bytes that stayed in the TLS layer would not make the socket readable. Raises
+        BlockingIOError if there are none.
+        """
+        plaintext = bytearray()
         try:
-            while piece := super().recv(limit, flags):
-                plain += piece
+            while data := super().recv(limit, flags):
+                plaintext += data
         except ssl.SSLWantReadError:
-            if not plain:
+            if not plaintext:
                 raise BlockingIOError from None
-        return bytes(plain)
+        return bytes(plaintext)
 
     def send(self, data: ReadableBuffer, flags: int = 0) -> int:
+        """Send bytes and return how many. Raises BlockingIOError if the socket accepts none."""
         try:
             return super().send(data, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

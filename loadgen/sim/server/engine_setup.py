@@ -1,0 +1,95 @@
+"""Creates the engine of a simulated server from its options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from loadgen.core.errors import UserError
+from loadgen.sim.engine.fleet import Fleet
+from loadgen.sim.engine.latency_model import (
+    LatencyModel,
+    LatencyOptions,
+    parse_distribution,
+    parse_duration_ns,
+)
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.request_parser import RequestRules, hash_blocks
+
+FLOOD_EVENTS_PER_WRITE = 50
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """The engine of a server, and what depends on the choice of it.
+
+    `fleet` is the engine if it is a physical model, else None. Precisions are "" without a preset.
+    """
+
+    engine: LatencyModel | Fleet
+    fleet: Fleet | None
+    rules: RequestRules
+    tokens_per_event: int
+    weight_precision: str = ""
+    kv_cache_precision: str = ""
+
+
+def create_engine(options: Options) -> EngineSetup:
+    """Create the engine that the options describe. Raises UserError or CombinedError."""
+    rules = RequestRules(
+        flavor=options.dialect,
+        model=options.model,
+        max_seq_len=options.max_seq_len,
+        max_num_tokens=options.max_num_tokens,
+        seed=options.seed,
+        worse=options.worse,
+    )
+    if options.preset:
+        return _create_fleet(options, rules)
+    latency_options = LatencyOptions(
+        ttft=parse_distribution(options.ttft, "--ttft"),
+        itl=parse_distribution(options.itl, "--itl"),
+        per_input_token_ns=parse_duration_ns(options.per_input_token, "--per-input-token"),
+        tokens_per_emission=(FLOOD_EVENTS_PER_WRITE if options.flood else options.stream_interval),
+        lockstep=options.lockstep,
+        slots=options.slots,
+        flood=options.flood,
+        seed=options.seed,
+    )
+    tokens_per_event = 1 if options.flood else options.stream_interval
+    return EngineSetup(LatencyModel(latency_options), None, rules, tokens_per_event)
+
+
+def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
+    """Create the replicas of a preset, or this process's share of them."""
+    from loadgen.sim.presets.preset import load_preset
+
+    preset = load_preset(options.preset)
+    speeds = preset.speeds[options.core :: options.cores]
+    if not speeds or (preset.changes and options.cores > 1):
+        problem = f"{options.cores} processes for {preset.replicas} replicas"
+        hint = "one each at most; with replicas_at one in all"
+        raise UserError("out_of_range", problem, "--cores", hint)
+    limits = preset.limits
+    server = preset.server
+    is_default_model = options.model == Options().model
+    tokens_per_block = limits.tokens_per_block if limits.block_reuse else 0
+    rules = msgspec.structs.replace(
+        rules,
+        model=preset.model.name if is_default_model else options.model,
+        max_seq_len=limits.max_seq_len,
+        max_num_tokens=0 if limits.chunked_prefill else limits.max_num_tokens,
+        tokens_per_block=tokens_per_block,
+    )
+    hash_blocks(b"", 0, tokens_per_block)  # imports numpy now, so that no request waits for it
+    system = msgspec.structs.replace(preset.system, speeds=speeds)
+    fleet = Fleet(system, emission_spacing_ns=round(server.emit_us * 1e3))
+    return EngineSetup(
+        engine=fleet,
+        fleet=fleet,
+        rules=rules,
+        tokens_per_event=server.stream_interval,
+        weight_precision=preset.model.weights,
+        kv_cache_precision=preset.model.kv_cache,
+    )

@@ -1,0 +1,216 @@
+"""The paths of the simulated server that are not an inference API, such as metrics and logs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from loadgen.core.errors import UserError
+from loadgen.sim.server.engine_setup import EngineSetup
+from loadgen.sim.server.http_messages import HttpResponse
+from loadgen.sim.server.metrics_pages import (
+    ServerMetrics,
+    iteration_stats,
+    iteration_stats_without_model,
+)
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.send_log import SendLog
+
+PROMETHEUS_TEXT = "text/plain; version=0.0.4"
+PLAIN_TEXT = "text/plain"
+BINARY = "application/octet-stream"
+
+# Since this version, TensorRT-LLM reports timings in the response; before, at /perf_metrics.
+_FIRST_RELEASE_WITH_TIMING_IN_RESPONSE = (1, 3)
+
+
+_CACHE_IN_USE_TEXT = b"Cache not flushed because there are pending requests."
+
+
+@dataclass
+class ServerCounters:
+    """Counters since the start of the server."""
+
+    requests: int = 0
+    completed: int = 0
+    events: int = 0  # output events sent
+    open_connections: int = 0
+    slow_readers: int = 0  # connections reset because their clients read too slowly
+    profiles: int = 0  # profiler runs that were started
+    is_profiling: bool = False
+
+
+class ServerPages:
+    """Answers GET requests for pages, and POST requests that control the server."""
+
+    def __init__(
+        self,
+        options: Options,
+        setup: EngineSetup,
+        counters: ServerCounters,
+        metrics: ServerMetrics,
+        log: SendLog,
+    ) -> None:
+        self._options = options
+        self._setup = setup
+        self._counters = counters
+        self._metrics = metrics
+        self._log = log
+        self._start_ns = time.monotonic_ns()
+        self._events_at_last_read = 0  # of /metrics
+        self.reports_timing_in_response = False
+        self._pages: dict[str, Callable[[], HttpResponse]] = {
+            "/v1/models": self._model_list,
+            "/health": self._empty_page,
+            "/version": self._version,
+            "/metrics": self._iteration_stats,
+            "/_log": self._send_log,
+            "/_stats": self._stats,
+        }
+        self._commands: dict[str, Callable[[], HttpResponse]] = {}
+        if setup.rules.flavor == "trtllm":
+            self._add_trtllm_pages()
+
+    def _add_trtllm_pages(self) -> None:
+        """Add the pages and commands that only the servers with trtllm-serve's API have."""
+        self._pages["/prometheus/metrics"] = self._prometheus_text
+        self._pages["/energy_metrics"] = self._energy
+        release = _parse_release(self._options.version)
+        self.reports_timing_in_response = release >= _FIRST_RELEASE_WITH_TIMING_IN_RESPONSE
+        if not self.reports_timing_in_response:
+            self._pages["/perf_metrics"] = self._request_timings
+        self._commands = {
+            "/start_profile": self._start_profile,
+            "/stop_profile": self._stop_profile,
+            "/reset_prefix_cache": self._reset_cache,
+            "/flush_cache": self._flush_cache,
+        }
+
+    def allowed_method(self, path: str) -> str:
+        """Return the HTTP method of a path, or "" if there is no such page."""
+        if path in self._pages:
+            return "GET"
+        return "POST" if path in self._commands else ""
+
+    def answer(self, path: str) -> HttpResponse:
+        """Return the page at an existing path, or carry out its command."""
+        return (self._pages.get(path) or self._commands[path])()
+
+    def _empty_page(self) -> HttpResponse:
+        return HttpResponse(200, b"", "")
+
+    def _version(self) -> HttpResponse:
+        return _json_response({"version": self._options.version})
+
+    def _send_log(self) -> HttpResponse:
+        return HttpResponse(200, self._log.drain(), BINARY)
+
+    def _request_timings(self) -> HttpResponse:
+        return _json_response(self._metrics.take_records())
+
+    def _start_profile(self) -> HttpResponse:
+        self._counters.is_profiling = True
+        self._counters.profiles += 1
+        return self._empty_page()
+
+    def _stop_profile(self) -> HttpResponse:
+        self._counters.is_profiling = False
+        return self._empty_page()
+
+    def _reset_cache(self) -> HttpResponse:
+        """Empty the prefix cache, if there is one, as TensorRT-LLM and vLLM do."""
+        if self._options.cores > 1:
+            problem = "each process has replicas of its own: simulate with one"
+            return _json_response({"success": False, "error": problem}, status=400)
+        if self._setup.fleet is not None:
+            for replica in self._setup.fleet.replicas:
+                replica.reset_cache()
+        return _json_response({"success": True})
+
+    def _flush_cache(self) -> HttpResponse:
+        """Empty the prefix cache as SGLang does, which refuses it while requests are in flight."""
+        fleet = self._setup.fleet
+        is_busy = fleet is not None and (fleet.active or fleet.queued)
+        if is_busy and self._options.cores == 1:
+            return HttpResponse(400, _CACHE_IN_USE_TEXT)
+        return self._reset_cache()
+
+    def _energy(self) -> HttpResponse:
+        if not self._options.watts:
+            return _json_response({"error": "Energy monitoring is not available"}, status=503)
+        uptime_s = (time.monotonic_ns() - self._start_ns) / 1e9
+        joules = self._options.watts * uptime_s
+        return _json_response(
+            {"total_energy_j": round(joules, 4), "query_time": time.perf_counter()}
+        )
+
+    def _iteration_stats(self) -> HttpResponse:
+        """Return the rows of /metrics since it was last read."""
+        fleet = self._setup.fleet
+        counters = self._counters
+        rows = []
+        if fleet is not None:
+            rows = [iteration_stats(iteration, fleet) for iteration in fleet.iterations]
+            fleet.iterations.clear()
+        elif counters.events > self._events_at_last_read:
+            engine = self._setup.engine
+            row = iteration_stats_without_model(
+                counters.events, engine.active, engine.queued, counters.completed
+            )
+            rows = [row]
+        self._events_at_last_read = counters.events
+        return _json_response(rows)
+
+    def _model_list(self) -> HttpResponse:
+        rules = self._setup.rules
+        model = {
+            "id": rules.model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "tensorrt_llm" if rules.flavor == "trtllm" else "loadgen-sim",
+            "max_model_len": rules.max_seq_len,
+        }
+        return _json_response({"object": "list", "data": [model]})
+
+    def _prometheus_text(self) -> HttpResponse:
+        setup = self._setup
+        text = self._metrics.prometheus_text(
+            setup.engine, setup.rules.model, setup.weight_precision, setup.kv_cache_precision
+        )
+        return HttpResponse(200, text.encode(), PROMETHEUS_TEXT)
+
+    def _stats(self) -> HttpResponse:
+        """Return counters since the start; `cpu_s` is the CPU time of the whole process."""
+        counters = self._counters
+        engine = self._setup.engine
+        stats = {
+            "requests": counters.requests,
+            "completed": counters.completed,
+            "events": counters.events,
+            "active": engine.active,
+            "queued": engine.queued,
+            "connections": counters.open_connections,
+            "slow_readers": counters.slow_readers,
+            "profiling": counters.is_profiling,
+            "profiles": counters.profiles,
+            "cpu_s": time.process_time(),
+        }
+        return _json_response(stats)
+
+
+def _json_response(value: Any, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, msgspec.json.encode(value))
+
+
+def _parse_release(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version: (1, 3) for 1.3.0rc2. Raises UserError."""
+    parts = version.split(".")[:2]
+    if len(parts) < 2 or not all(part.isdecimal() for part in parts):
+        problem = f'"{version}" is not a version'
+        hint = "for example 1.3.0, or 1.2.0"
+        raise UserError("invalid_value", problem, "--trtllm-version", hint)
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,278 @@
+"""Answers the HTTP requests to the simulated server, and injects failures."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import traceback
+
+from loadgen.core.errors import LoadgenError, UserError, of_reading
+from loadgen.sim.server.completions_formatter import CompletionFormatter
+from loadgen.sim.server.connection import Connection
+from loadgen.sim.server.embeddings_api import (
+    EmbeddingsFormatter,
+    parse_embeddings_request,
+    parse_rerank_request,
+)
+from loadgen.sim.server.engine_setup import create_engine
+from loadgen.sim.server.error_responses import RefusalError, format_error, refusal, unknown_route
+from loadgen.sim.server.fault_injection import (
+    InjectedFailure,
+    parse_failure,
+    parse_failure_plan,
+    with_drawn_token,
+)
+from loadgen.sim.server.http_messages import (
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    format_response_head,
+)
+from loadgen.sim.server.messages_api import MessageFormatter, parse_messages_request
+from loadgen.sim.server.metrics_pages import ServerMetrics
+from loadgen.sim.server.options import Options
+from loadgen.sim.server.pages import PLAIN_TEXT, ServerCounters, ServerPages
+from loadgen.sim.server.request_parser import parse_request
+from loadgen.sim.server.response import ResponseSettings, SimResponse
+from loadgen.sim.server.response_sender import ResponseSender
+from loadgen.sim.server.responses_api import (
+    ResponsesFormatter,
+    StoredResponses,
+    parse_responses_request,
+)
+from loadgen.sim.server.send_log import LoggedRequest, SendLog
+from loadgen.sim.server.wire_format import Api, ParsedRequest, ResponseContext, ResponseFormatter
+
+_API_PATHS: dict[str, Api] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",  # the path of Cohere, which vLLM has too
+    "/rerank": "rerank",
+}
+_HTTP_ERROR_TEXTS = {413: b"the body is too large", 431: b"the head is too large"}
+_INVALID_REQUEST_TEXT = b"Invalid HTTP request received."
+NS_PER_S = 1_000_000_000
+
+
+class RequestHandler:
+    """Answers the requests of all connections.
+
+    The request headers `X-Request-Id` (names the request in the log) and `X-Sim-Fault` (injects a
+    failure) and the paths starting with `/_` exist only in this server.
+    """
+
+    def __init__(self, options: Options) -> None:
+        setup = create_engine(options)
+        self.counters = ServerCounters()
+        self.log = SendLog(options.log_events)
+        self._options = options
+        self._rules = setup.rules
+        self._tokens_per_event = setup.tokens_per_event
+        self._metrics = ServerMetrics()
+        self._pages = ServerPages(options, setup, self.counters, self._metrics, self.log)
+        self._failure_plan = parse_failure_plan(options.faults, options.seed)
+        self._authorization = _read_authorization(options.api_key_file)
+        self._stored_responses = StoredResponses()
+        self.sender = ResponseSender(setup, self.counters, self._metrics, self.log)
+
+    def handle(self, connection: Connection, http_request: HttpRequest) -> None:
+        """Answer a request, or start its response."""
+        try:
+            self._route(connection, http_request)
+        except RefusalError as error:
+            self._log_request(http_request, error.status)
+            response = HttpResponse(error.status, error.body, headers=error.headers)
+            self._reply(connection, http_request, response)
+        except Exception:  # a bug of this server must not end the streams of other clients
+            traceback.print_exc()
+            body = format_error(self._rules.flavor, "a bug of the simulation", 500)
+            self._reply(connection, http_request, HttpResponse(500, body))
+
+    def _route(self, connection: Connection, http_request: HttpRequest) -> None:
+        """Answer a request by its path. Raises RefusalError."""
+        if http_request.error_status:
+            status = http_request.error_status
+            text = _HTTP_ERROR_TEXTS.get(status, _INVALID_REQUEST_TEXT)
+            self._reply(connection, http_request, HttpResponse(status, text, PLAIN_TEXT))
+            return
+        path = http_request.path.rstrip("/") or "/"
+        api = _API_PATHS.get(path)
+        self._check_method(http_request.method, "POST" if api else self._pages.allowed_method(path))
+        needs_key = api is not None or path.startswith("/v1/")
+        if needs_key and self._authorization:
+            self._check_authorization(http_request)
+        if api is not None:
+            self._start_response(connection, http_request, api)
+            return
+        self._reply(connection, http_request, self._pages.answer(path))
+
+    def _check_method(self, method: str, allowed_method: str) -> None:
+        """Raise RefusalError if the path does not exist or does not allow the method."""
+        if not allowed_method:
+            raise unknown_route(self._rules.flavor, 404)
+        is_head_of_page = method == "HEAD" and allowed_method == "GET"
+        if method != allowed_method and not is_head_of_page:
+            raise unknown_route(self._rules.flavor, 405, allowed_method)
+
+    def _check_authorization(self, http_request: HttpRequest) -> None:
+        """Raise RefusalError if a request does not have the API key."""
+        if http_request.headers.get(b"authorization") != self._authorization:
+            text = (
+                "Incorrect API key provided. You can obtain a key from whoever runs this endpoint."
+            )
+            raise refusal("openai", text, status=401)
+
+    def _reply(
+        self, connection: Connection, http_request: HttpRequest, response: HttpResponse
+    ) -> None:
+        """Send a whole response at once."""
+        head = format_response_head(
+            response.status,
+            response.content_type if response.body else "",
+            len(response.body),
+            headers=response.headers,
+            keep_alive=http_request.keep_alive,
+        )
+        is_head_only = http_request.method == "HEAD"
+        connection.write(head if is_head_only else head + response.body)
+        connection.finish_response(http_request.keep_alive)
+
+    def _start_response(self, connection: Connection, http_request: HttpRequest, api: Api) -> None:
+        """Start the response to a request to an inference API. Raises RefusalError."""
+        request = self._parse(http_request.body, api)
+        failure = self._choose_failure(http_request, request)
+        if failure is not None and failure.name == "idle_reset":
+            if connection.responses_sent:
+                self._log_request(http_request, 0, request, failure.name)
+                connection.reset()
+                return
+            failure = None
+        if failure is not None and failure.name.startswith("http_"):
+            self._reply_with_injected_status(connection, http_request, request, failure)
+            return
+        if failure is not None and failure.name == "clamp":
+            request.output_tokens = min(request.output_tokens, max(1, failure.at or 0))
+        number = self.counters.requests
+        settings = ResponseSettings(
+            formatter=self._create_formatter(request, number),
+            number=number,
+            tokens_per_event=self._tokens_per_event,
+            can_report_timing=self._pages.reports_timing_in_response,
+            failure=failure,
+        )
+        response = SimResponse(connection, http_request, request, settings)
+        connection.response = response
+        self._log_request(http_request, 200, request, failure.name if failure else "")
+        if failure is not None and failure.name == "slow_first_byte":
+            self.sender.start_later(response, http_request.arrival_ns + (failure.at or 0))
+        else:
+            self.sender.start(response, http_request.arrival_ns)
+
+    def _parse(self, body: bytes, api: Api) -> ParsedRequest:
+        """Parse the body of a request to an inference API. Raises RefusalError."""
+        if api == "responses":
+            return parse_responses_request(body, self._rules, self._stored_responses)
+        if api == "embeddings":
+            return parse_embeddings_request(body, self._rules)
+        if api == "rerank":
+            return parse_rerank_request(body, self._rules)
+        if api == "messages":
+            return parse_messages_request(body, self._rules)
+        return parse_request(body, api, self._rules)
+
+    def _create_formatter(self, request: ParsedRequest, number: int) -> ResponseFormatter:
+        """Return the formatter of a response. A response of the Responses API is also stored."""
+        context = ResponseContext(self._rules.flavor, number, int(time.time()))
+        if request.sequence_lengths:
+            return EmbeddingsFormatter(request, context)
+        if request.api == "messages":
+            return MessageFormatter(request, context)
+        if request.api != "responses":
+            return CompletionFormatter(request, context)
+        formatter = ResponsesFormatter(request, context)
+        if request.decoded_body.store is not False:
+            self._stored_responses.add(formatter.response_id, request)
+        return formatter
+
+    def _choose_failure(
+        self, http_request: HttpRequest, request: ParsedRequest
+    ) -> InjectedFailure | None:
+        """Return the failure that the request asks for, or the one that is drawn for it.
+
+        Raises RefusalError if the header of the request is not valid.
+        """
+        number = self.counters.requests
+        header = http_request.headers.get(b"x-sim-fault")
+        if header is None:
+            return self._failure_plan.draw(number, request.output_tokens)
+        try:
+            failure = parse_failure(header.decode("latin-1"), "X-Sim-Fault")
+        except LoadgenError as error:
+            raise refusal(self._rules.flavor, str(error), "X-Sim-Fault") from None
+        return with_drawn_token(failure, request.output_tokens, self._options.seed, number)
+
+    def _reply_with_injected_status(
+        self,
+        connection: Connection,
+        http_request: HttpRequest,
+        request: ParsedRequest,
+        failure: InjectedFailure,
+    ) -> None:
+        """Send the error response that an injected failure such as `http_429` asks for."""
+        status = int(failure.name.removeprefix("http_"))
+        self._log_request(http_request, status, request, failure.name)
+        headers: Headers = ()
+        if status == 429:
+            retry_after_s = max(1, round((failure.at or 0) / NS_PER_S))
+            headers = (("retry-after", f"{retry_after_s}"),)
+        body = format_error(self._rules.flavor, f"simulated {status}", status)
+        self._reply(connection, http_request, HttpResponse(status, body, headers=headers))
+
+    def _log_request(
+        self,
+        http_request: HttpRequest,
+        status: int,
+        request: ParsedRequest | None = None,
+        failure_name: str = "",
+    ) -> None:
+        """Count a request, and add it to the log if requests are logged."""
+        number = self.counters.requests
+        self.counters.requests += 1
+        if status >= 400:
+            self._metrics.add_error(status)
+        logs_bodies = self._options.log_bodies
+        if not (self.log.logs_events or logs_bodies):
+            return
+        self.log.requests.append(
+            LoggedRequest(
+                number=number,
+                id=http_request.headers.get(b"x-request-id", b"").decode("latin-1"),
+                arrival_ns=http_request.arrival_ns,
+                path=http_request.path,
+                status=status,
+                input_tokens=request.input_tokens if request else 0,
+                output_tokens=request.output_tokens if request else 0,
+                fault=failure_name,
+                body_sha256=hashlib.sha256(http_request.body).hexdigest() if logs_bodies else "",
+            )
+        )
+
+
+def _read_authorization(path: str) -> bytes:
+    """Return the Authorization header that a file with an API key requires, b"" without a file.
+
+    Raises UserError if the file cannot be read.
+    """
+    if not path:
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return b"Bearer " + file.read().strip()
+    except OSError as error:
+        raise UserError(
+            of_reading(error), f"cannot use a file: {error.strerror}", str(error.filename)
+        ) from None
