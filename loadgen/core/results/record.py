@@ -375,16 +375,16 @@ def _server_timing(completion: Completion, usage: Usage) -> dict[str, int]:
 
     What the server does not state is left out. Cached tokens come from the usage if it has them.
     """
-    values: dict[str, int | None] = {"cached_tokens": usage.cached}
-    if completion.server_timing is not None:
-        timing = parse_server_timing(completion.server_timing)
-        values = {
-            "cached_tokens": timing.cached_tokens if usage.cached is None else usage.cached,
-            "server_queue_ns": timing.queue_ns,
-            "server_prefill_ns": timing.prefill_ns,
-            "server_transfer_ns": timing.transfer_ns,
-            "server_decode_ns": timing.decode_ns,
-            "draft_tokens": timing.drafted_tokens,
-            "accepted_tokens": timing.accepted_tokens,
-        }
+    if completion.server_timing is None:
+        return {} if usage.cached is None else {"cached_tokens": usage.cached}
+    timing = parse_server_timing(completion.server_timing)
+    values = {
+        "cached_tokens": timing.cached_tokens if usage.cached is None else usage.cached,
+        "server_queue_ns": timing.queue_ns,
+        "server_prefill_ns": timing.prefill_ns,
+        "server_transfer_ns": timing.transfer_ns,
+        "server_decode_ns": timing.decode_ns,
+        "draft_tokens": timing.drafted_tokens,
+        "accepted_tokens": timing.accepted_tokens,
+    }
     return {name: value for name, value in values.items() if value is not None}

@@ -58,6 +58,10 @@ class TimingRequest(NamedTuple):
     extra_body: dict[str, Any] | None
 
 
+_OutputLength = tuple[int | None, bool]
+"""The output limit of a request, and whether this length is forced."""
+
+
 class _BodyTemplate(NamedTuple):
     """The bytes of a body before and after its prompt."""
 
@@ -120,8 +124,8 @@ class BodyEncoder:
         """Keep the format, which must not change."""
         self._body_format = body_format
         self._has_plain_prompt = body_format.api in _APIS_WITH_PLAIN_PROMPT
-        self._templates: dict[tuple[int | None, bool], _BodyTemplate | None] = {}
-        self._lengths_seen_once: set[tuple[int | None, bool]] = set()
+        self._templates: dict[_OutputLength, _BodyTemplate] = {}
+        self._request_counts: dict[_OutputLength, int] = {}
 
     def encode(self, request: Request) -> bytes:
         """Return the same bytes as `encode_body`."""
@@ -133,29 +137,27 @@ class BodyEncoder:
             or request.extra
         ):
             return encode_body(request, self._body_format)
-        template = self._find_template(request)
+        template = self._templates.get((request.max_tokens, request.exact_output))
         if template is None:
+            self._consider_template(request)
             return encode_body(request, self._body_format)
         return template.before + _encode_json(prompt) + template.after
 
-    def _find_template(self, request: Request) -> _BodyTemplate | None:
-        """Return the template for the output length of a request, or None if there is none.
+    def _consider_template(self, request: Request) -> None:
+        """Make the template for the output length of a request when that length comes again.
 
-        A template is made when a length comes for the second time, because many lengths of a
-        distribution come only once.
+        The first request has none, because many lengths of a distribution come only once.
         """
+        if len(self._request_counts) >= _MAX_TEMPLATES:
+            self._request_counts.clear()
+            self._templates.clear()
         length = (request.max_tokens, request.exact_output)
-        if length in self._templates:
-            return self._templates[length]
-        if length not in self._lengths_seen_once:
-            if len(self._lengths_seen_once) >= _MAX_TEMPLATES:
-                self._lengths_seen_once.clear()
-                self._templates.clear()
-            self._lengths_seen_once.add(length)
-            return None
-        template = self._make_template(request)
-        self._templates[length] = template
-        return template
+        count = self._request_counts.get(length, 0) + 1
+        self._request_counts[length] = count
+        if count == 2:
+            template = self._make_template(request)
+            if template is not None:
+                self._templates[length] = template
 
     def _make_template(self, request: Request) -> _BodyTemplate | None:
         """Split the body at the prompt. Return None if the prompt is not in exactly one place."""
