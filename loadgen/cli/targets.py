@@ -31,8 +31,8 @@ from loadgen.core.units import Wrong
 from loadgen.core.workload.diagnostics import locate, sort_errors, validate_document
 from loadgen.core.workload.fields import Whole
 from loadgen.core.workload.file_models import FileContext, Part
-from loadgen.core.workload.loading import read_yaml_text
 from loadgen.core.workload.tasks import TARGET_NAME
+from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import Map, place_at, read_yaml
 
 _EXAMPLE = "write a list: - {name: vm-01, url: http://...}"

@@ -65,7 +65,7 @@ def search_folder(
         CombinedError: The workload or the SLO is not valid.
     """
     from loadgen.core.workload import load, read_flags, request_fingerprint
-    from loadgen.core.workload.loading import read_workload_text
+    from loadgen.core.workload.workload_files import read_workload_text
     from loadgen.repeated.capacity import default_trial_ns
 
     flags = read_flags(slo=tuple(slo), request_rate=1.0, warmup=0, duration="1s")

@@ -182,7 +182,7 @@ def workload_name(profile: str) -> str:
     Raises:
         CombinedError: The file has errors.
     """
-    from loadgen.core.workload.loading import read_workload_text
+    from loadgen.core.workload.workload_files import read_workload_text
     from loadgen.core.workload.yaml_marks import read_yaml
 
     if not Path(profile).is_file():

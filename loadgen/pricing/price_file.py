@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from loadgen.core.errors import Code, CombinedError, LoadgenError, Place, UserError
 from loadgen.core.workload.diagnostics import locate, sort_errors, validate_document
 from loadgen.core.workload.file_models import FileContext
-from loadgen.core.workload.loading import read_yaml_text
+from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import Map, child_path, place_at, read_yaml
 from loadgen.prices import parse_price_option
 from loadgen.pricing.prices import (

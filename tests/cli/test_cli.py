@@ -21,7 +21,7 @@ from loadgen.cli.run_options import COMMAND_OPTIONS, PANELS
 from loadgen.core.errors import OK, USAGE
 from loadgen.core.execution.events import Counters
 from loadgen.core.execution.plan import Settings
-from loadgen.core.workload.loading import packaged_files
+from loadgen.core.workload.workload_files import packaged_files
 from loadgen.runs.command import next_step
 from loadgen.runs.progress import Progress, Steps, step_words, words
 

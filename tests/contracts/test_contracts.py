@@ -70,7 +70,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
-from loadgen.core.workload.loading import packaged_files
+from loadgen.core.workload.workload_files import packaged_files
 from loadgen.render import html as as_page
 from loadgen.render import text as as_text
 

@@ -21,7 +21,7 @@ from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.workload.diagnostics import sort_errors, validate_document
 from loadgen.core.workload.fields import Whole
 from loadgen.core.workload.file_models import FileContext, Part
-from loadgen.core.workload.loading import read_yaml_text
+from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import read_yaml
 
 _SMALLEST = "name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}"

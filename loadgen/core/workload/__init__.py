@@ -33,7 +33,7 @@ from loadgen.core.workload.fingerprints import (
     work_fingerprint,
 )
 from loadgen.core.workload.flags import Overrides, parse_concurrency_levels, read_flags
-from loadgen.core.workload.loading import load, packaged_files, workload_from_trace
+from loadgen.core.workload.loading import load, workload_from_trace
 from loadgen.core.workload.overrides import with_unique_prompts
 from loadgen.core.workload.request_classes import Mix, requests_by_class
 from loadgen.core.workload.request_kinds import (
@@ -55,3 +55,4 @@ from loadgen.core.workload.stages import (
     Stage,
 )
 from loadgen.core.workload.tasks import Task, TaskStep, Tool
+from loadgen.core.workload.workload_files import packaged_files

@@ -6,6 +6,7 @@ allowed there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -93,6 +94,30 @@ class Location(NamedTuple):
     def place(self, file: str) -> Place:
         """Return the place of this location in a file."""
         return place_at(file, self.spot, self.path)
+
+
+@dataclass(frozen=True)
+class DocumentErrors:
+    """The mistakes in a document that were found so far, and what is needed to report more.
+
+    Attributes:
+        file: The name of the file in error messages.
+        document: The file as it is written.
+        errors: The mistakes.
+    """
+
+    file: str
+    document: Map
+    errors: list[LoadgenError]
+
+    def add_at(self, loc: Loc, code: Code, problem: str, hint: str) -> None:
+        """Add a mistake in the value at this location of the document."""
+        place = locate(self.document, loc).place(self.file)
+        self.errors.append(UserError(code, problem, place, hint))
+
+    def add_option(self, code: Code, problem: str, option: str, hint: str) -> None:
+        """Add a mistake in an option of the command line, or in the file as a whole."""
+        self.errors.append(UserError(code, problem, option, hint))
 
 
 def validate_document(model: type[Model], document: Any, context: FileContext) -> Model | None:

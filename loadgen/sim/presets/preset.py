@@ -17,7 +17,7 @@ from loadgen.core import units
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, did_you_mean
 from loadgen.core.workload.diagnostics import Loc, locate, sort_errors, validate_document
 from loadgen.core.workload.file_models import FileContext, Part
-from loadgen.core.workload.loading import read_yaml_text
+from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import Map, overlay, read_yaml
 from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.sim.engine.system import ReplicaChange, SimulatedSystem

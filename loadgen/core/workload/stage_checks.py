@@ -1,0 +1,131 @@
+"""Check that the stages of a workload describe a load that ends and can be planned."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from loadgen.core.units import NS_PER_S
+from loadgen.core.workload.diagnostics import DocumentErrors
+from loadgen.core.workload.request_classes import requests_by_class
+from loadgen.core.workload.stages import Closed, Constant, Ramp, Replay, Stage
+from loadgen.core.workload.tasks import Task
+
+MAX_PLANNED_STARTS = 200_000_000
+"""Starts of an open loop. Their times alone take 1.6 GB of memory."""
+BYTES_PER_START = 8
+MAX_TASKS = 500_000
+"""Tasks are drawn before the start, which takes about 7 us for each of their requests."""
+
+LOAD_HINT = (
+    "give --request-rate 10 (open loop) or --concurrency 8 (closed loop), "
+    "or write stages into the file"
+)
+END_HINT = "give --duration 30s or --num-requests 200, or write duration: or count: into the stage"
+
+
+def check_stages(stages: list[Stage], requests: Any, errors: DocumentErrors) -> None:
+    """Add an error for stages that are no load, never end, or are too much to plan."""
+    if not stages:
+        problem = "no load: no stages in the file, and no flag gives one"
+        errors.add_option("no_load", problem, errors.file, LOAD_HINT)
+        return
+    if not any(stage.measured for stage in stages):
+        errors.add_at(("stages",), "no_load", "no load: no stage is measured", LOAD_HINT)
+        return
+    if _exceeds_plan(stages, requests, errors):
+        return
+    written_stages = errors.document.get("stages") or ()
+    index_of_name = {stage.get("name"): index for index, stage in enumerate(written_stages)}
+    for index, stage in enumerate(stages):
+        # Options can add and remove stages, so a stage is looked up by its name first.
+        _check_end(stage, index_of_name.get(stage.name, index), errors)
+
+
+def _exceeds_plan(stages: list[Stage], requests: Any, errors: DocumentErrors) -> bool:
+    """Return True and add an error if there is more to plan before the start than is possible."""
+    planned_starts = sum(_planned_starts(stage) for stage in stages)
+    if _draws_tasks(requests):
+        tasks = sum(max(stage.count or 0, _planned_starts(stage)) for stage in stages)
+        if tasks > MAX_TASKS:
+            problem = f"{tasks:,.0f} tasks to draw before the start, at most {MAX_TASKS:,}"
+            hint = "a lower count, or a closed loop with a duration alone, which draws as it goes"
+            errors.add_option("too_large", problem, errors.file, hint)
+            return True
+    if planned_starts > MAX_PLANNED_STARTS:
+        gigabytes = planned_starts * BYTES_PER_START / 1e9
+        problem = (
+            f"{planned_starts:,.0f} requests to plan: their instants alone take {gigabytes:,.1f} GB"
+        )
+        hint = (
+            f"a lower rate or a shorter duration (at most {MAX_PLANNED_STARTS:,}); "
+            "a closed loop (--concurrency) plans none"
+        )
+        errors.add_option("too_large", problem, errors.file, hint)
+        return True
+    return False
+
+
+def _planned_starts(stage: Stage) -> float:
+    """Return the number of starts that the schedule of an open loop contains.
+
+    It is 0 for a closed loop, which is planned while it runs.
+    """
+    arrival = stage.arrival
+    if isinstance(arrival, Closed):
+        return 0
+    if stage.count is not None:
+        return stage.count
+    if isinstance(arrival, Replay):
+        return _planned_replays(arrival, stage.duration_ns or 0)
+    if stage.duration_ns is None:
+        return 0
+    rate_per_s = arrival.mean_rate if isinstance(arrival, Ramp) else arrival.rate
+    if not math.isfinite(rate_per_s):
+        return 0
+    return rate_per_s * stage.duration_ns / NS_PER_S
+
+
+def _planned_replays(arrival: Replay, duration_ns: int) -> float:
+    """Return at most how many starts of a trace come in a duration."""
+    from loadgen.core.workload.trace_sessions import replay_starts
+    from loadgen.core.workload.traces import read_replayed_trace
+
+    starts_per_loop = len(replay_starts(arrival))
+    rate_per_s = read_replayed_trace(arrival).rate * arrival.speed
+    starts_in_duration = rate_per_s * duration_ns / NS_PER_S + starts_per_loop
+    return min(starts_per_loop * arrival.loop, starts_in_duration)
+
+
+def _draws_tasks(requests: Any) -> bool:
+    """Return True if requests of a class are tasks or sessions of a trace."""
+    return any(
+        isinstance(class_requests, Task) or getattr(class_requests, "replay", "") == "sessions"
+        for class_requests in requests_by_class(requests).values()
+    )
+
+
+def _check_end(stage: Stage, index: int, errors: DocumentErrors) -> None:
+    """Add an error for a stage that never ends, or ends before all its users have started."""
+    location = ("stages", index)
+    arrival = stage.arrival
+    sends_all_at_once = isinstance(arrival, Constant) and math.isinf(arrival.rate)
+    if sends_all_at_once and stage.count is None:
+        problem = f'stage "{stage.name}" sends everything at once, and does not say how many'
+        hint = "give --num-requests 200 (--warmup 20req), or count:"
+        errors.add_at(location, "endless", problem, hint)
+        return
+    if stage.duration_ns is None and stage.count is None and stage.at_least is None:
+        problem = f'stage "{stage.name}" never ends: it has neither duration nor count'
+        errors.add_at(location, "endless", problem, END_HINT)
+        return
+    if not isinstance(arrival, Closed) or not stage.duration_ns:
+        return
+    ramp_ns = arrival.ramp_ns or 0
+    if ramp_ns >= stage.duration_ns:
+        problem = (
+            f'stage "{stage.name}" ends after {stage.duration_ns / NS_PER_S:g} s, '
+            "before all its lanes have begun"
+        )
+        hint = f"a ramp (--stagger) of less than that; it is {ramp_ns / NS_PER_S:g} s"
+        errors.add_at(location, "out_of_range", problem, hint)

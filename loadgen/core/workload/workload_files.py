@@ -1,0 +1,127 @@
+"""Find and read the text of workload files and of other YAML files of a user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from loadgen.core.errors import CombinedError, UserError, did_you_mean, of_reading
+
+MAX_FILE_BYTES = 1 << 20
+YAML_SUFFIXES = (".yaml", ".yml")
+DATA_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
+
+
+def packaged_files(kind: str = "workloads") -> dict[str, Path]:
+    """Return the packaged files of a kind (workloads or contracts) by their names."""
+    package = Path(__file__).parent.parent.parent
+    # In a wheel the files are inside the package, in a checkout they are beside it.
+    inside = package / "data" / kind
+    directory = inside if inside.is_dir() else package.parent / kind
+    return {path.stem: path for path in sorted(directory.glob("*.yaml"))}
+
+
+def find_workload(path_or_name: str) -> Path:
+    """Return the path of a workload. A file comes before a packaged workload of the same name."""
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    return packaged_files().get(path_or_name, path)
+
+
+def read_workload_text(path_or_name: str) -> str:
+    """Return the text of a workload file or of a packaged workload.
+
+    Raises CombinedError if there is no such file, or if it is a data set or a contract.
+    """
+    file = find_workload(path_or_name)
+    try:
+        _refuse_data_set(file, path_or_name)
+        text = read_yaml_text(
+            file,
+            path_or_name,
+            "workload",
+            lambda: _hint_for_missing_workload(file, path_or_name),
+            "a file of prompts is given with --dataset",
+        )
+        if re.search(r"(?m)^levels:", text):
+            problem = "a contract, not a workload"
+            hint = f"loadgen validate {path_or_name}"
+            raise UserError("wrong_format", problem, path_or_name, hint)
+    except UserError as error:
+        raise CombinedError([error]) from None
+    return text
+
+
+def read_yaml_text(
+    file: Path, label: str, kind: str, hint_if_missing: Callable[[], str], hint: str
+) -> str:
+    """Return the text of a YAML file of at most 1 MiB.
+
+    Args:
+        file: The path of the file.
+        label: The name of the file in error messages.
+        kind: The word for such a file in error messages.
+        hint_if_missing: Returns a hint for a file that cannot be read.
+        hint: A hint for a file that is too large.
+
+    Raises:
+        UserError: The file cannot be read, is too large, or is no UTF-8 text.
+    """
+    try:
+        is_too_large = file.stat().st_size > MAX_FILE_BYTES
+        content = b"" if is_too_large else file.read_bytes()
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        if isinstance(error, FileNotFoundError):
+            problem = f"no such {kind}"
+        raise UserError(of_reading(error), problem, label, hint_if_missing()) from None
+    if is_too_large:
+        raise UserError("too_large", f"more than 1 MiB: not a {kind}", label, hint)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        hint = f"a {kind} is plain text in YAML"
+        raise UserError(
+            "wrong_encoding", "not a text file (UTF-8)", f"{label}:{line}", hint
+        ) from None
+
+
+def _refuse_data_set(file: Path, label: str) -> None:
+    """Raise UserError for a file of prompts."""
+    if file.is_file() and (file.suffix in DATA_SUFFIXES or _is_json_list(file)):
+        hint = f"--dataset {label}; with arrivals and lengths it is a trace: --trace {label}"
+        raise UserError("wrong_format", "a file of prompts is no workload", label, hint)
+
+
+def _is_json_list(file: Path) -> bool:
+    """Return True for a JSON file with a list. A JSON object may be a workload, as YAML may."""
+    if file.suffix != ".json":
+        return False
+    with file.open("rb") as opened:
+        return opened.read(64).lstrip().startswith(b"[")
+
+
+def _hint_for_missing_workload(file: Path, path_or_name: str) -> str:
+    if path_or_name in packaged_files("contracts"):
+        return f"{path_or_name} is a contract: loadgen validate {path_or_name}"
+    nearby_workloads = [
+        str(path)
+        for suffix in YAML_SUFFIXES
+        for path in sorted(file.parent.glob(f"*{suffix}"))
+        if _is_workload(path)
+    ]
+    suggestion = did_you_mean(path_or_name, [*packaged_files(), *nearby_workloads])
+    return f"{suggestion}; or the path of a YAML file"
+
+
+def _is_workload(file: Path) -> bool:
+    """Return True if a YAML file says what is sent, which no contract does."""
+    try:
+        with file.open("rb") as opened:
+            beginning = opened.read(1 << 16)
+    except OSError:
+        return False
+    return re.search(rb"(?m)^(requests|classes|trace):", beginning) is not None
