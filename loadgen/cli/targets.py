@@ -94,7 +94,7 @@ class _TargetsFile(NamedTuple):
         """Add an error at a place, which is a path of keys and indices below `targets`."""
         spot, path, _ = locate(self.top, ("targets", *place))
         where_in_file = place_at(self.context.file, spot, path)
-        self.context.faults.append(UserError(code, what, where_in_file, hint, key=key))
+        self.context.errors.append(UserError(code, what, where_in_file, hint, key=key))
 
 
 def load_targets(
@@ -115,10 +115,10 @@ def load_targets(
     top, faults = read_yaml(
         text, str(path), env, kind="targets file", smallest=_EXAMPLE, list_as="targets"
     )
-    context = FileContext(file=str(path), directory=path.parent, faults=faults)
+    context = FileContext(file=str(path), directory=path.parent, errors=faults)
     written = validate_document(WrittenTargets, top, context)
     if written is None:
-        raise CombinedError(sort_errors(context.faults))
+        raise CombinedError(sort_errors(context.errors))
     file = _TargetsFile(top, context)
     if not written.targets:
         file.add_error("empty_file", "no targets in it", (), _EXAMPLE)
@@ -127,8 +127,8 @@ def load_targets(
         endpoint = _to_endpoint(target, index, file, env, common)
         _check_not_repeated(endpoint, index, endpoints, file)
         endpoints.append(endpoint)
-    if context.faults:
-        raise CombinedError(sort_errors(context.faults))
+    if context.errors:
+        raise CombinedError(sort_errors(context.errors))
     return tuple(endpoints)
 
 

@@ -171,7 +171,7 @@ def validate(  # noqa: PLR0913 - one parameter for each option of the command
     Example: loadgen validate contract.yaml --url http://HOST:8000 --repeat 3
     """  # noqa: D205 - the text of `--help`
     from loadgen.contracts import outputs, stored_validation
-    from loadgen.core.workload.loading import packaged_files
+    from loadgen.core.workload.workload_files import packaged_files
     from loadgen.runs.show import shown
 
     if contract is None and extend is not None:
@@ -248,7 +248,7 @@ def _read_request(
     with collecting(errors):
         settings = invocation.settings()
     overrides = invocation.overrides()
-    errors += overrides.faults
+    errors += overrides.errors
     with collecting(errors):
         repetition = invocation.repetition()
     with collecting(errors):

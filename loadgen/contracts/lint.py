@@ -28,7 +28,7 @@ from loadgen.core.errors import CombinedError, LoadgenError, did_you_mean
 from loadgen.core.workload import Mix, Workload
 from loadgen.core.workload import load as load_workload
 from loadgen.core.workload.flags import Overrides
-from loadgen.core.workload.loading import packaged_files
+from loadgen.core.workload.workload_files import packaged_files
 from loadgen.core.workload.request_classes import RequestClass
 from loadgen.core.workload.yaml_marks import Map
 

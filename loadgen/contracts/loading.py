@@ -68,7 +68,7 @@ def load_contract(
     if repeats is not None:
         for level in written_levels.values():
             level["repeats"] = repeats
-    context = FileContext(file=label, directory=file.parent, faults=yaml_errors)
+    context = FileContext(file=label, directory=file.parent, errors=yaml_errors)
     contract = validate_document(Contract, document, context)
     # The drafts are validated again by themselves. Errors in them are already in `context`.
     draft_context = FileContext(file=label, directory=file.parent)
@@ -90,7 +90,7 @@ def load_contract(
             read_questions=read_questions,
         )
     )
-    errors = sort_errors([*context.faults, *findings.contract_errors]) + findings.other_errors
+    errors = sort_errors([*context.errors, *findings.contract_errors]) + findings.other_errors
     if errors or contract is None:
         raise CombinedError(errors)
     plans = tuple(

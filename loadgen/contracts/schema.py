@@ -22,7 +22,7 @@ from loadgen.core.units import Wrong
 from loadgen.core.workload.diagnostics import sort_errors, validate_document
 from loadgen.core.workload.fields import Duration, FiniteRate, Share, Whole
 from loadgen.core.workload.file_models import FileContext, Part
-from loadgen.core.workload.loading import packaged_files, read_yaml_text
+from loadgen.core.workload.workload_files import packaged_files, read_yaml_text
 from loadgen.core.workload.slo_fields import SloField
 from loadgen.core.workload.stages import Concurrency
 from loadgen.core.workload.yaml_marks import Map, read_yaml
@@ -175,11 +175,11 @@ def parse_contract(
     """
     document, yaml_errors = read_contract_document(text, label, env)
     context = FileContext(
-        file=label, directory=Path(), faults=yaml_errors, extra_metrics=extra_metrics
+        file=label, directory=Path(), errors=yaml_errors, extra_metrics=extra_metrics
     )
     contract = validate_document(Contract, document, context)
-    if contract is None or context.faults:
-        raise CombinedError(sort_errors(context.faults))
+    if contract is None or context.errors:
+        raise CombinedError(sort_errors(context.errors))
     return contract
 
 

@@ -261,8 +261,8 @@ def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None
     from loadgen.cost.comparison import slo_words
 
     flags = read_flags(slo=tuple(slo))
-    if flags.faults:
-        raise CombinedError(flags.faults)
+    if flags.errors:
+        raise CombinedError(flags.errors)
     if not slo:
         return
     goodput = evidence.summary.goodput

@@ -436,7 +436,7 @@ def _checked(
             )
         )
     overrides = invocation.overrides()
-    faults += overrides.faults
+    faults += overrides.errors
     if common.dataset is not None:
         faults += [
             UserError(

@@ -240,11 +240,11 @@ def _parse_document(
     Raises CombinedError if the document does not have the form of a price file.
     """
     document, errors = read_yaml(text, label, env, kind="price file", smallest=f"like {EXAMPLE}")
-    context = FileContext(file=label, directory=Path(), faults=errors)
+    context = FileContext(file=label, directory=Path(), errors=errors)
     written = validate_document(WrittenPrices, document, context)
     if written is None:
-        raise CombinedError(sort_errors([_with_example(error) for error in context.faults]))
-    return written, _CheckedFile(document, label, context.faults)
+        raise CombinedError(sort_errors([_with_example(error) for error in context.errors]))
+    return written, _CheckedFile(document, label, context.errors)
 
 
 def _with_example(error: LoadgenError) -> LoadgenError:

@@ -169,10 +169,10 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> SystemSaid:
     """
     text = read_yaml_text(path, f"--system {path}", "system file", lambda: _EXAMPLE, _EXAMPLE)
     document, faults = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
-    context = FileContext(file=str(path), directory=path.parent, faults=faults)
+    context = FileContext(file=str(path), directory=path.parent, errors=faults)
     system = validate_document(SystemUnderTest, document, context)
-    if system is None or context.faults:
-        raise CombinedError(sort_errors(context.faults))
+    if system is None or context.errors:
+        raise CombinedError(sort_errors(context.errors))
     values = system.model_dump(exclude_none=True)
     target = {name: values.pop(name) for name in OF_THE_TARGET if name in values}
     metadata = values.pop("metadata")

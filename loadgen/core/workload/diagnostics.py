@@ -123,15 +123,15 @@ class DocumentErrors:
 def validate_document(model: type[Model], document: Any, context: FileContext) -> Model | None:
     """Validate a document of a file and return the model.
 
-    Mistakes are appended to `context.faults`. Returns None if pydantic refuses the document. A
-    validator may also append a fault and accept the value, so the caller checks `context.faults` in
+    Mistakes are appended to `context.errors`. Returns None if pydantic refuses the document. A
+    validator may also append a fault and accept the value, so the caller checks `context.errors` in
     any case.
     """
     try:
         return model.model_validate(document, context=context)
     except ValidationError as invalid:
         for error in invalid.errors(include_url=False):
-            context.faults.append(to_user_error(error, document, context.file))
+            context.errors.append(to_user_error(error, document, context.file))
         return None
 
 

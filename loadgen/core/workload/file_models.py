@@ -43,7 +43,7 @@ class FileContext:
     Attributes:
         file: The name of the file in error messages.
         directory: The directory that paths in the file are relative to.
-        faults: The mistakes that were found so far. Validators append those that pydantic cannot
+        errors: The mistakes that were found so far. Validators append those that pydantic cannot
             express.
         extra_metrics: Metrics of other packages that a stored file may name although these packages
             are not installed.
@@ -51,7 +51,7 @@ class FileContext:
 
     file: str
     directory: Path
-    faults: list[LoadgenError] = field(default_factory=list)
+    errors: list[LoadgenError] = field(default_factory=list)
     extra_metrics: tuple[str, ...] = ()
 
 
@@ -109,7 +109,7 @@ class Part(BaseModel):
             similar_key = closest(key, known_keys, cls.synonyms)
             values = {"did_you_mean": child_path(data.path, similar_key)} if similar_key else {}
             fault = UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
-            context.faults.append(fault)
+            context.errors.append(fault)
         return {key: value for key, value in data.items() if key in known_keys}
 
     @classmethod

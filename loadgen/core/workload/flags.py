@@ -64,7 +64,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     trace_unit: units.TimeUnit | None = None
     stop_when: tuple[StopRule, ...] = ()
     limits: Mapping[str, float] = {}
-    faults: tuple[LoadgenError, ...] = ()
+    errors: tuple[LoadgenError, ...] = ()
 
 
 BY_KEY = frozenset(
@@ -123,7 +123,7 @@ def read_flags(**options: Any) -> Overrides:
                         key=PYTHON_ONLY.get(name, ""),
                     )
                 )
-    return Overrides(**values, faults=tuple(faults))
+    return Overrides(**values, errors=tuple(faults))
 
 
 def _read_flag(name: str, text: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class Task(Part):
         steps = data.get("steps") if isinstance(data, Map) else None
         if isinstance(info.context, FileContext) and isinstance(steps, Map):
             faults = check_steps(steps, data.get("tools"), info.context.file)
-            info.context.faults.extend(faults)
+            info.context.errors.extend(faults)
         return data
 
     @model_validator(mode="after")

@@ -314,15 +314,15 @@ def _load(name: str, where: str, extending: tuple[str, ...]) -> tuple[Map, Prese
         raise UserError("unknown_name", f'unknown preset "{name}"', where, hint)
     path = Path(name) if is_user_file else FOLDER / f"{name}.yaml"
     document, faults = _read_document(path)
-    context = FileContext(file=str(path), directory=path.parent, faults=faults)
+    context = FileContext(file=str(path), directory=path.parent, errors=faults)
     merged = _extended(document, path, (*extending, name)) if "extends" in document else document
     if is_user_file and "name" not in document:
         merged["name"] = path.stem
     preset = validate_document(Preset, merged, context)
     if preset is not None:
-        context.faults.extend(_conflicts(preset, document, context.file))
-    if preset is None or context.faults:
-        raise CombinedError(sort_errors(context.faults))
+        context.errors.extend(_conflicts(preset, document, context.file))
+    if preset is None or context.errors:
+        raise CombinedError(sort_errors(context.errors))
     return merged, preset
 
 

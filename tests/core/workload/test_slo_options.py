@@ -132,7 +132,7 @@ def test_an_unknown_metric_is_answered_with_the_term_that_was_meant(tmp_path: Pa
 )
 def test_a_repeated_key_of_an_option_is_refused(option: str, texts: list[str]) -> None:
     overrides = read_flags(**{option: texts})
-    assert [fault.code for fault in overrides.faults] == ["duplicate"]
+    assert [fault.code for fault in overrides.errors] == ["duplicate"]
 
 
 def test_both_percentiles_of_a_metric_decide_a_run(

@@ -966,7 +966,7 @@ def test_text_that_is_no_yaml_says_what_to_do(text: str, hint: str) -> None:
 def test_a_limit_without_its_unit_is_refused(options: dict[str, Any]) -> None:
     """500 seconds would be a gate that cannot fail. A duration of a load keeps bare seconds."""
     overrides = read_flags(**options, duration="30")
-    (fault,) = overrides.faults
+    (fault,) = overrides.errors
     assert fault.code == "invalid_value" and "500s or 500ms" in (fault.hint or "")
     assert overrides.duration == 30_000_000_000
 
