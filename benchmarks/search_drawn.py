@@ -40,7 +40,7 @@ from loadgen.core.results.record import STATUS
 from loadgen.core.workload import load
 from loadgen.core.workload.flags import read_flags
 from loadgen.repeated.capacity import Capacity, load_capacity
-from loadgen.search.watch import Goal
+from loadgen.search.goal import Goal
 
 ALLOWED = 1.05  # times the true capacity: no confirmed load may be higher
 TOO_LOW = 1.25  # times the confirmed load: an answer below that is called much too low
@@ -148,8 +148,8 @@ def sustains(case: Case, rate_per_s: float, seed: int, folder: Path, *, number: 
     rows = store.read_run(run_folder).rows
     second_half = rows[rows["due_ns"] >= length_ns / 2]
     goal = Goal(slo=workload.slo)
-    misses = goal.misses(second_half).sum(axis=1)
-    allowed = goal.allowed(len(second_half))
+    misses = goal.find_misses(second_half).sum(axis=1)
+    allowed = goal.allowed_misses(len(second_half))
     meets_slo = all(count <= most for count, most in zip(misses, allowed, strict=True))
     is_completed = (
         (rows["status"] == STATUS["ok"])

@@ -31,7 +31,11 @@ from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.mlperf import dataset, rules
-from loadgen.search import load_search, watch
+from loadgen.search.goal import Goal
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.search_results import PlannedTrial, TrialResult
+from loadgen.search.search_settings import ESTIMATE_STEP, SIGMA_PER_NOISE, SearchSettings
+from loadgen.search.trial_monitor import PlannedLoad, TrialMonitor
 from loadgen.sim import virtual_backend as virtual
 from loadgen.sim.presets import preset as presets
 
@@ -47,7 +51,7 @@ class World(NamedTuple):
     """A preset under a benchmark's limits."""
 
     preset: Any
-    goal: watch.Goal
+    goal: Goal
     lengths: dataset.Lengths
     precision: float
     full_s: float  # of a run
@@ -63,7 +67,7 @@ def world(name: str, scenario: Any, full_s: float) -> World:
     lengths = dataset.synthetic(rules.rules().benchmarks["llama2-70b"], benchmark="llama2-70b")
     return World(
         presets.load_preset(name),
-        watch.Goal(slo=Slo(terms=terms)),
+        Goal(slo=Slo(terms=terms)),
         lengths,
         PRECISION[scenario],
         full_s,
@@ -73,7 +77,10 @@ def world(name: str, scenario: Any, full_s: float) -> World:
 def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any]:
     """The schedule and the rows, in the order of their end, of one run from empty."""
     order = seeds.stream(seed, "order").permutation(len(where.lengths.input))
-    inputs, outputs = where.lengths.input[order].tolist(), where.lengths.output[order].tolist()
+    inputs, outputs = (
+        where.lengths.input[order].tolist(),
+        where.lengths.output[order].tolist(),
+    )
     size = len(inputs)
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=round(length_s * S))
     one: Any = FixedTokens(value=1)
@@ -94,24 +101,25 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
 
 
 def passes(where: World, due: Any, rows: Any) -> bool:
-    missed = where.goal.misses(rows).sum(axis=1)
+    missed = where.goal.find_misses(rows).sum(axis=1)
     return all(
-        count <= most for count, most in zip(missed, where.goal.allowed(len(due)), strict=True)
+        count <= most
+        for count, most in zip(missed, where.goal.allowed_misses(len(due)), strict=True)
     )
 
 
-def probe(where: World, ask: load_search.NextTrial, seed: int) -> load_search.TrialResult:
+def probe(where: World, trial: PlannedTrial, seed: int) -> TrialResult:
     """One probe, watched every LOOK_S seconds, with the drain of what it had in flight when it was decided."""
-    due, rows = run(where, ask.load, seed, where.full_s)
-    trial_watch = watch.Watch(where.goal, due, early_under=ask.early_under)
+    due, rows = run(where, trial.load, seed, where.full_s)
+    trial_watch = TrialMonitor(where.goal, PlannedLoad(due), may_pass_early=trial.may_pass_early)
     outcome, why, early, spent_s, now = None, "", False, 0.0, 0
     full_ns = int(rows["done_ns"].max())
     for now in range(LOOK_S * S, full_ns, LOOK_S * S):
         begin, end = np.searchsorted(rows["done_ns"], (now - LOOK_S * S, now), "right")
-        if decision := trial_watch.look(now, rows[begin:end]):
-            outcome, why, early = decision.outcome, decision.why, True
+        if decision := trial_watch.add_rows(now, rows[begin:end]):
+            outcome, why, early = decision.outcome, decision.reason, True
             stop_s = min(now / S, where.full_s)
-            _, cut = run(where, ask.load, seed, stop_s)
+            _, cut = run(where, trial.load, seed, stop_s)
             spent_s = max(now, int(cut["done_ns"].max())) / S
             break
     if outcome is None:
@@ -119,14 +127,14 @@ def probe(where: World, ask: load_search.NextTrial, seed: int) -> load_search.Tr
     seen_s = min(now / S, where.full_s) if early else where.full_s
     offered = float((due < seen_s * S).sum()) / seen_s
     noise = 1 / math.sqrt(len(due))
-    return load_search.TrialResult(
-        ask=ask,
+    return TrialResult(
+        trial=trial,
         outcome=outcome,
-        early=early,
-        spent_s=spent_s,
-        offered=offered,
-        noise=noise,
-        why=why,
+        ended_early=early,
+        duration_s=spent_s,
+        offered_load=offered,
+        sampling_noise=noise,
+        reason=why,
     )
 
 
@@ -138,17 +146,19 @@ def bracket(guess: float, seed: int) -> tuple[float, float]:
 
 def searched(
     where: World, guess: float, seed: int, *, near: bool
-) -> tuple[load_search.LoadSearch, list[load_search.TrialResult]]:
+) -> tuple[LoadSearch, list[TrialResult]]:
     low, high = bracket(guess, seed)
-    found = load_search.LoadSearch(low=low, high=high, precision=where.precision)
+    found = LoadSearch(SearchSettings(low=low, high=high, precision=where.precision))
     if near:
         first = guess * float(seeds.stream(seed, "first load").uniform(*FIRST))
-        found = load_search.LoadSearch(
-            low=1e-3, high=1e6, start=first, step=load_search.NEAR, precision=where.precision
+        found = LoadSearch(
+            SearchSettings(
+                low=1e-3, high=1e6, start=first, first_step=ESTIMATE_STEP, precision=where.precision
+            )
         )
-    while (ask := found.ask()) is not None:
-        found.tell(probe(where, ask, seeds.derived(seed, "probe", ask.number)))
-    return found, found.told
+    while (trial := found.next_trial()) is not None:
+        found.add_result(probe(where, trial, seeds.derived(seed, "probe", trial.number)))
+    return found, found.results
 
 
 def bisected(where: World, guess: float, seed: int) -> tuple[float, float, int]:
@@ -224,24 +234,26 @@ def coverage(
     for seed in range(count):
         rng = seeds.stream(seed, f"run spread {spread}")
         true = float(rng.uniform(70, 140))
-        search = load_search.LoadSearch(low=1, high=1e6, start=10, precision=0.02, run_spread=told)
-        while (ask := search.ask()) is not None:
+        search = LoadSearch(
+            SearchSettings(low=1, high=1e6, start=10, precision=0.02, run_spread=told)
+        )
+        while (trial := search.next_trial()) is not None:
             own = true * math.exp(math.hypot(spread, sampling) * float(rng.standard_normal()))
-            outcome: Any = "under" if ask.load < own else "over"
-            noise = sampling / load_search.SIGMA_OF_NOISE
-            search.tell(
-                load_search.TrialResult(
-                    ask=ask,
+            outcome: Any = "under" if trial.load < own else "over"
+            noise = sampling / SIGMA_PER_NOISE
+            search.add_result(
+                TrialResult(
+                    trial=trial,
                     outcome=outcome,
-                    early=False,
-                    spent_s=FULL_S,
-                    offered=ask.load,
-                    noise=noise,
+                    ended_early=False,
+                    duration_s=FULL_S,
+                    offered_load=trial.load,
+                    sampling_noise=noise,
                 )
             )
-        interval = search.answer.interval
+        interval = search.result.interval
         hits += interval is not None and interval.low <= true <= interval.high
-        probes += len(search.told)
+        probes += len(search.results)
     return hits, probes / count
 
 
@@ -297,9 +309,9 @@ def main() -> None:
     for seed in range(given.first, given.first + given.seeds):
         began = time.process_time()
         found, told = searched(where, given.guess, seed, near=given.near)
-        answer = found.answer
+        answer = found.result
         assert answer.load is not None and answer.interval is not None
-        spent = answer.spent_s - answer.confirming_s
+        spent = answer.duration_s - answer.confirmation_s
         results.append(
             {
                 "seed": seed,
@@ -307,18 +319,18 @@ def main() -> None:
                 "error": answer.load / theta - 1,
                 "covers": answer.interval.low <= theta <= answer.interval.high,
                 "half_width": answer.interval.half_width / answer.load,
-                "confirmed": answer.confirmed,
-                "reason": answer.reason,
-                "probes": answer.probes,
+                "confirmed": answer.confirmed_load,
+                "reason": answer.stop_reason,
+                "probes": answer.trial_count,
                 "spent_s": spent,
                 "cpu_s": time.process_time() - began,
                 "told": [
                     (
-                        one.ask.kind,
-                        round(one.ask.load, 2),
+                        one.trial.kind,
+                        round(one.trial.load, 2),
                         one.outcome,
-                        one.early,
-                        round(one.spent_s),
+                        one.ended_early,
+                        round(one.duration_s),
                     )
                     for one in told
                 ],

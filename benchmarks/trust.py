@@ -75,8 +75,9 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.stats import intervals, trend
 from loadgen.core.stats.quantiles import index
 from loadgen.runs.compared import ComparedRun, Side
-from loadgen.search import load_search
-from loadgen.search.load_search import SearchAnswer
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.search_results import SearchResult, TrialResult
+from loadgen.search.search_settings import SearchSettings
 
 RATE = 5.0
 TOKENS = 100
@@ -486,29 +487,29 @@ def capacities(
 
 def searched(
     seed: int, starts: Callable[[np.random.Generator], Iterator[float]]
-) -> tuple[bool, SearchAnswer]:
+) -> tuple[bool, SearchResult]:
     """A search on a server whose capacity each start changes by a factor; whether its interval covers the middle."""
     draw = np.random.default_rng([seed, 77])
     truth = 100.0
     low = truth / 4 ** float(draw.uniform(0.2, 0.8))
-    search = load_search.LoadSearch(low=low, high=4 * low, run_spread=None)
+    search = LoadSearch(SearchSettings(low=low, high=4 * low, run_spread=None))
     factors = starts(draw)
-    while (ask := search.ask()) is not None:
-        n = ask.load * 600
-        offered = ask.load * math.exp(draw.normal(0, 1 / math.sqrt(n)))
+    while (trial := search.next_trial()) is not None:
+        n = trial.load * 600
+        offered = trial.load * math.exp(draw.normal(0, 1 / math.sqrt(n)))
         holds = offered < truth * next(factors)
-        search.tell(
-            load_search.TrialResult(
-                ask=ask,
+        search.add_result(
+            TrialResult(
+                trial=trial,
                 outcome="under" if holds else "over",
-                early=False,
-                spent_s=600.0,
-                offered=offered,
-                noise=1 / math.sqrt(n),
-                why="",
+                ended_early=False,
+                duration_s=600.0,
+                offered_load=offered,
+                sampling_noise=1 / math.sqrt(n),
+                reason="",
             )
         )
-    answer = search.answer
+    answer = search.result
     return (
         answer.interval is not None and answer.interval.low <= truth <= answer.interval.high,
         answer,
@@ -540,7 +541,7 @@ def search_rows(members: list[str], seeds: range) -> Iterator[bool]:
         server = name if isinstance(name, str) else f"starts {name:.1%} apart"
         width, trials = (
             f"{np.median(widths):.2%}",
-            f"{np.mean([one.probes for _, one in results]):.1f}",
+            f"{np.mean([one.trial_count for _, one in results]):.1f}",
         )
         print(
             f"{server:<22}{covered:>10}{width:>12}{trials:>8}{'' if good else '   OVER'}",

@@ -62,7 +62,7 @@ def _load_sweep() -> Callable[..., int]:
 
 
 def _load_search() -> Callable[..., int]:
-    from loadgen.search.command import search
+    from loadgen.search.search_command import search
 
     return search
 

@@ -192,7 +192,7 @@ def _load_validation() -> ResultFunctions[Any]:
 
 
 def _load_search() -> ResultFunctions[Any]:
-    from loadgen.search.kind import FUNCTIONS
+    from loadgen.search.search_kind import FUNCTIONS
 
     return FUNCTIONS
 

@@ -23,6 +23,6 @@ def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
         from loadgen.mlperf import text
         from loadgen.search import experiment
 
-        if experiment.is_mlperf(experiment.plan_of(folder)):
+        if experiment.read_plan(folder).is_by_mlperf_rules:
             return ExtraSections(warned=(text.warned(),))  # a search for a peak that has none yet
     return None

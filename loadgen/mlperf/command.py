@@ -29,7 +29,7 @@ from loadgen.core.errors import (
     UserError,
     collecting,
 )
-from loadgen.search.command import RunSpread, Sustain, longer, perform, spread_of_runs
+from loadgen.search.search_command import RunSpreadOption, SustainOption
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -168,8 +168,8 @@ def limited(
             help="Folder of a --find-peak that was interrupted: go on, without its flags.",
         ),
     ] = None,
-    sustain: Sustain = None,
-    run_spread: RunSpread = None,
+    sustain: SustainOption = None,
+    run_spread: RunSpreadOption = None,
 ) -> int:
     """The Server scenario: Poisson arrivals at a target rate, p99 limits on TTFT and TPOT, at least 600 s.
 
@@ -179,11 +179,12 @@ def limited(
     """
     from loadgen.core.execution.folder_names import alone, check_empty
     from loadgen.search import experiment
+    from loadgen.search.search_plan import choose_sustain_factor, parse_run_spread
 
     if (
         resume is not None
         and common.benchmark is None
-        and (command := experiment.plan_of(resume).command)
+        and (command := experiment.read_plan(resume).command)
     ):
         return invocation.run_command_line(
             resume_arguments(command[1:], invocation.arguments, "--resume", resume, depth=2)
@@ -199,8 +200,8 @@ def limited(
             "no_effect", "only a search can be resumed", "--resume", "give --find-peak as well"
         )
     if resume is not None:
-        experiment.plan_of(resume)
-    spread = spread_of_runs(run_spread, settings)
+        experiment.read_plan(resume)
+    spread = parse_run_spread(run_spread, settings)
     if resume is None:
         invocation.move_existing_results(settings.out)
     folder = resume or settings.out or _new_name(test)
@@ -209,7 +210,9 @@ def limited(
     with alone(folder):
         load = _prepared(invocation, common, test, settings, overrides, folder)
         if find_peak:
-            return _find_peak(load, folder, target_qps, longer(sustain, settings), spread)
+            return _find_peak(
+                load, folder, target_qps, choose_sustain_factor(sustain, settings), spread
+            )
         assert target_qps is not None
         return _run_once(load, folder, target_qps)
 
@@ -607,7 +610,9 @@ def _find_peak(
     from loadgen.mlperf import run as mlperf_run
     from loadgen.mlperf.result import DISCLOSURE
     from loadgen.runs.show import shown
-    from loadgen.search import trials
+    from loadgen.search import experiment
+    from loadgen.search.search_run import SearchRun
+    from loadgen.search.search_text import QUERIES_UNIT
 
     test, data = load.test, load.data
     say(f"MLPerf-style, unofficial; data: {data.name}")
@@ -617,37 +622,43 @@ def _find_peak(
             f"a run ends with a whole pass of the {test.samples:,} samples: {pass_s:,.0f} s at {rate:g}/s, whatever "
             "the minimum duration; for a shorter trial a --dataset of fewer rows"
         )
-    search, trial_runner, plan = mlperf_run.peak(
-        test, data, load.settings, folder, rate, load.drain_ns
+    search, runner, plan = mlperf_run.peak(
+        test,
+        data,
+        load.settings,
+        folder,
+        rate,
+        load.drain_ns,
+        sustain_length_factor=longer,
+        run_spread=run_spread,
     )
-    search.longer, search.run_spread = longer, run_spread
-    code = perform(
-        search,
-        trial_runner,
-        plan,
-        shown(load.invocation, quiet=True, has_line_per_step=True),
-        unit=" queries/s",
-        as_json=False,
-        silent=load.as_json,
+    search_run = SearchRun(
+        search=search,
+        runner=runner,
+        plan=plan,
+        show=shown(load.invocation, quiet=True, has_line_per_step=True),
+        unit=QUERIES_UNIT,
         trial_s=max(test.min_duration_ns / 1e9, pass_s),
     )
-    answer = search.answer
-    kind = "confirm" if answer.steady is None or answer.lengths == 1 else "sustain"
+    code = search_run.run("none" if load.as_json else "report")
+    search_result = search.result
+    is_shown_longer = search_result.sustained_load is not None and search_result.length_factor > 1
+    kind = "sustain" if is_shown_longer else "confirm"
     confirmed = [
         trial
-        for trial in search.told
-        if trial.ask.kind == kind
-        and trial.outcome == "under"
+        for trial in search.results
+        if trial.trial.kind == kind
+        and trial.has_passed
         and (kind == "confirm" or trial.sustained is not False)
     ]
     if not confirmed:
-        print((folder / trials.ANSWER).read_text("utf-8") if load.as_json else DISCLOSURE)
+        print((folder / experiment.RESULT_FILE).read_text("utf-8") if load.as_json else DISCLOSURE)
         return code
-    best = max(confirmed, key=lambda trial: trial.ask.load)
-    run_folder = folder / best.folder
+    best = max(confirmed, key=lambda trial: trial.load)
+    run_folder = folder / best.run_name
     summary = summarize(*store.read_lightly(run_folder))
     result = mlperf_run.judge(
-        run_folder, test, summary, data_name=data.name, qps=best.ask.load, answer=answer
+        run_folder, test, summary, data_name=data.name, qps=best.load, search_result=search_result
     )
     mlperf_run.write(folder, result, test, *mlperf_run.of_summary(summary))
     checksums.write(folder)

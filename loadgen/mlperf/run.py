@@ -43,9 +43,12 @@ from loadgen.core.workload import (
 )
 from loadgen.mlperf import dataset, log_files, rules
 from loadgen.mlperf import result as mlperf
-from loadgen.search import experiment, trials
-from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer
-from loadgen.search.watch import Goal
+from loadgen.search import experiment
+from loadgen.search.goal import Goal
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.search_results import CONFIRMING_KINDS, PlannedTrial, SearchResult
+from loadgen.search.search_settings import SearchSettings
+from loadgen.search.trial_runner import TrialRunner
 
 WAIT_NS = 24 * 3_600 * 1_000_000_000  # LoadGen waits for every query without a limit
 STALL_NS = 900 * 1_000_000_000
@@ -180,43 +183,54 @@ def peak(
     folder: Path,
     start: float,
     drain_ns: int = WAIT_NS,
-) -> tuple[LoadSearch, trials.Trials, experiment.ExperimentPlan]:
+    *,
+    sustain_length_factor: float = 1.0,
+    run_spread: float | None = 0.0,
+) -> tuple[LoadSearch, TrialRunner, experiment.ExperimentPlan]:
     """The search for the highest rate whose official run is VALID, with the official seeds.
 
     Returns the search, the runner of its trials, and the plan that identifies the search when it is resumed.
     """
-    seed = experiment.seed_of(folder, data.seed)
+    seed = experiment.choose_seed(folder, data.seed)
 
-    def make(trial: NextTrial) -> Workload:
-        trial_test = test if trial.kind in ("confirm", "sustain") else probe(test, trial.load)
+    def make_workload(trial: PlannedTrial) -> Workload:
+        trial_test = test if trial.kind in CONFIRMING_KINDS else probe(test, trial.load)
         trial_test = replace(
-            trial_test, min_duration_ns=round(trial_test.min_duration_ns * trial.lengths)
+            trial_test, min_duration_ns=round(trial_test.min_duration_ns * trial.length_factor)
         )
         return workload(trial_test, data, qps=trial.load, drain_ns=drain_ns)
 
-    runs = trials.Trials(
-        folder=folder,
+    runner = TrialRunner(
+        output_dir=folder,
         goal=Goal(slo=_limits(test), mlperf=True),
-        make=make,
+        make_workload=make_workload,
         settings=settings,
         seed=seed,
-        seeded=False,
+        has_seed_per_trial=False,
     )
     plan = experiment.ExperimentPlan(
-        by="search",
-        kind="request_rate",
+        command_name="search",
+        load_kind="request_rate",
         workload=f"mlperf {test.benchmark} {test.scenario}",
         source_text=f"round {test.round}, {test.min_duration_ns / 1e9:g} s, {test.samples} samples\n",
         target=settings.shown,
         metadata=dict(settings.metadata),
         seed=seed,
-        flags={"data": data.name, **experiment.of_requests(settings)}
+        options={"data": data.name, **experiment.request_options(settings)}
         | ({"grace": f"{drain_ns / 1e9:g} s"} if drain_ns != WAIT_NS else {}),
         command=settings.command,
         rules="mlperf",
     )
     precision = 0.01 if test.scenario == "server" else 0.03
-    return LoadSearch(low=0.01, high=1e6, start=start, precision=precision), runs, plan
+    search_settings = SearchSettings(
+        low=0.01,
+        high=1e6,
+        start=start,
+        precision=precision,
+        sustain_length_factor=sustain_length_factor,
+        run_spread=run_spread,
+    )
+    return LoadSearch(search_settings), runner, plan
 
 
 def offline_rate(folder: Path) -> tuple[float, float] | None:
@@ -258,11 +272,11 @@ def judge(
     *,
     data_name: str,
     qps: float,
-    answer: SearchAnswer | None = None,
+    search_result: SearchResult | None = None,
 ) -> mlperf.MlperfResult:
     """The result of a finished run. Also writes it into the run's folder, with LoadGen's two log files.
 
-    `answer`: of the search whose peak this run is.
+    `search_result`: of the search whose peak this run is.
     """
     query_trace = _query_trace(folder, test, summary)
     simulated = summary.target.simulated
@@ -304,7 +318,7 @@ def judge(
         warnings=warnings,
         simulated=simulated,
     )
-    result = _with_standing(result, test, summary, answer)
+    result = _with_standing(result, test, summary, search_result)
     write(folder, result, test, *of_summary(summary))
     return result
 
@@ -357,7 +371,10 @@ def outputs_again(folder: Path, summary: Summary) -> dict[str, bytes]:
 
 
 def _with_standing(
-    result: mlperf.MlperfResult, test: rules.Test, summary: Summary, answer: SearchAnswer | None
+    result: mlperf.MlperfResult,
+    test: rules.Test,
+    summary: Summary,
+    search_result: SearchResult | None,
 ) -> mlperf.MlperfResult:
     """The result with whether its rate can go on for ever. One run by the rules can show that it cannot, no more."""
     if test.scenario == "offline":
@@ -365,12 +382,16 @@ def _with_standing(
     found = summary.sustainable
     if found.sustained is False:
         return msgspec.structs.replace(result, sustained=False, sustained_why=found.why)
-    if answer is not None and answer.lengths > 1 and answer.steady == result.target_qps:
+    if (
+        search_result is not None
+        and search_result.length_factor > 1
+        and search_result.sustained_load == result.target_qps
+    ):
         return msgspec.structs.replace(
             result,
-            sustained=answer.sustained,
-            sustained_why=answer.sustained_why,
-            rules_qps=answer.confirmed,
+            sustained=search_result.sustained,
+            sustained_why=search_result.sustained_reason,
+            rules_qps=search_result.confirmed_load,
         )
     longer_s = sustainable.LONGER * max(result.scheduled_s, test.min_duration_ns / 1e9)
     return msgspec.structs.replace(result, sustained_why=found.why, longer_minutes=longer_s / 60)

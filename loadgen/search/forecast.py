@@ -1,4 +1,4 @@
-"""How many trials a search takes, how long it sends load, and what that costs, before it starts."""
+"""Forecasts the trials of a search, the time that they take and what they cost."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format
 from loadgen.core.schedule.forecast import Forecast
-from loadgen.search.ahead import ahead
-from loadgen.search.load_search import SUSTAINS, LoadSearch
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.progress_estimate import estimate_trials_left
+from loadgen.search.search_settings import MAX_SUSTAIN_TRIALS
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -40,26 +41,30 @@ class SearchForecast(NamedTuple):
 
 
 def forecast_search(
-    search: LoadSearch, trial_s: float, *, whole: bool = False
+    search: LoadSearch, trial_s: float, *, runs_to_end: bool = False
 ) -> SearchForecast | None:
     """Return what is left of a search, or None if nothing is.
 
     Args:
         search: The search, with the trials that it has already.
         trial_s: The full length of the load of a trial, in seconds.
-        whole: Whether every trial runs to its end instead of stopping once it is decided.
+        runs_to_end: Whether every trial runs to its end instead of stopping once it is decided.
     """
-    left = search.most_probes - len(search.told)
-    if left <= 0 or search.ask() is None:
+    settings = search.settings
+    ordinary_trials = settings.max_trials - len(search.results)
+    if ordinary_trials <= 0 or search.next_trial() is None:
         return None
-    longer_trials = SUSTAINS if search.longer > 1 else 0
-    most_seconds = (left + longer_trials * search.longer) * trial_s
-    most_trials: int | None = left + longer_trials
-    if search.most_s is not None and search.most_s < most_seconds:
-        most_seconds = search.most_s
+    longer_trials = MAX_SUSTAIN_TRIALS if settings.has_longer_trials else 0
+    most_trials: int | None = ordinary_trials + longer_trials
+    most_lengths = ordinary_trials + longer_trials * settings.sustain_length_factor
+    warmup_s = (ordinary_trials + longer_trials) * settings.warmup_s
+    most_seconds = most_lengths * trial_s + warmup_s
+    if settings.max_time_s is not None and settings.max_time_s < most_seconds:
+        most_seconds = settings.max_time_s
         most_trials = None
-    expected = ahead(search, whole=whole, trial_s=trial_s)
-    return SearchForecast(expected.trials, expected.lengths * trial_s, most_trials, most_seconds)
+    left = estimate_trials_left(search, runs_to_end=runs_to_end, trial_s=trial_s)
+    seconds = left.lengths * trial_s + left.trials * settings.warmup_s
+    return SearchForecast(left.trials, seconds, most_trials, most_seconds)
 
 
 def describe_forecast(forecast: SearchForecast, *, virtual: bool) -> str:
@@ -85,7 +90,7 @@ class DryRun(NamedTuple):
         settings: The settings of the trials.
         budget: The prices and the limit of --max-cost; None without prices.
         trial_s: The full length of the load of a trial, in seconds.
-        whole: Whether every trial runs to its end.
+        runs_to_end: Whether every trial runs to its end.
         is_load_known: Whether the first load is near the capacity, so that prices by the request
             or token can be applied to it.
     """
@@ -95,13 +100,13 @@ class DryRun(NamedTuple):
     settings: Settings
     budget: Budget | None
     trial_s: float
-    whole: bool
+    runs_to_end: bool
     is_load_known: bool
 
     def show(self) -> None:
         """Print the first trial of the search and the forecast of all.
 
-        Raises Fault if the target refuses such requests, or the search would exceed --max-cost.
+        Raises LoadgenError if the target refuses such requests, or the search would exceed --max-cost.
         """
         from loadgen.core.execution.run_header import describe
 
@@ -109,7 +114,7 @@ class DryRun(NamedTuple):
         print(f"first trial:\n{described.text}")
         if described.refused is not None:
             raise described.refused
-        forecast = forecast_search(self.search, self.trial_s, whole=self.whole)
+        forecast = forecast_search(self.search, self.trial_s, runs_to_end=self.runs_to_end)
         if forecast is None:
             print("search: nothing is left to do")
             return

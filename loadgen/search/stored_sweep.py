@@ -1,4 +1,4 @@
-"""A sweep as its directory holds it: which load points were requested, and what their runs show. IO."""
+"""Reads a sweep from its directory: the requested load points, and what their runs show."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from loadgen.core.results import store
 from loadgen.repeated import capacity
 from loadgen.result_kinds import CapacityFacts
 from loadgen.runs import levels
-from loadgen.search import experiment
+from loadgen.search import capacity_files, experiment
+from loadgen.search.capacity_files import ExperimentOutcome
 from loadgen.search.experiment import ExperimentPlan
-from loadgen.search.load_search import LoadSearch, SearchAnswer, TrialResult, resume
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.search_results import SearchResult, TrialResult
+from loadgen.search.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -34,12 +37,12 @@ class JudgedSweep(NamedTuple):
     Attributes:
         curve: The curve, or the curves of all lengths and targets.
         trials: The stored results, with the outcome that the curve gives each load point.
-        answer: The capacity that they give. Empty of a sweep over several lengths or targets.
+        result: The capacity that they give. Empty for a sweep over several lengths or targets.
     """
 
     curve: SweepCurve
     trials: list[TrialResult]
-    answer: SearchAnswer
+    result: SearchResult
 
 
 def begin(folder: Path, plan: ExperimentPlan) -> ExperimentPlan:
@@ -48,7 +51,7 @@ def begin(folder: Path, plan: ExperimentPlan) -> ExperimentPlan:
     Return the stored plan. Raises UserError if the directory holds anything but this sweep.
     """
     experiment.begin(folder, plan)
-    stored = experiment.plan_of(folder)
+    stored = experiment.read_plan(folder)
     requested = {point.name: point for point in (*stored.load_points, *plan.load_points)}
     merged = msgspec.structs.replace(
         stored,
@@ -57,7 +60,7 @@ def begin(folder: Path, plan: ExperimentPlan) -> ExperimentPlan:
         command=plan.command,
     )
     if merged != stored:
-        store.replace(folder / experiment.PLAN, format.document(merged))
+        store.replace(folder / experiment.PLAN_FILE, format.document(merged))
     return merged
 
 
@@ -84,23 +87,24 @@ def judge(
     """
     named = [NamedSummary(run.name, read_summary(run)) for run in runs]
     curve = curve_of(folder, named)
-    stored = experiment.told(folder, invalid_too=True)
+    stored = experiment.read_results(folder, include_invalid=True)
     outcomes = {level.name: levels.outcome(level) for level in curve.levels}
     judged = [
         msgspec.structs.replace(
-            trial, outcome=outcomes.get(trial.folder, "invalid") if curve.slo else trial.outcome
+            trial, outcome=outcomes.get(trial.run_name, "invalid") if curve.slo else trial.outcome
         )
         for trial in stored
     ]
-    answer = _empty_answer() if curve.groups else _answer(curve, judged, [one for _, one in named])
-    return JudgedSweep(curve, judged, answer)
+    if curve.groups:
+        return JudgedSweep(curve, judged, _empty_result())
+    return JudgedSweep(curve, judged, _sweep_result(curve, judged, [run.summary for run in named]))
 
 
 def curve_of(folder: Path, named: Sequence[NamedSummary]) -> SweepCurve:
     """Return the curve of the runs of a sweep, with the load points that have not run."""
-    if experiment.begun_by(folder) != "sweep":  # its plan is damaged
+    if experiment.command_of(folder) != "sweep":  # its plan is damaged
         return levels.curve(named)
-    plan = experiment.plan_of(folder)
+    plan = experiment.read_plan(folder)
     points = {point.name: point for point in plan.load_points}
     curve = levels.curve(named, points)
     finished = {level.name for level in curve.levels if level.state not in NOT_FINISHED}
@@ -112,32 +116,42 @@ def curve_of(folder: Path, named: Sequence[NamedSummary]) -> SweepCurve:
     )
 
 
-def _empty_answer() -> SearchAnswer:
-    return LoadSearch(low=1.0, high=1.0).answer
+def _empty_result() -> SearchResult:
+    return LoadSearch(SearchSettings(low=1.0, high=1.0)).result
 
 
-def _answer(
+def _sweep_result(
     curve: SweepCurve, judged: Sequence[TrialResult], summaries: Sequence[Summary]
-) -> SearchAnswer:
+) -> SearchResult:
     """Return the capacity that the load points of one curve give, with its interval."""
-    loads = sorted(trial.ask.load for trial in judged) or [1.0]
-    search = LoadSearch(low=loads[0], high=loads[-1], start=loads[0])
+    loads = sorted(trial.load for trial in judged) or [1.0]
+    settings = SearchSettings(low=loads[0], high=loads[-1], start=loads[0])
     if not any(summary.target.simulated for summary in summaries):
         # As in a search, a real server varies from run to run, and changes over time.
         durations_s = [summary.window.steady.duration_s for summary in summaries]
-        search.run_spread = None
-        search.trial_s = min((span_s for span_s in durations_s if span_s), default=None)
-    answer = resume(search, [trial for trial in judged if trial.outcome != "invalid"]).answer
+        known_s = [duration_s for duration_s in durations_s if duration_s]
+        settings = msgspec.structs.replace(
+            settings, run_spread=None, real_trial_s=min(known_s, default=None)
+        )
+    valid_trials = [trial for trial in judged if trial.is_valid]
+    result = LoadSearch(settings, valid_trials).result
     growing = levels.grew_above(curve)
-    if growing is None:
-        return msgspec.structs.replace(answer, not_steady=None)
-    growing_load = next((one.ask.load for one in judged if one.folder == growing.name), None)
-    return msgspec.structs.replace(answer, not_steady=growing_load)
+    growing_load = None
+    if growing is not None:
+        growing_load = next(
+            (trial.load for trial in judged if trial.run_name == growing.name), None
+        )
+    return msgspec.structs.replace(result, unsustained_load=growing_load)
 
 
-def write(folder: Path, found: JudgedSweep, workload: Workload) -> None:
+def outcome_of(folder: Path, sweep: JudgedSweep) -> ExperimentOutcome:
+    """Return what the files of a sweep are derived from."""
+    return ExperimentOutcome(folder, sweep.trials, sweep.result, sweep.curve)
+
+
+def write(folder: Path, sweep: JudgedSweep, workload: Workload) -> None:
     """Write the curve as CSV, and the capacity if the sweep gives one."""
-    experiment.finish(folder, found.trials, found.answer, workload=workload, table=found.curve)
+    capacity_files.write_outputs(outcome_of(folder, sweep), workload)
 
 
 def store_capacity(folder: Path, workload: Workload) -> None:
@@ -157,14 +171,14 @@ def facts_without_capacity(folder: Path) -> CapacityFacts:
     A sweep that was stopped before its first load point ended has a capacity of that state. A
     sweep with a single run says nothing, since its directory stands for this run.
     """
-    plan = experiment.plan_of(folder)
+    plan = experiment.read_plan(folder)
     runs = [run for run in run_folder.runs_in(folder) if (run / run_folder.SUMMARY).is_file()]
     if not runs:
         stopped = capacity.Capacity(
             rate_per_s=0.0,
             method="sweep",
             lower_bound=True,
-            lower_bound_reason=experiment.SWEEP_STOPPED,
+            lower_bound_reason=capacity_files.SWEEP_STOPPED,
             state="stopped",
             resume_command=resume_command(folder, plan),
         )

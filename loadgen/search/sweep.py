@@ -1,4 +1,4 @@
-"""The loads and lengths of a sweep as they are typed, and the load points they make. Pure."""
+"""Parses the loads and lengths of a sweep, and combines them to load points."""
 
 from __future__ import annotations
 
@@ -11,33 +11,39 @@ from typing import Literal
 from loadgen.core.errors import UserError
 from loadgen.runs.load_points import LoadPoint, PointGroup, counted_points
 
-Kind = Literal["concurrency", "request_rate"]
-MOST_LOADS = 200  # loads of one sweep
-MOST_POINTS = 1_000  # load points of one sweep, over all lengths and targets
+LoadKind = Literal["concurrency", "request_rate"]
+MAX_LOADS = 200  # of one sweep
+MAX_POINTS = 1_000  # of one sweep, over all lengths and targets
+MIN_LOADS_OF_SERIES = 3  # the first two, and the last
+ELLIPSES = ("...", "…")
+LOAD_PATTERN = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,6})?)(?P<unit>/s)?")
+LENGTH_PATTERN = re.compile(r"[0-9]{1,9}")
+DECIMALS = 6  # of a load
+TOLERANCE = 1e-6  # relative, between loads that are equal
+ROUNDING = 1e-9  # relative error of a calculated load
 
 
-def parse_loads(text: str, flag: str, kind: Kind) -> tuple[float, ...]:
+def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
     """Return the loads written as `1,2,4,8`, or as a series `1,2,4,...,512`, in ascending order.
 
     A series multiplies if its first numbers do, else it adds. Raises UserError for anything else.
     """
     where = f"{flag} {text}"
     parts = [part.strip() for part in text.split(",")]
-    dots = [i for i, part in enumerate(parts) if part in ("...", "…")]
-    numbers = [_amount(part, where, kind) for i, part in enumerate(parts) if i not in dots]
-    if dots:
-        if dots != [len(parts) - 2] or len(numbers) < 3:
+    ellipses = [index for index, part in enumerate(parts) if part in ELLIPSES]
+    loads = [_parse_load(part, where, kind) for part in parts if part not in ELLIPSES]
+    if ellipses:
+        if ellipses != [len(parts) - 2] or len(loads) < MIN_LOADS_OF_SERIES:
             hint = "write the first ones, then ..., then the last: 1,2,4,...,512"
             raise UserError("invalid_value", "not a series that can be continued", where, hint)
-        numbers = _continued(numbers[:-1], numbers[-1], where)
-    if len(numbers) > MOST_LOADS:
-        raise UserError(
-            "too_large", f"{len(numbers)} levels are too many", where, f"at most {MOST_LOADS}"
-        )
-    if any(after <= before for before, after in pairwise(numbers)):
+        loads = _continue_series(loads[:-1], loads[-1], where)
+    if len(loads) > MAX_LOADS:
+        what = f"{len(loads)} levels are too many"
+        raise UserError("too_large", what, where, f"at most {MAX_LOADS}")
+    if any(after <= before for before, after in pairwise(loads)):
         hint = "1,2,4,8: a low load first keeps a server from a cold start"
         raise UserError("unordered", "levels must ascend, each once", where, hint)
-    return tuple(numbers)
+    return tuple(loads)
 
 
 def parse_lengths(text: object, flag: str) -> tuple[int | None, ...]:
@@ -50,7 +56,7 @@ def parse_lengths(text: object, flag: str) -> tuple[int | None, ...]:
     where = f"{flag} {text}"
     parts = [part.strip() for part in str(text).split(",")]
     for part in parts:
-        if not re.fullmatch(r"[0-9]{1,9}", part) or int(part) < 1:
+        if not LENGTH_PATTERN.fullmatch(part) or int(part) < 1:
             what = f'"{part}" is no number of tokens'
             raise UserError("invalid_value", what, where, "like 500,1000,4000")
     lengths = sorted(map(int, parts))
@@ -78,7 +84,9 @@ def point_groups(isl: object, osl: object, targets: Sequence[str]) -> list[Point
     return groups
 
 
-def points_of(groups: Sequence[PointGroup], loads: Sequence[float], kind: Kind) -> list[LoadPoint]:
+def points_of(
+    groups: Sequence[PointGroup], loads: Sequence[float], kind: LoadKind
+) -> list[LoadPoint]:
     """Return a load point for each load of each group. Raises UserError if they are too many."""
     points = [
         LoadPoint(
@@ -91,47 +99,57 @@ def points_of(groups: Sequence[PointGroup], loads: Sequence[float], kind: Kind) 
         for group in groups
         for load in loads
     ]
-    if len(points) > MOST_POINTS:
+    if len(points) > MAX_POINTS:
         what = f"{counted_points(len(points))} are too many"
-        raise UserError("too_large", what, "loadgen sweep", f"at most {MOST_POINTS:,}")
+        raise UserError("too_large", what, "loadgen sweep", f"at most {MAX_POINTS:,}")
     return points
 
 
-def _amount(part: str, where: str, kind: Kind) -> float:
-    number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(/s)?", part)
-    whole = kind == "concurrency"
-    if number is None or float(number[1]) <= 0 or (whole and (number[2] or "." in number[1])):
-        known = (
-            "whole numbers from 1: 1,2,4,8 or 1,2,4,...,64"
-            if whole
-            else "requests per second, above 0"
-        )
-        raise UserError("invalid_value", f'"{part}" is no level', where, known)
-    return float(number[1])
+def _parse_load(text: str, where: str, kind: LoadKind) -> float:
+    """Return one load. Raises UserError if it is not a load of this kind."""
+    match = LOAD_PATTERN.fullmatch(text)
+    if kind == "concurrency":
+        is_load = match is not None and not match["unit"] and "." not in match["number"]
+        hint = "whole numbers from 1: 1,2,4,8 or 1,2,4,...,64"
+    else:
+        is_load = match is not None
+        hint = "requests per second, above 0"
+    if match is None or not is_load or float(match["number"]) <= 0:
+        raise UserError("invalid_value", f'"{text}" is no level', where, hint)
+    return float(match["number"])
 
 
-def _continued(first: Sequence[float], last: float, where: str) -> list[float]:
-    ratio, step = first[-1] / first[-2], first[-1] - first[-2]
-    geometric = len(first) < 3 or abs(first[-2] / first[-3] - ratio) < 1e-6 * ratio
-    if len(first) == 2 and first[0] * 2 != first[1]:
-        geometric = False
-    numbers = list(first)
-    while len(numbers) <= MOST_LOADS:
-        following = numbers[-1] * ratio if geometric else numbers[-1] + step
-        if following <= numbers[-1] or following > last * (1 + 1e-9):
+def _continue_series(first_loads: Sequence[float], last: float, where: str) -> list[float]:
+    """Return a series of loads up to `last`. Raises UserError if the series does not reach it."""
+    ratio = first_loads[-1] / first_loads[-2]
+    step = first_loads[-1] - first_loads[-2]
+    is_geometric = _is_geometric(first_loads)
+    loads = list(first_loads)
+    while len(loads) <= MAX_LOADS:
+        next_load = loads[-1] * ratio if is_geometric else loads[-1] + step
+        if next_load <= loads[-1] or next_load > last * (1 + ROUNDING):
             break
-        numbers.append(round(following, 6))
-    if abs(numbers[-1] - last) > 1e-6 * last:
-        rule = f"times {ratio:g}" if geometric else f"plus {step:g}"
+        loads.append(round(next_load, DECIMALS))
+    if abs(loads[-1] - last) > TOLERANCE * last:
+        rule = f"times {ratio:g}" if is_geometric else f"plus {step:g}"
         raise UserError(
             "invalid_value",
             f"the series ({rule}) does not reach {last:g}",
             where,
-            f"it comes to {numbers[-1]:g}",
+            f"it comes to {loads[-1]:g}",
         )
-    return numbers
+    return loads
 
 
-def load_name(kind: Kind, load: float) -> str:
+def _is_geometric(loads: Sequence[float]) -> bool:
+    """Return whether a series multiplies. One of two loads does if it doubles."""
+    if len(loads) == 2:
+        return loads[0] * 2 == loads[1]
+    ratio = loads[-1] / loads[-2]
+    return abs(loads[-2] / loads[-3] - ratio) < TOLERANCE * ratio
+
+
+def load_name(kind: LoadKind, load: float) -> str:
     """Return a load as it stands in the name of a run: c8 or r2.5."""
-    return f"{'c' if kind == 'concurrency' else 'r'}{load:g}"
+    prefix = "c" if kind == "concurrency" else "r"
+    return f"{prefix}{load:g}"

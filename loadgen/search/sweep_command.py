@@ -140,7 +140,7 @@ def _run_repeats(repetition: Repetition, run: SweepRun, output: _Output) -> int:
     from loadgen.search import experiment
 
     folder = run.folder
-    if (folder / experiment.PLAN).is_file():
+    if (folder / experiment.PLAN_FILE).is_file():
         raise UserError(
             "mismatch",
             "the folder holds a sweep that is not repeated",

@@ -21,10 +21,10 @@ from loadgen.runs import levels_kind as runs
 from loadgen.runs.kind import capacity_in, stored_summaries
 from loadgen.runs.levels import SweepCurve
 from loadgen.runs.load_points import counted_points
-from loadgen.search import experiment, stored_sweep
+from loadgen.search import capacity_files, experiment, stored_sweep
 from loadgen.search.experiment import ExperimentPlan
-from loadgen.search.kind import of_trials, retold
-from loadgen.search.sweep_run import TABLE
+from loadgen.search.search_kind import regenerate_outputs, regenerate_trials
+from loadgen.search.sweep_run import TABLE_FILE
 
 
 class StoredSweep(NamedTuple):
@@ -71,7 +71,7 @@ def list_row(folder: Path) -> ListRow:
     says only how far it got; its own page draws it.
     """
     named = stored_summaries(folder, runs.runs(folder))
-    plan = experiment.plan_of(folder) if experiment.begun_by(folder) == "sweep" else None
+    plan = experiment.read_plan(folder) if experiment.command_of(folder) == "sweep" else None
     groups = {point.group for point in plan.load_points} if plan is not None else set()
     if plan is None or len(groups) < 2:
         return runs.list_row_of_runs(named, folder)
@@ -90,18 +90,20 @@ def list_row(folder: Path) -> ListRow:
 def capacity_facts(folder: Path) -> CapacityFacts:
     """Return the capacity of a sweep, or why it has none."""
     found = capacity_in(folder)
-    if found is not None or experiment.begun_by(folder) != "sweep":
+    if found is not None or experiment.command_of(folder) != "sweep":
         return CapacityFacts(found)
     return stored_sweep.facts_without_capacity(folder)
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     """Yield the derived files of a sweep, generated again from its runs."""
-    yield retold(folder, experiment.told(folder, invalid_too=True))
+    trials = experiment.read_results(folder, include_invalid=True)
+    yield regenerate_trials(folder, trials)
     found = stored_sweep.judge(folder, run_folder.runs_in(folder))
-    for name, data in experiment.report_files(levels_text.report(found.curve), TABLE).items():
-        yield RegeneratedFile(name, data, RECORDS)
-    yield from of_trials(folder, found.trials, found.answer, found.curve)
+    reports = capacity_files.render_sweep_reports(levels_text.report(found.curve), TABLE_FILE)
+    for name, content in reports.items():
+        yield RegeneratedFile(name, content, RECORDS)
+    yield from regenerate_outputs(stored_sweep.outcome_of(folder, found))
 
 
 FUNCTIONS = ResultFunctions(

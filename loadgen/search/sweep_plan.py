@@ -13,7 +13,7 @@ from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, closest, collecting
 from loadgen.core.workload.flags import select_load_options
 from loadgen.runs.load_points import LoadPoint, PointGroup
-from loadgen.search.sweep import Kind, parse_loads, point_groups, points_of
+from loadgen.search.sweep import LoadKind, parse_loads, point_groups, points_of
 
 if TYPE_CHECKING:
     from loadgen.cli.invocation import Invocation
@@ -44,7 +44,7 @@ class Sweep(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    kind: Kind
+    kind: LoadKind
     target: str
     flags: dict[str, str]
     points: tuple[PlannedPoint, ...]
@@ -79,7 +79,7 @@ def plan_sweep(invocation: Invocation, workload: str | None, target: str | None)
     `target` is the value of --target: the names of several targets. Raises Faults with
     everything that is wrong.
     """
-    kind: Kind = "concurrency" if invocation["concurrency"] is not None else "request_rate"
+    kind: LoadKind = "concurrency" if invocation["concurrency"] is not None else "request_rate"
     has_groups = target is not None or any(
         "," in str(invocation[option] or "") for option in LENGTH_OPTIONS
     )
@@ -112,7 +112,7 @@ def plan_sweep(invocation: Invocation, workload: str | None, target: str | None)
     )
 
 
-def _loads(invocation: Invocation, kind: Kind) -> tuple[float, ...]:
+def _loads(invocation: Invocation, kind: LoadKind) -> tuple[float, ...]:
     """Return the loads of --concurrency or --request-rate. Raises UserError."""
     given = [option for option in LOAD_OPTIONS if invocation[option] is not None]
     if len(given) != 1:
@@ -124,7 +124,7 @@ def _loads(invocation: Invocation, kind: Kind) -> tuple[float, ...]:
 def _planned_points(
     invocation: Invocation,
     workload: str | None,
-    kind: Kind,
+    kind: LoadKind,
     points: list[LoadPoint],
     settings: Mapping[str, Settings],
 ) -> tuple[PlannedPoint, ...]:
@@ -144,7 +144,9 @@ def _planned_points(
     return tuple(planned)
 
 
-def workload_at(invocation: Invocation, name: str | None, kind: Kind, point: LoadPoint) -> Workload:
+def workload_at(
+    invocation: Invocation, name: str | None, kind: LoadKind, point: LoadPoint
+) -> Workload:
     """Return the workload at one load point.
 
     A closed loop without a given length gets at least REQUESTS_PER_VIRTUAL_USER requests for each

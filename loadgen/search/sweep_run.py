@@ -20,16 +20,17 @@ from loadgen.result_kinds import PAGE
 from loadgen.runs.levels import SweepCurve, exit_code
 from loadgen.runs.levels_text import report
 from loadgen.runs.load_points import counted_points
-from loadgen.search import experiment, stored_sweep, trials
-from loadgen.search.load_search import NextTrial, TrialResult
-from loadgen.search.watch import Goal
+from loadgen.search import capacity_files, experiment, stored_sweep
+from loadgen.search.goal import Goal
+from loadgen.search.search_results import PlannedTrial, TrialResult
+from loadgen.search.trial_runner import Interrupted, TrialRunner
 
 if TYPE_CHECKING:
     from loadgen.core.execution.run import Execute
     from loadgen.runs.show import PlannedRun, Show
     from loadgen.search.sweep_plan import PlannedPoint, Sweep, SweepRun
 
-TABLE = "sweep.md"
+TABLE_FILE = "sweep.md"
 
 
 class SweepOutcome(NamedTuple):
@@ -41,7 +42,7 @@ class SweepOutcome(NamedTuple):
 
 def points_to_run(sweep: Sweep, folder: Path) -> list[PlannedPoint]:
     """Return the load points that have no valid run in the directory."""
-    done = {trial.folder for trial in experiment.told(folder)}
+    done = {trial.run_name for trial in experiment.read_results(folder)}
     return [planned for planned in sweep.points if planned.point.name not in done]
 
 
@@ -61,7 +62,7 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
     """
     sweep, folder, show = sweep_run
     plan = stored_sweep.begin(folder, _plan(sweep, folder))
-    done = experiment.told(folder)
+    done = experiment.read_results(folder)
     say(f"repeat with --seed {plan.seed}")
     to_run = points_to_run(sweep, folder)
     if done:
@@ -73,7 +74,7 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
     lost: TargetError | None = None
     try:
         _run_points(to_run, folder, plan, done, show)
-    except trials.Interrupted:
+    except Interrupted:
         interrupted = True
     except TargetError as error:
         lost = error
@@ -87,14 +88,14 @@ def _plan(sweep: Sweep, folder: Path) -> experiment.ExperimentPlan:
     """Return the plan of a sweep, with the seed that its directory was begun with."""
     settings = sweep.settings
     return experiment.ExperimentPlan(
-        by="sweep",
-        kind=sweep.kind,
+        command_name="sweep",
+        load_kind=sweep.kind,
         workload=sweep.name,
         source_text=sweep.workload.source_text,
         target=sweep.target,
         metadata=dict(settings.metadata),
-        flags=sweep.flags | experiment.of_requests(settings),
-        seed=experiment.seed_of(folder, sweep.workload.seed),
+        options=sweep.flags | experiment.request_options(settings),
+        seed=experiment.choose_seed(folder, sweep.workload.seed),
         command=settings.command,
         load_points=tuple(planned.point for planned in sweep.points),
     )
@@ -105,7 +106,7 @@ def _weights(to_run: Sequence[PlannedPoint]) -> list[float]:
 
     Real ones take the same time; in virtual time the cost is what they send.
     """
-    return [one.point.load if one.settings.virtual else 1.0 for one in to_run]
+    return [planned.point.load if planned.settings.virtual else 1.0 for planned in to_run]
 
 
 def _run_points(
@@ -119,13 +120,13 @@ def _run_points(
     assert plan.seed is not None
     # What a preflight finds out about a target is the same for all its load points.
     execute: Execute = partial(run.execute, known={})
-    number = max((trial.ask.number for trial in done), default=-1)
+    number = max((result.trial.number for result in done), default=-1)
     for planned in to_run:
         number += 1
         show.step(f"load point {planned.point.name}")
         trial_runner = _trial_runner(planned, folder, plan.seed, show, execute)
         trial_runner.run(
-            NextTrial(number=number, load=planned.point.load, kind="level", early_under=False)
+            PlannedTrial(number=number, load=planned.point.load, kind="level", may_pass_early=False)
         )
         show.finished(run_folder.kept_summary(folder / planned.point.name))
         stored_sweep.store_capacity(folder, planned.workload)
@@ -133,17 +134,17 @@ def _run_points(
 
 def _trial_runner(
     planned: PlannedPoint, folder: Path, seed: int, show: Show, execute: Execute
-) -> trials.Trials:
-    return trials.Trials(
-        folder=folder,
+) -> TrialRunner:
+    return TrialRunner(
+        output_dir=folder,
         goal=Goal(slo=planned.workload.slo or Slo(terms=())),
-        make=lambda _: planned.workload,
+        make_workload=lambda _: planned.workload,
         settings=planned.settings,
         seed=seed,
-        seeded=False,
-        watched=False,
-        name=lambda _: planned.point.name,
-        hearers=show.hearers,
+        has_seed_per_trial=False,
+        may_end_early=False,
+        name_run=lambda _: planned.point.name,
+        event_handlers=show.hearers,
         execute=execute,
     )
 
@@ -154,15 +155,16 @@ def _write_result(sweep: Sweep, folder: Path) -> SweepCurve | None:
         return None
     found = stored_sweep.judge(folder, run_folder.runs_in(folder))
     stored_sweep.write(folder, found, sweep.workload)
-    for name, data in experiment.report_files(report(found.curve), TABLE).items():
-        store.replace(folder / name, data, shared=True)
+    reports = capacity_files.render_sweep_reports(report(found.curve), TABLE_FILE)
+    for name, content in reports.items():
+        store.replace(folder / name, content, shared=True)
     checksums.write(folder)
     return found.curve
 
 
 def files_text(folder: Path) -> str:
     """Return where the files of a sweep are."""
-    return f"results in {folder}, page: {folder / PAGE}, table: {folder / TABLE}"
+    return f"results in {folder}, page: {folder / PAGE}, table: {folder / TABLE_FILE}"
 
 
 def outcome_code(outcome: SweepOutcome, *, strict: bool) -> int:

@@ -270,15 +270,15 @@ def _plan(folder: Path, *command: str) -> None:
 
     folder.mkdir()
     plan = experiment.ExperimentPlan(
-        by="search",
-        kind="request_rate",
+        command_name="search",
+        load_kind="request_rate",
         workload="qa",
         source_text="",
         target="",
-        flags={},
+        options={},
         command=command,
     )
-    (folder / experiment.PLAN).write_bytes(format.document(plan))
+    (folder / experiment.PLAN_FILE).write_bytes(format.document(plan))
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,10 @@ from loadgen.core.results.spool import Spool, complete_rows, recorded_slots, seg
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import exact
 from loadgen.core.workload import Workload, load, read_flags
-from loadgen.search import trials
-from loadgen.search.load_search import NextTrial
-from loadgen.search.watch import Goal
+from loadgen.search.goal import Goal
+from loadgen.search.search_results import PlannedTrial
+from loadgen.search.trial_runner import TrialRunner
+from loadgen.search.trial_workload import as_trial_workload, with_load
 from loadgen.sim.server.options import Options
 
 SECRET = "sk-never-written-4711"
@@ -188,7 +189,7 @@ def test_the_folder_is_in_the_store_at_the_end(
         "summary.json",
         "requests.parquet",
     }
-    assert store.read_run(there).rows.tobytes() == store.read_run(result.folder).rows.tobytes()
+    assert store.read_run(there).rows.tobytes() == store.read_run(result.run_name).rows.tobytes()
     with refused(UserError, "file_exists", "--out"):
         loadgen.run(made, **flags)
 
@@ -441,21 +442,21 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
 def _a_search_ends_its_trial_early_there_too(tmp_path: Path, nodes: Any) -> None:
     """The run after it needs the CPUs that it has to give back."""
     goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
-    made = trials.probing(workload(tmp_path, request_rate="40", duration="60s"), 60 * 10**9)
+    made = as_trial_workload(workload(tmp_path, request_rate="40", duration="60s"), 60 * 10**9)
     asked = told(nodes, shared(QUICK).url, tmp_path, workers=2)
-    runs = trials.Trials(
-        folder=tmp_path / "s",
+    runs = TrialRunner(
+        output_dir=tmp_path / "s",
         goal=goal,
-        make=lambda ask: trials.loaded(made, ask.load),
+        make_workload=lambda trial: with_load(made, trial.load),
         settings=asked,
         seed=7,
-        look_s=0.2,
+        check_interval_s=0.2,
     )
-    result = runs.run(NextTrial(number=0, load=40.0, kind="probe", early_under=True))
-    header = manifest.decode((tmp_path / "s" / result.folder / "run.json").read_bytes())
+    result = runs.run(PlannedTrial(number=0, load=40.0, kind="probe", may_pass_early=True))
+    header = manifest.decode((tmp_path / "s" / result.run_name / "run.json").read_bytes())
     assert header.cluster is not None and len(header.cluster.workers) == 2
     if result.outcome != "invalid":  # a busy host's senders are late, which decides nothing
-        assert (header.state, result.spent_s < 30) == ("decided", True)
+        assert (header.state, result.duration_s < 30) == ("decided", True)
 
 
 def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None:

@@ -48,8 +48,8 @@ from loadgen.pricing.unit_cost import compute_unit_cost
 from loadgen.pricing.units import REQUEST
 from loadgen.render import text as as_text
 from loadgen.repeated.capacity import CAPACITY_FILE, Capacity, dump_capacity
-from loadgen.search.experiment import with_state
-from loadgen.search.load_search import SearchAnswer
+from loadgen.search.capacity_files import with_search_state
+from loadgen.search.search_results import SearchResult
 
 DATA = places.DATA
 RAG = load_summary((DATA / "summary_example_rag_gpus.json").read_bytes())
@@ -510,22 +510,22 @@ def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, 
 @pytest.mark.parametrize("reason", ["unconfirmed", "none"])
 def test_a_search_that_finds_nothing_is_told_as_it_ended(folder: Path, reason: str) -> None:
     """Where loads held and no run confirmed one, it is false that no load holds."""
-    answer = SearchAnswer(
+    answer = SearchResult(
         load=None,
         interval=None,
-        confirmed=None,
-        held=None,
-        missed=8.0,
-        reason=reason,
-        probes=40,
-        spent_s=9.0,
-        confirming_s=0.0,
+        confirmed_load=None,
+        highest_passed=None,
+        lowest_failed=8.0,
+        stop_reason=reason,
+        trial_count=40,
+        duration_s=9.0,
+        confirmation_s=0.0,
     )
 
     def search(arguments: list[str]) -> int:
         out = Path(arguments[arguments.index("--out") + 1])
         out.mkdir(parents=True)
-        (out / CAPACITY_FILE).write_bytes(dump_capacity(with_state(None, answer)))
+        (out / CAPACITY_FILE).write_bytes(dump_capacity(with_search_state(None, answer)))
         return 1
 
     with pytest.raises(UserError) as told:

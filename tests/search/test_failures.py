@@ -18,9 +18,9 @@ from loadgen.core.metrics.blocks import ErrorKind, RequestCounts
 from loadgen.core.slo import Slo, Term
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.search.failures import describe_failures, describe_refusals
-from loadgen.search.load_search import NextTrial
-from loadgen.search.trials import Trials
-from loadgen.search.watch import Goal
+from loadgen.search.goal import Goal
+from loadgen.search.search_results import PlannedTrial
+from loadgen.search.trial_runner import TrialRunner
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
@@ -106,14 +106,14 @@ def test_failures_above_one_percent_are_the_limit_where_the_slo_allows_them(tmp_
     workload = Workload(
         name="x", requests=Synthetic(input_tokens=tokens, output_tokens=tokens), stages=(stage,)
     )
-    trials = Trials(
-        folder=tmp_path,
+    trials = TrialRunner(
+        output_dir=tmp_path,
         goal=Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * S, quantile=0.5),))),
-        make=lambda _: workload,
+        make_workload=lambda _: workload,
         settings=Settings(url="sim:gb300-vm", **NO_PAGES),
         seed=1,
         execute=failing,
     )
-    result = trials.run(NextTrial(number=0, load=20.0, kind="probe", early_under=False))
-    assert (result.outcome, result.code) == ("over", "failures")
-    assert "HTTP 503: try again" in result.why
+    result = trials.run(PlannedTrial(number=0, load=20.0, kind="probe", may_pass_early=False))
+    assert (result.outcome, result.reason_code) == ("over", "failures")
+    assert "HTTP 503: try again" in result.reason

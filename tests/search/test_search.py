@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import shlex
@@ -41,20 +40,40 @@ from loadgen.mlperf import added as mlperf_added
 from loadgen.render import text as as_text
 from loadgen.repeated import capacity
 from loadgen.runs.show import Show
-from loadgen.search import command, experiment, load_search, sections, text, trials
-from loadgen.search.ahead import LOWERED, ahead
-from loadgen.search.belief import Belief
-from loadgen.search.load_search import (
-    CONFIRMATIONS,
-    ENOUGH,
-    LoadSearch,
-    NextTrial,
-    Outcome,
-    SearchAnswer,
-    SearchSettings,
-    TrialResult,
+from loadgen.search import (
+    capacity_files,
+    experiment,
+    search_plan,
+    search_report,
+    search_text,
+    trials_csv,
 )
-from loadgen.search.watch import Goal, Watch
+from loadgen.search.capacity_files import ExperimentOutcome
+from loadgen.search.forecast import describe_forecast, forecast_search
+from loadgen.search.goal import Goal, Outcome
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.posterior import CapacityPosterior, TrialOutcome
+from loadgen.search.progress_estimate import LOWERING_TRIALS, estimate_trials_left
+from loadgen.search.search_results import (
+    PlannedTrial,
+    SearchResult,
+    TrialKind,
+    TrialResult,
+    capacity_and_state,
+    exit_code,
+    find_capacity_trial,
+)
+from loadgen.search.search_run import SearchRun
+from loadgen.search.search_settings import (
+    ENOUGH_TRIALS,
+    ESTIMATE_STEP,
+    FULL_LENGTH_LAPSE,
+    MAX_CONFIRMATIONS,
+    SearchSettings,
+)
+from loadgen.search.trial_monitor import PlannedLoad, TrialMonitor
+from loadgen.search.trial_runner import TrialRunner
+from loadgen.search.trial_workload import as_trial_workload, with_load
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
@@ -87,17 +106,17 @@ def queue(rate: float, seed: int, length_s: float = 120) -> np.ndarray:  # type:
 
 def decided(rows: Any, *, early_under: bool = True) -> tuple[str | None, int]:
     """How a watch that looks every 5 s decides, and when (s)."""
-    watch = Watch(GOAL, rows["due_ns"], early_under=early_under)
+    watch = TrialMonitor(GOAL, PlannedLoad(rows["due_ns"]), may_pass_early=early_under)
     rows = rows[np.argsort(rows["done_ns"], kind="stable")]
     for now in range(5, int(rows["done_ns"].max() / S) + 1, 5):
         begin, end = np.searchsorted(rows["done_ns"], ((now - 5) * S, now * S), "right")
-        if decision := watch.look(now * S, rows[begin:end]):
+        if decision := watch.add_rows(now * S, rows[begin:end]):
             return decision.outcome, now
     return None, 0
 
 
 def passes(rows: Any) -> bool:
-    return bool(GOAL.misses(rows).sum() <= GOAL.allowed(len(rows))[0])
+    return bool(GOAL.find_misses(rows).sum() <= GOAL.allowed_misses(len(rows))[0])
 
 
 @pytest.mark.parametrize("passed", [True, False])
@@ -105,27 +124,27 @@ def passes(rows: Any) -> bool:
 def test_an_outcome_tells_of_every_load_though_the_far_ones_are_not_computed(
     high: float, passed: bool
 ) -> None:
-    belief = Belief(high / 1e4, high, sigma=0.01)
-    z = (belief.theta[:, None] - math.log(100)) / belief.sigma
+    belief = CapacityPosterior(high / 1e4, high, sampling_sigma=0.01)
+    z = (belief.log_loads[:, None] - math.log(100)) / belief.sigmas
     wanted = belief.weights * (
-        load_search.LAPSE / 2 + (1 - load_search.LAPSE) * normal_cdf(z if passed else -z)
+        FULL_LENGTH_LAPSE / 2 + (1 - FULL_LENGTH_LAPSE) * normal_cdf(z if passed else -z)
     )
-    belief.tell(100, passed, load_search.LAPSE)
+    belief.update(TrialOutcome(100, passed, FULL_LENGTH_LAPSE))
     assert np.allclose(belief.weights, wanted / wanted.sum(), rtol=1e-12, atol=0)
 
 
 def test_looks_count_the_misses_of_each_request_once() -> None:
-    class Counting(Goal):
-        def misses(self, rows: Any) -> Any:
+    class Counting(Goal, frozen=True):
+        def find_misses(self, rows: Any) -> Any:
             judged.append(len(rows))
-            return super().misses(rows)
+            return super().find_misses(rows)
 
     judged: list[int] = []
     rows = queue(rate=80, seed=1)
-    watch = Watch(Counting(slo=GOAL.slo), rows["due_ns"])
+    watch = TrialMonitor(Counting(slo=GOAL.slo), PlannedLoad(rows["due_ns"]))
     order = np.argsort(rows["done_ns"])
     for some in np.array_split(order, 100):
-        watch.look(int(rows["done_ns"][some[-1]]), rows[some])
+        watch.add_rows(int(rows["done_ns"][some[-1]]), rows[some])
     assert sum(judged) == len(rows)
 
 
@@ -140,7 +159,7 @@ def test_allowed_misses_are_those_that_leave_the_quantile_within(
     over = data.draw(st.integers(0, n))
     values = np.sort(np.array([1] * (n - over) + [3] * over))
     goal = Goal(slo=Slo(terms=(replace_term(TTFT, p),)))
-    assert (over <= goal.allowed(n)[0]) == (values[min(int(n * p), n - 1)] <= 2)
+    assert (over <= goal.allowed_misses(n)[0]) == (values[min(int(n * p), n - 1)] <= 2)
 
 
 def replace_term(term: Term, quantile: float) -> Term:
@@ -148,9 +167,9 @@ def replace_term(term: Term, quantile: float) -> Term:
 
 
 def test_early_stopping_and_goodput_allow_what_they_say() -> None:
-    assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed(24576) == (allowed(24576),)
-    assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed(400) == (-1,)
-    assert Goal(slo=Slo(terms=(TTFT,), goodput_share=0.95)).allowed(1000) == (9, 50)
+    assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed_misses(24576) == (allowed(24576),)
+    assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed_misses(400) == (-1,)
+    assert Goal(slo=Slo(terms=(TTFT,), goodput_share=0.95)).allowed_misses(1000) == (9, 50)
 
 
 def test_failed_and_dropped_requests_miss_everything() -> None:
@@ -158,8 +177,8 @@ def test_failed_and_dropped_requests_miss_everything() -> None:
     rows["status"][:3] = STATUS["failed"]
     rows["status"][3] = STATUS["dropped"]
     goal = Goal(slo=Slo(terms=(TTFT,), goodput_share=0.9))
-    assert goal.misses(rows)[:, :4].all()
-    assert goal.misses(rows).sum(axis=1).tolist() == [4, 4]
+    assert goal.find_misses(rows)[:, :4].all()
+    assert goal.find_misses(rows).sum(axis=1).tolist() == [4, 4]
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------
@@ -214,18 +233,18 @@ def test_unresolved_requests_count_as_misses() -> None:
 def psychometric(asking: LoadSearch, theta: float, sigma: float, seed: int) -> LoadSearch:
     """Tell a search outcomes that pass with probability Phi((theta - x) / sigma), x the logarithm of the offered."""
     rng = seeds.stream(seed, "outcomes")
-    while (ask := asking.ask()) is not None:
+    while (trial := asking.next_trial()) is not None:
         luck = rng.normal(0, 0.003)
-        x = math.log(ask.load) + luck
+        x = math.log(trial.load) + luck
         passed = x + rng.normal(0, sigma) <= math.log(theta)
-        asking.tell(
+        asking.add_result(
             TrialResult(
-                ask=ask,
+                trial=trial,
                 outcome="under" if passed else "over",
-                early=False,
-                spent_s=600,
-                offered=math.exp(x),
-                noise=0.003,
+                ended_early=False,
+                duration_s=600,
+                offered_load=math.exp(x),
+                sampling_noise=0.003,
             )
         )
     return asking
@@ -236,48 +255,57 @@ def test_the_interval_covers_the_truth_and_the_answer_is_near() -> None:
     for seed in range(30):  # more of them: benchmarks/search_truth.py coverage
         theta = 100 * 2 ** float(seeds.stream(seed, "theta").uniform(-0.8, 0.8))
         answer = psychometric(
-            LoadSearch(low=50, high=200, precision=0.01), theta, 0.004, seed
-        ).answer
+            LoadSearch(SearchSettings(low=50, high=200, precision=0.01)), theta, 0.004, seed
+        ).result
         assert answer.interval is not None and answer.load is not None
         covered += answer.interval.low <= theta <= answer.interval.high
         near += abs(answer.load / theta - 1) <= 0.01
-        assert answer.reason in ("found", "unconfirmed")
-        assert answer.probes < 25
+        assert answer.stop_reason in ("found", "unconfirmed")
+        assert answer.trial_count < 25
     assert covered >= 27
     assert near >= 27
 
 
-def _tell(asking: LoadSearch, outcome: str, **changed: Any) -> NextTrial:
-    ask = asking.ask()
-    assert ask is not None
+def _tell(asking: LoadSearch, outcome: str, **changed: Any) -> PlannedTrial:
+    trial = asking.next_trial()
+    assert trial is not None
     told = TrialResult(
-        ask=ask, outcome=outcome, early=False, spent_s=100, offered=ask.load, noise=0.003
+        trial=trial,
+        outcome=outcome,
+        ended_early=False,
+        duration_s=100,
+        offered_load=trial.load,
+        sampling_noise=0.003,
     )  # type: ignore[arg-type]
-    asking.tell(msgspec.structs.replace(told, **changed))
-    return ask
+    asking.add_result(msgspec.structs.replace(told, **changed))
+    return trial
 
 
 def test_a_bracket_is_found_by_doubling_and_halving() -> None:
-    up = LoadSearch(low=0.1, high=1000, start=10)
+    up = LoadSearch(SearchSettings(low=0.1, high=1000, start=10))
     assert [_tell(up, outcome).load for outcome in ("under", "under", "over")] == [10, 20, 40]
-    assert 20 < up.ask().load < 40  # type: ignore[union-attr]
-    down = LoadSearch(low=0.1, high=1000, start=10)
+    assert 20 < up.next_trial().load < 40  # type: ignore[union-attr]
+    down = LoadSearch(SearchSettings(low=0.1, high=1000, start=10))
     assert [_tell(down, outcome).load for outcome in ("over", "over", "under")] == [10, 5, 2.5]
 
 
 def test_no_load_holds() -> None:
-    asking = LoadSearch(low=2, high=1000, start=4)
+    asking = LoadSearch(SearchSettings(low=2, high=1000, start=4))
     _tell(asking, "over")
     _tell(asking, "over")
-    assert asking.ask() is None
-    assert (asking.answer.reason, asking.answer.load) == ("none", None)
+    assert asking.next_trial() is None
+    assert (asking.result.stop_reason, asking.result.load) == ("none", None)
 
 
 def test_the_highest_load_holds() -> None:
-    asking = LoadSearch(low=1, high=16, start=10)
+    asking = LoadSearch(SearchSettings(low=1, high=16, start=10))
     _tell(asking, "under")
     _tell(asking, "under")
-    assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "highest", 16)
+    assert (asking.next_trial(), asking.result.stop_reason, asking.result.highest_passed) == (
+        None,
+        "highest",
+        16,
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,93 +315,110 @@ def test_the_highest_load_holds() -> None:
 def test_a_point_outside_a_given_bracket_is_not_placed_inside(
     outcome: str, reason: str, load: float | None, last: float, whole: bool
 ) -> None:
-    asking = LoadSearch(low=5, high=20, whole=whole)
-    while (ask := asking.ask()) is not None:
-        assert ask.kind != "confirm"
+    asking = LoadSearch(SearchSettings(low=5, high=20, is_integer=whole))
+    while (trial := asking.next_trial()) is not None:
+        assert trial.kind != "confirm"
         _tell(asking, outcome)
-    answer = asking.answer
-    assert (answer.reason, answer.load, answer.interval) == (reason, load, None)
-    assert asking.told[-1].ask.load == last and len(asking.told) < 12
+    answer = asking.result
+    assert (answer.stop_reason, answer.load, answer.interval) == (reason, load, None)
+    assert asking.results[-1].trial.load == last and len(asking.results) < 12
 
 
 def test_an_invalid_probe_is_tried_again_and_a_second_one_ends_the_search_with_what_it_knows() -> (
     None
 ):
-    asking = LoadSearch(low=1, high=1000, start=10)
+    asking = LoadSearch(SearchSettings(low=1, high=1000, start=10))
     _tell(asking, "under")
     disturbed, again = _tell(asking, "invalid"), _tell(asking, "under")
     assert (again.load, again.number) == (disturbed.load, 2)
     kept = [
-        told for told in asking.told if told.outcome != "invalid"
+        told for told in asking.results if told.outcome != "invalid"
     ]  # what a search that is resumed begins with
-    assert load_search.resume(LoadSearch(low=1, high=1000, start=10), kept).ask() == asking.ask()
+    assert (
+        LoadSearch(SearchSettings(low=1, high=1000, start=10), kept).next_trial()
+        == asking.next_trial()
+    )
     assert (_tell(asking, "invalid").load, _tell(asking, "invalid").load) == (40, 40)
-    assert (asking.ask(), asking.answer.reason, asking.answer.held) == (None, "invalid", 20)
+    assert (asking.next_trial(), asking.result.stop_reason, asking.result.highest_passed) == (
+        None,
+        "invalid",
+        20,
+    )
 
 
-def found_text(answer: SearchAnswer, told: Sequence[TrialResult]) -> str:
-    return as_text.of_sections([text.found(answer, told, "/s", simulated=False)])
+def found_text(answer: SearchResult, told: Sequence[TrialResult]) -> str:
+    return as_text.of_sections(
+        [search_text.confirmation_section(answer, told, "/s", simulated=False)]
+    )
 
 
 def test_what_is_not_known_is_not_called_none() -> None:
     said = {}
     for outcome in ("over", "invalid"):
-        asking = LoadSearch(low=5, high=10, start=5)
-        while asking.ask() is not None:
+        asking = LoadSearch(SearchSettings(low=5, high=10, start=5))
+        while asking.next_trial() is not None:
             _tell(asking, outcome)
-        lines = found_text(asking.answer, asking.told).splitlines()
+        lines = found_text(asking.result, asking.results).splitlines()
         said[outcome] = next(line for line in lines if line.startswith("Capacity "))
     assert said == {"over": "Capacity   none", "invalid": "Capacity   not known"}
 
 
 def test_what_is_known_after_many_trials_is_confirmed() -> None:
     """A server whose limit varies by 4 % from trial to trial: 2 % are not reached."""
-    random, search = Random(3), LoadSearch(low=0.1, high=64.0, start=1.0)
-    while (ask := search.ask()) is not None:
-        outcome: Outcome = "under" if ask.load < random.gauss(10.0, 0.4) else "over"
-        early = outcome == "under" and ask.early_under
-        search.tell(
+    random, search = Random(3), LoadSearch(SearchSettings(low=0.1, high=64.0, start=1.0))
+    while (trial := search.next_trial()) is not None:
+        outcome: Outcome = "under" if trial.load < random.gauss(10.0, 0.4) else "over"
+        early = outcome == "under" and trial.may_pass_early
+        search.add_result(
             TrialResult(
-                ask=ask, outcome=outcome, early=early, spent_s=60.0, offered=ask.load, noise=0.03
+                trial=trial,
+                outcome=outcome,
+                ended_early=early,
+                duration_s=60.0,
+                offered_load=trial.load,
+                sampling_noise=0.03,
             )
         )
-    kinds = [result.ask.kind for result in search.told]
-    assert "confirm" not in kinds[:ENOUGH] and kinds[ENOUGH] == "confirm"
-    assert search.answer.reason == "coarse" and len(search.told) <= ENOUGH + CONFIRMATIONS
-    assert search.answer.confirmed is not None and load_search.exit_code(search.answer) == 0
+    kinds = [result.trial.kind for result in search.results]
+    assert "confirm" not in kinds[:ENOUGH_TRIALS] and kinds[ENOUGH_TRIALS] == "confirm"
+    assert (
+        search.result.stop_reason == "coarse"
+        and len(search.results) <= ENOUGH_TRIALS + MAX_CONFIRMATIONS
+    )
+    assert search.result.confirmed_load is not None and exit_code(search.result) == 0
 
 
 @pytest.mark.parametrize(
-    ("limits", "reason"), [({"most_probes": 2}, "probes"), ({"most_s": 150.0}, "time")]
+    ("limits", "reason"), [({"max_trials": 2}, "probes"), ({"max_time_s": 150.0}, "time")]
 )
 def test_limits(limits: dict[str, Any], reason: str) -> None:
-    asking = LoadSearch(low=1, high=1000, start=10, **limits)
+    asking = LoadSearch(SearchSettings(low=1, high=1000, start=10, **limits))
     _tell(asking, "under")
     _tell(asking, "over")
-    assert (asking.ask(), asking.answer.reason) == (None, reason)
-    assert asking.answer.interval is not None
+    assert (asking.next_trial(), asking.result.stop_reason) == (None, reason)
+    assert asking.result.interval is not None
 
 
 def test_near_what_is_over_only_a_full_length_tells() -> None:
-    asking = LoadSearch(low=80, high=120, precision=0.03)
+    asking = LoadSearch(SearchSettings(low=80, high=120, precision=0.03))
     _tell(asking, "over")
-    ask = asking.ask()
-    assert ask is not None
-    assert ask.early_under == (ask.load * 1.03 <= 98)
+    trial = asking.next_trial()
+    assert trial is not None
+    assert trial.may_pass_early == (trial.load * 1.03 <= 98)
 
 
 def test_lanes_are_whole_numbers() -> None:
-    asking = LoadSearch(low=1, high=512, start=8, whole=True, precision=0.02)
-    while (ask := asking.ask()) is not None:
-        assert ask.load == int(ask.load)
-        _tell(asking, "under" if ask.load <= 37 else "over")
-    assert asking.answer.confirmed in (36, 37)
+    asking = LoadSearch(SearchSettings(low=1, high=512, start=8, is_integer=True, precision=0.02))
+    while (trial := asking.next_trial()) is not None:
+        assert trial.load == int(trial.load)
+        _tell(asking, "under" if trial.load <= 37 else "over")
+    assert asking.result.confirmed_load in (36, 37)
 
 
 def test_a_resumed_search_asks_what_it_would_have_asked() -> None:
-    whole = psychometric(LoadSearch(low=50, high=200), 90, 0.004, 5)
-    half = load_search.resume(LoadSearch(low=50, high=200), whole.told[:4])
-    assert half.ask() == whole.told[4].ask
+    whole = psychometric(LoadSearch(SearchSettings(low=50, high=200)), 90, 0.004, 5)
+    half = LoadSearch(SearchSettings(low=50, high=200), whole.results[:4])
+    assert half.next_trial() == whole.results[4].trial
 
 
 # -- a folder of probes ------------------------------------------------------------------------------------------------
@@ -389,20 +434,20 @@ def _workload(load: float) -> Workload:
     )
 
 
-def _probes(folder: Path, **changed: Any) -> trials.Trials:
+def _probes(folder: Path, **changed: Any) -> TrialRunner:
     term = Term(metric="tpot", limit_ns=40_000_000)
-    return trials.Trials(
-        folder=folder,
+    return TrialRunner(
+        output_dir=folder,
         goal=Goal(slo=Slo(terms=(term,))),
-        make=lambda ask: _workload(ask.load),
+        make_workload=lambda trial: _workload(trial.load),
         settings=Settings(url="sim:gb200-vm"),
         seed=7,
         **changed,
     )
 
 
-def _ask(load: float, number: int = 0, early: bool = False) -> NextTrial:
-    return NextTrial(number=number, load=load, kind="probe", early_under=early)
+def _ask(load: float, number: int = 0, early: bool = False) -> PlannedTrial:
+    return PlannedTrial(number=number, load=load, kind="probe", may_pass_early=early)
 
 
 def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None:
@@ -416,24 +461,24 @@ def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None
     runs = _probes(tmp_path, execute=execute)
     told = [runs.run(_ask(20.0)), runs.run(_ask(2000.0, 1))]
     assert [one.outcome for one in told] == ["under", "over"]
-    assert told[1].early and told[1].spent_s < 60
+    assert told[1].ended_early and told[1].duration_s < 60
     assert [folder.name for folder in written] == [
-        one.folder for one in told
+        one.run_name for one in told
     ]  # each once, also what ended early
     stored = store.read_run(written[1])
     assert stored.header.state == "decided"
     assert 0 < stored.rows["due_ns"][stored.rows["sent_ns"] >= 0].max() < 60 * S
-    assert experiment.told(tmp_path) == told
-    assert (tmp_path / told[0].folder / "summary.json").is_file()
-    with (tmp_path / experiment.TOLD).open("ab") as file:
+    assert experiment.read_results(tmp_path) == told
+    assert (tmp_path / told[0].run_name / "summary.json").is_file()
+    with (tmp_path / experiment.TRIALS_FILE).open("ab") as file:
         file.write(b'{"ask": {"numb')  # cut off
-    assert experiment.told(tmp_path) == told
-    experiment.append(tmp_path, told[0])  # on a line of its own
-    assert experiment.told(tmp_path) == told
-    asking = load_search.resume(LoadSearch(low=1, high=10_000, start=20), told)
-    answer = runs.finish(asking)
-    assert answer.held == 20
-    lines = (tmp_path / experiment.CURVE).read_text().splitlines()
+    assert experiment.read_results(tmp_path) == told
+    experiment.append_result(tmp_path, told[0])  # on a line of its own
+    assert experiment.read_results(tmp_path) == told
+    asking = LoadSearch(SearchSettings(low=1, high=10_000, start=20), told)
+    answer = runs.save_result(asking)
+    assert answer.highest_passed == 20
+    lines = (tmp_path / trials_csv.CURVE_FILE).read_text().splitlines()
     assert len(lines) == 3
     assert lines[1].startswith("20,")
 
@@ -441,17 +486,17 @@ def test_probes_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None
 def test_the_load_of_conversations_is_how_many_begin(tmp_path: Path) -> None:
     from loadgen.core.workload import load
 
-    made = trials.probing(load("agentic"), 60 * S)
+    made = as_trial_workload(load("agentic"), 60 * S)
     runs = _probes(tmp_path)
-    runs.goal, runs.make = (
+    runs.goal, runs.make_workload = (
         Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),))),
-        lambda ask: trials.loaded(made, ask.load),
+        lambda trial: with_load(made, trial.load),
     )
-    runs.watched = False
+    runs.may_end_early = False
     told = runs.run(_ask(4.0))
-    assert told.outcome == "over" and not told.early
-    assert told.offered == pytest.approx(4.0, rel=0.4)
-    assert told.figures["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
+    assert told.outcome == "over" and not told.ended_early
+    assert told.offered_load == pytest.approx(4.0, rel=0.4)
+    assert told.metrics["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
 
 
 CLASSES = ["class qa", "class rag", "class summarization", "class agentic"]
@@ -487,18 +532,18 @@ def test_a_trial_is_judged_as_its_run_is(
         "--json",
     ]
     exits(*asked, "--max-probes", "5", "-o", str(folder))
-    trials_of_it = experiment.told(folder)
+    trials_of_it = experiment.read_results(folder)
     summaries = {
-        trial.folder: run_folder.kept_summary(folder / trial.folder) for trial in trials_of_it
+        trial.run_name: run_folder.kept_summary(folder / trial.run_name) for trial in trials_of_it
     }
-    full = [trial for trial in trials_of_it if not trial.early]
+    full = [trial for trial in trials_of_it if not trial.ended_early]
     assert [trial.outcome == "under" for trial in full] == [
-        summaries[trial.folder].goodput.met for trial in full
+        summaries[trial.run_name].goodput.met for trial in full
     ]
     assert {trial.outcome for trial in trials_of_it} == {"under", "over"}
-    assert any(missed in trial.why for trial in trials_of_it)
+    assert any(missed in trial.reason for trial in trials_of_it)
     assert json.loads((folder / "search.json").read_bytes())["goal"] == promised
-    words = curve([(trial.folder, summaries[trial.folder]) for trial in full]).slo
+    words = curve([(trial.run_name, summaries[trial.run_name]) for trial in full]).slo
     assert "of tasks within" in words and ("qa: TTFT p95" in words) == (workload == "mixed")
 
 
@@ -520,32 +565,40 @@ def test_a_length_that_is_none_is_told_once(capsys: pytest.CaptureFixture[str]) 
 def test_few_requests_a_trial_take_more_trials() -> None:
     """One of 540 tasks varies by chance more than the precision: it takes all the trials that a search may make."""
     agents, chat = (
-        LoadSearch(low=1e-3, high=1e6, start=start, step=load_search.NEAR) for start in (0.9, 100.0)
+        LoadSearch(SearchSettings(low=1e-3, high=1e6, start=start, first_step=ESTIMATE_STEP))
+        for start in (0.9, 100.0)
     )
-    assert ahead(agents, trial_s=600).trials >= ENOUGH > 2 * ahead(chat, trial_s=600).trials
-    assert ahead(agents).trials == ahead(chat).trials
+    assert (
+        estimate_trials_left(agents, trial_s=600).trials
+        >= ENOUGH_TRIALS
+        > 2 * estimate_trials_left(chat, trial_s=600).trials
+    )
+    assert estimate_trials_left(agents).trials == estimate_trials_left(chat).trials
 
 
 def test_a_load_whose_tasks_are_lost_is_not_simulated_to_its_end(tmp_path: Path) -> None:
     """As many tasks as are known to be late stay late: the trial ends there, with the outcome of its whole length."""
     from loadgen.core.workload import load
 
-    made = trials.probing(load("rag-pipeline"), 20 * S)
-    runs, ask = _probes(tmp_path, look_s=1.0), _ask(8.0)
-    runs.make = lambda ask: trials.loaded(made, ask.load)
+    made = as_trial_workload(load("rag-pipeline"), 20 * S)
+    runs, trial = _probes(tmp_path, check_interval_s=1.0), _ask(8.0)
+    runs.make_workload = lambda trial: with_load(made, trial.load)
     for within_s, outcome in ((2, "over"), (600, "under")):
         runs.goal = Goal(
-            slo=Slo(task=TaskTerm(within_ns=within_s * S, share=0.9)), whole=("tasks",)
+            slo=Slo(task=TaskTerm(within_ns=within_s * S, share=0.9)), full_run_terms=("tasks",)
         )
         made = made.model_copy(update={"slo": runs.goal.slo})
-        runs.watched = True
-        watched = runs.run(ask)
-        runs.watched = False
-        whole = runs.run(ask)
+        runs.may_end_early = True
+        watched = runs.run(trial)
+        runs.may_end_early = False
+        whole = runs.run(trial)
         assert watched.outcome == whole.outcome == outcome
-        assert watched.early == (outcome == "over") and not whole.early
-        if watched.early:
-            assert watched.spent_s < 0.8 * whole.spent_s and "planned tasks miss" in watched.why
+        assert watched.ended_early == (outcome == "over") and not whole.ended_early
+        if watched.ended_early:
+            assert (
+                watched.duration_s < 0.8 * whole.duration_s
+                and "planned tasks miss" in watched.reason
+            )
 
 
 def test_a_load_of_conversations_that_is_lost_is_not_simulated_to_its_end(tmp_path: Path) -> None:
@@ -554,30 +607,30 @@ def test_a_load_of_conversations_that_is_lost_is_not_simulated_to_its_end(tmp_pa
     """
     from loadgen.core.workload import load
 
-    made = trials.probing(load("agentic"), 60 * S)
-    runs, ask = _probes(tmp_path, look_s=1.0), _ask(4.0)
-    runs.make = lambda ask: trials.loaded(made, ask.load)
+    made = as_trial_workload(load("agentic"), 60 * S)
+    runs, trial = _probes(tmp_path, check_interval_s=1.0), _ask(4.0)
+    runs.make_workload = lambda trial: with_load(made, trial.load)
     runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1, quantile=0.2),)))
-    late = runs.run(ask)
-    runs.watched = False
-    whole = runs.run(ask)
-    assert (late.outcome, late.early, whole.early) == (
+    late = runs.run(trial)
+    runs.may_end_early = False
+    whole = runs.run(trial)
+    assert (late.outcome, late.ended_early, whole.ended_early) == (
         "over",
         True,
         False,
-    ) and 60 < late.spent_s < whole.spent_s
-    assert late.offered == whole.offered
-    runs.watched, runs.goal = True, Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
+    ) and 60 < late.duration_s < whole.duration_s
+    assert late.offered_load == whole.offered_load
+    runs.may_end_early, runs.goal = True, Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
     for kind in ("bracket", "sustain"):
-        lost = runs.run(msgspec.structs.replace(ask, kind=kind))
-        assert (lost.outcome, lost.early, lost.code) == (
+        lost = runs.run(msgspec.structs.replace(trial, kind=kind))
+        assert (lost.outcome, lost.ended_early, lost.reason_code) == (
             "over",
             True,
             "misses",
-        ) and lost.spent_s < whole.spent_s / 2
-    probe = runs.run(ask)
-    assert (probe.outcome, probe.early, probe.code) == ("over", True, "misses")
-    summary = run_folder.kept_summary(tmp_path / probe.folder)
+        ) and lost.duration_s < whole.duration_s / 2
+    probe = runs.run(trial)
+    assert (probe.outcome, probe.ended_early, probe.reason_code) == ("over", True, "misses")
+    summary = run_folder.kept_summary(tmp_path / probe.run_name)
     assert summary.run.state == "decided"
     assert (
         summary.requests.scheduled
@@ -603,13 +656,21 @@ def test_a_load_of_conversations_is_not_written_as_one_of_requests(
     kind: str, workload: str, counted: capacity.Unit, unit: str
 ) -> None:
     plan = experiment.ExperimentPlan(
-        by="search", kind=kind, workload=workload, source_text="", target="", flags={}, seed=1
+        command_name="search",
+        load_kind=kind,
+        workload=workload,
+        source_text="",
+        target="",
+        options={},
+        seed=1,
     )
     assert (
-        experiment.unit_of(plan, counted) == unit
-        and experiment.counted_by(load(workload)) == counted
+        experiment.load_unit(plan, counted) == unit
+        and experiment.counted_unit(load(workload)) == counted
     )
-    under_the_table = text.units(unit)  # good requests/s stand beside loads in conversations/s
+    under_the_table = search_text.describe_units(
+        unit
+    )  # good requests/s stand beside loads in conversations/s
     assert under_the_table.startswith(
         "Latencies" if unit == "/s" else f"Load: {unit.strip()}. Latencies"
     )
@@ -617,12 +678,12 @@ def test_a_load_of_conversations_is_not_written_as_one_of_requests(
 
 def test_the_plan_says_by_which_rules_a_search_ran(tmp_path: Path) -> None:
     plan = experiment.ExperimentPlan(
-        by="search",
-        kind="request_rate",
+        command_name="search",
+        load_kind="request_rate",
         workload="mlperf server",
         source_text="",
         target="",
-        flags={},
+        options={},
     )
     typed = ("loadgen", "search", "mlperf server.yaml")
     of_search, ours = (
@@ -630,13 +691,13 @@ def test_the_plan_says_by_which_rules_a_search_ran(tmp_path: Path) -> None:
         msgspec.structs.replace(plan, rules="mlperf"),
     )
     before_plans_did = msgspec.structs.replace(plan, command=("loadgen", "mlperf", "peak"))
-    assert [*map(experiment.is_mlperf, (plan, of_search, ours, before_plans_did))] == [
+    assert [one.is_by_mlperf_rules for one in (plan, of_search, ours, before_plans_did)] == [
         False,
         False,
         True,
         True,
     ]
-    assert experiment.unit_of(ours, "requests") == " queries/s"
+    assert experiment.load_unit(ours, "requests") == " queries/s"
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(of_search))
     assert mlperf_added.additions(tmp_path, None) is None  # type: ignore[arg-type]
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(ours))
@@ -659,28 +720,28 @@ def test_a_server_that_dies_is_invalid_not_over(tmp_path: Path) -> None:
 
     told = _probes(tmp_path, execute=dying).run(_ask(20.0))
     assert told.outcome == "invalid"
-    assert told.code == "server_gone"
+    assert told.reason_code == "server_gone"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_probe_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers: int) -> None:
     with start(Options(ttft="50ms", itl="1ms")) as one:
-        runs = _probes(tmp_path, look_s=0.2)
+        runs = _probes(tmp_path, check_interval_s=0.2)
         runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
         runs.settings = Settings(url=one.url, workers=workers, **NO_PAGES)
         told = runs.run(_ask(40.0))
-    assert told.figures["simulated"]
-    assert (told.outcome, told.early) == (
+    assert told.metrics["simulated"]
+    assert (told.outcome, told.ended_early) == (
         "over",
         True,
     ) or told.outcome == "invalid"  # a busy host's sender is late
     if (
         told.outcome == "over"
     ):  # the search ended it, not the user: what it stored is no interrupted run
-        assert told.spent_s < 20  # of 60
+        assert told.duration_s < 20  # of 60
         assert (
-            manifest.decode((runs.folder / told.folder / "run.json").read_bytes()).state
+            manifest.decode((runs.output_dir / told.run_name / "run.json").read_bytes()).state
             == "decided"
         )
 
@@ -705,27 +766,30 @@ def test_an_endpoint_that_is_gone_between_probes_leaves_what_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from loadgen.core.errors import TargetError
-    from loadgen.search.command import perform
 
     def once(workload: Workload, given: Any, *tell: Any) -> Any:
-        if (tmp_path / experiment.TOLD).exists():
+        if (tmp_path / experiment.TRIALS_FILE).exists():
             raise TargetError("connect", "nothing listens", "there")
         return run.execute(workload, given, *tell)
 
-    asking = LoadSearch(low=1, high=1e4, start=20)
+    asking = LoadSearch(SearchSettings(low=1, high=1e4, start=20))
     plan = experiment.ExperimentPlan(
-        by="search", kind="request_rate", workload="x", source_text="", target="t", flags={}
+        command_name="search",
+        load_kind="request_rate",
+        workload="x",
+        source_text="",
+        target="t",
+        options={},
     )
     assert (
-        perform(
-            asking,
-            _probes(tmp_path, execute=once),
-            plan,
-            Show(quiet=True),
+        SearchRun(
+            search=asking,
+            runner=_probes(tmp_path, execute=once),
+            plan=plan,
+            show=Show(quiet=True),
             unit="/s",
-            as_json=False,
             trial_s=1,
-        )
+        ).run()
         == 3
     )
     told = capsys.readouterr()
@@ -740,21 +804,21 @@ def test_loads_change_what_they_should() -> None:
     closed = _workload(1.0).model_copy(
         update={"stages": (Stage(name="l", arrival=Closed(concurrency=1), count=9),)}
     )
-    assert trials.loaded(closed, 7.0).stages[0].arrival == Closed(concurrency=7)
+    assert with_load(closed, 7.0).stages[0].arrival == Closed(concurrency=7)
     warm = _workload(1.0)
     warm = warm.model_copy(
         update={"stages": (warm.stages[0].model_copy(update={"measured": False}), *warm.stages)}
     )
-    changed = trials.loaded(warm, 5.0)
+    changed = with_load(warm, 5.0)
     assert [stage.arrival.rate for stage in changed.stages] == [1.0, 5.0]  # type: ignore[union-attr]
-    assert len(trials.probing(warm, 9 * S).stages) == 1
+    assert len(as_trial_workload(warm, 9 * S).stages) == 1
 
 
 def test_the_watch_of_mlperf_terms() -> None:
     """tpot_mlperf is a metric like any other."""
     goal = replace(GOAL, slo=Slo(terms=(Term(metric="tpot_mlperf", limit_ns=99_000_000),)))
     rows = queue(50, 1, 5)
-    assert goal.misses(rows).all()  # a second over ten tokens is 100 ms
+    assert goal.find_misses(rows).all()  # a second over ten tokens is 100 ms
 
 
 # -- taken up again ----------------------------------------------------------------------------------------------------
@@ -832,11 +896,6 @@ def test_what_is_sent_otherwise_is_another_experiment(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_all_that_an_answer_hangs_on_is_stored() -> None:
-    fields = {one.name for one in dataclasses.fields(LoadSearch) if one.compare}
-    assert set(SearchSettings.__struct_fields__) == fields - {"told"}
-
-
 def test_a_search_on_a_simulated_target_begins_where_its_preset_is_full(tmp_path: Path) -> None:
     """The answer lies between the first two loads, and few trials are needed after them."""
     folder = tmp_path / "s"
@@ -853,13 +912,13 @@ def test_a_search_on_a_simulated_target_begins_where_its_preset_is_full(tmp_path
         "3",
     ]
     assert exits(*asked, "--out", str(folder)) == 0
-    first, second, *others = experiment.told(folder)
+    first, second, *others = experiment.read_results(folder)
     assert {first.outcome, second.outcome} == {"under", "over"}
     assert len(others) <= 9
-    loads = sorted((first.ask.load, second.ask.load))
-    assert loads[1] / loads[0] == pytest.approx(load_search.NEAR)
+    loads = sorted((first.trial.load, second.trial.load))
+    assert loads[1] / loads[0] == pytest.approx(ESTIMATE_STEP)
     assert exits(*asked, "--start", "100", "--max-probes", "1", "--out", str(tmp_path / "t")) == 3
-    assert experiment.told(tmp_path / "t")[0].ask.load == 100, "what is asked for stands"
+    assert experiment.read_results(tmp_path / "t")[0].trial.load == 100, "what is asked for stands"
 
 
 def test_what_is_typed_again_stands_over_what_was_typed_before() -> None:
@@ -920,7 +979,7 @@ def test_the_report_of_a_search_that_was_killed_says_how_to_go_on(
     with pytest.raises(SystemExit):
         main([*asked, "-o", str(folder)])
     capsys.readouterr()
-    (folder / experiment.ANSWER).unlink()  # it is written last
+    (folder / experiment.RESULT_FILE).unlink()  # it is written last
     with pytest.raises(SystemExit):
         main(["report", str(folder), "--no-html"])
     assert f"search --resume {folder}" in capsys.readouterr().out
@@ -952,7 +1011,9 @@ def test_a_load_that_the_client_did_not_offer_is_no_evidence_unless_it_missed(
         "1",
     ]
     assert exits(*asked, "--low", "10", "--high", "40", "--max-probes", "1", "--out", "c") == 3
-    assert [trial.outcome for trial in experiment.told(Path("c"))] == outcomes  # of valid ones
+    assert [
+        trial.outcome for trial in experiment.read_results(Path("c"))
+    ] == outcomes  # of valid ones
     assert ("dropped at a cap" in " ".join(capsys.readouterr().out.split())) is (not outcomes)
 
 
@@ -1013,21 +1074,26 @@ def test_a_search_killed_in_its_first_trial_is_told_as_stopped_by_every_command(
         raise SystemExit(137)  # no handler of the search sees it, as none sees SIGKILL
 
     plan = experiment.ExperimentPlan(
-        by="search",
-        kind="request_rate",
+        command_name="search",
+        load_kind="request_rate",
         workload="w",
         source_text="",
         target="t",
-        flags={},
+        options={},
         command=("loadgen", "search", "w"),
     )
     Path("c").mkdir()
     runner = _probes(Path("c"), execute=killed)
     with pytest.raises(SystemExit):
-        search = LoadSearch(low=1, high=10_000, start=20)
-        command.perform(
-            search, runner, plan, Show("off", quiet=True), unit="/s", as_json=False, trial_s=10
-        )
+        search = LoadSearch(SearchSettings(low=1, high=10_000, start=20))
+        SearchRun(
+            search=search,
+            runner=runner,
+            plan=plan,
+            show=Show("off", quiet=True),
+            unit="/s",
+            trial_s=10,
+        ).run()
     assert capacity.load_capacity(Path("c", capacity.CAPACITY_FILE).read_bytes()).state == "stopped"
     assert not Path("c", "search.json").exists()
     for call in (
@@ -1042,11 +1108,13 @@ def test_a_search_killed_in_its_first_trial_is_told_as_stopped_by_every_command(
 
 def test_a_search_that_is_killed_leaves_a_capacity_with_its_state(tmp_path: Path) -> None:
     """After each trial the file says what is known, so a search that never ends says it too."""
-    runs = _probes(tmp_path, go_on="loadgen search w --resume here")
-    runs.make = lambda ask: _workload(ask.load).model_copy(update={"slo": runs.goal.slo})
-    search = LoadSearch(low=1, high=10_000, start=20)
-    search.tell(runs.run(_ask(20.0)))
-    runs.keep(search)
+    runs = _probes(tmp_path, resume_command="loadgen search w --resume here")
+    runs.make_workload = lambda trial: _workload(trial.load).model_copy(
+        update={"slo": runs.goal.slo}
+    )
+    search = LoadSearch(SearchSettings(low=1, high=10_000, start=20))
+    search.add_result(runs.run(_ask(20.0)))
+    runs.save_progress(search)
     found = capacity.load_capacity((tmp_path / capacity.CAPACITY_FILE).read_bytes())
     assert (found.state, found.rate_per_s, found.lower_bound) == ("stopped", 20.0, True)
     assert found.resume_command == "loadgen search w --resume here"
@@ -1056,8 +1124,10 @@ def test_the_state_of_a_capacity_is_how_far_the_way_was_gone() -> None:
     shown = capacity.Capacity(rate_per_s=8.0, method="search", confirmed=True, sustained=None)
 
     def state(reason: str, found: capacity.Capacity | None) -> capacity.State | None:
-        answer = msgspec.structs.replace(LoadSearch(low=1, high=2).answer, reason=reason)
-        return experiment.with_state(found, answer, "go on").state
+        answer = msgspec.structs.replace(
+            LoadSearch(SearchSettings(low=1, high=2)).result, stop_reason=reason
+        )
+        return capacity_files.with_search_state(found, answer, "go on").state
 
     assert state("found", shown) == "confirmed"
     assert state("found", msgspec.structs.replace(shown, sustained=True)) == "sustained"
@@ -1079,51 +1149,55 @@ def test_the_state_of_a_capacity_is_how_far_the_way_was_gone() -> None:
 
 def _told_at_20(folder: Path) -> TrialResult:
     runs = _probes(folder)
-    runs.make = lambda ask: _workload(ask.load).model_copy(update={"slo": runs.goal.slo})
-    return msgspec.structs.replace(runs.run(_ask(20.0)), early=False, sustained=True)
+    runs.make_workload = lambda trial: _workload(trial.load).model_copy(
+        update={"slo": runs.goal.slo}
+    )
+    return msgspec.structs.replace(runs.run(_ask(20.0)), ended_early=False, sustained=True)
 
 
 def test_text_and_file_name_one_load_where_every_confirmation_grew(tmp_path: Path) -> None:
     """The longest load that held without growing is the answer: a confirmed one that grew is none, in either place."""
     steady = _told_at_20(tmp_path)
-    ask = NextTrial(number=1, load=24.0, kind="confirm", early_under=False)
-    search = LoadSearch(low=1, high=10_000, start=20, longer=2.0)
-    for one in (steady, msgspec.structs.replace(steady, ask=ask, sustained=False)):
-        search.tell(one)
-    answer = msgspec.structs.replace(search.answer, reason="found")
+    trial = PlannedTrial(number=1, load=24.0, kind="confirm", may_pass_early=False)
+    search = LoadSearch(SearchSettings(low=1, high=10_000, start=20, sustain_length_factor=2.0))
+    for one in (steady, msgspec.structs.replace(steady, trial=trial, sustained=False)):
+        search.add_result(one)
+    answer = msgspec.structs.replace(search.result, stop_reason="found")
     found = capacity.load_capacity(
-        experiment.outputs(tmp_path, search.told, answer)[capacity.CAPACITY_FILE]
+        capacity_files.render_outputs(ExperimentOutcome(tmp_path, search.results, answer))[
+            capacity.CAPACITY_FILE
+        ]
     )
     assert (found.rate_per_s, found.state) == (20.0, "held")
-    said = found_text(answer, search.told)
+    said = found_text(answer, search.results)
     assert "\nCapacity   20/s, held\n" in said
-    assert "20/s, held" in text.headline(answer, search.told, GOAL.names, "/s")
+    assert "20/s, held" in search_text.headline(answer, search.results, GOAL.request_terms, "/s")
 
 
 def test_what_limits_a_search_is_the_lowest_load_that_missed_or_grew_over_any_length() -> None:
     """It named 39.03, where 38.23 had missed over twice the length."""
     told: list[TrialResult] = []
 
-    def limit(load: float, kind: load_search.Kind, outcome: Outcome, *, grows: str = "") -> str:
-        ask = NextTrial(
+    def limit(load: float, kind: TrialKind, outcome: Outcome, *, grows: str = "") -> str:
+        trial = PlannedTrial(
             number=len(told),
             load=load,
             kind=kind,
-            early_under=False,
-            lengths=1 + (kind == "sustain"),
+            may_pass_early=False,
+            length_factor=1 + (kind == "sustain"),
         )
         lasts, why = (False, grows) if grows else (None, "")
         one = TrialResult(
-            ask=ask,
+            trial=trial,
             outcome=outcome,
-            early=False,
-            spent_s=1,
-            offered=load,
-            noise=0.01,
-            why=f"m{len(told)}",
+            ended_early=False,
+            duration_s=1,
+            offered_load=load,
+            sampling_noise=0.01,
+            reason=f"m{len(told)}",
         )
-        told.append(msgspec.structs.replace(one, sustained=lasts, sustained_why=why))
-        return " ".join(sections._limit(told, {}))
+        told.append(msgspec.structs.replace(one, sustained=lasts, sustained_reason=why))
+        return " ".join(search_report._describe_limits(told, {}))
 
     assert limit(38.0, "probe", "under") == ""
     assert limit(39.0, "probe", "over") == "at 39, the lowest load that missed: m1."
@@ -1138,15 +1212,17 @@ def test_what_limits_a_search_is_the_lowest_load_that_missed_or_grew_over_any_le
 def test_a_stopped_search_has_one_lower_bound(tmp_path: Path) -> None:
     """A probe that ended early shows no load that held to its end: text and file name the one that did."""
     whole = _told_at_20(tmp_path)
-    search = LoadSearch(low=1, high=10_000, start=20)
-    for one in (whole, msgspec.structs.replace(whole, ask=_ask(28.0, 1), early=True)):
-        search.tell(one)
+    search = LoadSearch(SearchSettings(low=1, high=10_000, start=20))
+    for one in (whole, msgspec.structs.replace(whole, trial=_ask(28.0, 1), ended_early=True)):
+        search.add_result(one)
     search.stop("time")
     found = capacity.load_capacity(
-        experiment.outputs(tmp_path, search.told, search.answer)[capacity.CAPACITY_FILE]
+        capacity_files.render_outputs(ExperimentOutcome(tmp_path, search.results, search.result))[
+            capacity.CAPACITY_FILE
+        ]
     )
     assert (found.rate_per_s, found.state) == (20.0, "stopped")
-    said = found_text(search.answer, search.told)
+    said = found_text(search.result, search.results)
     assert "\nCapacity   not known; at least 20/s held so far\n" in said
 
 
@@ -1154,32 +1230,42 @@ def test_a_stopped_search_has_one_lower_bound(tmp_path: Path) -> None:
     ("typed", "means"), [("5%", 0.05), ("0.05", 0.05), ("50 %", 0.5), ("0.2%", 0.002)]
 )
 def test_a_precision_is_a_percentage_or_a_share(typed: str, means: float) -> None:
-    assert command._half_width(typed) == pytest.approx(means)
+    assert search_plan.parse_precision(typed) == pytest.approx(means)
 
 
 @pytest.mark.parametrize("typed", ["5", "60%", "0", "nan", "narrow", "%", "-5%"])
 def test_a_precision_that_is_none_is_said(typed: str) -> None:
     with pytest.raises(UserError, match=r"precision|share|percentage"):
-        command._half_width(typed)
+        search_plan.parse_precision(typed)
+
+
+def expected_text(
+    search: LoadSearch, trial_s: float, *, virtual: bool, runs_to_end: bool = False
+) -> str:
+    """Return the forecast of a search as text, or "" if nothing is left of it."""
+    forecast = forecast_search(search, trial_s, runs_to_end=runs_to_end)
+    return "" if forecast is None else describe_forecast(forecast, virtual=virtual)
 
 
 def test_a_search_says_before_it_begins_what_it_will_take() -> None:
-    search = LoadSearch(low=1, high=1000, start=1, longer=2)
-    assert text.expected(search, 600, virtual=True) == (
+    search = LoadSearch(SearchSettings(low=1, high=1000, start=1, sustain_length_factor=2))
+    assert expected_text(search, 600, virtual=True) == (
         "about 27 trials, 3 h 36 min of simulated load (the time of the last answers comes on top); at most 50 trials, "
         "10 h 00 min"
     )
-    assert "4 h 48 min" in text.expected(search, 600, virtual=True, whole=True)
-    real = text.expected(LoadSearch(low=1, high=1000, start=1, run_spread=None), 600, virtual=False)
+    assert "4 h 48 min" in expected_text(search, 600, virtual=True, runs_to_end=True)
+    real = expected_text(
+        LoadSearch(SearchSettings(low=1, high=1000, start=1, run_spread=None)), 600, virtual=False
+    )
     assert real.startswith("about 24 trials, 2 h 51 min of load (") and real.endswith(
         "at most 40 trials, 6 h 40 min"
     )
-    short = LoadSearch(low=1, high=1000, start=1, most_s=1800)
-    assert text.expected(short, 600, virtual=False) == "at most 30 min 00 s"
+    short = LoadSearch(SearchSettings(low=1, high=1000, start=1, max_time_s=1800))
+    assert expected_text(short, 600, virtual=False) == "at most 30 min 00 s"
     _tell(search, "under")
-    assert text.expected(search, 600, virtual=True).startswith("about 12 trials")
-    search.most_probes = 1
-    assert text.expected(search, 600, virtual=True) == ""
+    assert expected_text(search, 600, virtual=True).startswith("about 12 trials")
+    search.settings = replace(search.settings, max_trials=1)
+    assert expected_text(search, 600, virtual=True) == ""
 
 
 @pytest.mark.parametrize(
@@ -1195,11 +1281,18 @@ def test_a_trial_shorter_than_its_answers_is_said(
     spent_s: float, lengths: float, early: bool, says: str
 ) -> None:
     """Trials of five seconds found 450/s of qa, whose answers take 28 s: the machine carries 135."""
-    ask = NextTrial(number=0, load=126.0, kind="bracket", early_under=True, lengths=lengths)
-    told = TrialResult(
-        ask=ask, outcome="under", early=early, spent_s=spent_s, offered=126.0, noise=0.1
+    trial = PlannedTrial(
+        number=0, load=126.0, kind="bracket", may_pass_early=True, length_factor=lengths
     )
-    said = text.too_short(told, 5.0)
+    told = TrialResult(
+        trial=trial,
+        outcome="under",
+        ended_early=early,
+        duration_s=spent_s,
+        offered_load=126.0,
+        sampling_noise=0.1,
+    )
+    said = search_text.describe_late_responses(told, 5.0)
     assert says in said and bool(said) == bool(says) and ("--duration" in said) == bool(says)
 
 
@@ -1217,23 +1310,23 @@ def test_two_capacities_that_are_compared_stand_there_with_their_intervals() -> 
 
 def test_where_no_load_holds_the_search_says_so_and_not_that_it_was_stopped() -> None:
     """TPOT of 1 ms: it halved the load to one request a trial and ended "not valid", with a hint at longer trials."""
-    search = LoadSearch(low=1e-3, high=1000, start=1)
-    while (ask := search.ask()) is not None:
-        few = ask.load < 0.01
-        search.tell(
+    search = LoadSearch(SearchSettings(low=1e-3, high=1000, start=1))
+    while (trial := search.next_trial()) is not None:
+        few = trial.load < 0.01
+        search.add_result(
             TrialResult(
-                ask=ask,
+                trial=trial,
                 outcome="invalid" if few else "over",
-                early=not few,
-                spent_s=5,
-                offered=ask.load,
-                noise=0.1,
-                code="too_few" if few else "misses",
+                ended_early=not few,
+                duration_s=5,
+                offered_load=trial.load,
+                sampling_noise=0.1,
+                reason_code="too_few" if few else "misses",
             )
         )
-    assert search.answer.reason == "none" and search.answer.load is None
-    assert load_search.exit_code(search.answer) == 1
-    assert "no load holds" in " ".join(found_text(search.answer, search.told).split())
+    assert search.result.stop_reason == "none" and search.result.load is None
+    assert exit_code(search.result) == 1
+    assert "no load holds" in " ".join(found_text(search.result, search.results).split())
 
 
 @pytest.mark.parametrize(
@@ -1241,35 +1334,50 @@ def test_where_no_load_holds_the_search_says_so_and_not_that_it_was_stopped() ->
 )
 def test_a_search_whose_load_cannot_be_judged_is_not_gone_on_with(code: str, goes_on: bool) -> None:
     """Two trials of three requests ended it, and --resume made the same two again."""
-    search = LoadSearch(low=1, high=1000, start=1)
+    search = LoadSearch(SearchSettings(low=1, high=1000, start=1))
     for _ in range(2):
-        ask = search.ask()
-        assert ask is not None
-        search.tell(
+        trial = search.next_trial()
+        assert trial is not None
+        search.add_result(
             TrialResult(
-                ask=ask, outcome="invalid", early=False, spent_s=5, offered=1, noise=0.1, code=code
+                trial=trial,
+                outcome="invalid",
+                ended_early=False,
+                duration_s=5,
+                offered_load=1,
+                sampling_noise=0.1,
+                reason_code=code,
             )
         )
-    command = experiment.going_on(search.answer, search.told, "loadgen search --resume s")
+    command = capacity_files.usable_resume_command(
+        search.result, search.results, "loadgen search --resume s"
+    )
     assert command == ("loadgen search --resume s" if goes_on else "")
-    shown = found_text(search.answer, search.told)
+    shown = found_text(search.result, search.results)
     assert "stopped: two trials in a row" in " ".join(shown.split())
 
 
 def test_a_load_that_is_lowered_until_it_is_sustained_is_one_of_those_left() -> None:
     """A confirmation in which the queue grew, of a search without longer trials: it divided by zero there."""
-    search = LoadSearch(low=1, high=1000, start=50)
-    while (ask := search.ask()) is not None and ask.kind != "sustain":
-        _tell(search, "under" if ask.load < 100 else "over", sustained=False)
-    assert ask is not None and search.longer == 1
-    assert (ahead(search).trials, ahead(search).lengths) == (LOWERED, LOWERED)
+    search = LoadSearch(SearchSettings(low=1, high=1000, start=50))
+    while (trial := search.next_trial()) is not None and trial.kind != "sustain":
+        _tell(search, "under" if trial.load < 100 else "over", sustained=False)
+    assert trial is not None and not search.settings.has_longer_trials
+    assert (estimate_trials_left(search).trials, estimate_trials_left(search).lengths) == (
+        LOWERING_TRIALS,
+        LOWERING_TRIALS,
+    )
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"start": 28.0, "step": load_search.NEAR, "longer": 2.0},  # a simulated target
-        {"start": 1.0, "longer": 2.0},
+        {
+            "start": 28.0,
+            "first_step": ESTIMATE_STEP,
+            "sustain_length_factor": 2.0,
+        },  # a simulated target
+        {"start": 1.0, "sustain_length_factor": 2.0},
         {"start": None, "low": 10.0, "high": 100.0},
         {"start": 1.0, "run_spread": None},  # a real server
         {"start": 1.0, "run_spread": 0.02},
@@ -1280,20 +1388,24 @@ def test_what_a_search_takes_is_known_within_a_factor_of_two(asked: dict[str, An
     within = []
     for seed, true_load in enumerate((22.0, 31.0)):
         chance = Random(seed)
-        search = LoadSearch(**{"low": 1e-3, "high": 1e6, **asked})
-        spread = 0.015 if search.run_spread is None else search.run_spread
+        search = LoadSearch(SearchSettings(**{"low": 1e-3, "high": 1e6, **asked}))
+        spread = 0.015 if search.settings.run_spread is None else search.settings.run_spread
         foretold = []
-        while (ask := search.ask()) is not None:
-            foretold.append(ahead(search))
-            passes = ask.load <= true_load * math.exp(chance.gauss(0, math.hypot(spread, 0.005)))
-            early = not passes or ask.early_under
-            spent_s = 600 * ask.lengths * (0.6 if early else 1.05)
+        while (trial := search.next_trial()) is not None:
+            foretold.append(estimate_trials_left(search))
+            passes = trial.load <= true_load * math.exp(chance.gauss(0, math.hypot(spread, 0.005)))
+            early = not passes or trial.may_pass_early
+            spent_s = 600 * trial.length_factor * (0.6 if early else 1.05)
             _tell(
-                search, "under" if passes else "over", early=early, spent_s=spent_s, sustained=True
+                search,
+                "under" if passes else "over",
+                ended_early=early,
+                duration_s=spent_s,
+                sustained=True,
             )
-        assert search.answer.reason in ("found", "coarse")
+        assert search.result.stop_reason in ("found", "coarse")
         for number, found in enumerate(foretold):
-            lengths = sum(result.spent_s for result in search.told[number:]) / 600
+            lengths = sum(result.duration_s for result in search.results[number:]) / 600
             ratios = found.trials / (len(foretold) - number), found.lengths / lengths
             within.append(all(0.5 <= ratio <= 2 for ratio in ratios))
             assert number or within[-1], (ratios, asked)
@@ -1303,16 +1415,23 @@ def test_what_a_search_takes_is_known_within_a_factor_of_two(asked: dict[str, An
 def test_longer_trials_that_are_left_are_told_from_those_that_failed() -> None:
     """`search agentic`: five longer trials, told as one and a half before each of them."""
     search, holds = (
-        LoadSearch(low=1e-3, high=1e6, start=12.64, step=load_search.NEAR, longer=2.0),
+        LoadSearch(
+            SearchSettings(
+                low=1e-3, high=1e6, start=12.64, first_step=ESTIMATE_STEP, sustain_length_factor=2.0
+            )
+        ),
         11.9,
     )
     foretold = []
-    while (ask := search.ask()) is not None:
-        if ask.kind in ("confirm", "sustain"):
-            foretold.append((search.told[-1].ask.number, ahead(search).lengths))
-        passes = ask.load <= (holds if ask.kind == "sustain" else 12.8)
+    while (trial := search.next_trial()) is not None:
+        if trial.kind in ("confirm", "sustain"):
+            foretold.append((search.results[-1].trial.number, estimate_trials_left(search).lengths))
+        passes = trial.load <= (holds if trial.kind == "sustain" else 12.8)
         _tell(search, "under" if passes else "over", sustained=True)
-    left = [sum(told.ask.lengths for told in search.told[number + 1 :]) for number, _ in foretold]
+    left = [
+        sum(told.trial.length_factor for told in search.results[number + 1 :])
+        for number, _ in foretold
+    ]
     assert len(left) >= 5 and left[0] >= 9, "one confirmation, and longer ones at ever lower loads"
     ratios = [there / told for there, (_, told) in zip(left, foretold, strict=True)]
     assert all(0.5 <= ratio <= 2 for ratio in ratios[2:]), "from the first that failed on"
@@ -1321,19 +1440,28 @@ def test_longer_trials_that_are_left_are_told_from_those_that_failed() -> None:
 def test_a_first_load_that_is_far_off_takes_few_trials_to_a_bracket() -> None:
     """Steps grow while all loads held, or all missed: one three times too high took seven."""
     for true_load, most in ((33.0, 5), (300.0, 5), (95.0, 2)):
-        search = LoadSearch(low=1e-3, high=1e6, start=100.0, step=load_search.NEAR)
-        while (ask := search.ask()) is not None and ask.kind == "bracket":
-            _tell(search, "under" if ask.load < true_load else "over")
-        assert len(search.told) <= most, (true_load, [one.ask.load for one in search.told])
+        search = LoadSearch(
+            SearchSettings(low=1e-3, high=1e6, start=100.0, first_step=ESTIMATE_STEP)
+        )
+        while (trial := search.next_trial()) is not None and trial.kind == "bracket":
+            _tell(search, "under" if trial.load < true_load else "over")
+        assert len(search.results) <= most, (true_load, [one.trial.load for one in search.results])
 
 
 def test_the_command_that_resumes_a_search_raises_the_limit_it_stopped_at() -> None:
-    answer = msgspec.structs.replace(LoadSearch(low=1, high=10, start=1).answer, probes=7)
-    out_of_probes = msgspec.structs.replace(answer, reason="probes")
-    assert experiment.going_on(out_of_probes, [], "resume") == "resume --max-probes 27"
-    out_of_time = msgspec.structs.replace(answer, reason="time", spent_s=60.2)
-    assert experiment.going_on(out_of_time, [], "resume") == "resume --max-time 121s"
-    assert experiment.going_on(out_of_time, [], "loadgen mlperf server") == ""
+    answer = msgspec.structs.replace(
+        LoadSearch(SearchSettings(low=1, high=10, start=1)).result, trial_count=7
+    )
+    out_of_probes = msgspec.structs.replace(answer, stop_reason="probes")
+    assert (
+        capacity_files.usable_resume_command(out_of_probes, [], "resume")
+        == "resume --max-probes 27"
+    )
+    out_of_time = msgspec.structs.replace(answer, stop_reason="time", duration_s=60.2)
+    assert (
+        capacity_files.usable_resume_command(out_of_time, [], "resume") == "resume --max-time 121s"
+    )
+    assert capacity_files.usable_resume_command(out_of_time, [], "loadgen mlperf server") == ""
 
 
 # -- searches that are stopped while they confirm --------------------------------------------------
@@ -1342,76 +1470,80 @@ PASSES_UP_TO = 100.0  # at the ordinary length of a trial
 LASTS_UP_TO = 97.0  # at twice that length
 
 
-def result_of(ask: NextTrial) -> TrialResult:
+def result_of(trial: PlannedTrial) -> TrialResult:
     """Return the result of a trial against a server that bears a long load less well."""
-    limit = LASTS_UP_TO if ask.lengths > 1 else PASSES_UP_TO
-    outcome: Outcome = "under" if ask.load <= limit else "over"
+    limit = LASTS_UP_TO if trial.length_factor > 1 else PASSES_UP_TO
+    outcome: Outcome = "under" if trial.load <= limit else "over"
     return TrialResult(
-        ask=ask,
+        trial=trial,
         outcome=outcome,
-        early=False,
-        spent_s=60.0 * ask.lengths,
-        offered=ask.load,
-        noise=0.01,
-        sustained=True if outcome == "under" and ask.lengths > 1 else None,
+        ended_early=False,
+        duration_s=60.0 * trial.length_factor,
+        offered_load=trial.load,
+        sampling_noise=0.01,
+        sustained=True if outcome == "under" and trial.length_factor > 1 else None,
     )
 
 
 def search_until(kind: str, **limits: float) -> LoadSearch:
     """Return a search that has to run a trial of this kind next."""
-    search = LoadSearch(low=1, high=1000, start=80, longer=2.0, **limits)  # type: ignore[arg-type]
-    while (ask := search.ask()) is not None and ask.kind != kind:
-        search.tell(result_of(ask))
+    search = LoadSearch(
+        SearchSettings(low=1, high=1000, start=80, sustain_length_factor=2.0, **limits)
+    )  # type: ignore[arg-type]
+    while (trial := search.next_trial()) is not None and trial.kind != kind:
+        search.add_result(result_of(trial))
     return search
 
 
 def test_a_search_out_of_time_before_its_load_is_shown_to_last_has_not_found_it() -> None:
     """It ended as found, with exit code 0 and a load that the finished search rejects."""
     search = search_until("sustain")
-    search.most_s = 1.0
-    assert search.ask() is None
-    answer = search.answer
-    assert answer.reason == "time" and load_search.exit_code(answer) == 3
-    assert load_search.capacity_of(answer, search.told)[1] == "stopped"
-    go_on = experiment.going_on(answer, search.told, "loadgen search --resume s")
+    search.settings = replace(search.settings, max_time_s=1.0)
+    assert search.next_trial() is None
+    answer = search.result
+    assert answer.stop_reason == "time" and exit_code(answer) == 3
+    assert capacity_and_state(answer, search.results)[1] == "stopped"
+    go_on = capacity_files.usable_resume_command(
+        answer, search.results, "loadgen search --resume s"
+    )
     assert "--max-time" in go_on
-    search.most_s = None
-    while (ask := search.ask()) is not None:
-        search.tell(result_of(ask))
-    load, state = load_search.capacity_of(search.answer, search.told)
-    assert (search.answer.reason, state) == ("found", "sustained")
+    search.settings = replace(search.settings, max_time_s=None)
+    while (trial := search.next_trial()) is not None:
+        search.add_result(result_of(trial))
+    load, state = capacity_and_state(search.result, search.results)
+    assert (search.result.stop_reason, state) == ("found", "sustained")
     assert load is not None and load <= LASTS_UP_TO
 
 
 def test_a_search_killed_before_its_load_is_shown_to_last_leaves_the_state_stopped() -> None:
     """`report` said that it had no answer yet, where `cost` and `size` said confirmed."""
     search = search_until("sustain")
-    answer = search.answer
-    assert answer.confirmed is not None and answer.reason == ""
-    assert load_search.capacity_of(answer, search.told)[1] == "stopped"
+    answer = search.result
+    assert answer.confirmed_load is not None and answer.stop_reason == ""
+    assert capacity_and_state(answer, search.results)[1] == "stopped"
     search.stop("interrupted")
-    assert load_search.capacity_of(search.answer, search.told)[1] == "stopped"
-    assert load_search.exit_code(search.answer) == 130
+    assert capacity_and_state(search.result, search.results)[1] == "stopped"
+    assert exit_code(search.result) == 130
 
 
 def test_the_bound_of_a_stopped_search_lies_below_a_load_that_did_not_last() -> None:
     search = search_until("sustain")
-    ask = search.ask()
-    assert ask is not None and ask.load > LASTS_UP_TO
-    search.tell(result_of(ask))
+    trial = search.next_trial()
+    assert trial is not None and trial.load > LASTS_UP_TO
+    search.add_result(result_of(trial))
     search.stop("interrupted")
-    load, state = load_search.capacity_of(search.answer, search.told)
-    assert state == "stopped" and (load is None or load < ask.load)
+    load, state = capacity_and_state(search.result, search.results)
+    assert state == "stopped" and (load is None or load < trial.load)
 
 
 def test_a_load_that_was_shown_to_last_stays_sustained_where_the_search_is_stopped_later() -> None:
     search = search_until("sustain")
-    while search.answer.steady is None:
-        ask = search.ask()
-        assert ask is not None
-        search.tell(result_of(ask))
+    while search.result.sustained_load is None:
+        trial = search.next_trial()
+        assert trial is not None
+        search.add_result(result_of(trial))
     search.stop("interrupted")
-    load, state = load_search.capacity_of(search.answer, search.told)
+    load, state = capacity_and_state(search.result, search.results)
     assert state == "sustained" and load is not None and load <= LASTS_UP_TO
 
 
@@ -1432,17 +1564,21 @@ def test_the_report_of_a_killed_search_states_the_bound_that_cost_and_size_state
 
 def test_a_trial_too_short_to_show_growth_bounds_nothing_of_a_stopped_search() -> None:
     """A minute at 189.5/s passed, and "at least 189.5/s" was said where 141.8/s is sustained."""
-    search = LoadSearch(low=1, high=1000, start=80, longer=2.0, requires_steady=True)
-    first = search.ask()
+    search = LoadSearch(
+        SearchSettings(
+            low=1, high=1000, start=80, sustain_length_factor=2.0, requires_sustained=True
+        )
+    )
+    first = search.next_trial()
     assert first is not None
     shown = msgspec.structs.replace(result_of(first), sustained=True)
-    search.tell(shown)
-    second = search.ask()
+    search.add_result(shown)
+    second = search.next_trial()
     assert second is not None and second.load > first.load
     too_short = msgspec.structs.replace(
-        result_of(second), outcome="under", sustained=None, needed_s=600.0
+        result_of(second), outcome="under", sustained=None, needed_load_s=600.0
     )
-    search.tell(too_short)
+    search.add_result(too_short)
     search.stop("interrupted")
-    assert load_search.capacity_of(search.answer, search.told) == (first.load, "stopped")
-    assert load_search.shown_trial(search.answer, [too_short]) is None
+    assert capacity_and_state(search.result, search.results) == (first.load, "stopped")
+    assert find_capacity_trial(search.result, [too_short]) is None

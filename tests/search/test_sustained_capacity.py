@@ -11,15 +11,15 @@ import pytest
 from command_line import exits
 
 from loadgen.repeated.capacity import Capacity, State
-from loadgen.search.load_search import (
-    MOST_LENGTHS,
-    LoadSearch,
-    NextTrial,
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.search_results import (
+    PlannedTrial,
     TrialResult,
-    capacity_of,
-    evidence,
+    capacity_and_state,
     exit_code,
+    find_best_trial,
 )
+from loadgen.search.search_settings import MAX_LENGTH_FACTOR, SearchSettings
 
 pytestmark = pytest.mark.commands
 
@@ -35,43 +35,47 @@ slo: {tpot: 200ms, at: p95}
 
 
 def trial_result(
-    trial: NextTrial,
+    trial: PlannedTrial,
     outcome: Literal["under", "over", "invalid"],
     *,
     sustained: bool | None = None,
-    needed_s: float | None = None,
+    needed_load_s: float | None = None,
 ) -> TrialResult:
     return TrialResult(
-        ask=trial,
+        trial=trial,
         outcome=outcome,
-        early=False,
-        spent_s=600 * trial.lengths,
-        offered=trial.load,
-        noise=0.003,
+        ended_early=False,
+        duration_s=600 * trial.length_factor,
+        offered_load=trial.load,
+        sampling_noise=0.003,
         sustained=sustained,
-        sustained_why="too short" if needed_s else "may grow" if sustained is None else "",
-        needed_s=needed_s,
+        sustained_reason="too short" if needed_load_s else "may grow" if sustained is None else "",
+        needed_load_s=needed_load_s,
     )
 
 
-def steady_search(*, longer: float = 1.0, may_extend: bool = True) -> LoadSearch:
+def steady_search(
+    *, sustain_length_factor: float = 1.0, may_extend_trials: bool = True
+) -> LoadSearch:
     return LoadSearch(
-        low=1,
-        high=1000,
-        start=50,
-        precision=0.02,
-        requires_steady=True,
-        longer=longer,
-        may_extend=may_extend,
-        load_s=600,
+        SearchSettings(
+            low=1,
+            high=1000,
+            start=50,
+            precision=0.02,
+            requires_sustained=True,
+            sustain_length_factor=sustain_length_factor,
+            may_extend_trials=may_extend_trials,
+            trial_load_s=600,
+        )
     )
 
 
 def run_search(search: LoadSearch, server: object) -> LoadSearch:
     """Run a search against a function from a trial to its result."""
     assert callable(server)
-    while (trial := search.ask()) is not None:
-        search.tell(server(trial))
+    while (trial := search.next_trial()) is not None:
+        search.add_result(server(trial))
     return search
 
 
@@ -95,109 +99,122 @@ def test_an_overloaded_server_is_no_capacity_where_no_objective_limits_the_wait(
 def test_a_load_above_one_that_grew_is_never_the_capacity() -> None:
     """A trial at 90/s grows. Later trials up to 100/s pass, and do not count."""
 
-    def server(trial: NextTrial) -> TrialResult:
+    def server(trial: PlannedTrial) -> TrialResult:
         if trial.load > 100:
             return trial_result(trial, "over")
         grows = (
             trial.kind == "confirm"
             and trial.load > 90
-            and not any(one.sustained is False for one in search.told)
+            and not any(one.sustained is False for one in search.results)
         )
         return trial_result(trial, "over" if grows else "under", sustained=not grows)
 
     search = steady_search()
     run_search(search, server)
-    growing = min(one.ask.load for one in search.told if one.sustained is False)
-    load, state = capacity_of(search.answer, search.told)
+    growing = min(one.trial.load for one in search.results if one.sustained is False)
+    load, state = capacity_and_state(search.result, search.results)
     assert state == "confirmed" and load is not None and load < growing
-    best = evidence(search.told)
-    assert best is not None and best.ask.load == load
+    best = find_best_trial(search.results)
+    assert best is not None and best.trial.load == load
 
 
 def test_a_load_is_not_confirmed_where_growth_is_unknown() -> None:
-    def server(trial: NextTrial) -> TrialResult:
+    def server(trial: PlannedTrial) -> TrialResult:
         return trial_result(trial, "under" if trial.load < 100 else "over")
 
     search = run_search(steady_search(), server)
-    assert search.answer.reason == "undecided"
-    assert exit_code(search.answer) == 1
-    assert capacity_of(search.answer, search.told)[1] == "held"
-    assert (search.answer.sustained, search.answer.sustained_why) == (None, "may grow")
-    unconditional = LoadSearch(low=1, high=1000, start=50, precision=0.02)
-    assert run_search(unconditional, server).answer.reason == "found", "by MLPerf's rules it counts"
+    assert search.result.stop_reason == "undecided"
+    assert exit_code(search.result) == 1
+    assert capacity_and_state(search.result, search.results)[1] == "held"
+    assert (search.result.sustained, search.result.sustained_reason) == (None, "may grow")
+    unconditional = LoadSearch(SearchSettings(low=1, high=1000, start=50, precision=0.02))
+    assert run_search(unconditional, server).result.stop_reason == "found", (
+        "by MLPerf's rules it counts"
+    )
 
 
 @pytest.mark.parametrize("longer", [1.0, 2.0])
 def test_a_trial_that_is_too_short_is_repeated_as_long_as_it_has_to_be(longer: float) -> None:
     """Requests last so long that 1,500 s of load show whether it is sustained."""
 
-    def server(trial: NextTrial) -> TrialResult:
+    def server(trial: PlannedTrial) -> TrialResult:
         outcome: Literal["under", "over"] = "under" if trial.load < 100 else "over"
-        is_known = 600 * trial.lengths >= 1500
+        is_known = 600 * trial.length_factor >= 1500
         return trial_result(
             trial,
             outcome,
             sustained=True if is_known else None,
-            needed_s=None if is_known else 1500,
+            needed_load_s=None if is_known else 1500,
         )
 
-    search = run_search(steady_search(longer=longer), server)
-    answer = search.answer
-    longer_trials = [one.ask for one in search.told if one.ask.kind == "sustain"]
-    assert [one.lengths for one in longer_trials] == [3.0]
-    assert (answer.reason, answer.sustained, answer.steady) == ("found", True, answer.confirmed)
-    assert answer.not_steady is None
-    assert capacity_of(answer, search.told) == (longer_trials[0].load, "sustained")
+    search = run_search(steady_search(sustain_length_factor=longer), server)
+    answer = search.result
+    longer_trials = [one.trial for one in search.results if one.trial.kind == "sustain"]
+    assert [one.length_factor for one in longer_trials] == [3.0]
+    assert (answer.stop_reason, answer.sustained, answer.sustained_load) == (
+        "found",
+        True,
+        answer.confirmed_load,
+    )
+    assert answer.unsustained_load is None
+    assert capacity_and_state(answer, search.results) == (longer_trials[0].load, "sustained")
 
 
 def test_where_no_trial_may_be_longer_a_load_that_is_too_short_to_judge_stays_undecided() -> None:
-    def server(trial: NextTrial) -> TrialResult:
-        return trial_result(trial, "under" if trial.load < 100 else "over", needed_s=1500)
+    def server(trial: PlannedTrial) -> TrialResult:
+        return trial_result(trial, "under" if trial.load < 100 else "over", needed_load_s=1500)
 
-    search = run_search(steady_search(may_extend=False), server)
-    assert search.answer.reason == "undecided"
-    assert search.answer.needed_s == 1500
-    assert (search.answer.sustained, search.answer.sustained_why) == (None, "too short")
-    assert not any(one.ask.kind == "sustain" for one in search.told)
+    search = run_search(steady_search(may_extend_trials=False), server)
+    assert search.result.stop_reason == "undecided"
+    assert search.result.needed_load_s == 1500
+    assert (search.result.sustained, search.result.sustained_reason) == (None, "too short")
+    assert not any(one.trial.kind == "sustain" for one in search.results)
 
 
 def test_a_search_does_not_extend_its_trials_without_end() -> None:
-    def server(trial: NextTrial) -> TrialResult:
-        needed_s = 2000 * trial.lengths
-        return trial_result(trial, "under" if trial.load < 100 else "over", needed_s=needed_s)
+    def server(trial: PlannedTrial) -> TrialResult:
+        needed_s = 2000 * trial.length_factor
+        return trial_result(trial, "under" if trial.load < 100 else "over", needed_load_s=needed_s)
 
-    search = run_search(steady_search(longer=2.0), server)
-    assert search.answer.reason == "undecided"
-    assert max(one.ask.lengths for one in search.told) <= MOST_LENGTHS
+    search = run_search(steady_search(sustain_length_factor=2.0), server)
+    assert search.result.stop_reason == "undecided"
+    assert max(one.trial.length_factor for one in search.results) <= MAX_LENGTH_FACTOR
 
 
 def test_an_invalid_trial_confirms_nothing() -> None:
-    def server(trial: NextTrial) -> TrialResult:
+    def server(trial: PlannedTrial) -> TrialResult:
         if trial.kind == "confirm":
             return trial_result(trial, "invalid", sustained=True)
         return trial_result(trial, "under" if trial.load < 100 else "over", sustained=True)
 
     search = run_search(steady_search(), server)
-    assert search.answer.confirmed is None
-    assert capacity_of(search.answer, search.told)[1] == "stopped"
-    assert exit_code(search.answer) == 3
+    assert search.result.confirmed_load is None
+    assert capacity_and_state(search.result, search.results)[1] == "stopped"
+    assert exit_code(search.result) == 3
 
 
 def test_the_highest_load_that_is_allowed_is_confirmed_at_full_length() -> None:
-    def server(trial: NextTrial) -> TrialResult:
+    def server(trial: PlannedTrial) -> TrialResult:
         result = trial_result(trial, "under", sustained=True)
-        if trial.early_under:
+        if trial.may_pass_early:
             return TrialResult(
-                ask=trial, outcome="under", early=True, spent_s=60, offered=trial.load, noise=0.003
+                trial=trial,
+                outcome="under",
+                ended_early=True,
+                duration_s=60,
+                offered_load=trial.load,
+                sampling_noise=0.003,
             )
         return result
 
-    search = LoadSearch(low=1, high=80, start=50, requires_steady=True, load_s=600)
+    search = LoadSearch(
+        SearchSettings(low=1, high=80, start=50, requires_sustained=True, trial_load_s=600)
+    )
     run_search(search, server)
-    assert search.answer.reason == "highest"
-    assert capacity_of(search.answer, search.told) == (80, "confirmed")
-    assert search.answer.only_allowed
-    assert math.isclose(search.told[-1].ask.load, 80) and not search.told[-1].early
+    assert search.result.stop_reason == "highest"
+    assert capacity_and_state(search.result, search.results) == (80, "confirmed")
+    assert search.result.is_lower_bound
+    assert math.isclose(search.results[-1].trial.load, 80) and not search.results[-1].ended_early
 
 
 @pytest.mark.parametrize("state", ["sustained", "confirmed", "held"])

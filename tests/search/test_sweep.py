@@ -35,9 +35,10 @@ from loadgen.repeated import capacity
 from loadgen.runs import levels
 from loadgen.runs import levels_text as shown
 from loadgen.runs.levels import SweepLevel
-from loadgen.search import experiment, stored_sweep, sweep
-from loadgen.search.load_search import NextTrial, TrialResult
-from loadgen.search.watch import Outcome
+from loadgen.search import capacity_files, experiment, stored_sweep, sweep
+from loadgen.search.capacity_files import ExperimentOutcome
+from loadgen.search.goal import Outcome
+from loadgen.search.search_results import PlannedTrial, TrialResult
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.commands
@@ -229,21 +230,21 @@ def test_the_interval_of_a_sweep_covers_what_that_of_a_search_does(
         folder, targets = tmp_path / f"r{rate:g}", (TargetFacts(simulated=simulated),)
         runs.write(folder, rows(number, 150, rate), stages=(stage,), targets=targets, slo=None)
         store_summary(folder)
-        ask = NextTrial(number=number, load=rate, kind="level", early_under=False)
-        experiment.append(
+        trial = PlannedTrial(number=number, load=rate, kind="level", may_pass_early=False)
+        experiment.append_result(
             tmp_path,
             TrialResult(
-                ask=ask,
+                trial=trial,
                 outcome=outcome,
-                early=False,
-                spent_s=50,
-                offered=rate,
-                noise=0.1,
-                folder=folder.name,
+                ended_early=False,
+                duration_s=50,
+                offered_load=rate,
+                sampling_noise=0.1,
+                run_name=folder.name,
             ),
         )
-    answer = stored_sweep.judge(tmp_path, run_folder.runs_in(tmp_path)).answer
-    assert answer.run_spread_from == ("simulated" if simulated else "learned")
+    answer = stored_sweep.judge(tmp_path, run_folder.runs_in(tmp_path)).result
+    assert answer.run_spread_source == ("simulated" if simulated else "learned")
     assert (answer.horizon_s is None) is simulated
     assert simulated or answer.horizon_s == pytest.approx(intervals.recurrence(25), rel=0.2)
 
@@ -380,21 +381,21 @@ def test_a_capacity_is_the_best_level_of_the_table(
         found = rows(number, 150, rate, slower=1.0 if kept else 300.0)
         runs.write(tmp_path / f"r{rate:g}", found, stages=(stage,))
         store_summary(tmp_path / f"r{rate:g}")
-        ask = NextTrial(number=number, load=rate, kind="level", early_under=False)
-        experiment.append(
+        trial = PlannedTrial(number=number, load=rate, kind="level", may_pass_early=False)
+        experiment.append_result(
             tmp_path,
             TrialResult(
-                ask=ask,
+                trial=trial,
                 outcome="under",
-                early=False,
-                spent_s=50,
-                offered=rate,
-                noise=0.1,
-                folder=f"r{rate:g}",
+                ended_early=False,
+                duration_s=50,
+                offered_load=rate,
+                sampling_noise=0.1,
+                run_name=f"r{rate:g}",
             ),
         )
     curve, judged, answer = stored_sweep.judge(tmp_path, run_folder.runs_in(tmp_path))
-    held = experiment.highest(tmp_path, judged, answer, table=curve)
+    held = capacity_files.find_capacity(ExperimentOutcome(tmp_path, judged, answer, curve))
     assert curve.best == best and held is not None and held.evidence == best
 
 
@@ -403,20 +404,26 @@ def test_a_capacity_is_the_best_level_of_the_table(
 
 def plan(**changed: object) -> experiment.ExperimentPlan:
     told = {
-        "by": "sweep",
-        "kind": "concurrency",
+        "command_name": "sweep",
+        "load_kind": "concurrency",
         "workload": "qa",
         "source_text": "x",
         "target": "t",
-        "flags": {},
+        "options": {},
     }
     return experiment.ExperimentPlan(**{**told, **changed})  # type: ignore[arg-type]
 
 
 def told(number: int, folder: str, outcome: str = "under") -> TrialResult:
-    ask = NextTrial(number=number, load=float(number + 1), kind="level", early_under=False)
+    trial = PlannedTrial(number=number, load=float(number + 1), kind="level", may_pass_early=False)
     return TrialResult(
-        ask=ask, outcome=outcome, early=False, spent_s=1, offered=1, noise=0.1, folder=folder
+        trial=trial,
+        outcome=outcome,
+        ended_early=False,
+        duration_s=1,
+        offered_load=1,
+        sampling_noise=0.1,
+        run_name=folder,
     )  # type: ignore[arg-type]
 
 
@@ -428,11 +435,11 @@ def test_a_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
         (folder / name / "summary.json").write_text("{}")
     done = [told(0, "c1"), told(1, "c2", "invalid"), told(2, "c3"), told(3, "gone")]
     for one in done:
-        experiment.append(folder, one)
+        experiment.append_result(folder, one)
     assert experiment.begin(folder, plan()) == [done[0], done[2]], (
         "not what was invalid, nor what is not there any more"
     )
-    assert not experiment.unused(folder, "c2").exists()
+    assert not experiment.new_run_dir(folder, "c2").exists()
     assert [path.name[:3] for path in (folder / "unfinished").iterdir()] == ["c2-"]
 
 
@@ -441,8 +448,8 @@ def test_a_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
     [
         ({"target": "other"}, "another sweep was begun here, with other target"),
         ({"source_text": "y"}, "with other workload"),
-        ({"flags": {"seed": "1"}}, "with other flags .seed: none there, 1 here."),
-        ({"by": "search"}, "another sweep was begun here, with other command"),
+        ({"options": {"seed": "1"}}, "with other flags .seed: none there, 1 here."),
+        ({"command_name": "search"}, "another sweep was begun here, with other command"),
     ],
 )
 def test_another_one_does_not_go_on(tmp_path: Path, changed: dict[str, object], said: str) -> None:

@@ -24,7 +24,7 @@ from loadgen.repeated import capacity
 from loadgen.runs import levels, levels_text
 from loadgen.runs.levels import GroupCurve, SweepCurve, SweepLevel
 from loadgen.runs.load_points import LoadPoint, PointGroup
-from loadgen.search import experiment, stored_sweep, sweep, sweep_kind
+from loadgen.search import capacity_files, experiment, stored_sweep, sweep, sweep_kind
 
 LOAD = (
     *("sweep", "qa", "--url", "sim:gb300-vm", "-c", "1,4"),
@@ -351,10 +351,10 @@ def remove_runs(folder: Path, *names: str) -> None:
     """Leave a sweep as one that was killed before these load points ended."""
     for name in names:
         shutil.rmtree(folder / name)
-    trials = experiment.told(folder)
-    (folder / experiment.TOLD).unlink()
+    trials = experiment.read_results(folder)
+    (folder / experiment.TRIALS_FILE).unlink()
     for trial in trials:
-        experiment.append(folder, trial)
+        experiment.append_result(folder, trial)
     (folder / "SHA256SUMS").unlink()
 
 
@@ -369,7 +369,7 @@ def test_cost_and_size_of_a_stopped_sweep_say_how_to_resume_it_and_exit_3(
     remove_runs(folder, "r4")
     (folder / capacity.CAPACITY_FILE).unlink()
     found = stored_sweep.judge(folder, [folder / "r1", folder / "r2"])
-    files = experiment.outputs(folder, found.trials, found.answer, table=found.curve)
+    files = capacity_files.render_outputs(stored_sweep.outcome_of(folder, found))
     stored = capacity.load_capacity(files[capacity.CAPACITY_FILE])
     assert (stored.state, stored.rate_per_s, stored.lower_bound) == ("stopped", 2.0, True)
     (folder / capacity.CAPACITY_FILE).write_bytes(capacity.dump_capacity(stored))

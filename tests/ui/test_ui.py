@@ -106,7 +106,12 @@ def test_what_has_not_grown_for_long_is_not_going_on(results: Path) -> None:
 def test_a_search_without_an_answer_is_no_sweep(tmp_path: Path) -> None:
     _store(tmp_path / "s" / "r1")
     plan = ExperimentPlan(
-        by="search", kind="request_rate", workload="qa", source_text="", target="t", flags={}
+        command_name="search",
+        load_kind="request_rate",
+        workload="qa",
+        source_text="",
+        target="t",
+        options={},
     )
     (tmp_path / "s" / "plan.json").write_bytes(msgspec.json.encode(plan))
     assert [result.kind for result in results_in(tmp_path)] == ["search"]

@@ -35,10 +35,13 @@ from loadgen.mlperf import run as mlperf_run
 from loadgen.mlperf import text as mlperf_text
 from loadgen.render import text as as_text
 from loadgen.repeated.capacity import load_capacity
-from loadgen.search import text as search_text
-from loadgen.search.belief import Belief
-from loadgen.search.load_search import LoadSearch, NextTrial, SearchAnswer, TrialResult
-from loadgen.search.watch import Goal
+from loadgen.search import search_text
+from loadgen.search.goal import Goal
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.posterior import CapacityPosterior, TrialOutcome
+from loadgen.search.search_results import PlannedTrial, SearchResult, TrialResult
+from loadgen.search.search_settings import SearchSettings
+from loadgen.search.trial_monitor import any_part_grows
 
 pytestmark = pytest.mark.commands
 
@@ -321,47 +324,57 @@ def test_what_cannot_be_told_is_not_known_with_the_reason() -> None:
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-def told(ask: NextTrial, *, rules: float, steady: float, spent_s: float = 600) -> TrialResult:
+def told(trial: PlannedTrial, *, rules: float, steady: float, spent_s: float = 600) -> TrialResult:
     """The trial of a server that holds by the rules up to `rules`, and grows above `steady`."""
-    under = ask.load <= (rules if ask.lengths == 1 else steady * 1.005)
-    grows = ask.kind in ("confirm", "sustain") and ask.load > steady
+    under = trial.load <= (rules if trial.length_factor == 1 else steady * 1.005)
+    grows = trial.kind in ("confirm", "sustain") and trial.load > steady
     return TrialResult(
-        ask=ask,
+        trial=trial,
         outcome="under" if under else "over",
-        early=False,
-        spent_s=spent_s * ask.lengths,
-        offered=ask.load,
-        noise=0.003,
-        why="misses",
+        ended_early=False,
+        duration_s=spent_s * trial.length_factor,
+        offered_load=trial.load,
+        sampling_noise=0.003,
+        reason="misses",
         sustained=not grows if under else None,
-        sustained_why="target B grows" if grows else "nothing grows",
+        sustained_reason="target B grows" if grows else "nothing grows",
     )
 
 
 def searched(*, steady: float, **options: Any) -> LoadSearch:
-    search = LoadSearch(low=1, high=1000, start=50, precision=0.01, **options)
-    while (ask := search.ask()) is not None:
-        search.tell(told(ask, rules=100, steady=steady))
+    search = LoadSearch(SearchSettings(low=1, high=1000, start=50, precision=0.01, **options))
+    while (trial := search.next_trial()) is not None:
+        search.add_result(told(trial, rules=100, steady=steady))
     return search
 
 
-def found_text(answer: SearchAnswer, told: Sequence[TrialResult], *, simulated: bool) -> str:
-    return as_text.of_sections([search_text.found(answer, told, "/s", simulated=simulated)])
+def found_text(answer: SearchResult, told: Sequence[TrialResult], *, simulated: bool) -> str:
+    return as_text.of_sections(
+        [search_text.confirmation_section(answer, told, "/s", simulated=simulated)]
+    )
 
 
 def test_a_peak_that_holds_when_it_goes_on_is_sustained_after_one_longer_trial() -> None:
-    search = searched(steady=200, longer=2.0)
-    answer = search.answer
-    assert (answer.reason, answer.sustained, answer.rules_only) == ("found", True, False)
-    assert answer.steady == answer.confirmed and answer.not_steady is None
-    assert [result.ask.lengths for result in search.told if result.ask.kind == "sustain"] == [2.0]
+    search = searched(steady=200, sustain_length_factor=2.0)
+    answer = search.result
+    assert (answer.stop_reason, answer.sustained, answer.is_by_rules_only) == ("found", True, False)
+    assert answer.sustained_load == answer.confirmed_load and answer.unsustained_load is None
+    assert [
+        result.trial.length_factor for result in search.results if result.trial.kind == "sustain"
+    ] == [2.0]
 
 
 def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> None:
-    answer = searched(steady=96, longer=2.0).answer
-    assert answer.confirmed == pytest.approx(100, rel=0.02)
-    assert answer.steady is not None and answer.not_steady is not None
-    assert 96 * 0.985 <= answer.steady <= 96 < answer.not_steady <= answer.steady * 1.011
+    answer = searched(steady=96, sustain_length_factor=2.0).result
+    assert answer.confirmed_load == pytest.approx(100, rel=0.02)
+    assert answer.sustained_load is not None and answer.unsustained_load is not None
+    assert (
+        96 * 0.985
+        <= answer.sustained_load
+        <= 96
+        < answer.unsustained_load
+        <= answer.sustained_load * 1.011
+    )
     assert answer.sustained is True
     text = found_text(answer, [], simulated=True)
     assert (
@@ -373,27 +386,30 @@ def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> 
 
 def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_told() -> None:
     search = searched(steady=200)
-    answer = search.answer
-    assert (answer.sustained, answer.rules_only) == (None, True)
-    text = " ".join(found_text(answer, search.told, simulated=False).split())
+    answer = search.result
+    assert (answer.sustained, answer.is_by_rules_only) == (None, True)
+    text = " ".join(found_text(answer, search.results, simulated=False).split())
     assert "rules only: no trial was longer than the rules ask for" in text
     assert "--sustain" in text and "in about 20 min 00 s a try" in text
 
 
 def test_a_confirmation_in_which_a_target_grows_is_refused_without_longer_trials_too() -> None:
-    answer = searched(steady=95).answer
-    assert answer.steady is not None and answer.steady <= 95 and answer.not_steady is not None
-    assert answer.sustained is not True and answer.rules_only
+    answer = searched(steady=95).result
+    assert (
+        answer.sustained_load is not None
+        and answer.sustained_load <= 95
+        and answer.unsustained_load is not None
+    )
+    assert answer.sustained is not True and answer.is_by_rules_only
 
 
 def test_no_rate_is_sustained_when_every_one_grows() -> None:
-    answer = searched(steady=1, longer=2.0).answer
-    assert (answer.sustained, answer.steady) == (False, None)
-    assert answer.rules_only and answer.sustained_why
+    answer = searched(steady=1, sustain_length_factor=2.0).result
+    assert (answer.sustained, answer.sustained_load) == (False, None)
+    assert answer.is_by_rules_only and answer.sustained_reason
 
 
 def test_the_watch_sees_one_replica_that_grows() -> None:
-    from loadgen.search.watch import any_part_grows
 
     instants = np.arange(100, 400, 10) * S
     assert any_part_grows(queues([0.6, 1.1]), instants)
@@ -411,23 +427,25 @@ def covered(
     for seed in range(count):
         rng = seeds.stream(seed, f"spread {spread}")
         truth = float(rng.uniform(70, 140))
-        search = LoadSearch(low=1, high=1e6, start=10, precision=0.02, run_spread=run_spread)
-        while (ask := search.ask()) is not None:
+        search = LoadSearch(
+            SearchSettings(low=1, high=1e6, start=10, precision=0.02, run_spread=run_spread)
+        )
+        while (trial := search.next_trial()) is not None:
             own = truth * math.exp(math.hypot(spread, sampling) * float(rng.standard_normal()))
-            search.tell(
+            search.add_result(
                 TrialResult(
-                    ask=ask,
-                    outcome="under" if ask.load < own else "over",
-                    early=False,
-                    spent_s=600,
-                    offered=ask.load,
-                    noise=sampling / 1.5,
+                    trial=trial,
+                    outcome="under" if trial.load < own else "over",
+                    ended_early=False,
+                    duration_s=600,
+                    offered_load=trial.load,
+                    sampling_noise=sampling / 1.5,
                 )
             )
-        interval = search.answer.interval
+        interval = search.result.interval
         assert interval is not None
         hits += interval.low <= truth <= interval.high
-        probes += len(search.told)
+        probes += len(search.results)
     return hits, probes / count
 
 
@@ -445,26 +463,26 @@ def test_the_interval_of_a_repeating_server_is_not_widened() -> None:
 
 
 def searched_interval(run_spread: float) -> float:
-    belief = Belief(50, 200, sigma=0.003, run_spread=run_spread)
+    belief = CapacityPosterior(50, 200, sampling_sigma=0.003, run_spread=run_spread)
     for load, passed in ((90, True), (110, False), (99, True), (101, False)):
-        belief.tell(load, passed, 0.01)
+        belief.update(TrialOutcome(load, passed, 0.01))
     interval = belief.interval(0.95)
     return interval.high - interval.low
 
 
 def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
-    simulated = searched(steady=200).answer
-    words = search_text.covers(simulated, True)
+    simulated = searched(steady=200).result
+    words = search_text.describe_interval_coverage(simulated, simulated=True)
     assert words.index("model") < words.index("sample orders") < words.index("search's own noise")
-    measured = searched(steady=200, run_spread=None).answer
-    assert measured.run_spread is not None and measured.run_spread_from == "learned"
-    assert "--run-spread" in search_text.covers(measured, False)
-    as_told = searched(steady=200, run_spread=0.03).answer
-    assert "3.0%" in search_text.covers(as_told, False) and "as told" in search_text.covers(
-        as_told, False
-    )
-    none = searched(steady=200, run_spread=0.0).answer
-    assert "0.0% (as told)" in search_text.covers(none, False)
+    measured = searched(steady=200, run_spread=None).result
+    assert measured.run_spread is not None and measured.run_spread_source == "learned"
+    assert "--run-spread" in search_text.describe_interval_coverage(measured, simulated=False)
+    as_told = searched(steady=200, run_spread=0.03).result
+    assert "3.0%" in search_text.describe_interval_coverage(
+        as_told, simulated=False
+    ) and "as told" in search_text.describe_interval_coverage(as_told, simulated=False)
+    none = searched(steady=200, run_spread=0.0).result
+    assert "0.0% (as told)" in search_text.describe_interval_coverage(none, simulated=False)
 
 
 @pytest.mark.parametrize(
@@ -472,15 +490,17 @@ def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
 )
 def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, within: str) -> None:
     """Trials of ten minutes meet no spell that comes back each half hour: the interval does not hold for it."""
-    words = search_text.covers(searched(steady=200, run_spread=None, trial_s=trial_s).answer, False)
+    words = search_text.describe_interval_coverage(
+        searched(steady=200, run_spread=None, real_trial_s=trial_s).result, simulated=False
+    )
     assert f"for what comes back within {within}" in words
     assert ("slow spells of minutes that come back less often were not looked for" in words) is (
         trial_s < 2700
     )
     assert ("trials of 45 min 00 s look for all of them: -d" in words) is (trial_s < 2700)
-    assert "comes back" not in search_text.covers(searched(steady=200).answer, True), (
-        "a model does not change"
-    )
+    assert "comes back" not in search_text.describe_interval_coverage(
+        searched(steady=200).result, simulated=True
+    ), "a model does not change"
 
 
 # -- resonance ---------------------------------------------------------------------------------------------------------
@@ -595,7 +615,7 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
     )
     found = load_capacity((tmp_path / "s" / "capacity.json").read_bytes())
     answer = json.loads((tmp_path / "s" / "search.json").read_text())["answer"]
-    assert found.sustained is answer["sustained"] and found.sustained_why
+    assert found.sustained is answer["sustained"] and found.sustained_reason
     assert found.evidence.endswith("-sustain")
     assert answer["steady"] is not None and answer["steady"] <= answer["confirmed"]
     assert (answer["not_steady"] is not None) is lower

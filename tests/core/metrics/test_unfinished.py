@@ -33,7 +33,7 @@ from loadgen.runs import headline as run_headline
 from loadgen.runs import text
 from loadgen.runs.progress import Progress
 from loadgen.runs.progress import words as progress_words
-from loadgen.search.watch import Goal
+from loadgen.search.goal import Goal
 
 pytestmark = pytest.mark.commands
 
@@ -213,7 +213,7 @@ def test_a_run_of_which_the_drain_cut_everything_is_not_valid() -> None:
 
 def test_a_search_counts_the_same_misses() -> None:
     rows = some(1000, 10, 4)
-    misses = Goal(slo=SLO).misses(rows)
+    misses = Goal(slo=SLO).find_misses(rows)
     assert misses.sum(axis=1).tolist() == [
         term.over for term in summarize(HEADER, rows).goodput.slo
     ]

@@ -156,7 +156,7 @@ def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
         "4",
     ]
     exits("sweep", *flags, "-o", str(tmp_path / "a"))
-    seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
+    seed = experiment.read_plan(tmp_path / "a").seed
     assert f"repeat with --seed {seed}" in capsys.readouterr().err.splitlines()
     exits("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = ([h.fingerprints for h in headers(tmp_path / name)] for name in "ab")
@@ -180,9 +180,9 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(
         "2",
     ]
     exits("search", *flags, "-o", str(tmp_path / "a"))
-    seed = experiment._read(tmp_path / "a" / experiment.PLAN).seed
+    seed = experiment.read_plan(tmp_path / "a").seed
     assert f"repeat with --seed {seed}" in capsys.readouterr().err.splitlines()
-    assert experiment.seed_of(tmp_path / "a", None) == seed
+    assert experiment.choose_seed(tmp_path / "a", None) == seed
     exits("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, again = (headers(tmp_path / name) for name in "ab")
     assert len({h.fingerprints.prompts for h in first}) == len(first)

@@ -1,0 +1,294 @@
+"""The files that a search and a sweep derive from their trials: the curve and the capacity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from loadgen.core import run_folder
+from loadgen.core.results import store
+from loadgen.core.workload import Workload, request_fingerprint
+from loadgen.repeated import capacity
+from loadgen.repeated.capacity import Capacity
+from loadgen.repeated.run_warnings import describe_other_work
+from loadgen.result_kinds import PAGE
+from loadgen.runs import levels
+from loadgen.runs.headline import promises
+from loadgen.search.search_results import (
+    CONFIRMING_KINDS,
+    SearchResult,
+    TrialResult,
+    capacity_state,
+    find_capacity_trial,
+)
+from loadgen.search.trials_csv import CURVE_FILE, render_sweep_csv, render_trials_csv
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.render.section import Report
+
+SEARCH_STOPPED = "the search was stopped before it confirmed a load"
+SWEEP_STOPPED = "the sweep was stopped before all of its load points had run"
+NO_POINT_MET_SLO = "no load point of the sweep is a valid measurement that met the SLO"
+NO_POINT_SUSTAINED = "no load point of the sweep met the SLO and was sustained"
+NO_LOAD_PASSED = "no load held"
+UNCONFIRMED = "loads held, and none of them when it was to be confirmed at full length"
+
+RESUMABLE = ("", "interrupted", "gone", "nodes", "invalid", "refused", "probes", "time")
+"""Stop reasons of a search that has not come to its end, so that it can be resumed."""
+UNRECOVERABLE_CODES = ("too_few", "unfinished", "all_unfinished", "none_due", "dropped")
+"""Reason codes of trials that the load itself made invalid, so that a repetition would be invalid too."""
+EXTRA_TRIALS = 20
+"""Half of the default limit of a search: enough for most confirmations."""
+
+
+@dataclass(frozen=True)
+class ExperimentOutcome:
+    """What a search or a sweep has found.
+
+    Attributes:
+        output_dir: The directory of the experiment.
+        trials: The results of its runs.
+        result: The capacity that they give.
+        curve: The curve of a sweep. None for a search.
+    """
+
+    output_dir: Path
+    trials: Sequence[TrialResult]
+    result: SearchResult
+    curve: levels.SweepCurve | None = None
+
+
+class _Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def write_outputs(
+    outcome: ExperimentOutcome, workload: Workload, *, resume_command: str = ""
+) -> None:
+    """Write the curve and, if there is one, the capacity. Otherwise remove an old capacity file.
+
+    `resume_command` is the command that resumes a search that has not ended.
+    """
+    output_dir = outcome.output_dir
+    output_dir.mkdir(parents=True, exist_ok=True)
+    files = render_outputs(outcome, workload, resume_command=resume_command)
+    for name, content in files.items():
+        store.replace(output_dir / name, content)
+    if capacity.CAPACITY_FILE not in files:
+        (output_dir / capacity.CAPACITY_FILE).unlink(missing_ok=True)
+
+
+def render_outputs(
+    outcome: ExperimentOutcome, workload: Workload | None = None, *, resume_command: str = ""
+) -> dict[str, bytes]:
+    """Return the content of the curve and, if there is one, of the capacity, by file name.
+
+    A search always has a capacity, with its state; so has a sweep with an SLO and a single curve.
+    Without the workload the recipe of the capacity stays empty.
+    """
+    found = find_capacity(outcome, workload)
+    if outcome.curve is None:
+        curve_csv = render_trials_csv(outcome.trials)
+        command = usable_resume_command(outcome.result, outcome.trials, resume_command)
+        found = with_search_state(found, outcome.result, command)
+    else:
+        curve_csv = render_sweep_csv(outcome.trials, outcome.curve)
+        found = _with_sweep_state(found, outcome.curve)
+    files = {CURVE_FILE: curve_csv}
+    if found is not None:
+        is_simulated = any(trial.metrics.get("simulated") for trial in outcome.trials)
+        found = msgspec.structs.replace(found, simulated=is_simulated)
+        files[capacity.CAPACITY_FILE] = capacity.dump_capacity(found)
+    return files
+
+
+def render_sweep_reports(report: Report, table_name: str) -> dict[str, bytes]:
+    """Return the report of a sweep as Markdown, in a file called `table_name`, and as a page."""
+    from loadgen.render import html, markdown
+
+    return {table_name: markdown.render(report).encode(), PAGE: html.render(report).encode()}
+
+
+# Resuming a search that was stopped
+
+
+def usable_resume_command(
+    result: SearchResult, trials: Sequence[TrialResult], resume_command: str
+) -> str:
+    """Return the command that resumes a stopped search, with a higher limit if it reached one.
+
+    Return "" if nothing is left to do, or if the search would stop at the same place again. A search
+    by MLPerf's rules has no limit that could be raised.
+    """
+    if result.stop_reason not in RESUMABLE or not resume_command:
+        return ""
+    if result.stop_reason == "invalid" and trials:
+        if trials[-1].reason_code in UNRECOVERABLE_CODES:
+            return ""
+    raised_limit = _raised_limit(result)
+    if raised_limit and resume_command.startswith("loadgen mlperf"):
+        return ""
+    return resume_command + raised_limit
+
+
+def _raised_limit(result: SearchResult) -> str:
+    """Return the option that raises the limit at which a search stopped, or "" without one."""
+    if result.stop_reason == "probes":
+        return f" --max-probes {result.trial_count + EXTRA_TRIALS}"
+    if result.stop_reason == "time":
+        return f" --max-time {math.ceil(2 * result.duration_s)}s"
+    return ""
+
+
+# The capacity
+
+
+def with_search_state(
+    found: Capacity | None, result: SearchResult, resume_command: str = ""
+) -> Capacity:
+    """Return the capacity of a search with its state, even if no load was found.
+
+    Until a load is confirmed, the highest load that passed to its end is only a lower bound, without
+    an interval.
+    """
+    state = capacity_state(
+        result,
+        confirmed=None if found is None else bool(found.confirmed),
+        sustained=None if found is None else found.sustained,
+    )
+    if found is not None and state in ("sustained", "confirmed", "held"):
+        return msgspec.structs.replace(found, state=state, resume_command=resume_command)
+    reason = SEARCH_STOPPED
+    if state == "none":
+        reason = UNCONFIRMED if result.stop_reason == "unconfirmed" else NO_LOAD_PASSED
+    bound = _as_lower_bound(found or Capacity(rate_per_s=0.0, method="search"), reason)
+    return msgspec.structs.replace(bound, state=state, resume_command=resume_command)
+
+
+def _with_sweep_state(found: Capacity | None, curve: levels.SweepCurve) -> Capacity | None:
+    """Return the capacity of a sweep with its state.
+
+    A sweep that was stopped has only the highest load that met the SLO so far, without an interval.
+    Return None without an SLO, and for a sweep over several lengths or targets.
+    """
+    if not curve.slo or curve.groups:
+        return None
+    nothing = Capacity(rate_per_s=0.0, method="sweep")
+    if curve.not_run:
+        bound = _as_lower_bound(found or nothing, SWEEP_STOPPED)
+        return msgspec.structs.replace(bound, state="stopped", resume_command=curve.resume)
+    if found is not None:
+        return found
+    has_growing_point = levels.lowest_growing(curve.levels) is not None
+    reason = NO_POINT_SUSTAINED if has_growing_point else NO_POINT_MET_SLO
+    return msgspec.structs.replace(_as_lower_bound(nothing, reason), state="none")
+
+
+def _as_lower_bound(found: Capacity, reason: str) -> Capacity:
+    """Return the capacity as a lower bound, without its interval."""
+    return msgspec.structs.replace(
+        found,
+        low_per_s=None,
+        high_per_s=None,
+        horizon_s=None,
+        lower_bound=True,
+        lower_bound_reason=reason,
+    )
+
+
+def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) -> Capacity | None:
+    """Return the capacity that the runs of a search or sweep show.
+
+    Its evidence is one run: of a search the highest confirmed one, or else the highest that passed to
+    its end; of a sweep the best load point. The rate and the tokens are those of this run, and never
+    the load that only half of the runs pass.
+
+    Return None without an SLO, without a load that passed at full length, or if full-length runs
+    failed where they should have passed.
+    """
+    result = outcome.result
+    best = _find_evidence(outcome)
+    if best is None or result.load is None or result.stop_reason == "unconfirmed":
+        return None
+    summary = run_folder.kept_summary(outcome.output_dir / best.run_name)
+    if not promises(summary):
+        return None
+    measured_stages = [stage for stage in summary.stages if stage.measured]
+    is_closed_loop = any(stage.concurrency is not None for stage in measured_stages)
+    rate = best.metrics.get("steady_completed_rps") if is_closed_loop else best.load
+    if not rate:
+        return None
+    # In a closed loop the interval of the result is in virtual users, and not in requests.
+    interval = None if is_closed_loop else _interval_with(rate, result)
+    is_load_point = best.trial.kind == "level"
+    is_longer_trial = best.trial.kind == "sustain"
+    lower_bound_reason = _lower_bound_reason(outcome)
+    return Capacity(
+        rate_per_s=rate,
+        low_per_s=None if interval is None else interval.low,
+        high_per_s=None if interval is None else interval.high,
+        horizon_s=None if interval is None else result.horizon_s,
+        lower_bound=bool(lower_bound_reason),
+        lower_bound_reason=lower_bound_reason,
+        unit="requests" if is_closed_loop else capacity.rate_unit(summary),
+        method="sweep" if is_load_point else "search",
+        recipe="" if workload is None else _recipe(workload, summary),
+        evidence=best.run_name or ".",
+        confirmed=best.trial.kind in CONFIRMING_KINDS,
+        output_tokens_per_s=summary.tokens.steady_output_per_s,
+        total_tokens_per_s=summary.tokens.steady_total_per_s,
+        sustained=_is_sustained(best, result),
+        sustained_reason=result.sustained_reason or best.sustained_reason,
+        sustained_s=result.sustained_for_s if is_longer_trial else None,
+        warnings=describe_other_work(summary),
+        state="held" if is_load_point else None,
+    )
+
+
+def _find_evidence(outcome: ExperimentOutcome) -> TrialResult | None:
+    """Return the run that shows the capacity."""
+    if outcome.curve is None:
+        return find_capacity_trial(outcome.result, outcome.trials)
+    best_name = outcome.curve.best
+    return next((trial for trial in outcome.trials if trial.run_name == best_name), None)
+
+
+def _lower_bound_reason(outcome: ExperimentOutcome) -> str:
+    """Return why the capacity is only a lower bound, or "" if it is not."""
+    if outcome.curve is not None:
+        return levels.bound_why(outcome.curve)
+    return capacity.HIGHEST_LOAD_PASSED if outcome.result.lowest_failed is None else ""
+
+
+def _interval_with(rate: float, result: SearchResult) -> _Interval | None:
+    """Return the interval of a search, widened to include `rate`.
+
+    A load that was not sustained bounds it from above.
+    """
+    if result.interval is None:
+        return None
+    high = result.interval.high
+    if result.unsustained_load is not None:
+        high = min(high, result.unsustained_load)
+    return _Interval(min(result.interval.low, rate), max(high, rate))
+
+
+def _is_sustained(best: TrialResult, result: SearchResult) -> bool | None:
+    """Return whether the load of a run is sustained. Only a longer run can show that it is."""
+    if best.trial.kind == "sustain":
+        return result.sustained
+    return False if best.sustained is False else None
+
+
+def _recipe(workload: Workload, summary: Summary) -> str:
+    """Return the fingerprint of what was requested, without the rate."""
+    is_counted_by_server = "server" in summary.tokens.sources.output
+    token_counter = "server" if is_counted_by_server else summary.run.tokenizer_tag
+    return request_fingerprint(workload, token_counter, summary.run.tokenizer_sha256)

@@ -1,0 +1,110 @@
+"""What has to hold at a load for a trial to pass, and the decision that it does or does not."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from loadgen.core.metrics import columns as metrics
+from loadgen.core.metrics import outcomes
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.stats import early_stopping
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.core.slo import Slo
+
+Outcome = Literal["under", "over", "invalid"]
+PASSED: Final = "under"
+"""The outcome of a trial that met the SLO, as result files store it: its load is under the capacity."""
+FAILED: Final = "over"
+"""The outcome of a trial that missed the SLO: its load is over the capacity."""
+INVALID: Final = "invalid"
+"""The outcome of a trial that says nothing about its load."""
+
+ROUNDING = 1e-9  # keeps a product such as 0.95 * 100 from being rounded up to 96
+
+
+class Decision(NamedTuple):
+    """The outcome of a trial.
+
+    Attributes:
+        outcome: Whether the trial passed, failed or is not valid.
+        reason_code: The reason for programs, for example "misses" or "steady".
+        reason: The reason as text.
+        decided_at_ns: When the outcome was certain, since the start of the schedule.
+    """
+
+    outcome: Outcome
+    reason_code: str
+    reason: str
+    decided_at_ns: int
+
+
+class Goal(Struct, frozen=True, kw_only=True):
+    """What has to hold at a load: each term of an SLO at its quantile, and the joint share if one is set.
+
+    Attributes:
+        slo: The SLO of all requests.
+        mlperf: Whether the limits of MLPerf's early stopping have to hold too.
+        full_run_terms: The names of the terms that only a trial at full length can meet: those of
+            tasks, and of classes with an SLO of their own. With any of them, no trial passes before
+            its end.
+    """
+
+    slo: Slo
+    mlperf: bool = False
+    full_run_terms: tuple[str, ...] = ()
+
+    @property
+    def request_terms(self) -> tuple[str, ...]:
+        """The names of the terms that are judged request by request."""
+        names = [f"{term.metric} p{term.quantile * 100:g}" for term in self.slo.terms]
+        if self.slo.goodput_share is not None:
+            names.append("goodput")
+        return tuple(names)
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """The names of all terms, to be shown to the user."""
+        return self.request_terms + self.full_run_terms
+
+    def allowed_misses(self, request_count: int) -> tuple[int, ...]:
+        """Return for each request term how many of `request_count` requests may miss it.
+
+        The number is -1 if `request_count` is too small even if no request misses the term.
+        """
+        limits = [
+            request_count - 1 - min(int(request_count * term.quantile), request_count - 1)
+            for term in self.slo.terms
+        ]
+        if self.mlperf:
+            limits = [
+                min(limit, early_stopping.allowed(request_count, term.quantile))
+                for limit, term in zip(limits, self.slo.terms, strict=True)
+            ]
+        if self.slo.goodput_share is not None:
+            needed = math.ceil(self.slo.goodput_share * request_count - ROUNDING)
+            limits.append(request_count - needed)
+        return tuple(limits)
+
+    def find_misses(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Return which of these finished requests miss which term, as a mask of shape (terms, rows).
+
+        Failed and dropped requests miss every term. An unfinished request misses the terms whose
+        limit it had exceeded when the run ended.
+        """
+        columns = Columns(rows)
+        is_unfinished = columns.where(metrics.UNFINISHED)
+        has_failed = ~(columns.where(metrics.OK) | is_unfinished)
+        masks = []
+        for term in self.slo.terms:
+            is_over_limit = ~is_unfinished & (columns.measure(term.metric) > term.limit_ns)
+            masks.append(has_failed | is_over_limit | outcomes.is_over_when_cut(columns, term))
+        if self.slo.goodput_share is not None:
+            masks.append(np.logical_or.reduce([has_failed, *masks]))
+        return np.array(masks, bool).reshape(len(masks), len(rows))

@@ -1,0 +1,220 @@
+"""`loadgen search`: find the highest load under an SLO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loadgen.cli import completion
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.options import DryRunOption, WorkloadArgument, add_options
+from loadgen.cli.resume import resume_arguments
+from loadgen.core.errors import OK
+
+if TYPE_CHECKING:
+    from loadgen.search.search_plan import PlannedSearch
+
+SustainOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--sustain/--no-sustain",
+        help="Also confirm the load in a run twice as long, in which nothing may grow: else the peak is by the rules "
+        "only.",
+        show_default="--sustain in virtual time",
+    ),
+]
+RunSpreadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--run-spread",
+        metavar="SHARE",
+        help="Variation of the server from run to run, as known from repeats: 3%.",
+    ),
+]
+
+
+@add_options(
+    without=(
+        "trace_speed",
+        "trace_loop",
+        "request_rate",
+        "concurrency",
+        "burstiness",
+        "num_requests",
+        "num_warmups",
+        "schedule_seed",
+        "keep",
+        "repeat",
+    ),
+    help_texts={
+        "duration": "Full length of a trial.",
+        "warmup": "Unmeasured load before each trial, rising to the highest load that passed: for a server that scales "
+        "out.",
+        "seed": "Of the search; every trial derives its own.",
+        "out": "Folder of the search.",
+    },
+    default_texts={
+        "duration": "600s, of tasks at least 10 times what one may take",
+        "warmup": "none",
+    },
+)
+def search(
+    invocation: Invocation,
+    workload: WorkloadArgument = None,
+    percentile: Annotated[
+        str | None,
+        typer.Option(
+            "--percentile",
+            metavar="P",
+            rich_help_panel="SLO",
+            help="Of every --slo term that names none: 99, 95, 99.9.",
+        ),
+    ] = None,
+    over: Annotated[
+        str,
+        typer.Option(
+            "--over",
+            metavar="LOAD",
+            help="rate (open loop), or concurrency (closed loop).",
+            autocompletion=completion.complete_choice(lambda: ("rate", "concurrency")),
+        ),
+    ] = "rate",
+    low: Annotated[
+        float | None, typer.Option("--low", metavar="LOAD", min=0, help="Not below this load.")
+    ] = None,
+    high: Annotated[
+        float | None, typer.Option("--high", metavar="LOAD", min=0, help="Not above this load.")
+    ] = None,
+    start: Annotated[
+        float | None,
+        typer.Option(
+            "--start",
+            metavar="LOAD",
+            min=0,
+            help="First load, without --low and --high. Default: 1; of a simulated target what its preset lets expect.",
+        ),
+    ] = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision",
+            metavar="SHARE",
+            help="Half width of the interval, as a share: 5%, or 0.05.",
+        ),
+    ] = "2%",
+    max_probes: Annotated[
+        int, typer.Option("--max-probes", metavar="N", min=1, help="Trials at most.")
+    ] = 40,
+    max_time: Annotated[
+        str | None,
+        typer.Option(
+            "--max-time", metavar="TIME", help="Time of all trials together, at most: 2h, 90m."
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="FOLDER",
+            help="Folder of a search that is not finished: go on, without its flags.",
+        ),
+    ] = None,
+    sustain: SustainOption = None,
+    run_spread: RunSpreadOption = None,
+    dry_run: DryRunOption = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", rich_help_panel="Output", help="Print search.json instead of the table."
+        ),
+    ] = False,
+) -> int:
+    """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
+
+    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 two trials in a row were not valid, or
+    --max-time or --max-probes stopped it, 130 interrupted.
+
+    Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
+    """
+    from loadgen.core.execution.folder_names import alone
+    from loadgen.runs.show import shown
+    from loadgen.search.search_plan import SearchOptions, check_options, plan_search
+    from loadgen.search.search_run import SearchRun
+
+    if resume is not None and workload is None and not _names_workload(invocation):
+        command = _stored_command(resume)
+        if command:
+            arguments = resume_arguments(command[1:], invocation.arguments, "--resume", resume)
+            return invocation.run_command_line(arguments)
+    options = SearchOptions(
+        percentile=percentile,
+        over=over,
+        low=low,
+        high=high,
+        start=start,
+        precision=precision,
+        max_trials=max_probes,
+        max_time=max_time,
+        sustain=sustain,
+        run_spread=run_spread,
+    )
+    checked = check_options(invocation, workload, options, resume)
+    if resume is None and not dry_run:
+        invocation.move_existing_results(checked.settings.out)
+    request = plan_search(invocation, checked)
+    if dry_run:
+        return _show_dry_run(request, invocation)
+    show = shown(invocation, quiet=True, has_line_per_step=True)
+    with alone(request.runner.output_dir):
+        search_run = SearchRun(
+            search=request.search,
+            runner=request.runner,
+            plan=request.plan,
+            show=show,
+            unit=request.unit,
+            trial_s=request.trial_s,
+        )
+        return search_run.run("json" if as_json else "report")
+
+
+def _names_workload(invocation: Invocation) -> bool:
+    """Return whether the options name a workload, so that a stored command is not repeated."""
+    options = ("trace", "dataset", "input_tokens")
+    return any(invocation[option] is not None for option in options)
+
+
+def _stored_command(output_dir: Path) -> tuple[str, ...]:
+    """Return the command line of a search. Raises UserError if the directory is not that of one."""
+    from loadgen.search import experiment
+
+    return experiment.read_search_plan(output_dir).command
+
+
+def _show_dry_run(request: PlannedSearch, invocation: Invocation) -> int:
+    """Print what a search would do, or what is left of it, and return the exit code."""
+    from loadgen.search import experiment
+    from loadgen.search.forecast import DryRun
+    from loadgen.search.search_results import PlannedTrial
+
+    search = request.search
+    runner = request.runner
+    for result in experiment.read_results(runner.output_dir):
+        search.add_result(result)
+    first_trial = search.next_trial()
+    if first_trial is None:
+        first_trial = PlannedTrial(
+            number=0, load=search.settings.low, kind="probe", may_pass_early=False
+        )
+    dry_run = DryRun(
+        search,
+        runner.make_workload(first_trial),
+        runner.settings,
+        invocation.budget(),
+        trial_s=request.trial_s,
+        runs_to_end=bool(runner.goal.full_run_terms) or runner.settings.virtual,
+        is_load_known=request.is_load_known,
+    )
+    dry_run.show()
+    return OK

@@ -1,0 +1,288 @@
+"""The result kind of a search. In a comparison, the run that shows its capacity stands for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
+from loadgen.core.metrics.summary import NamedSummary
+from loadgen.core.run_folder import OpenedRun
+from loadgen.render.additions import ExtraSections
+from loadgen.render.section import Paragraph, Quoted, Report, Warned, section
+from loadgen.repeated import capacity
+from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions, additions_to
+from loadgen.runs import levels_kind
+from loadgen.runs.compared import Side
+from loadgen.runs.kind import capacity_facts, capacity_in, compared, stored_summaries
+from loadgen.search import capacity_files, experiment, search_text
+from loadgen.search.capacity_files import ExperimentOutcome
+from loadgen.search.experiment import ExperimentPlan, StoredSearch
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.search_report import SearchReportInput, render_search_report
+from loadgen.search.search_results import TrialResult, exit_code
+from loadgen.search.trial_outcome import recompute_result
+
+RECORDED_FIELDS = ("ask*", "early", "offered", "noise", "folder")
+"""The JSON keys of a trial whose values the records of its run do not contain."""
+EARLY_DECISION_FIELDS = ("outcome", "why", "code")
+"""The same of a trial that was decided before its end."""
+RECORDED_SEARCH_FIELDS = ("goal*", "simulated", "seed", "metadata*", "settings*")
+"""The same of `search.json`."""
+
+
+class OpenedSearch(NamedTuple):
+    """A search that was read from its directory.
+
+    Attributes:
+        output_dir: Its directory.
+        runs: The summaries of its trials, with the names of their runs.
+        stored: Its result. None if the search has not ended.
+        additions: The sections that other results in the same directory add.
+    """
+
+    output_dir: Path
+    runs: tuple[NamedSummary, ...]
+    stored: StoredSearch | None
+    additions: tuple[ExtraSections, ...]
+
+    @property
+    def unit(self) -> str:
+        """The unit of its loads, as it is written after a number."""
+        counted = {capacity.rate_unit(summary) for _, summary in self.runs} - {"requests"}
+        plan = experiment.read_plan(self.output_dir)
+        return experiment.load_unit(plan, min(counted, default="requests"))
+
+    @property
+    def as_runs(self) -> levels_kind.StoredRuns:
+        """The trials as load points of one workload, for a search without a result."""
+        return levels_kind.StoredRuns(self.output_dir, self.runs, levels=True)
+
+
+def load(output_dir: Path) -> OpenedSearch:
+    """Read a search. Raises UserError if its result is damaged, or if it has no trial."""
+    stored = experiment.read_search(output_dir)
+    if stored is None:
+        runs = levels_kind.load(output_dir).runs
+    else:
+        runs = levels_kind.computed_summaries(output_dir, levels_kind.runs(output_dir))
+    if not runs:
+        raise UserError(
+            "no_records",
+            "no trial is in this folder",
+            str(output_dir),
+            "take the folder as it was handed over",
+        )
+    _, first_summary = runs[0]
+    additions = additions_to(output_dir, OpenedRun(first_summary, None))
+    return OpenedSearch(output_dir, runs, stored, additions)
+
+
+def headline(search: OpenedSearch) -> str:
+    """Return the result in one sentence or two."""
+    if search.stored is None:
+        return f"{_describe_unfinished(search.output_dir)} {levels_kind.headline(search.as_runs)}"
+    stored = search.stored
+    return search_text.headline(stored.result, stored.trials, stored.term_names, search.unit)
+
+
+def report(search: OpenedSearch) -> Report:
+    """Return the report of a search, with the command that resumes it if it has not ended."""
+    resume_command = _resume_command(search.output_dir, search.stored)
+    if search.stored is None:
+        return _report_unfinished(search, resume_command)
+    found = capacity_in(search.output_dir)
+    has_evidence = found is not None and not found.unfinished
+    source = SearchReportInput(
+        search.stored,
+        search.runs,
+        search.unit,
+        evidence=found.evidence if found is not None and has_evidence else "",
+        additions=search.additions,
+    )
+    complete = render_search_report(source)
+    warnings = [] if found is None else [Warned("WARNING", text) for text in found.warnings]
+    sections = list(complete.sections)
+    if resume_command:
+        sections.append(section("Go on with", Quoted(resume_command)))
+    return msgspec.structs.replace(
+        complete, warned=[*complete.warned, *warnings], sections=sections
+    )
+
+
+def _report_unfinished(search: OpenedSearch, resume_command: str) -> Report:
+    """Return the report of a search that has not ended: its trials as load points."""
+    so_far = levels_kind.report(search.as_runs)
+    sections = list(so_far.sections)
+    warnings = list(so_far.warned)
+    for addition in search.additions:
+        sections += addition.sections
+        warnings += addition.warned
+    sections.append(section("Go on with", Quoted(resume_command)))
+    unfinished = Paragraph(_describe_unfinished(search.output_dir), "warn", large=True)
+    return msgspec.structs.replace(
+        so_far, warned=warnings, answer=[unfinished, *so_far.answer], sections=sections
+    )
+
+
+def _describe_unfinished(output_dir: Path) -> str:
+    """Return what is known of a search that was killed, as `cost` and `size` state it."""
+    so_far = capacity_in(output_dir)
+    known = "" if so_far is None else f" ({so_far.words})"
+    return f"The search has not ended{known}: these are its trials so far."
+
+
+def _resume_command(output_dir: Path, stored: StoredSearch | None) -> str:
+    """Return the command that resumes a search, or "" if nothing is left to do."""
+    command = experiment.resume_command(output_dir, experiment.read_plan(output_dir))
+    if stored is None:
+        return command
+    return capacity_files.usable_resume_command(stored.result, stored.trials, command)
+
+
+def document(search: OpenedSearch) -> bytes:
+    """Return the summaries of the trials as a JSON list."""
+    return levels_kind.document(search.as_runs)
+
+
+def report_ended_search(output_dir: Path) -> Report:
+    """Return the report of a search that has just ended, from the summaries that its runs wrote."""
+    stored = experiment.read_search(output_dir)
+    runs = stored_summaries(output_dir, levels_kind.runs(output_dir))
+    return report(OpenedSearch(output_dir, runs, stored, additions=()))
+
+
+def code(search: OpenedSearch, strict: bool) -> int:
+    """Return the exit code of a search when its directory is read.
+
+    A search that was interrupted or killed showed nothing, so no SLO was missed.
+    """
+    if search.stored is None:
+        return UNSOUND
+    stored_code = exit_code(search.stored.result)
+    return UNSOUND if stored_code == INTERRUPTED else stored_code
+
+
+def list_row(output_dir: Path) -> ListRow:
+    """Return the row of a search in the list of results."""
+    stored = experiment.read_search(output_dir)
+    return levels_kind.list_row_of_runs(
+        stored_summaries(output_dir, levels_kind.runs(output_dir)),
+        output_dir,
+        "" if stored is None else stored.result.stop_reason,
+    )
+
+
+def compare_side(output_dir: Path) -> Side:
+    """Return the run that shows the capacity, as one side of a comparison.
+
+    Raises NoCapacityError if there is none.
+    """
+    found = capacity_in(output_dir)
+    if found is None or found.unfinished:
+        raise _no_capacity_error(output_dir, found)
+    run = compared(output_dir / found.evidence)
+    return Side(name="", runs=(run,), notes=(found.comparison_note,))
+
+
+def _no_capacity_error(
+    output_dir: Path, found: capacity.Capacity | None
+) -> capacity.NoCapacityError:
+    run_names = ", ".join(run.name for run in levels_kind.runs(output_dir)) or "none yet"
+    reason = ""
+    if found is not None and found.lower_bound_reason:
+        reason = f": {found.lower_bound_reason}"
+    command = _resume_command(output_dir, experiment.read_search(output_dir))
+    hint = f"go on with: {command}; or name" if command else "name"
+    return capacity.NoCapacityError(
+        "no_figure",
+        f"a search without a capacity{reason}; no run of it stands for a load that holds",
+        str(output_dir),
+        f"{hint} one of its runs: {run_names}",
+    )
+
+
+# Regenerating the derived files of a search, to check a bundle
+
+
+def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
+    """Yield the derived files of a search, computed again from its runs."""
+    trials = experiment.read_results(output_dir, include_invalid=True)
+    recomputed = _recompute_results(output_dir, trials)
+    yield _trials_file(trials, recomputed)
+    stored = experiment.read_search(output_dir)
+    if stored is None:
+        yield RegeneratedFile(experiment.RESULT_FILE, None, "the search has not ended")
+        return
+    result = LoadSearch(stored.settings, trials).result
+    document = msgspec.structs.replace(stored, result=result, trials=tuple(recomputed))
+    recorded_fields = (
+        *_recorded_trial_fields(trials, "told[{}].", first_number=0),
+        *RECORDED_SEARCH_FIELDS,
+    )
+    yield RegeneratedFile(
+        experiment.RESULT_FILE,
+        msgspec.json.encode(document),
+        "the results of the trials",
+        recorded_fields,
+    )
+    yield from regenerate_outputs(ExperimentOutcome(output_dir, trials, result))
+
+
+def regenerate_trials(output_dir: Path, trials: Sequence[TrialResult]) -> RegeneratedFile:
+    """Return the file of the results of a search or sweep, computed again from its runs."""
+    return _trials_file(trials, _recompute_results(output_dir, trials))
+
+
+def regenerate_outputs(outcome: ExperimentOutcome) -> Iterator[RegeneratedFile]:
+    """Yield the curve and the capacity of a search or a sweep."""
+    files = capacity_files.render_outputs(outcome)
+    if (outcome.output_dir / capacity.CAPACITY_FILE).is_file():
+        files.setdefault(capacity.CAPACITY_FILE, b"null\n")
+    for name, content in files.items():
+        yield RegeneratedFile(name, content, SUMMARIES, leave=("recipe", "go_on"))
+
+
+def _recompute_results(output_dir: Path, trials: Sequence[TrialResult]) -> list[TrialResult]:
+    plan = experiment.read_plan(output_dir)
+    return [recompute_result(output_dir, trial, mlperf=plan.is_by_mlperf_rules) for trial in trials]
+
+
+def _trials_file(
+    trials: Sequence[TrialResult], recomputed: Sequence[TrialResult]
+) -> RegeneratedFile:
+    lines = b"\n".join(map(msgspec.json.encode, recomputed))
+    recorded_fields = _recorded_trial_fields(trials, "line {}.", first_number=1)
+    return RegeneratedFile(experiment.TRIALS_FILE, lines, SUMMARIES, recorded_fields)
+
+
+def _recorded_trial_fields(
+    trials: Sequence[TrialResult], prefix: str, *, first_number: int
+) -> tuple[str, ...]:
+    """Return the keys that cannot be computed again, with the number of the trial in `prefix`."""
+    keys = []
+    for number, trial in enumerate(trials, first_number):
+        names = list(RECORDED_FIELDS)
+        if trial.ended_early:
+            names += EARLY_DECISION_FIELDS
+        keys += [prefix.format(number) + name for name in names]
+    return tuple(keys)
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    headline=headline,
+    report=report,
+    code=code,
+    list_row=list_row,
+    compare_side=compare_side,
+    regenerate=regenerate,
+    fits=experiment.is_search,
+    schema=ExperimentPlan,
+    document=document,
+    runs=levels_kind.runs,
+    capacity=capacity_facts,
+)

@@ -1,0 +1,422 @@
+"""Turns the options of `loadgen search` into a search, the runner of its trials and its plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadgen.cli.option_parsers import parse_option, parse_share_option
+from loadgen.cli.options import default_output_folder
+from loadgen.core import units
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
+from loadgen.core.execution import run_header
+from loadgen.core.execution.backend import filling_rate
+from loadgen.core.metrics.sustainable import LONGER
+from loadgen.core.slo import ATTAINMENT, Slo, task_promise
+from loadgen.core.workload import Closed, Mix, Workload
+from loadgen.core.workload.flags import select_load_options
+from loadgen.repeated import capacity
+from loadgen.search import experiment
+from loadgen.search.experiment import ExperimentPlan
+from loadgen.search.goal import Goal
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.search_settings import BRACKET_STEP, ESTIMATE_STEP, SearchSettings
+from loadgen.search.trial_runner import TrialRunner
+from loadgen.search.trial_workload import TrialWorkload, as_trial_workload
+
+if TYPE_CHECKING:
+    from loadgen.cli.invocation import Invocation
+    from loadgen.core.execution.plan import Settings
+
+NS_PER_S = 1_000_000_000
+LOAD_KINDS = ("rate", "concurrency")
+LOWEST_RATE = 1e-3
+HIGHEST_LOAD = 1e6
+DEFAULT_FIRST_LOAD = 1.0
+MAX_RUN_SPREAD = 0.2
+MIN_PRECISION = 0.002
+MAX_PRECISION = 0.5
+CHECKED_DURATION = "600s"  # for the check of the workload, where the options name no length
+
+PLAN_OPTIONS = ("slo", "goodput", "duration", "warmup", "limit", "grace", "seed")
+"""Options of the load that a plan has in another form, or not at all: every trial has its own seed."""
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The options of `loadgen search` itself, as they were typed.
+
+    Attributes:
+        percentile: The percentile of the SLO terms that name none.
+        over: Whether the loads are rates or numbers of virtual users.
+        low: The lowest load.
+        high: The highest load.
+        start: The first load.
+        precision: The relative precision of the result.
+        max_trials: The largest number of trials.
+        max_time: The longest time of all trials together.
+        sustain: Whether longer trials have to show that the load is sustained. None by default.
+        run_spread: The variation of the server from run to run.
+    """
+
+    percentile: str | None
+    over: str
+    low: float | None
+    high: float | None
+    start: float | None
+    precision: str
+    max_trials: int
+    max_time: str | None
+    sustain: bool | None
+    run_spread: str | None
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Whether the loads are numbers of virtual users."""
+        return self.over == "concurrency"
+
+    @property
+    def first_load(self) -> float:
+        """The load to begin with if nothing better is known."""
+        return self.start or self.low or DEFAULT_FIRST_LOAD
+
+
+class PlannedSearch(NamedTuple):
+    """A search that is ready to be carried out.
+
+    Attributes:
+        search: The search, without any result.
+        runner: Runs its trials.
+        plan: What was requested.
+        trial_s: The full length of the load of a trial.
+        unit: The unit of the loads, as it is written after a number.
+        is_load_known: Whether the first load is near the capacity.
+    """
+
+    search: LoadSearch
+    runner: TrialRunner
+    plan: ExperimentPlan
+    trial_s: float
+    unit: str
+    is_load_known: bool
+
+
+class CheckedOptions(NamedTuple):
+    """The options of a search after they were parsed and checked.
+
+    Attributes:
+        options: The options as they were typed.
+        workload_name: The workload as it was typed, or None.
+        resume_dir: The directory of a search to resume, or None.
+        settings: The settings of the target.
+        workload: The workload at the first load.
+        goal: What has to hold.
+        trial_ns: The full length of the load of a trial.
+        warmup_ns: The length of the warm-up before each trial; 0 for none.
+        precision: The relative precision of the result.
+        run_spread: The variation of the server from run to run, or None if it is not known.
+        max_time_s: The longest time of all trials together, or None.
+    """
+
+    options: SearchOptions
+    workload_name: str | None
+    resume_dir: Path | None
+    settings: Settings
+    workload: Workload
+    goal: Goal
+    trial_ns: int
+    warmup_ns: int
+    precision: float
+    run_spread: float | None
+    max_time_s: float | None
+
+
+def plan_search(invocation: Invocation, checked: CheckedOptions) -> PlannedSearch:
+    """Return the search that the options ask for."""
+    options = checked.options
+    settings = checked.settings
+    output_dir = (
+        checked.resume_dir
+        or settings.out
+        or default_output_folder(f"search-{checked.workload.name}")
+    )
+    trial_workload = as_trial_workload(checked.workload, checked.trial_ns)
+    runner = TrialRunner(
+        output_dir=output_dir,
+        goal=checked.goal,
+        make_workload=TrialWorkload(trial_workload, checked.warmup_ns).at,
+        settings=settings,
+        seed=experiment.choose_seed(output_dir, checked.workload.seed),
+    )
+    expected_rate = None
+    if not (options.is_closed_loop or options.start or options.low):
+        expected_rate = filling_rate(checked.workload, settings)
+    plan = ExperimentPlan(
+        command_name="search",
+        load_kind="concurrency" if options.is_closed_loop else "request_rate",
+        workload=checked.workload_name
+        or str(invocation["trace"] or invocation["dataset"] or checked.workload.name),
+        source_text=checked.workload.source_text,
+        target=settings.shown,
+        metadata=dict(settings.metadata),
+        options=_plan_options(invocation, checked),
+        seed=runner.seed,
+        command=settings.command,
+    )
+    return PlannedSearch(
+        search=LoadSearch(_search_settings(checked, trial_workload, expected_rate)),
+        runner=runner,
+        plan=plan,
+        trial_s=checked.trial_ns / NS_PER_S,
+        unit=experiment.load_unit(plan, experiment.counted_unit(trial_workload)),
+        is_load_known=expected_rate is not None or bool(options.start or options.low),
+    )
+
+
+def check_options(
+    invocation: Invocation,
+    workload_name: str | None,
+    options: SearchOptions,
+    resume_dir: Path | None,
+) -> CheckedOptions:
+    """Parse and check all options. Raises LoadgenError with everything that is wrong."""
+    if options.over not in LOAD_KINDS:
+        raise UserError(
+            "unknown_name",
+            f"nothing to search over: {options.over!r}",
+            "--over",
+            f"known: {', '.join(LOAD_KINDS)}",
+        )
+    errors: list[LoadgenError] = []
+    goal = None
+    trial_ns = 0
+    warmup_ns = 0
+    max_time_s = None
+    with collecting(errors):
+        settings = invocation.settings()
+        run_spread = parse_run_spread(options.run_spread, settings)
+        precision = parse_precision(options.precision)
+    with collecting(errors):
+        checked_workload = _load_workload(invocation, workload_name, options)
+        if not errors:
+            goal = _goal(checked_workload, settings, workload_name or "loadgen search")
+        parse_duration = partial(units.duration_ns, bare="s")
+        trial_ns = parse_option("--duration", invocation["duration"], parse_duration) or (
+            capacity.default_trial_ns(checked_workload)
+        )
+    with collecting(errors):
+        warmup_ns = _parse_warmup(invocation["warmup"], options)
+    with collecting(errors):
+        max_time_s = parse_option("--max-time", options.max_time, units.seconds)
+    with collecting(errors):
+        _check_bounds(options.low, options.high)
+    if resume_dir is not None:
+        with collecting(errors):
+            experiment.read_search_plan(resume_dir)
+    if errors:
+        raise CombinedError(errors)
+    assert goal is not None, "there is a goal where nothing is wrong"
+    return CheckedOptions(
+        options=options,
+        workload_name=workload_name,
+        resume_dir=resume_dir,
+        settings=settings,
+        workload=checked_workload,
+        goal=goal,
+        trial_ns=trial_ns,
+        warmup_ns=warmup_ns,
+        precision=precision,
+        run_spread=run_spread,
+        max_time_s=max_time_s,
+    )
+
+
+def _load_workload(
+    invocation: Invocation, workload_name: str | None, options: SearchOptions
+) -> Workload:
+    """Return the workload at the first load. Raises LoadgenError."""
+    load: dict[str, float] = {"request_rate": options.first_load}
+    if options.is_closed_loop:
+        load = {"concurrency": max(1, round(options.first_load))}
+    return invocation.load_workload(
+        workload_name,
+        slo=_slo_terms(invocation["slo"] or (), options.percentile),
+        warmup=0,
+        duration=invocation["duration"] or CHECKED_DURATION,
+        **load,
+    )
+
+
+def _slo_terms(typed_terms: Sequence[str], percentile: str | None) -> tuple[str, ...]:
+    """Return the typed terms of an SLO, with `percentile` added to those that name none."""
+    terms = []
+    for term in typed_terms:
+        names_none = term.count(":") == 1 and not term.lstrip("+").startswith(ATTAINMENT)
+        terms.append(f"{term}:p{percentile}" if percentile is not None and names_none else term)
+    return tuple(terms)
+
+
+def _goal(workload: Workload, settings: Settings, where: str) -> Goal:
+    """Return what has to hold, of what can be judged. Raises UserError if there is nothing."""
+    slo, not_judged = run_header.judged_slo(workload.slo, settings)
+    classes, not_judged_of_classes = run_header.class_plans(workload, settings)
+    full_run_terms: tuple[str, ...] = ()
+    if any(plan.slo != slo for plan in classes):
+        # As in a run, each class is judged by its own SLO.
+        full_run_terms = tuple(f"class {plan.name}" for plan in classes if plan.slo is not None)
+        slo = Slo()
+        not_judged |= not_judged_of_classes
+    elif slo is not None and slo.task is not None:
+        full_run_terms = ("tasks",)
+    if slo is not None and (slo != Slo() or full_run_terms):
+        return Goal(slo=slo, full_run_terms=full_run_terms)
+    if not_judged:
+        what = f"nothing of the SLO can be judged. {next(iter(not_judged))}"
+        raise UserError("no_slo", what, f"--api {settings.api}", "--slo e2e:500ms")
+    hint = "give --slo ttft:2s --slo tpot:200ms"
+    raise UserError("no_slo", "no SLO to search under", where, hint)
+
+
+def _parse_warmup(text: str | None, options: SearchOptions) -> int:
+    """Return the length of the warm-up before each trial; 0 for none. Raises UserError."""
+    warmup_ns = parse_option("--warmup", text, partial(units.duration_ns, bare="s")) or 0
+    if warmup_ns and options.is_closed_loop:
+        raise UserError(
+            "unsupported",
+            "a closed loop has no warm-up in a search",
+            f"--warmup {text}",
+            "leave it out, or search over rates",
+        )
+    return warmup_ns
+
+
+def _check_bounds(low: float | None, high: float | None) -> None:
+    """Raise UserError if the lowest load of a search is not below the highest."""
+    if low and high and low >= high:
+        where = f"--low {low:g} --high {high:g}"
+        hint = "give --low a smaller number than --high"
+        raise UserError("out_of_range", "the lowest load is not below the highest", where, hint)
+
+
+def parse_run_spread(text: str | None, settings: Settings) -> float | None:
+    """Return the variation of the server from run to run, as a share. Raises UserError.
+
+    Return None if it is not known and has to be learned. In virtual time a run repeats itself, so it
+    is 0.
+    """
+    share = parse_option("--run-spread", text, units.share)
+    if share is None:
+        return 0.0 if settings.virtual else None
+    if not 0 <= share <= MAX_RUN_SPREAD:
+        raise UserError(
+            "out_of_range",
+            "a variation of more than 20 %",
+            f"--run-spread {text}",
+            "a share, like 3%",
+        )
+    return share
+
+
+def parse_precision(text: str) -> float:
+    """Return the relative precision of a search. Raises UserError."""
+    share = parse_share_option("--precision", text)
+    if not MIN_PRECISION <= share <= MAX_PRECISION:
+        raise UserError(
+            "out_of_range", "no precision of a search", f"--precision {text}", "from 0.2% to 50%"
+        )
+    return share
+
+
+def choose_sustain_factor(sustain: bool | None, settings: Settings) -> float:
+    """Return the length of the trials that show that a load is sustained, in lengths of a trial.
+
+    It is 1 if there are none. Without the option there are, in virtual time.
+    """
+    is_wanted = settings.virtual if sustain is None else sustain
+    return LONGER if is_wanted else 1.0
+
+
+def _search_settings(
+    checked: CheckedOptions, trial_workload: Workload, expected_rate: float | None
+) -> SearchSettings:
+    """Return the settings of the search. `expected_rate` is the expected capacity, if it is known."""
+    options = checked.options
+    trial_s = checked.trial_ns / NS_PER_S
+    is_closed_loop = options.is_closed_loop
+    low = options.low or min(options.first_load, LOWEST_RATE)
+    high = options.high or HIGHEST_LOAD
+    if is_closed_loop:
+        low = float(math.ceil(max(1.0, options.low or 1.0)))
+        high = float(max(1, math.floor(high)))
+    start: float | None = options.first_load
+    if options.low is not None and options.high is not None:
+        start = None
+    elif expected_rate is not None:
+        start = min(expected_rate / math.sqrt(ESTIMATE_STEP), options.high or math.inf)
+    sends_closed_loop = any(isinstance(stage.arrival, Closed) for stage in trial_workload.stages)
+    return SearchSettings(
+        low=low,
+        high=high,
+        start=start,
+        precision=checked.precision,
+        max_trials=options.max_trials,
+        max_time_s=checked.max_time_s,
+        is_integer=is_closed_loop or sends_closed_loop,
+        sustain_length_factor=choose_sustain_factor(options.sustain, checked.settings),
+        run_spread=checked.run_spread,
+        real_trial_s=None if checked.settings.virtual else trial_s,
+        first_step=BRACKET_STEP if expected_rate is None else ESTIMATE_STEP,
+        requires_sustained=not is_closed_loop,
+        may_extend_trials=options.sustain is not False,
+        trial_load_s=trial_s,
+        warmup_s=checked.warmup_ns / NS_PER_S,
+    )
+
+
+def _plan_options(invocation: Invocation, checked: CheckedOptions) -> dict[str, str]:
+    """Return the options that change the trials or their objectives, as text for the plan."""
+    workload = checked.workload
+    options = {
+        "slo": ", ".join(_describe_slos(workload)),
+        "duration": f"{checked.trial_ns / NS_PER_S:g} s",
+    }
+    if checked.warmup_ns:
+        options["warmup"] = f"{checked.warmup_ns / NS_PER_S:g} s"
+    if invocation["limit"]:
+        options["limit"] = ", ".join(invocation["limit"])
+    if invocation["grace"] and workload.grace_ns is not None:
+        options["grace"] = f"{workload.grace_ns / NS_PER_S:g} s"
+    for name, value in select_load_options(invocation.options).items():
+        if name not in PLAN_OPTIONS:
+            options[name] = str(value)
+    return options | experiment.request_options(checked.settings)
+
+
+def _describe_slos(workload: Workload) -> Iterator[str]:
+    """Yield the terms of the SLO of a workload, and of those of its classes, as text."""
+    yield from _describe_slo(workload.slo, "")
+    if isinstance(workload.requests, Mix):
+        for name, request_class in workload.requests.classes.items():
+            yield from _describe_slo(request_class.slo, f"{name}: ")
+
+
+def _describe_slo(slo: Slo | None, prefix: str) -> Iterator[str]:
+    """Yield the terms of an SLO as text, for example "ttft p99 2000 ms"."""
+    if slo is None:
+        return
+    for term in slo.terms:
+        limit_ms = term.limit_ns / 1e6
+        yield f"{prefix}{term.metric} p{term.quantile * 100:g} {limit_ms:g} ms"
+    if slo.goodput_share is not None:
+        yield f"{prefix}goodput {slo.goodput_share:.6g}"
+    if slo.task is not None:
+        objective = task_promise(_to_ms(slo.task.within_ns), _to_ms(slo.task.wait_ns))
+        yield f"{prefix}{slo.task.share:.6g} of tasks {objective}"
+
+
+def _to_ms(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else duration_ns / 1e6

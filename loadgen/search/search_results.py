@@ -1,0 +1,340 @@
+"""The trials of a search, their results, and what a search found. These values are stored as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UNSOUND
+from loadgen.core.stats.intervals import Interval
+from loadgen.repeated.capacity import State
+from loadgen.search.goal import FAILED, INVALID, PASSED, Outcome
+
+TrialKind = Literal["bracket", "probe", "confirm", "sustain", "level"]
+"""Why a load is tried.
+
+- bracket: to find one load that passes and one that fails.
+- probe: to narrow the interval between them.
+- confirm: to confirm the load at full length.
+- sustain: as confirm, usually longer, to show that nothing grows.
+- level: because it is a load point of a sweep.
+"""
+CONFIRMING_KINDS = ("confirm", "sustain")
+
+RunSpreadSource = Literal["", "told", "learned", "simulated"]
+
+
+class PlannedTrial(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"may_pass_early": "early_under", "length_factor": "lengths"},
+):
+    """A load that is to be tried.
+
+    Attributes:
+        number: The number of the trial, from 0.
+        load: The rate per second, or the number of virtual users.
+        kind: Why the load is tried.
+        may_pass_early: Whether the trial may end as passed before its full length.
+        length_factor: The duration, as a multiple of the full length of a trial.
+        warmup_load: The load to which the warm-up before the trial rises. None without a warm-up.
+    """
+
+    number: int
+    load: float
+    kind: TrialKind
+    may_pass_early: bool
+    length_factor: float = 1.0
+    warmup_load: float | None = None
+
+
+class TrialResult(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "trial": "ask",
+        "ended_early": "early",
+        "duration_s": "spent_s",
+        "offered_load": "offered",
+        "sampling_noise": "noise",
+        "reason": "why",
+        "reason_code": "code",
+        "run_name": "folder",
+        "metrics": "figures",
+        "sustained_reason": "sustained_why",
+        "needed_load_s": "needed_s",
+    },
+):
+    """The result of a trial.
+
+    Attributes:
+        trial: What was tried.
+        outcome: "under" if it passed, "over" if it failed, "invalid" if it says nothing.
+        ended_early: Whether the outcome was decided before the full length.
+        duration_s: How long the trial took, with the time of the last responses.
+        offered_load: The load that the arrivals of this trial offered until it was decided. It
+            differs by chance from the requested load, so the outcome counts at this load.
+        sampling_noise: The scale of the remaining chance, from lengths and their order:
+            1 / sqrt(n) for the n requests of a full-length trial.
+        reason: Why the trial has this outcome, as text.
+        reason_code: The same for programs, for example "misses", "steady" or "refused".
+        run_name: The name of the directory of the run.
+        metrics: The metrics of the run by name.
+        sustained: Whether the load was sustained. None if it is not known, as of every trial that
+            ended early.
+        sustained_reason: Why it is known to be sustained or not, or why it is not known.
+        needed_load_s: How long the load would have to last to show whether it is sustained.
+    """
+
+    trial: PlannedTrial
+    outcome: Outcome
+    ended_early: bool
+    duration_s: float
+    offered_load: float
+    sampling_noise: float
+    reason: str = ""
+    reason_code: str = ""
+    run_name: str = ""
+    metrics: dict[str, float | None] = {}
+    sustained: bool | None = None
+    sustained_reason: str = ""
+    needed_load_s: float | None = None
+
+    @property
+    def load(self) -> float:
+        """The requested load."""
+        return self.trial.load
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the outcome says something about the load."""
+        return self.outcome != INVALID
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the trial met the SLO."""
+        return self.outcome == PASSED
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the trial missed the SLO."""
+        return self.outcome == FAILED
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether only a longer trial could show that the load is sustained."""
+        return self.sustained is None and self.needed_load_s is not None
+
+
+class SearchResult(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "confirmed_load": "confirmed",
+        "highest_passed": "held",
+        "lowest_failed": "missed",
+        "stop_reason": "reason",
+        "trial_count": "probes",
+        "duration_s": "spent_s",
+        "confirmation_s": "confirming_s",
+        "sustained_reason": "sustained_why",
+        "sustained_load": "steady",
+        "unsustained_load": "not_steady",
+        "length_factor": "lengths",
+        "sustained_for_s": "steady_s",
+        "needed_load_s": "needed_s",
+        "run_spread_source": "run_spread_from",
+    },
+):
+    """What a search has found so far.
+
+    Attributes:
+        load: The load that half of all full-length runs pass, or while no load has failed the
+            highest one that passed. None if nothing is known yet, or even the lowest load failed.
+        interval: The credible interval of `load`.
+        confirmed_load: The highest load of a confirmation that passed.
+        highest_passed: The highest load of a trial that passed.
+        lowest_failed: The lowest load of a trial that failed.
+        stop_reason: Why the search ended, "" while it goes on. "found": precise and confirmed;
+            "coarse": confirmed, but less precise than requested; "none": even the lowest load
+            failed; "highest": the highest allowed load passed; "unconfirmed": the confirmations
+            failed; "undecided": loads met the SLO, but no trial could show whether they are
+            sustained. The search was stopped for "probes" (number of trials), "time", "invalid"
+            (two invalid trials in a row), "refused" (a quota or rate limit), "gone" (no endpoint
+            left), "nodes" (no load generator left) or "interrupted".
+        trial_count: The number of trials.
+        duration_s: How long the trials took together.
+        confirmation_s: The part of it that was spent on confirmations.
+        sustained: Whether `sustained_load` was shown to be sustained over `length_factor` lengths
+            of a trial. None if it is not known.
+        sustained_reason: Why it is known to be sustained or not, or why it is not known.
+        sustained_load: The highest load that passed without growth.
+        unsustained_load: The lowest load that passed and grew, or that failed in a longer trial.
+        length_factor: The duration of the trials behind `sustained_load`, in lengths of a trial.
+        sustained_for_s: How long the load of the trial behind `sustained_load` lasted.
+        needed_load_s: How long a trial has to be to decide an "undecided" search.
+        horizon_s: `interval` covers changes of the server that recur within this time. None if the
+            server does not change.
+        run_spread: The variation from run to run that `interval` includes, as a share.
+        run_spread_source: How it is known: "told" by the user, "learned" from the trials, or
+            "simulated" for a simulation, which does not vary.
+        warmup_s: The length of the warm-up before each trial; 0 if the trials start with an empty
+            server.
+    """
+
+    load: float | None
+    interval: Interval | None
+    confirmed_load: float | None
+    highest_passed: float | None
+    lowest_failed: float | None
+    stop_reason: str
+    trial_count: int
+    duration_s: float
+    confirmation_s: float
+    sustained: bool | None = None
+    sustained_reason: str = ""
+    sustained_load: float | None = None
+    unsustained_load: float | None = None
+    length_factor: float = 1.0
+    sustained_for_s: float | None = None
+    needed_load_s: float | None = None
+    horizon_s: float | None = None
+    run_spread: float | None = None
+    run_spread_source: RunSpreadSource = ""
+    warmup_s: float = 0.0
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether the result is the highest load that was allowed, so that the capacity may be higher."""
+        return self.stop_reason == "highest" and self.lowest_failed is None
+
+    @property
+    def is_by_rules_only(self) -> bool:
+        """Whether a load was confirmed by the SLO, but not shown to be sustained."""
+        return self.confirmed_load is not None and self.sustained is not True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the search came to its end, rather than being stopped."""
+        return self.stop_reason in ENDED
+
+
+FOUND = ("found", "coarse")
+"""The stop reasons of searches that confirmed a load."""
+ENDED = (*FOUND, "highest", "none", "unconfirmed", "undecided")
+"""The stop reasons of searches that came to their end."""
+UNSOUND_STOPS = ("invalid", "refused", "gone", "nodes", "probes", "time")
+"""The stop reasons for which a search exits as unsound."""
+
+
+def exit_code(result: SearchResult) -> int:
+    """Return the exit code of a search."""
+    if result.stop_reason in (*FOUND, "highest"):
+        return OK
+    if result.stop_reason in UNSOUND_STOPS:
+        return UNSOUND
+    return INTERRUPTED if result.stop_reason == "interrupted" else SLO_MISSED
+
+
+def lowest_growing_load(results: Iterable[TrialResult]) -> float:
+    """Return the lowest load that a valid trial found not to be sustained, or infinity."""
+    growing = [result.load for result in results if result.is_valid and result.sustained is False]
+    return min(growing, default=math.inf)
+
+
+def lowest_load_failed_longer(results: Iterable[TrialResult]) -> float:
+    """Return the lowest load that failed in a trial longer than the ordinary ones, or infinity."""
+    failed = [
+        result.load for result in results if result.trial.kind == "sustain" and result.has_failed
+    ]
+    return min(failed, default=math.inf)
+
+
+def _full_length_passes(results: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the trials that passed to their end and that no other trial contradicts.
+
+    A load at or above one that grew does not count. One at or above a load that failed in a longer
+    trial only counts if its own trial was a longer one.
+    """
+    growing = lowest_growing_load(results)
+    failed_longer = lowest_load_failed_longer(results)
+    passes = []
+    for result in results:
+        limit = growing if result.trial.kind == "sustain" else min(growing, failed_longer)
+        if result.has_passed and not result.ended_early and result.load < limit:
+            passes.append(result)
+    return passes
+
+
+def find_best_trial(results: Sequence[TrialResult]) -> TrialResult | None:
+    """Return the trial that shows the capacity best, or None if no trial does.
+
+    A trial that showed that nothing grows comes before one that could not tell, a longer trial
+    before a confirmation, a confirmation before another trial, and a high load before a low one.
+    """
+
+    def rank(result: TrialResult) -> tuple[bool, bool, bool, float]:
+        is_confirming = result.trial.kind in CONFIRMING_KINDS
+        is_longer = result.trial.kind == "sustain"
+        is_shown_sustained = is_confirming and result.sustained is True
+        return is_shown_sustained, is_longer, is_confirming, result.load
+
+    return max(_full_length_passes(results), key=rank, default=None)
+
+
+def find_capacity_trial(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult | None:
+    """Return the trial that shows the capacity of a search, or a lower bound of one that was stopped.
+
+    For a stopped search, a trial that was too short to show whether its load is sustained bounds
+    nothing: a short trial passes at a load at which the queue grows slowly. A search that came to
+    its end has tried its load for long enough, or states that it could not.
+    """
+    best = find_best_trial(trials)
+    if best is None or result.has_ended or not best.is_too_short:
+        return best
+    long_enough = [trial for trial in _full_length_passes(trials) if not trial.is_too_short]
+    return max(long_enough, key=lambda trial: trial.load, default=None)
+
+
+def capacity_state(
+    result: SearchResult, *, confirmed: bool | None, sustained: bool | None
+) -> State:
+    """Return how far the capacity of a search was shown.
+
+    Args:
+        result: What the search found.
+        confirmed: Whether the trial that shows the capacity was a confirmation. None if there is no
+            such trial.
+        sustained: Whether that trial showed that its load is sustained.
+    """
+    wants_longer_trial = result.length_factor > 1 or result.needed_load_s is not None
+    if not result.has_ended and wants_longer_trial and not sustained:
+        return "stopped"
+    if result.stop_reason == "undecided" and confirmed is not None:
+        return "held"
+    if confirmed or (confirmed is not None and result.stop_reason == "highest"):
+        return "sustained" if sustained else "confirmed"
+    if not result.has_ended:
+        return "stopped"
+    return "held" if confirmed is not None and result.stop_reason in FOUND else "none"
+
+
+def capacity_and_state(
+    result: SearchResult, trials: Sequence[TrialResult]
+) -> tuple[float | None, State]:
+    """Return the load that is the result of a search, and how far it was shown.
+
+    The text, the page and `capacity.json` all state these two.
+    """
+    best = find_capacity_trial(result, trials)
+    if best is None or result.load is None or result.stop_reason == "unconfirmed":
+        return None, capacity_state(result, confirmed=None, sustained=None)
+    sustained = result.sustained if best.trial.kind == "sustain" else None
+    is_confirming = best.trial.kind in CONFIRMING_KINDS
+    return best.load, capacity_state(result, confirmed=is_confirming, sustained=sustained)

@@ -1,0 +1,161 @@
+"""Carries out a search: runs its trials one after the other, and prints the progress and the result."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from loadgen.cli.output import print_report, say
+from loadgen.core import format
+from loadgen.core.errors import TargetError
+from loadgen.search import capacity_files, experiment, search_text
+from loadgen.search.experiment import ExperimentPlan
+from loadgen.search.forecast import describe_forecast, forecast_search
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.progress_estimate import estimate_trials_left
+from loadgen.search.search_kind import report_ended_search
+from loadgen.search.search_results import PlannedTrial, SearchResult, TrialResult, exit_code
+from loadgen.search.trial_runner import Interrupted, TrialRunner
+
+if TYPE_CHECKING:
+    from loadgen.runs.show import Show
+
+Output = Literal["report", "json", "none"]
+"""What is printed on stdout at the end: the report, the content of `search.json`, or nothing."""
+
+
+@dataclass
+class SearchRun:
+    """A search that is carried out in a directory, which the caller has locked.
+
+    Attributes:
+        search: The search.
+        runner: Runs its trials.
+        plan: What was requested.
+        show: Shows the progress.
+        unit: The unit of the loads, as it is written after a number.
+        trial_s: The full length of the load of a trial.
+    """
+
+    search: LoadSearch
+    runner: TrialRunner
+    plan: ExperimentPlan
+    show: Show
+    unit: str
+    trial_s: float
+
+    def run(self, output: Output = "report") -> int:
+        """Run trials until the search has ended, print the result and return the exit code.
+
+        Trials that are in the directory already are not run again.
+        """
+        self._resume()
+        self._print_start()
+        self.runner.event_handlers = self.show.hearers
+        self.runner.resume_command = experiment.resume_command(self.runner.output_dir, self.plan)
+        self.runner.save_progress(self.search)
+        self.show.begin(self.search.settings.max_trials - self._earlier_trial_count, at_most=True)
+        try:
+            self._run_trials()
+        except TargetError as error:
+            if not self.search.results:
+                raise
+            say(str(error))
+            self.search.stop("nodes" if error.code == "node_lost" else "gone")
+        except Interrupted:
+            self.search.stop("interrupted")
+        except KeyboardInterrupt:
+            if not self.search.results:
+                raise  # Without any trial there is no result.
+            self.search.stop("interrupted")
+        result = self.runner.save_result(self.search)
+        self._print_result(result, output)
+        return exit_code(result)
+
+    def _resume(self) -> None:
+        """Take the results that the directory has already."""
+        earlier_results = experiment.begin(self.runner.output_dir, self.plan)
+        for result in earlier_results:
+            self.search.add_result(result)
+        self._earlier_trial_count = len(earlier_results)
+
+    def _print_start(self) -> None:
+        output_dir = self.runner.output_dir
+        settings = self.runner.settings
+        if self._earlier_trial_count:
+            done = format.counted(self._earlier_trial_count, "trial is", "trials are")
+            say(f"going on with {output_dir}: {done} done")
+        if settings.backend.simulated:
+            say("SIMULATED: no real server is measured")
+        elif len(settings.endpoints) > 1:
+            targets = format.counted(len(settings.endpoints), "target")
+            say(f"load over {targets}: every rate is that of all of them together")
+        say(f"search in {output_dir}: {', '.join(self.runner.goal.term_names)}")
+        say(f"repeat with --seed {self.runner.seed}")
+        forecast = forecast_search(
+            self.search, self.trial_s, runs_to_end=bool(self.runner.goal.full_run_terms)
+        )
+        if forecast is not None:
+            expected = describe_forecast(forecast, virtual=settings.virtual)
+            cost = self.show.cost_per_time(forecast.seconds, settings)
+            say(f"expected: {expected}{cost}")
+
+    def _run_trials(self) -> None:
+        has_noted_late_responses = self.unit == search_text.QUERIES_UNIT
+        while True:
+            trial = self.search.next_trial()
+            if trial is None:
+                return
+            self.show.step(
+                search_text.describe_planned_trial(trial, self.unit), self._estimate_time_left()
+            )
+            result = self._run_trial(trial)
+            self.show.end_step(search_text.describe_trial_result(result))
+            if has_noted_late_responses:
+                continue
+            note = search_text.describe_late_responses(
+                result, self.trial_s, self.search.settings.warmup_s
+            )
+            if note:
+                say(f"note: {note}")
+                has_noted_late_responses = True
+
+    def _run_trial(self, trial: PlannedTrial) -> TrialResult:
+        result = self.runner.run(trial)
+        self.search.add_result(result)
+        self.runner.save_progress(self.search)
+        return result
+
+    def _estimate_time_left(self) -> tuple[float, float | None]:
+        """Return the number of trials that are left, and the seconds that they take.
+
+        The time is estimated from the trials of this process, and None before the first of them.
+        """
+        is_virtual = self.runner.settings.virtual
+        # In virtual time, a trial that is decided early takes as long as one that is not.
+        runs_to_end = is_virtual or bool(self.runner.goal.full_run_terms)
+        left = estimate_trials_left(self.search, runs_to_end=runs_to_end, trial_s=self.trial_s)
+        own_results = self.search.results[self._earlier_trial_count :]
+        if is_virtual:
+            lengths = sum(result.trial.length_factor for result in own_results)
+        else:
+            lengths = sum(result.duration_s / self.trial_s for result in own_results)
+        if not lengths:
+            return left.trials, None
+        return left.trials, self.show.spent_s / lengths * left.lengths
+
+    def _print_result(self, result: SearchResult, output: Output) -> None:
+        output_dir = self.runner.output_dir
+        if output == "none":
+            say(f"search in {output_dir}: {search_text.describe_stop(result)}")
+            return
+        if output == "json":
+            sys.stdout.write((output_dir / experiment.RESULT_FILE).read_text("utf-8"))
+            return
+        print_report(report_ended_search(output_dir))
+        command = capacity_files.usable_resume_command(
+            result, self.search.results, self.runner.resume_command
+        )
+        resume = f"; go on with: {command}" if command else ""
+        say(f"results in {output_dir}{resume}")

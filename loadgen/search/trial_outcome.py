@@ -1,0 +1,329 @@
+"""Judges a trial by the records of its run: whether it passed, and at which load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadgen.core import format, run_folder
+from loadgen.core.metrics import columns, outcomes, reasons
+from loadgen.core.results import store
+from loadgen.core.results.record import KIND, picked
+from loadgen.core.slo import Slo
+from loadgen.runs.headline import missed_by
+from loadgen.runs.level_figures import figures
+from loadgen.search import failures
+from loadgen.search.goal import FAILED, INVALID, PASSED, Decision, Goal
+from loadgen.search.search_results import PlannedTrial, TrialResult
+from loadgen.search.trial_workload import is_closed_loop
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.workload import Workload
+
+NS_PER_S = 1_000_000_000
+NEVER_NS = np.iinfo(np.int64).max
+SERVER_GONE_KINDS = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset"))
+"""Kinds of failure of a server that is gone. One that is overloaded responds late, or with errors."""
+
+
+class TrialRecords(NamedTuple):
+    """What the run of a trial left: its summary and the records of the measured requests."""
+
+    summary: Summary
+    rows: NDArray[np.void]
+
+    @property
+    def due_rows(self) -> NDArray[np.void]:
+        """The records of the requests that were sent or had to be."""
+        return picked(self.rows, self.rows["due_ns"] >= 0)
+
+    @property
+    def end_ns(self) -> int:
+        """When the last request ended."""
+        return int(self.rows["done_ns"].max(initial=0))
+
+
+class FinishedTrial(NamedTuple):
+    """A trial whose run is over.
+
+    Attributes:
+        trial: What was tried.
+        workload: What was sent.
+        records: What the run left.
+        run_dir: The directory of the run.
+        early_decision: The decision that ended the run before its full length, or None.
+    """
+
+    trial: PlannedTrial
+    workload: Workload
+    records: TrialRecords
+    run_dir: Path
+    early_decision: Decision | None
+
+
+class _OfferedLoad(NamedTuple):
+    """The load that the arrivals of a trial offered, and the number of requests of a full trial."""
+
+    load: float
+    full_count: float
+
+
+class _Invalidity(NamedTuple):
+    """Why a trial says nothing about its load."""
+
+    reason_code: str
+    reason: str
+
+
+class _Growth(NamedTuple):
+    """Whether a load was sustained, why, and how long it would have to last to show this."""
+
+    sustained: bool | None = None
+    reason: str = ""
+    needed_load_s: float | None = None
+
+
+def trial_result(finished: FinishedTrial, goal: Goal, *, has_own_seed: bool) -> TrialResult:
+    """Return the result of a trial.
+
+    Args:
+        finished: The trial.
+        goal: What had to hold.
+        has_own_seed: Whether the arrivals of the trial have a seed of their own. Trials with the
+            same arrivals do not differ by chance, so that nothing has to be corrected for.
+    """
+    early_decision = finished.early_decision
+    summary = finished.records.summary
+    offered = _offered_load(finished)
+    decision = judge_search_trial(goal, finished.trial, finished.records, early_decision)
+    growth = _growth(summary) if early_decision is None else _Growth()
+    is_load_corrected = offered.load > 0 and has_own_seed
+    return TrialResult(
+        trial=finished.trial,
+        outcome=decision.outcome,
+        ended_early=early_decision is not None and decision.outcome != INVALID,
+        duration_s=summary.window.whole.duration_s or 0.0,
+        offered_load=offered.load if is_load_corrected else finished.trial.load,
+        sampling_noise=1 / math.sqrt(offered.full_count) if offered.full_count > 0 else 0.0,
+        reason=decision.reason,
+        reason_code=decision.reason_code,
+        run_name=finished.run_dir.name,
+        metrics=figures(summary),
+        sustained=growth.sustained,
+        sustained_reason=growth.reason,
+        needed_load_s=growth.needed_load_s,
+    )
+
+
+def recompute_result(output_dir: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
+    """Return the result of a stored trial, computed again from the records of its run.
+
+    What the records do not show is kept: what was tried, what the schedule offered, and how the
+    trial was decided before its end.
+    """
+    run_dir = output_dir / result.run_name
+    summary = run_folder.kept_summary(run_dir)
+    recomputed = msgspec.structs.replace(
+        result, metrics=figures(summary), duration_s=summary.window.whole.duration_s or 0.0
+    )
+    if result.ended_early:
+        return recomputed
+    stored = store.read_run(run_dir)
+    goal = Goal(slo=stored.header.slo or Slo(terms=()), mlperf=mlperf)
+    records = TrialRecords(summary, select_measured(stored.rows, summary))
+    decision = judge_search_trial(goal, result.trial, records, None)
+    growth = _growth(summary)
+    return msgspec.structs.replace(
+        recomputed,
+        outcome=decision.outcome,
+        reason_code=decision.reason_code,
+        reason=decision.reason,
+        sustained=growth.sustained,
+        sustained_reason=growth.reason,
+        needed_load_s=growth.needed_load_s,
+    )
+
+
+def select_measured(rows: NDArray[np.void], summary: Summary) -> NDArray[np.void]:
+    """Return the rows of the measured stages."""
+    is_measured = [stage.measured for stage in summary.stages] or [True]
+    return picked(rows, np.array(is_measured)[rows["stage"]])
+
+
+def judge_search_trial(
+    goal: Goal,
+    trial: PlannedTrial,
+    records: TrialRecords,
+    early_decision: Decision | None,
+) -> Decision:
+    """Return the outcome of a trial by its SLO and by what a search requires beside it.
+
+    A trial says nothing about the load if the endpoint refused requests for a quota or a rate limit.
+    It has failed if more than 1 % of its requests failed, or if the server did not sustain the load.
+    A run by MLPerf's rules is not judged by these, and for a load point of a sweep its table states
+    them.
+    """
+    summary = records.summary
+    decision = judge_trial(goal, records, early_decision)
+    if trial.kind == "level" or goal.mlperf:
+        return decision
+    refusals = failures.describe_refusals(summary.requests)
+    if refusals:
+        return Decision(INVALID, failures.REFUSED, refusals, decision.decided_at_ns)
+    if decision.outcome == INVALID:
+        return decision
+    failed_requests = failures.describe_failures(summary.requests)
+    if failed_requests:
+        return Decision(FAILED, "failures", failed_requests, decision.decided_at_ns)
+    if decision.reason_code == "full_length" and summary.sustainable.sustained is False:
+        growth = summary.sustainable.why
+        return Decision(FAILED, "not_sustained", growth, decision.decided_at_ns)
+    return decision
+
+
+def judge_trial(goal: Goal, records: TrialRecords, early_decision: Decision | None) -> Decision:
+    """Return the outcome of a trial by its SLO.
+
+    It is invalid if the measurement is not sound, else what was decided before its end, else what
+    its misses show.
+    """
+    invalidity = _find_invalidity(records, ended_early=early_decision is not None)
+    if invalidity is not None:
+        return Decision(INVALID, invalidity.reason_code, invalidity.reason, records.end_ns)
+    if early_decision is not None:
+        return early_decision
+    return _judge_full_length(goal, records)
+
+
+def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
+    due_rows = records.due_rows
+    finished = due_rows[due_rows["status"] != columns.CANCELLED]
+    unfinished_count = int((finished["status"] == columns.UNFINISHED).sum())
+    is_undecided = outcomes.is_undecided(unfinished_count, len(finished))
+    exceeded = _describe_exceeded_terms(goal, finished, is_undecided=is_undecided)
+    if exceeded:
+        return Decision(FAILED, "misses", "; ".join(exceeded), records.end_ns)
+    if records.summary.goodput.met is False:  # by the terms of tasks, or of a class of requests
+        missed = "; ".join(missed_by(records.summary))
+        return Decision(FAILED, "misses", missed, records.end_ns)
+    if is_undecided and goal.request_terms:
+        reason = _describe_unfinished(unfinished_count, len(finished))
+        return Decision(INVALID, "unfinished", reason, records.end_ns)
+    return Decision(PASSED, "full_length", "at full length", records.end_ns)
+
+
+def _describe_exceeded_terms(
+    goal: Goal, finished: NDArray[np.void], *, is_undecided: bool
+) -> list[str]:
+    """Return for each term that more requests missed than it allows by how many it was missed.
+
+    Unfinished requests that have not missed a term yet are left out. If they are too many to be left
+    out, they count as if they had met it, so that a term is only exceeded for certain.
+    """
+    if not goal.request_terms:
+        return []
+    is_unfinished = finished["status"] == columns.UNFINISHED
+    exceeded = []
+    for index, (name, is_missed) in enumerate(
+        zip(goal.request_terms, goal.find_misses(finished), strict=True)
+    ):
+        missed_count = int(is_missed.sum())
+        left_out = 0 if is_undecided else int((is_unfinished & ~is_missed).sum())
+        allowed = goal.allowed_misses(len(finished) - left_out)[index]
+        if missed_count > allowed:
+            requests = format.counted(len(finished), "request")
+            exceeded.append(
+                f"{missed_count:,} of {requests} miss {name}, {max(allowed, 0):,} allowed"
+            )
+    return exceeded
+
+
+def _describe_unfinished(unfinished_count: int, count: int) -> str:
+    return (
+        f"{unfinished_count:,} of {count:,} requests were unfinished when the drain ended: too many "
+        "to say whether the SLO holds; give a longer --grace, or none"
+    )
+
+
+def _find_invalidity(records: TrialRecords, *, ended_early: bool) -> _Invalidity | None:
+    """Return why a trial says nothing about its load, or None if it does.
+
+    Few requests are enough for a trial that ended early, because its misses were counted against the
+    planned number of requests.
+    """
+    summary = records.summary
+    for code in summary.verdict.codes:
+        if code.code != "too_few" or not ended_early:
+            return _Invalidity(code.code, reasons.sentence(code))
+    for term in summary.goodput.slo:
+        if term.undecided and (term.metric in summary.unsound or term.low_ms is not None):
+            return _Invalidity("withheld", term.undecided)
+    count = len(records.rows)
+    gone_count = int(np.isin(records.rows["kind"], SERVER_GONE_KINDS).sum())
+    if gone_count > summary.verdict.limits.failure_share * max(count, 1):
+        reason = (
+            f"{gone_count:,} of {count:,} requests met a server that was gone or ill "
+            "(connections, resets, 5xx)"
+        )
+        return _Invalidity("server_gone", reason)
+    return None
+
+
+def _growth(summary: Summary) -> _Growth:
+    found = summary.sustainable
+    needed_load_s = found.needed_s if found.sustained is None else None
+    return _Growth(found.sustained, found.why, needed_load_s)
+
+
+def _offered_load(finished: FinishedTrial) -> _OfferedLoad:
+    """Return the load that the arrivals offered until the trial was decided.
+
+    The load of sessions is the rate at which they begin. They may be decided after the last one has
+    begun, by their later turns.
+    """
+    due_rows = finished.records.due_rows
+    length_s = _load_duration_s(finished.workload, due_rows)
+    first_turns = due_rows[due_rows["turn"] == 0]
+    arrivals_ns = first_turns["due_ns"] - first_turns["due_ns"].min(initial=NEVER_NS)
+    observed_s = length_s
+    if finished.early_decision is not None:
+        decided_at_ns = finished.early_decision.decided_at_ns - _warmup_ns(finished.workload)
+        observed_s = min(decided_at_ns / NS_PER_S, length_s)
+    load = finished.trial.load
+    if observed_s > 0 and not is_closed_loop(finished.workload):
+        load = float((arrivals_ns < observed_s * NS_PER_S).sum()) / observed_s
+    full_count = len(arrivals_ns) if finished.early_decision is None else load * length_s
+    return _OfferedLoad(load, full_count)
+
+
+def _warmup_ns(workload: Workload) -> int:
+    """Return how long the stages in front of the measured load last."""
+    return sum(stage.duration_ns or 0 for stage in workload.stages if not stage.measured)
+
+
+def _load_duration_s(workload: Workload, due_rows: NDArray[np.void]) -> float:
+    """Return the planned duration of the measured load, in seconds."""
+    measured = [stage for stage in workload.stages if stage.measured]
+    durations_ns = [stage.duration_ns for stage in measured]
+    planned_ns = _sum_if_known(durations_ns)
+    if planned_ns:
+        return planned_ns / NS_PER_S
+    if not len(due_rows):
+        return 0.0
+    arrival_span_ns = int(due_rows["due_ns"].max() - due_rows["due_ns"].min())
+    minimum_ns = sum(stage.at_least.duration_ns for stage in measured if stage.at_least)
+    return max(arrival_span_ns, minimum_ns) / NS_PER_S
+
+
+def _sum_if_known(values: Sequence[int | None]) -> int | None:
+    """Return the sum of the values, or None if one is not known."""
+    known = [value for value in values if value]
+    return sum(known) if known and len(known) == len(values) else None

@@ -1,0 +1,300 @@
+"""Runs the trials of a search or a sweep, and stores their results in the directory of the experiment.
+
+A trial is an ordinary run that may end early. Over HTTP, the monitor reads the records while they
+are written. In virtual time, it is asked about sessions while they are simulated. Single requests are
+simulated to the end first, which costs less than asking the monitor on the way; it then looks at the
+records step by step, and a trial that it decides early is simulated again up to that time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from loadgen.core import format, seeds
+from loadgen.core.execution import run
+from loadgen.core.execution.events import (
+    EventHandler,
+    LoadStarted,
+    Look,
+    RunEvent,
+    RunningLoad,
+    RunPlanned,
+    Simulated,
+    SimulationStarted,
+)
+from loadgen.core.execution.run import Execute
+from loadgen.core.results import checksums, store
+from loadgen.core.results.record import picked
+from loadgen.core.results.spool import Tail
+from loadgen.core.workload import with_unique_prompts
+from loadgen.search import capacity_files, experiment
+from loadgen.search.capacity_files import ExperimentOutcome
+from loadgen.search.experiment import StoredSearch
+from loadgen.search.goal import Decision, Goal
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.search_results import (
+    CONFIRMING_KINDS,
+    PlannedTrial,
+    SearchResult,
+    TrialResult,
+)
+from loadgen.search.trial_monitor import PlannedLoad, TrialMonitor, select_ended
+from loadgen.search.trial_outcome import (
+    FinishedTrial,
+    TrialRecords,
+    select_measured,
+    trial_result,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.schedule.schedule import Schedule
+    from loadgen.core.workload import Workload
+
+NS_PER_S = 1_000_000_000
+CHECK_INTERVAL_S = 5.0
+ROWS_PER_CHECK_INTERVAL = 400_000
+"""With each so many records, the monitor looks less often at a simulation: it reads all of them each time."""
+TRIAL_SEED_STREAM = "probe"
+
+
+class Interrupted(Exception):
+    """The user stopped a trial."""
+
+
+def trial_run_name(trial: PlannedTrial) -> str:
+    """Return the name of the directory of a trial, for example "p03-12.5-confirm"."""
+    suffix = f"-{trial.kind}" if trial.kind in CONFIRMING_KINDS else ""
+    return f"p{trial.number:02d}-{trial.load:.6g}{suffix}"
+
+
+@dataclass(slots=True)
+class TrialRunner:
+    """Runs trials in the directory of an experiment.
+
+    Attributes:
+        output_dir: The directory of the experiment.
+        goal: What has to hold.
+        make_workload: Returns the workload of a trial.
+        settings: The settings of the target.
+        seed: The seed of the experiment.
+        has_seed_per_trial: Whether each trial has a seed of its own, and so other arrivals.
+        may_end_early: Whether a trial may end before its full length.
+        name_run: Returns the name of the directory of a trial.
+        event_handlers: Handlers of the events of the runs.
+        check_interval_s: How often the monitor looks at a running trial.
+        execute: Runs a workload. What it learns about a target is shared by all trials.
+        resume_command: The command that resumes the search if it is stopped.
+    """
+
+    output_dir: Path
+    goal: Goal
+    make_workload: Callable[[PlannedTrial], Workload]
+    settings: Settings
+    seed: int
+    has_seed_per_trial: bool = True
+    may_end_early: bool = True
+    name_run: Callable[[PlannedTrial], str] = trial_run_name
+    event_handlers: tuple[EventHandler, ...] = ()
+    check_interval_s: float = CHECK_INTERVAL_S
+    execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
+    resume_command: str = ""
+
+    def run(self, trial: PlannedTrial) -> TrialResult:
+        """Run one trial and store its result.
+
+        Raises Interrupted if the user stopped it, and UserError if it cannot run.
+        """
+        finished = self._run_to_end(trial)
+        result = trial_result(finished, self.goal, has_own_seed=self.has_seed_per_trial)
+        experiment.append_result(self.output_dir, result)
+        return result
+
+    def save_progress(self, search: LoadSearch) -> SearchResult:
+        """Return the result so far, and write the curve and the capacity in case the search is killed."""
+        result = search.result
+        trial = PlannedTrial(number=0, load=result.load or 1.0, kind="probe", may_pass_early=False)
+        capacity_files.write_outputs(
+            ExperimentOutcome(self.output_dir, search.results, result),
+            self.make_workload(trial),
+            resume_command=self.resume_command,
+        )
+        return result
+
+    def save_result(self, search: LoadSearch) -> SearchResult:
+        """Return the result of a search, and write it with its trials, the curve and the capacity."""
+        result = self.save_progress(search)
+        stored = StoredSearch(
+            result=result,
+            simulated=any(trial.metrics.get("simulated") for trial in search.results),
+            term_names=self.goal.term_names,
+            trials=tuple(search.results),
+            seed=self.seed,
+            metadata=dict(self.settings.metadata),
+            settings=search.final_settings,
+        )
+        store.replace(self.output_dir / experiment.RESULT_FILE, format.document(stored))
+        checksums.write(self.output_dir)
+        return result
+
+    def _run_to_end(self, trial: PlannedTrial) -> FinishedTrial:
+        workload = self._seeded_workload(trial)
+        run_dir = experiment.new_run_dir(self.output_dir, self.name_run(trial))
+        monitored = _MonitoredRun(
+            self.goal, trial, self.check_interval_s, is_monitored=self.may_end_early
+        )
+        try:
+            summary, run_dir = self.execute(
+                workload,
+                replace(self.settings, out=run_dir),
+                (*self.event_handlers, monitored.handle),
+            )
+        finally:
+            monitored.stop_following()
+        if summary.run.state == "interrupted" and monitored.decision is None:
+            raise Interrupted
+        rows = monitored.simulated_rows
+        if rows is None:
+            rows = store.read_run(run_dir).rows
+        records = TrialRecords(summary, select_measured(rows, summary))
+        return FinishedTrial(trial, workload, records, run_dir, monitored.decision)
+
+    def _seeded_workload(self, trial: PlannedTrial) -> Workload:
+        """Return the workload of a trial with its own seed, or else with its own prompts."""
+        workload = self.make_workload(trial)
+        if not self.has_seed_per_trial:
+            same_seed = workload.model_copy(update={"seed": self.seed})
+            return with_unique_prompts(same_seed, self.name_run(trial))
+        seed = seeds.own(self.seed, TRIAL_SEED_STREAM, trial.number)
+        return workload.model_copy(update={"seed": seed, "schedule_seed": None})
+
+
+class _MonitoredRun:
+    """Follows the events of a run and ends it once its outcome is decided.
+
+    Attributes:
+        decision: The decision that ended the run early, or None.
+        simulated_rows: The records of a simulated run. None of a real one.
+    """
+
+    def __init__(
+        self, goal: Goal, trial: PlannedTrial, check_interval_s: float, *, is_monitored: bool
+    ) -> None:
+        """Follow a run that has not begun."""
+        self._goal = goal
+        self._trial = trial
+        self._check_interval_s = check_interval_s
+        self._is_monitored = is_monitored
+        self._planned: RunPlanned | None = None
+        self._monitor: TrialMonitor | None = None
+        self._follower: asyncio.Task[None] | None = None
+        self.decision: Decision | None = None
+        self.simulated_rows: NDArray[np.void] | None = None
+
+    def handle(self, event: RunEvent) -> None:
+        """Handle an event of the run."""
+        match event:
+            case RunPlanned():
+                self._planned = event
+                self._monitor = self._make_monitor(event.plan.schedule)
+            case LoadStarted() if self._monitor is not None:
+                follow = self._follow(self._monitor, event.load)
+                self._follower = asyncio.get_running_loop().create_task(follow)
+            case SimulationStarted() if self._monitor is not None and self._has_sessions:
+                event.looks.append(self._look(self._monitor))
+            case Simulated():
+                self.simulated_rows = event.rows[:]
+                if self._monitor is not None and not self._has_sessions:
+                    self._decide_afterwards(self._monitor, self.simulated_rows, event.stops)
+
+    def stop_following(self) -> None:
+        """Stop reading the records of a real run."""
+        if self._follower is not None:
+            self._follower.cancel()
+
+    @property
+    def _has_sessions(self) -> bool:
+        """Whether the load consists of conversations or tasks."""
+        return self._planned is not None and self._planned.plan.schedule.max_turns > 1
+
+    def _make_monitor(self, schedule: Schedule) -> TrialMonitor | None:
+        """Return a monitor of the measured load.
+
+        Return None if it is not monitored, and for a closed loop, whose number of requests is not
+        known beforehand.
+        """
+        if not self._is_monitored or any(stage.concurrency for stage in schedule.stages):
+            return None
+        measured = [stage for stage in schedule.stages if stage.measured]
+        due_ns = np.concatenate([stage.arrivals_ns + (stage.start_ns or 0) for stage in measured])
+        if not len(due_ns):
+            return None
+        session_requests = None
+        if schedule.max_turns > 1:
+            session_requests = sum(stage.slot_count or 0 for stage in measured)
+        load = PlannedLoad(
+            due_ns,
+            start_ns=measured[0].start_ns or 0,
+            session_requests=session_requests,
+            max_turns=schedule.max_turns,
+        )
+        return TrialMonitor(self._goal, load, may_pass_early=self._trial.may_pass_early)
+
+    def _measured(self, rows: NDArray[np.void]) -> NDArray[np.void]:
+        """Return the rows without those of a warm-up."""
+        assert self._planned is not None, "rows come after the plan"
+        stages = self._planned.plan.schedule.stages
+        is_measured = np.array([stage.measured for stage in stages])
+        return rows if is_measured.all() else picked(rows, is_measured[rows["stage"]])
+
+    async def _follow(self, monitor: TrialMonitor, load: RunningLoad) -> None:
+        """Read the records of a real run until its outcome is decided, and then stop its load."""
+        assert self._planned is not None, "a load starts after the plan"
+        now_ns = 0
+        with contextlib.closing(Tail(self._planned.plan.job.folder)) as tail:
+            while self.decision is None:
+                await asyncio.sleep(self._check_interval_s)
+                new_rows = tail.rows()
+                now_ns = int(new_rows["done_ns"].max(initial=now_ns))
+                self.decision = monitor.add_rows(now_ns, self._measured(new_rows))
+        load.decided = True
+        # After the last request is due there is nothing left to stop.
+        if self.decision.decided_at_ns < monitor.last_due_ns:
+            load.stop()
+
+    def _look(self, monitor: TrialMonitor) -> Look:
+        """Return a regular look at a simulation that ends it once its outcome is decided."""
+
+        def is_decided(now_ns: int, new_rows: NDArray[np.void]) -> bool:
+            self.decision = monitor.add_rows(now_ns, self._measured(new_rows))
+            return self.decision is not None
+
+        return Look(round(self._check_interval_s * NS_PER_S), is_decided)
+
+    def _decide_afterwards(
+        self, monitor: TrialMonitor, rows: NDArray[np.void], stops: list[int]
+    ) -> None:
+        """Find when the outcome of a finished simulation was decided, and add this time to `stops`.
+
+        The simulation is then repeated up to that time.
+        """
+        if self.decision is not None:
+            return
+        measured = self._measured(rows)
+        ended = select_ended(measured[np.argsort(measured["done_ns"], kind="stable")])
+        interval_ns = round(self._check_interval_s * NS_PER_S)
+        interval_ns *= 1 + len(ended) // ROWS_PER_CHECK_INTERVAL
+        self.decision = monitor.find_first_decision(ended, interval_ns)
+        if self.decision is not None and self.decision.decided_at_ns < monitor.last_due_ns:
+            stops.append(self.decision.decided_at_ns)

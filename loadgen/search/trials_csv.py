@@ -1,0 +1,90 @@
+"""The results of a search or a sweep as a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+from loadgen.runs.level_figures import FIGURES
+from loadgen.runs.levels import SweepCurve, pareto
+from loadgen.search.search_results import TrialResult
+
+CURVE_FILE = "curve.csv"
+
+CsvCell = float | int | str | None
+
+COLUMNS = ("load", "offered", "outcome", "early", "seconds", *FIGURES)
+GROUP_COLUMNS = ("isl", "osl", "target")
+
+
+def render_trials_csv(trials: Sequence[TrialResult]) -> bytes:
+    """Return the trials of a search as CSV, in order of load.
+
+    The column `pareto` is 1 if no other valid trial has both more tokens/s per GPU (or in all, if
+    the number of GPUs is not known) and more tokens/s per user.
+    """
+    points = {
+        trial.trial.number: (_throughput(trial), trial.metrics.get("tokens_per_s_per_user"))
+        for trial in trials
+        if trial.is_valid
+    }
+    front = pareto(points)
+    rows = [
+        (*_trial_cells(trial), int(trial.trial.number in front))
+        for trial in sorted(trials, key=lambda trial: trial.load)
+    ]
+    return _render_csv((*COLUMNS, "pareto"), rows)
+
+
+def render_sweep_csv(trials: Sequence[TrialResult], curve: SweepCurve) -> bytes:
+    """Return the load points of a sweep as CSV, in the order of its table.
+
+    The column `pareto` is 1 for load points on the front of their lengths. The lengths are empty if
+    they are those of the workload, and the target if there is only one.
+    """
+    by_run_name = {trial.run_name: trial for trial in trials}
+    rows = [
+        (
+            level.isl,
+            level.osl,
+            level.target,
+            *_trial_cells(by_run_name[level.name]),
+            int(level.front),
+        )
+        for level in curve.levels
+        if level.name in by_run_name
+    ]
+    return _render_csv((*GROUP_COLUMNS, *COLUMNS, "pareto"), rows)
+
+
+def _throughput(trial: TrialResult) -> float | None:
+    per_gpu = trial.metrics.get("output_tokens_per_s_per_gpu")
+    return per_gpu or trial.metrics.get("output_tokens_per_s")
+
+
+def _trial_cells(trial: TrialResult) -> tuple[CsvCell, ...]:
+    """Return the cells of COLUMNS."""
+    return (
+        trial.load,
+        trial.offered_load,
+        trial.outcome,
+        int(trial.ended_early),
+        trial.duration_s,
+        *(trial.metrics.get(name) for name in FIGURES),
+    )
+
+
+def _render_csv(header: Sequence[str], rows: Iterable[Sequence[CsvCell]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow([_format_cell(cell) for cell in row])
+    return text.getvalue().encode()
+
+
+def _format_cell(cell: CsvCell) -> str:
+    if cell is None:
+        return ""
+    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
