@@ -59,13 +59,13 @@ class ValidateRequest(NamedTuple):
     """What the command line asks for: the contract, the target, and how the levels are run.
 
     Attributes:
-        checked: The contract.
+        checked_contract: The contract.
         settings: The target and the settings of the runs.
         overrides: What the options change in the load.
         repetition: How often each level is run. None for what the contract says.
     """
 
-    checked: CheckedContract
+    checked_contract: CheckedContract
     settings: Settings
     overrides: Overrides
     repetition: Repetition | None
@@ -74,7 +74,7 @@ class ValidateRequest(NamedTuple):
         """Return how many runs each level has at least, by its name."""
         return {
             plan.level.name: self.repetition.min_runs if self.repetition else plan.level.repeats
-            for plan in self.checked.levels
+            for plan in self.checked_contract.levels
         }
 
     def planned_runs(self) -> list[tuple[Workload, Settings]]:
@@ -82,7 +82,7 @@ class ValidateRequest(NamedTuple):
         runs = self.runs_per_level()
         return [
             (plan.workload, self.settings)
-            for plan in self.checked.levels
+            for plan in self.checked_contract.levels
             for _ in range(runs[plan.level.name])
         ]
 
@@ -254,7 +254,7 @@ def _read_request(
     with collecting(errors):
         longest_ns = _parse_length(duration, "--duration")
     with collecting(errors):
-        checked = load_contract(
+        checked_contract = load_contract(
             contract,
             gpus=invocation["gpus"],
             repeats=repetition.min_runs if repetition else None,
@@ -264,9 +264,9 @@ def _read_request(
     if errors:
         raise CombinedError(errors)
     if settings.values:
-        _check_values(checked, settings)
-    settings = with_contract_gpus(settings, checked.contract.gpus)
-    return ValidateRequest(checked, settings, overrides, repetition)
+        _check_values(checked_contract, settings)
+    settings = with_contract_gpus(settings, checked_contract.contract.gpus)
+    return ValidateRequest(checked_contract, settings, overrides, repetition)
 
 
 def _parse_length(text: str | None, option: str) -> int | None:
@@ -277,12 +277,12 @@ def _parse_length(text: str | None, option: str) -> int | None:
     return length_ns
 
 
-def _check_values(checked: CheckedContract, settings: Settings) -> None:
+def _check_values(checked_contract: CheckedContract, settings: Settings) -> None:
     """Raise CombinedError for terms about tokens if the API has answers without tokens."""
     from loadgen.contracts.terms import latency_metrics
 
     errors: list[LoadgenError] = []
-    for plan in checked.levels:
+    for plan in checked_contract.levels:
         for _, term in plan.level.terms_by_requirement():
             if term.kind in latency_metrics() and term.kind != "e2e":
                 text = (
@@ -302,7 +302,7 @@ def _other_endpoint_settings(
     Raises:
         UserError: The options do not fit the contract or the target.
     """
-    check = request.checked.contract.answers
+    check = request.checked_contract.contract.answers
     settings = request.settings
     if check is None:
         if other.url is not None:
@@ -333,7 +333,7 @@ def _with_contract_prices(invocation: Invocation, request: ValidateRequest) -> I
     from loadgen.core.schedule.forecast import Forecast
     from loadgen.runs.show import target_facts
 
-    prices = request.checked.prices_path
+    prices = request.checked_contract.prices_path
     if invocation["prices"] is not None or prices is None:
         return invocation
     priced = invocation.with_options(prices=prices)
@@ -366,7 +366,7 @@ class Validator:
         from loadgen.contracts.run import run_validation
 
         settings = self.request.settings
-        plans = self.request.checked.levels
+        plans = self.request.checked_contract.levels
         for plan in plans:
             if plan.is_auto:
                 say(plan_text(plan))
@@ -375,7 +375,7 @@ class Validator:
         self.invocation.move_existing_results(settings.out)
         self._begin_progress(is_extension=False)
         validation, directory = run_validation(
-            self.request.checked, settings, settings.out, self._options(), other_endpoint
+            self.request.checked_contract, settings, settings.out, self._options(), other_endpoint
         )
         return self._extend_auto_levels(validation, directory), directory
 
@@ -391,14 +391,14 @@ class Validator:
 
         repetition = self.request.repetition
         weights: list[float] = []
-        for plan in self.request.checked.levels:
+        for plan in self.request.checked_contract.levels:
             is_virtual = self.request.settings.virtual
             weight = (plan.requests if is_virtual else plan.duration_ns) or 0
             level_repetition = repetition or Repetition(count=plan.level.repeats)
             weights += [weight] * level_repetition.max_runs
         is_open_ended = repetition is not None and not repetition.count
         self.show.begin(len(weights), at_most=is_extension or is_open_ended, weights=weights)
-        for plan in self.request.checked.levels:
+        for plan in self.request.checked_contract.levels:
             if plan.is_shortened:
                 say(plan_text(plan))
 
@@ -428,7 +428,7 @@ class Validator:
         with alone(directory):
             return extend_validation(
                 directory,
-                self.request.checked,
+                self.request.checked_contract,
                 self.request.settings,
                 self._options(),
                 added_run_ns,
@@ -445,7 +445,7 @@ class Validator:
         runs_per_level = self.request.runs_per_level()
         extendable = {
             plan.level.name
-            for plan in self.request.checked.levels
+            for plan in self.request.checked_contract.levels
             if plan.is_auto and not plan.is_shortened
         }
         for number in range(1, MAX_EXTENSIONS + 1):
@@ -525,16 +525,16 @@ def _print_forecast(request: ValidateRequest, show: Show, *, as_json: bool) -> i
     from loadgen.core.execution.run import execute
     from loadgen.pricing.price_file import load_prices
 
-    checked = request.checked
+    checked_contract = request.checked_contract
     settings = request.settings
     if not as_json:
-        _print_plan(checked)
+        _print_plan(checked_contract)
     simulated = prediction.simulated_settings(settings)
     say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time")
     cost_function = None
-    if checked.prices_path is not None:
-        cost_function = cost_per_thousand(load_prices(checked.prices_path))
-    weights = prediction.step_weights(checked)
+    if checked_contract.prices_path is not None:
+        cost_function = cost_per_thousand(load_prices(checked_contract.prices_path))
+    weights = prediction.step_weights(checked_contract)
     show.begin(len(weights), weights=weights)
     options = ForecastOptions(
         perform=execute,
@@ -542,20 +542,20 @@ def _print_forecast(request: ValidateRequest, show: Show, *, as_json: bool) -> i
         seed=request.overrides.seed,
         report_step=show.step,
     )
-    forecasts = prediction.forecast_levels(checked, simulated, options)
+    forecasts = prediction.forecast_levels(checked_contract, simulated, options)
     real_target = None if settings.virtual else settings.url
     report = build_forecast_report(forecasts, simulated.shown, real_target=real_target)
     print_answer({"simulated": simulated.shown, "levels": forecasts}, report, as_json=as_json)
     return OK
 
 
-def _print_plan(checked: CheckedContract) -> None:
+def _print_plan(checked_contract: CheckedContract) -> None:
     """Print the load of each level of a contract, and what it says about answers."""
     from loadgen.contracts.level_plan import answer_check_text, plan_text
 
-    contract = checked.contract
+    contract = checked_contract.contract
     print(f"contract: {contract.name}, {contract.confidence * 100:g} % confidence")
-    for plan in checked.levels:
+    for plan in checked_contract.levels:
         print(plan_text(plan), flush=True)
     if contract.answers is not None:
         print(answer_check_text(contract.answers))

@@ -52,9 +52,9 @@ class LevelDraft(Struct, frozen=True, kw_only=True):
         """The location of the level in the file."""
         return ("levels", self.index)
 
-    def location_of(self, placed: PlacedTerm) -> Location:
+    def location_of(self, placed_term: PlacedTerm) -> Location:
         """Return the location of one of its terms in the file."""
-        return (*self.location, placed.requirement, placed.index)
+        return (*self.location, placed_term.requirement, placed_term.index)
 
 
 class Problem(NamedTuple):

@@ -41,7 +41,7 @@ from loadgen.contracts.rates import (
     has_two_windows,
     meets_slo,
 )
-from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun, RunColumns
+from loadgen.contracts.recorded_run import MeasuredLevel, MeasuredRun, RecordedRun
 from loadgen.contracts.steady_samples import (
     QUEUE_METRIC,
     QuantileQuery,
@@ -153,7 +153,7 @@ class TermEvaluator:
         self.horizon_s = horizon_s
         self.cost_function = cost_function
         self.runs = level.runs
-        self.measured = [RunColumns(run, run.columns()) for run in level.runs]
+        self.measured_runs = [MeasuredRun(run, run.columns()) for run in level.runs]
 
     def evaluate(self, term: ContractTerm) -> TermEstimate:
         """Return the metric of a term. Raise EstimateError if the records do not have it."""
@@ -178,10 +178,12 @@ class TermEvaluator:
         estimate = estimate._replace(interval=interval)
         if estimate.load_s:
             return estimate
-        timed = [timed_values(one.columns, "e2e") for one in self.measured]
+        timed_samples = [
+            timed_values(measured_run.columns, "e2e") for measured_run in self.measured_runs
+        ]
         return estimate._replace(
-            load_s=steady_samples.load_length_s(timed),
-            effective_size=steady_samples.server_sample_size(self.runs, timed),
+            load_s=steady_samples.load_length_s(timed_samples),
+            effective_size=steady_samples.server_sample_size(self.runs, timed_samples),
         )
 
     def _require_sound_metrics(self, term: ContractTerm) -> None:
@@ -195,7 +197,7 @@ class TermEvaluator:
                 if missing:
                     raise EstimateError("; ".join(missing.values()))
             if needs_slo:
-                metrics = [one.metric for one in slo.terms] if slo is not None else []
+                metrics = [slo_term.metric for slo_term in slo.terms] if slo is not None else []
                 metrics = [metric for metric in metrics if metric not in pooled_figures()]
             else:
                 metric = term.of or term.metric
@@ -217,7 +219,7 @@ class TermEvaluator:
     def latency(self, term: ContractTerm) -> TermEstimate:
         """Return a quantile of a time per request or per task."""
         query = self._query(term.metric, term.quantile, f"{term.kind} {term.percentile_label}")
-        latency = estimate_latency(self.measured, query, term.kind, limit_ns=term.limit)
+        latency = estimate_latency(self.measured_runs, query, term.kind, limit_ns=term.limit)
         return _estimate_of_sample(latency.interval, latency.sample.request_count, latency.sample)
 
     def pooled_gaps(self, term: ContractTerm) -> TermEstimate:
@@ -232,8 +234,10 @@ class TermEvaluator:
                 raise EstimateError("no answer had two events, so there are no gaps")
         run_gaps = [run.gaps.quantile(term.quantile) for run in self.runs]
         interval = intervals.replications(run_gaps, self.confidence)
-        timed = [timed_values(one.columns, "e2e") for one in self.measured]
-        load_s = steady_samples.load_length_s(timed)
+        timed_samples = [
+            timed_values(measured_run.columns, "e2e") for measured_run in self.measured_runs
+        ]
+        load_s = steady_samples.load_length_s(timed_samples)
         text = f"{term.kind} {term.percentile_label}"
         shortage = find_horizon_shortage(load_s, self.confidence, self.horizon_s, text)
         if shortage.is_short:
@@ -242,7 +246,7 @@ class TermEvaluator:
 
     def drift(self, term: ContractTerm) -> TermEstimate:
         """Return the relative change of a latency from the first window of the load to the last."""
-        spans = first_and_last_windows(self.measured, term.window_ns)
+        spans = first_and_last_windows(self.measured_runs, term.window_ns)
         first = self._windows_values(term.of, spans.first)
         last = self._windows_values(term.of, spans.last)
         load_s = len(self.runs) * term.window_ns / 1e9
@@ -256,9 +260,9 @@ class TermEvaluator:
             ratio, run_quantiles(last, term.quantile), run_quantiles(first, term.quantile)
         )
         caveats = [
-            f"in a window {one.shortage.sentence()} in each"
-            for one in (first_quantile, last_quantile)
-            if one.shortage.is_short
+            f"in a window {quantile.shortage.sentence()} in each"
+            for quantile in (first_quantile, last_quantile)
+            if quantile.shortage.is_short
         ]
         sample_count = min(map(steady_samples.count_values, (first, last)))
         return TermEstimate(
@@ -268,8 +272,10 @@ class TermEvaluator:
     def _windows_values(self, metric: str, spans: Sequence[windows.Span]) -> RunSeries:
         """Return the values of a metric for the requests that are due in one span of each run."""
         return [
-            metric_values(one.columns, metric, windows.within(one.columns["due_ns"], span))
-            for one, span in zip(self.measured, spans, strict=True)
+            metric_values(
+                measured_run.columns, metric, windows.within(measured_run.columns["due_ns"], span)
+            )
+            for measured_run, span in zip(self.measured_runs, spans, strict=True)
         ]
 
     def between_nodes(self, term: ContractTerm) -> TermEstimate:
@@ -286,20 +292,21 @@ class TermEvaluator:
         nodes = range(node_count)
         values = [
             [
-                metric_values(one.columns, term.of, one.columns["target"] == node)
-                for one in self.measured
+                metric_values(measured_run.columns, term.of, measured_run.columns["target"] == node)
+                for measured_run in self.measured_runs
             ]
             for node in nodes
         ]
         quantiles = [
             estimate_selected_quantile(self.runs, values[node], query, load_s) for node in nodes
         ]
-        failed = [
+        failed_nodes = [
             f"node {node + 1}" for node in nodes if math.isinf(quantiles[node].interval.value)
         ]
-        if failed:
+        if failed_nodes:
             raise EstimateError(
-                f"too many requests failed at {', '.join(failed)}: no {term.percentile} to compare"
+                f"too many requests failed at {', '.join(failed_nodes)}: "
+                f"no {term.percentile} to compare"
             )
         ratios = [
             widen_ratio_by_runs(
@@ -333,9 +340,9 @@ class TermEvaluator:
             for run in other_level.runs
         ]
         query = self._query(term.of, term.quantile, f"{term.of} {term.percentile_label}")
-        own = estimate_latency(self.measured, query, term.of)
-        other_measured = [RunColumns(run, run.columns()) for run in other_runs]
-        other = estimate_latency(other_measured, query, term.of)
+        own = estimate_latency(self.measured_runs, query, term.of)
+        other_measured_runs = [MeasuredRun(run, run.columns()) for run in other_runs]
+        other = estimate_latency(other_measured_runs, query, term.of)
         shortage = combine_shortages(
             [own.sample.shortage, other.sample.shortage.with_prefix(term.level)]
         )
@@ -348,14 +355,14 @@ class TermEvaluator:
     def errors(self, _term: ContractTerm) -> TermEstimate:
         """Return the share of requests that are not ok."""
         marks = []
-        for one in self.measured:
-            is_error = one.columns["status"] != OK
-            marks.append(is_error[counted_requests(one.columns)].astype(float))
+        for measured_run in self.measured_runs:
+            is_error = measured_run.columns["status"] != OK
+            marks.append(is_error[counted_requests(measured_run.columns)].astype(float))
         return self._share(marks)
 
     def goodput(self, term: ContractTerm) -> TermEstimate:
         """Return the share of requests that meet the SLO."""
-        misses = [_slo_misses(one) for one in self.measured]
+        misses = [_slo_misses(measured_run) for measured_run in self.measured_runs]
         query = self._query(QUEUE_METRIC, term.limit, f"a share of {format.percent(term.limit)}")
         sample = steady_samples.select_steady_sample(self.runs, misses, query)
         share = self._share([1 - run_misses for run_misses in sample.values])
@@ -408,7 +415,7 @@ class TermEvaluator:
 
     def steady_rate(self, term: ContractTerm) -> TermEstimate:
         """Return a rate per second in steady state, per GPU if the term says so."""
-        rate = estimate_rate(self.measured, RATE_COUNTERS[term.metric], self.confidence)
+        rate = estimate_rate(self.measured_runs, RATE_COUNTERS[term.metric], self.confidence)
         interval = rate.interval
         if term.requires("gpus"):
             gpus = self.runs[0].summary.target.gpus
@@ -419,9 +426,9 @@ class TermEvaluator:
 
     def sustained(self, term: ContractTerm) -> TermEstimate:
         """Return the rate of ok requests in the last window as a share of that in the first."""
-        spans = first_and_last_windows(self.measured, term.window_ns)
-        first = batch_rates(self.measured, spans.first, count_ok_requests)
-        last = batch_rates(self.measured, spans.last, count_ok_requests)
+        spans = first_and_last_windows(self.measured_runs, term.window_ns)
+        first = batch_rates(self.measured_runs, spans.first, count_ok_requests)
+        last = batch_rates(self.measured_runs, spans.last, count_ok_requests)
         ratio = intervals.ratio(last, first, level=self.confidence)
         first_of_runs = np.array(first).reshape(len(self.runs), -1).mean(axis=1)
         last_of_runs = np.array(last).reshape(len(self.runs), -1).mean(axis=1)
@@ -434,7 +441,7 @@ class TermEvaluator:
         Its interval is that of the power, by its reading error, divided by that of the rate.
         """
         metric = ENERGY_METRICS[term.of]
-        used = []
+        energies = []
         run_energies = []
         for run in self.runs:
             energy = run.summary.energy
@@ -442,11 +449,11 @@ class TermEvaluator:
             if energy is None or value is None:
                 reason = energy.why if energy is not None else ""
                 raise EstimateError(reason or "nothing says what the accelerators used")
-            used.append(energy)
+            energies.append(energy)
             run_energies.append(value)
-        rate = estimate_rate(self.measured, metric.counter, self.confidence)
-        mean_watts = math.fsum(one.watts or 0.0 for one in used) / len(used)
-        error = max((one.error_j or 0.0) / one.joules for one in used if one.joules)
+        rate = estimate_rate(self.measured_runs, metric.counter, self.confidence)
+        mean_watts = math.fsum(energy.watts or 0.0 for energy in energies) / len(energies)
+        error = max((energy.error_j or 0.0) / energy.joules for energy in energies if energy.joules)
         power = Interval(
             mean_watts,
             mean_watts * max(1 - error, 0.0),
@@ -462,7 +469,7 @@ class TermEvaluator:
         """Return the cost of a thousand good requests or tasks."""
         if self.cost_function is None:
             raise EstimateError("there are no prices")
-        good_rate = estimate_rate(self.measured, count_good_requests, self.confidence)
+        good_rate = estimate_rate(self.measured_runs, count_good_requests, self.confidence)
         if good_rate.caveat:
             raise EstimateError(good_rate.caveat)
         if good_rate.interval.value <= 0:
@@ -472,7 +479,7 @@ class TermEvaluator:
             interval, currency = self.cost_function(self.runs[0], good_rate.interval)
         except (LoadgenError, CombinedError) as error:
             errors = error.faults if isinstance(error, CombinedError) else [error]
-            reasons = "; ".join(one.what for one in errors)
+            reasons = "; ".join(single_error.what for single_error in errors)
             raise EstimateError(f"no cost: {reasons}") from None
         if currency != term.currency:
             raise EstimateError(f"the promise is in {term.currency}, the prices are in {currency}")
@@ -568,9 +575,9 @@ def _estimate_with_shortage(
     )
 
 
-def _slo_misses(measured: RunColumns) -> TimedValues:
+def _slo_misses(measured_run: MeasuredRun) -> TimedValues:
     """Return 1.0 for each request that misses the SLO of its run and 0.0 for each that meets it."""
-    run, columns = measured
+    run, columns = measured_run
     mask = counted_requests(columns, run.header.slo)
     return steady_samples.order_by_due_time(
         columns, mask, (~meets_slo(run, columns)).astype(np.float64)

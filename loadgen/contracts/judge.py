@@ -88,18 +88,18 @@ class TermDecision(NamedTuple):
 
 def judge_levels(
     contract: Contract,
-    measured: Mapping[str, MeasuredLevel],
+    measured_levels: Mapping[str, MeasuredLevel],
     cost_function: CostFunction | None = None,
 ) -> tuple[LevelVerdict, ...]:
     """Return the verdict on every level of the contract, in its order."""
     return tuple(
-        _judge_level(contract, level, measured, cost_function) for level in contract.levels
+        _judge_level(contract, level, measured_levels, cost_function) for level in contract.levels
     )
 
 
 def judge_interim_analyses(
     contract: Contract,
-    measured: Mapping[str, MeasuredLevel],
+    measured_levels: Mapping[str, MeasuredLevel],
     run_counts: Sequence[Mapping[str, int]],
     cost_function: CostFunction | None = None,
 ) -> tuple[LevelVerdict, ...]:
@@ -113,19 +113,19 @@ def judge_interim_analyses(
 
     Args:
         contract: The contract.
-        measured: The runs of each level.
+        measured_levels: The runs of each level.
         run_counts: The number of runs of each level at each analysis. Empty if the validation was
             not extended.
         cost_function: Computes costs. None if there are no prices.
     """
     if not run_counts:
-        return judge_levels(contract, measured, cost_function)
+        return judge_levels(contract, measured_levels, cost_function)
     verdicts: tuple[LevelVerdict, ...] = ()
     confidence = contract.confidence
     for number, counts in enumerate(run_counts, start=1):
         runs_so_far = {
             name: replace(level, runs=level.runs[: counts.get(name, 0)])
-            for name, level in measured.items()
+            for name, level in measured_levels.items()
         }
         contract_now = contract.model_copy(update={"confidence": confidence})
         new_verdicts = tuple(
@@ -166,11 +166,11 @@ def _keep_decided_terms(before: LevelVerdict, now: LevelVerdict) -> LevelVerdict
 def _judge_level(
     contract: Contract,
     level: ContractLevel,
-    measured: Mapping[str, MeasuredLevel],
+    measured_levels: Mapping[str, MeasuredLevel],
     cost_function: CostFunction | None,
 ) -> LevelVerdict:
     """Return the verdict on one level."""
-    own = measured.get(level.name, MeasuredLevel(failure_reason="it was not run"))
+    own = measured_levels.get(level.name, MeasuredLevel(failure_reason="it was not run"))
     failure_reason = run_checks.find_level_failure(level, own)
     dropped_reason = run_checks.find_dropped_load(own.runs)
     sent = own
@@ -179,7 +179,7 @@ def _judge_level(
         sent = replace(own, runs=tuple(run.without_dropped() for run in own.runs))
     evaluator = TermEvaluator(
         sent,
-        all_levels=measured,
+        all_levels=measured_levels,
         confidence=contract.confidence,
         horizon_s=contract.horizon_ns / NS_PER_S,
         cost_function=cost_function,
@@ -233,9 +233,13 @@ def _withdraw_unrepresentative(
     )
 
 
-def judge_answers(contract: Contract, check: AnswerCheck, scored: ScoredAnswers) -> LevelVerdict:
+def judge_answers(
+    contract: Contract, check: AnswerCheck, scored_answers: ScoredAnswers
+) -> LevelVerdict:
     """Return the verdict on the terms about answers, in the form of one more level."""
-    judge = TermJudge(scored.evaluate, contract.confidence, ANSWERS_LEVEL, scored.failure_reason)
+    judge = TermJudge(
+        scored_answers.evaluate, contract.confidence, ANSWERS_LEVEL, scored_answers.failure_reason
+    )
     terms = tuple(
         judge.judge(term, requirement) for requirement, term in check.terms_by_requirement()
     )
@@ -243,13 +247,13 @@ def judge_answers(contract: Contract, check: AnswerCheck, scored: ScoredAnswers)
         name=ANSWERS_LEVEL,
         verdict=level_verdict(terms),
         workload=check.dataset,
-        load=scored.load,
+        load=scored_answers.load,
         runs=(),
-        requests=scored.prompts,
-        ok=scored.answered,
+        requests=scored_answers.prompts,
+        ok=scored_answers.answered,
         terms=terms,
-        failure_reason=scored.failure_reason,
-        notes=scored.notes,
+        failure_reason=scored_answers.failure_reason,
+        notes=scored_answers.notes,
     )
 
 
@@ -335,13 +339,13 @@ def decide(term: ContractTerm, estimate: TermEstimate, confidence: float) -> Ter
     value = _value_text(term, interval)
     load_part = f", {estimate.load_part}" if estimate.load_part else ""
     ends = format_interval(interval, term.unit)
-    measured = f"{value} ({ends} at {confidence * 100:g} %{load_part})"
+    metric_text = f"{value} ({ends} at {confidence * 100:g} %{load_part})"
     bound = "at most" if term.is_upper_bound else "at least"
     promise = f"the promise of {bound} {format_metric(limit, term.unit)}"
     if is_met:
-        return TermDecision("PASS", "kept", f"{measured} keeps {promise}")
+        return TermDecision("PASS", "kept", f"{metric_text} keeps {promise}")
     if is_exceeded:
-        return TermDecision("FAIL", "broken", f"{measured} breaks {promise}")
+        return TermDecision("FAIL", "broken", f"{metric_text} breaks {promise}")
     if estimate.caveat:
         reason = f"{value} in this sample; {estimate.caveat}"
         return TermDecision("INCONCLUSIVE", "one_sided", reason, estimate.sufficient_load_s)
@@ -349,7 +353,7 @@ def decide(term: ContractTerm, estimate: TermEstimate, confidence: float) -> Ter
     return TermDecision(
         "INCONCLUSIVE",
         "held_by_interval",
-        f"{measured}: the interval holds {promise}; {required.text}",
+        f"{metric_text}: the interval holds {promise}; {required.text}",
         required.load_s,
     )
 

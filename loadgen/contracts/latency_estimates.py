@@ -15,8 +15,8 @@ from loadgen.contracts import load_shortage, quantile_interval
 from loadgen.contracts.load_shortage import EstimateError, LoadLength, LoadShortage
 from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.recorded_run import (
+    MeasuredRun,
     RecordedRun,
-    RunColumns,
     includes_queueing,
     load_in_residences,
 )
@@ -52,12 +52,15 @@ class BoundedQuantile(NamedTuple):
 
 
 def estimate_latency(
-    measured: Sequence[RunColumns], query: QuantileQuery, name: str, limit_ns: int | None = None
+    measured_runs: Sequence[MeasuredRun],
+    query: QuantileQuery,
+    name: str,
+    limit_ns: int | None = None,
 ) -> LatencyEstimate:
     """Return a quantile of a latency in the steady state of the runs of a level.
 
     Args:
-        measured: The runs of the level.
+        measured_runs: The runs of the level.
         query: The quantile.
         name: The name of the latency in messages.
         limit_ns: The limit of the term. Unfinished requests that already exceed it count.
@@ -65,15 +68,20 @@ def estimate_latency(
     Raises:
         EstimateError: There are too few requests, or too many of them are unfinished.
     """
-    runs = [one.run for one in measured]
-    timed = [timed_values(one.columns, query.metric, limit_ns=limit_ns) for one in measured]
-    load_s = load_length_s(timed)
-    require_supported([samples.values for samples in timed], query.p, name, load_s)
-    sample = select_steady_sample(runs, timed, query)
-    bounded = _bound_quantile(
+    runs = [measured_run.run for measured_run in measured_runs]
+    timed_samples = [
+        timed_values(measured_run.columns, query.metric, limit_ns=limit_ns)
+        for measured_run in measured_runs
+    ]
+    load_s = load_length_s(timed_samples)
+    require_supported([samples.values for samples in timed_samples], query.p, name, load_s)
+    sample = select_steady_sample(runs, timed_samples, query)
+    bounded_quantile = _bound_quantile(
         sample.values, query, load_s, has_queueing=includes_queueing(runs, query.metric)
     )
-    sufficient_load_s = max(sample.shortage.sufficient_load_s, bounded.shortage.sufficient_load_s)
+    sufficient_load_s = max(
+        sample.shortage.sufficient_load_s, bounded_quantile.shortage.sufficient_load_s
+    )
     if sample.shortage.is_short:
         interval = quantile_interval.estimate_quantile(sample.values, query.p, query.confidence)
         interval = _widen_by_runs(interval, sample.values, query.p)
@@ -81,11 +89,11 @@ def estimate_latency(
         shortage = sample.shortage._replace(sufficient_load_s=sufficient_load_s)
         return LatencyEstimate(interval, sample._replace(shortage=shortage))
     load_part = sample.load_part
-    if bounded.shortage.is_short and math.isfinite(bounded.interval.high):
+    if bounded_quantile.shortage.is_short and math.isfinite(bounded_quantile.interval.high):
         source = "upper end from how much it varied over the load"
         load_part = f"{load_part}, {source}" if load_part else source
-    shortage = bounded.shortage._replace(sufficient_load_s=sufficient_load_s)
-    interval = _widen_by_runs(bounded.interval, sample.values, query.p)
+    shortage = bounded_quantile.shortage._replace(sufficient_load_s=sufficient_load_s)
+    interval = _widen_by_runs(bounded_quantile.interval, sample.values, query.p)
     return LatencyEstimate(interval, sample._replace(load_part=load_part, shortage=shortage))
 
 

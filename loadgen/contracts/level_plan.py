@@ -78,14 +78,16 @@ class LevelPlan(Struct, frozen=True, kw_only=True):
 
     def classes_of(self, term: ContractTerm) -> list[RequestClassPlan]:
         """Return the classes of requests that a term is about."""
-        return [one for one in self.classes if term.class_name in ("", one.name)]
+        return [
+            class_plan for class_plan in self.classes if term.class_name in ("", class_plan.name)
+        ]
 
     def units_per_start(self, term: ContractTerm) -> float:
         """Return how many requests, or tasks, that a term is about belong to a start on average."""
         classes = self.classes_of(term)
         if term.is_about_tasks:
-            return sum(one.share for one in classes if one.is_session)
-        return sum(one.share * one.requests_per_start for one in classes)
+            return sum(class_plan.share for class_plan in classes if class_plan.is_session)
+        return sum(class_plan.share * class_plan.requests_per_start for class_plan in classes)
 
     def starts_per_s(self) -> float | None:
         """Return the expected starts per second, or None if they are not known before the run."""
@@ -143,7 +145,9 @@ def plan_level(level: ContractLevel, workload: Workload) -> LevelPlan:
     requests = None
     rate = None
     if load.starts is not None:
-        requests = load.starts * sum(one.share * one.requests_per_start for one in classes)
+        requests = load.starts * sum(
+            class_plan.share * class_plan.requests_per_start for class_plan in classes
+        )
         if load.duration_ns is not None:
             rate = requests / (load.duration_ns / NS_PER_S)
     return LevelPlan(
@@ -239,8 +243,13 @@ def _plan_classes(workload: Workload) -> tuple[RequestClassPlan, ...]:
     if not isinstance(requests, Mix):
         return (_plan_class("", 1.0, workload.slo, requests),)
     return tuple(
-        _plan_class(name, float(one.weight), one.slo or workload.slo, one.requests)
-        for name, one in requests.classes.items()
+        _plan_class(
+            name,
+            float(request_class.weight),
+            request_class.slo or workload.slo,
+            request_class.requests,
+        )
+        for name, request_class in requests.classes.items()
     )
 
 
@@ -275,7 +284,7 @@ def plan_text(plan: LevelPlan) -> str:
 def _size_parts(plan: LevelPlan) -> list[str]:
     """Return the expected numbers of sessions and of requests as text, as far as they are known."""
     parts = []
-    session_share = sum(one.share for one in plan.classes if one.is_session)
+    session_share = sum(class_plan.share for class_plan in plan.classes if class_plan.is_session)
     sessions = session_share * (plan.starts or 0)
     if sessions:
         # The same word as in the summary of the run.

@@ -137,7 +137,7 @@ def _plan_load(draft: LevelDraft, inputs: LintInputs, errors: ContractErrors) ->
         return None
     plan = level_plan.plan_level(draft.level, workload)
     if auto_duration.is_auto(draft.level):
-        terms = [placed.term for placed in draft.terms]
+        terms = [placed_term.term for placed_term in draft.terms]
         plan = auto_duration.with_required_duration(plan, terms, inputs.contract)
     if inputs.max_duration_ns is not None:
         plan = level_plan.shorten_plan(plan, inputs.max_duration_ns)
@@ -239,16 +239,16 @@ def _check_terms(
 def _check_subjects(draft: LevelDraft, errors: ContractErrors) -> None:
     """Report repeated terms, and `should` terms no stricter than their `must` term."""
     must_terms: dict[ContractTerm, ContractTerm] = {}
-    for placed in _without_duplicates(draft, errors):
-        term = placed.term
+    for placed_term in _without_duplicates(draft, errors):
+        term = placed_term.term
         subject = term.without_limit()
-        if placed.requirement == "must":
+        if placed_term.requirement == "must":
             must_terms[subject] = term
             continue
         must_term = must_terms.get(subject)
         if must_term is not None and not _is_stricter(term, must_term):
             errors.add_problem(
-                draft.location_of(placed),
+                draft.location_of(placed_term),
                 term,
                 Problem(
                     "no_effect",
@@ -263,12 +263,16 @@ def _without_duplicates(
 ) -> list[PlacedTerm]:
     """Return the terms of a level without those that repeat an earlier one, which are reported."""
     first: dict[tuple[str, ContractTerm], PlacedTerm] = {}
-    for placed in draft.terms:
-        earlier = first.setdefault((placed.requirement, placed.term.without_limit()), placed)
-        if earlier is not placed and errors is not None:
-            hint = f"item {earlier.index + 1} of {placed.requirement} says it already; keep one"
+    for placed_term in draft.terms:
+        earlier = first.setdefault(
+            (placed_term.requirement, placed_term.term.without_limit()), placed_term
+        )
+        if earlier is not placed_term and errors is not None:
+            hint = (
+                f"item {earlier.index + 1} of {placed_term.requirement} says it already; keep one"
+            )
             problem = Problem("duplicate", "said twice", hint)
-            errors.add_problem(draft.location_of(placed), placed.term, problem)
+            errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
     return list(first.values())
 
 
@@ -284,14 +288,14 @@ def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErr
     starts_per_s = plan.starts_per_s()
     if plan.is_closed_loop() or starts_per_s is None:
         return
-    for placed in _without_duplicates(draft):
-        term = placed.term
+    for placed_term in _without_duplicates(draft):
+        term = placed_term.term
         if term.kind not in RATE_TERMS:
             continue
         offered = starts_per_s * plan.units_per_start(term)
         if term.limit > offered * (1 + ROUNDING_TOLERANCE):
             errors.add_problem(
-                draft.location_of(placed),
+                draft.location_of(placed_term),
                 term,
                 Problem(
                     "out_of_range",
@@ -303,14 +307,14 @@ def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErr
 
 def _check_latency_limits(draft: LevelDraft, errors: ContractErrors) -> None:
     """Report latency terms that another, stricter latency term of the same list already implies."""
-    latencies = [placed for placed in draft.terms if placed.term.is_latency]
-    for placed in latencies:
+    latencies = [placed_term for placed_term in draft.terms if placed_term.term.is_latency]
+    for placed_term in latencies:
         for other in latencies:
-            if other.requirement != placed.requirement:
+            if other.requirement != placed_term.requirement:
                 continue
-            problem = _implied_by(placed.term, other.term)
+            problem = _implied_by(placed_term.term, other.term)
             if problem is not None:
-                errors.add_problem(draft.location_of(placed), placed.term, problem)
+                errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
                 break
 
 
@@ -346,9 +350,9 @@ def _check_workload_terms(draft: LevelDraft, plan: LevelPlan, errors: ContractEr
     """Report terms that do not fit the requests of the workload."""
     requests = plan.workload.requests
     classes = requests.classes if isinstance(requests, Mix) else {}
-    for placed in draft.terms:
-        term = placed.term
-        location = draft.location_of(placed)
+    for placed_term in draft.terms:
+        term = placed_term.term
+        location = draft.location_of(placed_term)
         if term.class_name and term.class_name not in classes:
             hint = "its requests are all of one kind"
             if classes:
@@ -370,14 +374,14 @@ def _find_task_problem(term: ContractTerm, plan: LevelPlan) -> Problem | None:
     if not term.is_about_tasks:
         return None
     classes = plan.classes_of(term)
-    if not any(one.is_session for one in classes):
+    if not any(class_plan.is_session for class_plan in classes):
         of_class = f" of class {term.class_name}" if term.class_name else ""
         return Problem(
             "mismatch",
             f"the requests{of_class} of {plan.level.workload} stand alone, there are no tasks",
             "a workload with steps or turns, like coding-agent or agentic",
         )
-    if term.kind == "task_cost" and not all(one.is_session for one in classes):
+    if term.kind == "task_cost" and not all(class_plan.is_session for class_plan in classes):
         return Problem(
             "unsupported",
             "single requests beside the tasks are paid from the same machines",
@@ -392,13 +396,13 @@ def _find_tenant_problem(
     """Return the problem of a term that compares tenants, or None."""
     if not term.requires("tenants"):
         return None
-    if not tenants_of({name: one.tenant for name, one in classes.items()}):
+    if not tenants_of({name: request_class.tenant for name, request_class in classes.items()}):
         return Problem(
             "mismatch",
             f"{plan.level.workload} has no two tenants",
             "a workload with classes, like noisy-neighbour or mixed",
         )
-    if not all(one.slo for one in plan.classes_of(term)):
+    if not all(class_plan.slo for class_plan in plan.classes_of(term)):
         return Problem(
             "no_slo",
             "nothing says when a request is good",
@@ -411,7 +415,9 @@ def _find_slo_problem(
     term: ContractTerm, plan: LevelPlan, classes: Mapping[str, RequestClass]
 ) -> Problem | None:
     """Return the problem of a term if it is not defined what good means, or None."""
-    has_task_slo = any(one.slo and one.slo.task for one in plan.classes_of(term))
+    has_task_slo = any(
+        class_plan.slo and class_plan.slo.task for class_plan in plan.classes_of(term)
+    )
     if term.requires("task_slo") and not has_task_slo:
         return Problem(
             "no_slo",
@@ -419,7 +425,7 @@ def _find_slo_problem(
             "slo: {task: {within: 90s, wait: 2s}}",
         )
     is_about_all = term.kind in WHOLE_LOAD_GOODPUT_TERMS and not term.class_name
-    if is_about_all and any(one.slo for one in classes.values()):
+    if is_about_all and any(request_class.slo for request_class in classes.values()):
         first_class = next(iter(classes))
         return Problem(
             "ambiguous",
@@ -436,9 +442,9 @@ def _check_contract_inputs(
     missing = _missing_inputs(plan, inputs)
     level_names = dict.fromkeys(other.name for other in inputs.drafts)
     other_levels = [name for name in level_names if name != draft.name]
-    for placed in draft.terms:
-        term = placed.term
-        location = draft.location_of(placed)
+    for placed_term in draft.terms:
+        term = placed_term.term
+        location = draft.location_of(placed_term)
         if not term.class_name:
             for requirement in term.definition.requirements:
                 if requirement in missing:

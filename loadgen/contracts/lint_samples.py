@@ -40,9 +40,9 @@ def check_samples(
         text = "runs are to be apart in time, and there is one"
         errors.add(location, "too_few", text, "repeats: 2 or more")
     undecidable = []
-    for placed in draft.terms:
-        term = placed.term
-        location = draft.location_of(placed)
+    for placed_term in draft.terms:
+        term = placed_term.term
+        location = draft.location_of(placed_term)
         if term.kind in pooled_figures() and level.repeats < MIN_REPEATS_FOR_POOLED_GAPS:
             errors.add_problem(location, term, _pooled_gaps_problem())
             continue

@@ -98,7 +98,9 @@ def combine_shortages(*groups: Sequence[LoadShortage]) -> LoadShortage:
     for group in groups:
         group_reasons = [shortage.reason for shortage in group if shortage.is_short]
         reasons.extend(group_reasons[:1])
-        sufficient_load_s = max([sufficient_load_s, *(one.sufficient_load_s for one in group)])
+        sufficient_load_s = max(
+            [sufficient_load_s, *(shortage.sufficient_load_s for shortage in group)]
+        )
     return LoadShortage("; and ".join(reasons), sufficient_load_s)
 
 
@@ -149,7 +151,7 @@ def find_queue_shortage(
     sample_size: float,
     required: int,
     load_s: float,
-    timed: Sequence[TimedValues],
+    timed_samples: Sequence[TimedValues],
     residences_ns: Sequence[float],
 ) -> LoadShortage:
     """Return the shortage of a load whose batches do not represent its queue.
@@ -160,22 +162,27 @@ def find_queue_shortage(
         sample_size: The independent samples of the queue in the load.
         required: The samples that are needed.
         load_s: The length of the load.
-        timed: The values of each run.
+        timed_samples: The values of each run.
         residences_ns: The mean residence time of each run.
     """
     if sample_size >= required:
         return LoadShortage()
-    longest, residence_ns = max(
-        zip(timed, residences_ns, strict=True), key=lambda run: len(run[0].values)
-    )
+    runs = zip(timed_samples, residences_ns, strict=True)
+    longest_samples, residence_ns = max(runs, key=_count_samples)
     additional_ns = steady_state.load_for_sample_size_ns(
-        required - sample_size, longest, residence_ns
+        required - sample_size, longest_samples, residence_ns
     )
     reason = (
         "a queue that lasts: requests that came one after another fared alike, so this load is "
         f"worth some {sample_size:.0f} independent samples of it; {required} needed"
     )
     return LoadShortage(reason, load_s + PLANNING_MARGIN * additional_ns / 1e9)
+
+
+def _count_samples(run: tuple[TimedValues, float]) -> int:
+    """Return the number of values of a run that is given with its residence time."""
+    samples, _ = run
+    return len(samples.values)
 
 
 def find_queue_tail_shortage(

@@ -91,11 +91,11 @@ def simulated_settings(settings: Settings) -> Settings:
     )
 
 
-def step_weights(checked: CheckedContract) -> list[float]:
+def step_weights(checked_contract: CheckedContract) -> list[float]:
     """Return the expected relative time of each step of a forecast. 0 if it is not known before."""
     simulating = []
     judging = []
-    for plan in checked.levels:
+    for plan in checked_contract.levels:
         requests_per_run = (plan.requests or 0) * _length_factor(plan, MAX_LENGTH_FACTOR)
         simulating += [requests_per_run] * plan.level.repeats
         judging.append(JUDGING_SHARE * requests_per_run * plan.level.repeats)
@@ -103,16 +103,16 @@ def step_weights(checked: CheckedContract) -> list[float]:
 
 
 def forecast_levels(
-    checked: CheckedContract, settings: Settings, options: ForecastOptions
+    checked_contract: CheckedContract, settings: Settings, options: ForecastOptions
 ) -> tuple[LevelForecast, ...]:
     """Return the load that each term of a contract needs on a simulated server, for each level."""
-    simulated = SimulatedLevels()
-    failed: dict[str, LevelForecast] = {}
-    for plan in checked.levels:
+    simulated_levels = SimulatedLevels()
+    failed_forecasts: dict[str, LevelForecast] = {}
+    for plan in checked_contract.levels:
         try:
-            simulated.add(plan, _simulate_level(plan, settings, options))
+            simulated_levels.add(plan, _simulate_level(plan, settings, options))
         except (CombinedError, TargetError) as error:
-            failed[plan.level.name] = LevelForecast(
+            failed_forecasts[plan.level.name] = LevelForecast(
                 name=plan.level.name,
                 length_s=0,
                 simulated_s=0,
@@ -121,13 +121,15 @@ def forecast_levels(
                 fault_codes=codes(error),
             )
     forecasts = []
-    for plan in checked.levels:
+    for plan in checked_contract.levels:
         name = plan.level.name
-        if name in failed:
-            forecasts.append(failed[name])
+        if name in failed_forecasts:
+            forecasts.append(failed_forecasts[name])
         else:
             options.report_step(f"judging {name}")
-            forecaster = LevelForecaster(checked, plan.level, simulated, options.cost_function)
+            forecaster = LevelForecaster(
+                checked_contract, plan.level, simulated_levels, options.cost_function
+            )
             forecasts.append(forecaster.forecast())
     return tuple(forecasts)
 
@@ -167,8 +169,8 @@ class OrderedRun(NamedTuple):
     def cut_to(self, length_s: float) -> RecordedRun:
         """Return the run as if its measured load had ended after this time."""
         header = self.run.header
-        measured = [number for number, stage in enumerate(header.stages) if stage.measured]
-        start_ns = min((header.stages[number].start_ns for number in measured), default=0)
+        measured_stages = [number for number, stage in enumerate(header.stages) if stage.measured]
+        start_ns = min((header.stages[number].start_ns for number in measured_stages), default=0)
         end_ns = start_ns + round(length_s * NS_PER_S)
         count = int(np.searchsorted(self.began_ns, end_ns))
         rows: Any = self.rows.part(slice(count))
@@ -183,7 +185,7 @@ class OrderedRun(NamedTuple):
         header = replace(header, stages=stages)
         # The gaps are not recorded per request, so those of the whole run stand for the shorter
         # one.
-        first_measured = measured[0] if measured else 0
+        first_measured = measured_stages[0] if measured_stages else 0
         gaps = [
             self.run.gaps if number == first_measured else Histogram()
             for number in range(len(stages))
@@ -280,18 +282,18 @@ class LevelForecaster:
 
     def __init__(
         self,
-        checked: CheckedContract,
+        checked_contract: CheckedContract,
         level: ContractLevel,
-        simulated: SimulatedLevels,
+        simulated_levels: SimulatedLevels,
         cost_function: CostFunction | None,
     ) -> None:
         """Create a forecaster for a level of a contract whose levels were simulated."""
-        self.contract = checked.contract
+        self.contract = checked_contract.contract
         self.level = level
-        self.simulated = simulated
+        self.simulated_levels = simulated_levels
         self.cost_function = cost_function
-        self.planned_s = simulated.planned_s[level.name]
-        self.simulated_s = simulated.simulated_s(level.name)
+        self.planned_s = simulated_levels.planned_s[level.name]
+        self.simulated_s = simulated_levels.simulated_s(level.name)
 
     def forecast(self) -> LevelForecast:
         """Return the load that each term of the level needs."""
@@ -357,14 +359,14 @@ class LevelForecaster:
         level = self.level
         if term_indices is not None:
             level = _with_terms(level, term_indices)
-        compared = {term.level for _, term in level.terms_by_requirement()}
-        measured = {
-            name: MeasuredLevel(runs=self.simulated.cut(name, length_s / self.planned_s))
-            for name in self.simulated.runs
-            if name == level.name or name in compared
+        compared_levels = {term.level for _, term in level.terms_by_requirement()}
+        measured_levels = {
+            name: MeasuredLevel(runs=self.simulated_levels.cut(name, length_s / self.planned_s))
+            for name in self.simulated_levels.runs
+            if name == level.name or name in compared_levels
         }
         contract = self.contract.model_copy(update={"levels": (level,)})
-        (verdict,) = judge_levels(contract, measured, self.cost_function)
+        (verdict,) = judge_levels(contract, measured_levels, self.cost_function)
         return verdict.terms
 
 

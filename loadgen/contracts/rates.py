@@ -20,7 +20,7 @@ from loadgen.contracts.load_shortage import (
     EstimateError,
     find_startup_shortage,
 )
-from loadgen.contracts.recorded_run import RecordedRun, RunColumns
+from loadgen.contracts.recorded_run import MeasuredRun, RecordedRun
 from loadgen.contracts.steady_state import STARTUP_BATCHES
 from loadgen.core import format
 from loadgen.core.metrics import outcomes, windows
@@ -125,12 +125,12 @@ def stop_ns(span: Span) -> float:
     return span.end_s * 1e9
 
 
-def steady_span(measured: RunColumns) -> Span:
+def steady_span(measured_run: MeasuredRun) -> Span:
     """Return the steady-state window of a run. Raise EstimateError if it has none."""
-    span = measured.run.summary.window.steady
+    span = measured_run.run.summary.window.steady
     if span.duration_s is not None:
         return span
-    due_ns = measured.columns["due_ns"][measured.columns.attempted]
+    due_ns = measured_run.columns["due_ns"][measured_run.columns.attempted]
     if len(np.unique(due_ns)) < 2:
         raise EstimateError("all requests were due at one instant, so there is no rate")
     raise EstimateError(
@@ -151,21 +151,23 @@ def has_two_windows(run: RecordedRun, window_ns: int) -> bool:
     return steady_ns >= 2 * window_ns * WINDOW_TOLERANCE
 
 
-def first_and_last_windows(measured: Sequence[RunColumns], window_ns: int) -> FirstAndLastWindows:
+def first_and_last_windows(
+    measured_runs: Sequence[MeasuredRun], window_ns: int
+) -> FirstAndLastWindows:
     """Return the first and the last window of each run.
 
     Raise EstimateError for a run without two windows.
     """
     found = FirstAndLastWindows([], [])
-    for one in measured:
-        span = steady_span(one)
+    for measured_run in measured_runs:
+        span = steady_span(measured_run)
         first_ns = round(start_ns(span))
         last_ns = round(stop_ns(span))
-        if not has_two_windows(one.run, window_ns):
+        if not has_two_windows(measured_run.run, window_ns):
             length = format.duration((last_ns - first_ns) / 1e9)
             window = format.duration(window_ns / 1e9)
             # An extension adds runs, so each added run has to have two windows.
-            additional_s = PLANNING_MARGIN * 2 * window_ns / 1e9 * len(measured)
+            additional_s = PLANNING_MARGIN * 2 * window_ns / 1e9 * len(measured_runs)
             raise EstimateError(f"a load of {length} has no two windows of {window}", additional_s)
         found.first.append(windows.span(first_ns, first_ns + window_ns))
         found.last.append(windows.span(last_ns - window_ns, last_ns))
@@ -176,19 +178,21 @@ def first_and_last_windows(measured: Sequence[RunColumns], window_ns: int) -> Fi
 
 
 def estimate_rate(
-    measured: Sequence[RunColumns], count_in_span: CountInSpan, confidence: float
+    measured_runs: Sequence[MeasuredRun], count_in_span: CountInSpan, confidence: float
 ) -> RateEstimate:
     """Return the rate of something per second in steady state.
 
     The interval has no upper end if the start-up of a run did not end, or if the load was too
     short for the time that requests take.
     """
-    spans = [steady_span(one) for one in measured]
+    spans = [steady_span(measured_run) for measured_run in measured_runs]
     settled_spans = []
     caveat = ""
-    for one, span in zip(measured, spans, strict=True):
+    for measured_run, span in zip(measured_runs, spans, strict=True):
         pieces = split_span(span, STARTUP_BATCHES)
-        counts = np.array([count_in_span(one.run, one.columns, piece) for piece in pieces])
+        counts = np.array(
+            [count_in_span(measured_run.run, measured_run.columns, piece) for piece in pieces]
+        )
         startup_pieces = steady_state.count_startup_values(counts)
         if startup_pieces is None:
             caveat = find_startup_shortage(span.duration_s or 0.0).sentence()
@@ -197,8 +201,8 @@ def estimate_rate(
             settled_spans.append(span_after_startup)
         else:
             settled_spans.append(span)
-    caveat = _find_short_load(measured, spans) or caveat
-    rates = batch_rates(measured, settled_spans, count_in_span)
+    caveat = _find_short_load(measured_runs, spans) or caveat
+    rates = batch_rates(measured_runs, settled_spans, count_in_span)
     interval = intervals.batch_means(rates, batches=len(rates), level=confidence)
     run_rates = [float(np.mean(run)) for run in np.split(np.array(rates), len(spans))]
     interval = intervals.widened(interval, run_rates)
@@ -208,28 +212,28 @@ def estimate_rate(
 
 
 def batch_rates(
-    measured: Sequence[RunColumns], spans: Sequence[Span], count_in_span: CountInSpan
+    measured_runs: Sequence[MeasuredRun], spans: Sequence[Span], count_in_span: CountInSpan
 ) -> list[float]:
     """Return the rates per second in equal parts of one span of each run, run after run."""
-    parts_per_run = max(RATE_BATCHES // len(measured), 2)
+    parts_per_run = max(RATE_BATCHES // len(measured_runs), 2)
     return [
-        count_in_span(one.run, one.columns, piece) / (piece.duration_s or 1)
-        for one, span in zip(measured, spans, strict=True)
+        count_in_span(measured_run.run, measured_run.columns, piece) / (piece.duration_s or 1)
+        for measured_run, span in zip(measured_runs, spans, strict=True)
         for piece in split_span(span, parts_per_run)
     ]
 
 
-def _find_short_load(measured: Sequence[RunColumns], spans: Sequence[Span]) -> str:
+def _find_short_load(measured_runs: Sequence[MeasuredRun], spans: Sequence[Span]) -> str:
     """Return why a load was too short for a rate, or "" if it was not.
 
     A server that answers no request has a rate of 0, so a run without ok requests is never too
     short.
     """
-    for one, span in zip(measured, spans, strict=True):
-        is_ok = one.columns.where(OK)
+    for measured_run, span in zip(measured_runs, spans, strict=True):
+        is_ok = measured_run.columns.where(OK)
         if not is_ok.any():
             continue
-        residence_ns = (one.columns["end_ns"] - one.columns["due_ns"])[is_ok]
+        residence_ns = (measured_run.columns["end_ns"] - measured_run.columns["due_ns"])[is_ok]
         residence_s = float(residence_ns.mean()) / 1e9
         load_s = span.duration_s or 0.0
         if load_s < MIN_RESIDENCES_FOR_RATE * residence_s:

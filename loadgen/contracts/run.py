@@ -87,7 +87,9 @@ class Failure(NamedTuple):
     def from_error(cls, context: str, error: LoadgenError | CombinedError) -> Failure:
         """Return the failure for an error that was raised."""
         errors = error.faults if isinstance(error, CombinedError) else (error,)
-        return cls(f"{context}: {'; '.join(one.what for one in errors)}", codes(error))
+        return cls(
+            f"{context}: {'; '.join(single_error.what for single_error in errors)}", codes(error)
+        )
 
     @classmethod
     def from_findings(cls, findings: Sequence[Finding]) -> Failure:
@@ -119,7 +121,7 @@ class LevelRuns(NamedTuple):
 
 
 def run_validation(
-    checked: CheckedContract,
+    checked_contract: CheckedContract,
     settings: Settings,
     output_dir: Path | None,
     options: ValidationOptions,
@@ -131,7 +133,7 @@ def run_validation(
     `answers` are sent after all loads.
 
     Args:
-        checked: The contract.
+        checked_contract: The contract.
         settings: The target and the settings of the runs.
         output_dir: The directory to write to. None for a new one in `results`.
         options: How the runs are made.
@@ -140,12 +142,12 @@ def run_validation(
     Raises:
         UserError: The directory is in use.
     """
-    directory = _choose_directory(output_dir, checked.contract.name)
+    directory = _choose_directory(output_dir, checked_contract.contract.name)
     with alone(directory):
         # Another process may have written to the directory before it was locked.
-        _choose_directory(directory, checked.contract.name)
-        settings = with_contract_gpus(settings, checked.contract.gpus)
-        new_validation = NewValidation(checked, settings, directory, options)
+        _choose_directory(directory, checked_contract.contract.name)
+        settings = with_contract_gpus(settings, checked_contract.contract.gpus)
+        new_validation = NewValidation(checked_contract, settings, directory, options)
         return new_validation.carry_out(other_endpoint), directory
 
 
@@ -154,13 +156,13 @@ class NewValidation:
 
     def __init__(
         self,
-        checked: CheckedContract,
+        checked_contract: CheckedContract,
         settings: Settings,
         directory: Path,
         options: ValidationOptions,
     ) -> None:
         """Prepare the validation of a contract. The directory exists and is locked."""
-        self.checked = checked
+        self.checked_contract = checked_contract
         self.settings = settings
         self.directory = directory
         self.options = options
@@ -175,13 +177,13 @@ class NewValidation:
         findings = check_target(self.settings, self.directory, self.options.say)
         failed_checks = [finding for finding in findings if finding.state == FAULT]
         unusable = Failure.from_findings(failed_checks) if failed_checks else None
-        for plan in self.checked.levels:
+        for plan in self.checked_contract.levels:
             self._run_level(plan, unusable)
-        if self.checked.contract.answers is not None:
-            self._score_answers(self.checked.contract.answers, other_endpoint, unusable)
+        if self.checked_contract.contract.answers is not None:
+            self._score_answers(self.checked_contract.contract.answers, other_endpoint, unusable)
         shortened = {
             plan.level.name: level_plan.shortening_text(plan)
-            for plan in self.checked.levels
+            for plan in self.checked_contract.levels
             if plan.is_shortened
         }
         facts = ValidationFacts(
@@ -198,16 +200,18 @@ class NewValidation:
             findings=tuple(findings),
             shortened={name: text for name, text in shortened.items() if text},
         )
-        return write_outputs(self.directory, self.checked.contract, facts)
+        return write_outputs(self.directory, self.checked_contract.contract, facts)
 
     def _copy_inputs(self) -> None:
         """Copy the contract and its prices to the results."""
-        (self.directory / CONTRACT_FILE).write_text(self.checked.text, encoding="utf-8")
-        if self.checked.resolved_text:
+        (self.directory / CONTRACT_FILE).write_text(self.checked_contract.text, encoding="utf-8")
+        if self.checked_contract.resolved_text:
             resolved_file = self.directory / RESOLVED_FILE
-            resolved_file.write_text(self.checked.resolved_text, encoding="utf-8")
-        if self.checked.prices_path is not None:
-            (self.directory / PRICES_FILE).write_bytes(self.checked.prices_path.read_bytes())
+            resolved_file.write_text(self.checked_contract.resolved_text, encoding="utf-8")
+        if self.checked_contract.prices_path is not None:
+            (self.directory / PRICES_FILE).write_bytes(
+                self.checked_contract.prices_path.read_bytes()
+            )
 
     def _run_level(self, plan: LevelPlan, unusable: Failure | None) -> None:
         """Run a level, unless the target cannot be used or the user interrupted the validation."""
@@ -237,10 +241,10 @@ class NewValidation:
         try:
             answer_scoring.score_answers(
                 check,
-                self.checked.directory / check.dataset,
+                self.checked_contract.directory / check.dataset,
                 AnswerEndpoints(self.settings, other_endpoint),
                 self.directory / answer_scoring.DIRECTORY,
-                self.checked.contract.confidence,
+                self.checked_contract.contract.confidence,
             )
         except KeyboardInterrupt:
             self.is_interrupted = True
@@ -311,7 +315,7 @@ def workload_of_run(
 
 def extend_validation(
     directory: Path,
-    checked: CheckedContract,
+    checked_contract: CheckedContract,
     settings: Settings,
     options: ValidationOptions,
     added_run_ns: int | None,
@@ -322,7 +326,7 @@ def extend_validation(
 
     Args:
         directory: The directory of the validation.
-        checked: The contract.
+        checked_contract: The contract.
         settings: The target and the settings of the runs.
         options: How the runs are made.
         added_run_ns: The length of each added run. None for the length in the contract.
@@ -333,10 +337,10 @@ def extend_validation(
     """
     validation = stored_validation.judge_again(directory)
     contract, facts = stored_validation.read_validation(directory)
-    _check_extension(directory, checked, settings, validation, facts)
+    _check_extension(directory, checked_contract, settings, validation, facts)
     # The prompts of `answers` are sent only once.
     levels = [level for level in validation.levels if level.name != ANSWERS_LEVEL]
-    plans = _undecided_plans(checked, contract, levels)
+    plans = _undecided_plans(checked_contract, contract, levels)
     if not plans:
         is_pass = validation.verdict == PASS
         text = "every term is decided" if is_pass else "no term is undecided for want of load"
@@ -379,7 +383,7 @@ def _with_run_length(plan: LevelPlan, run_ns: int | None) -> LevelPlan:
 
 
 def _undecided_plans(
-    checked: CheckedContract, contract: Contract, verdicts: Sequence[LevelVerdict]
+    checked_contract: CheckedContract, contract: Contract, verdicts: Sequence[LevelVerdict]
 ) -> list[LevelPlan]:
     """Return the plans of the undecided levels, and of those they are compared with."""
     contract_levels = {level.name: level for level in contract.levels}
@@ -391,7 +395,7 @@ def _undecided_plans(
         for judged, (_, term) in zip(verdict.terms, terms, strict=True):
             if not judged.is_decided:
                 names.update(filter(None, (verdict.name, term.level)))
-    return [plan for plan in checked.levels if plan.level.name in names]
+    return [plan for plan in checked_contract.levels if plan.level.name in names]
 
 
 def _require_usable_target(
@@ -425,7 +429,7 @@ def _delete_runs_after(level_dir: Path, last_number: int) -> None:
 
 def _check_extension(
     directory: Path,
-    checked: CheckedContract,
+    checked_contract: CheckedContract,
     settings: Settings,
     validation: Validation,
     facts: ValidationFacts,
@@ -433,9 +437,11 @@ def _check_extension(
     """Raise CombinedError if a validation cannot be extended with this contract and target."""
     errors: list[LoadgenError] = []
     contract_file = directory / CONTRACT_FILE
-    if checked.text != contract_file.read_text("utf-8"):
+    if checked_contract.text != contract_file.read_text("utf-8"):
         text = f"is not the contract in {directory}"
-        errors.append(UserError("mismatch", text, checked.file, f"extend with {contract_file}"))
+        errors.append(
+            UserError("mismatch", text, checked_contract.file, f"extend with {contract_file}")
+        )
     if settings.shown != facts.target:
         text = f"this validation is of {facts.target}"
         hint = "a new folder for this target"

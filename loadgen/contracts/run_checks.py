@@ -26,13 +26,13 @@ PAUSE_TOLERANCE_S = 1.0
 """How much shorter than required a pause between runs may be."""
 
 
-def find_level_failure(level: ContractLevel, measured: MeasuredLevel) -> str:
+def find_level_failure(level: ContractLevel, measured_level: MeasuredLevel) -> str:
     """Return why no term of a level can be judged."""
-    if measured.failure_reason:
-        return measured.failure_reason
-    if not measured.runs:
+    if measured_level.failure_reason:
+        return measured_level.failure_reason
+    if not measured_level.runs:
         return "there is no run"
-    for run in measured.runs:
+    for run in measured_level.runs:
         summary = run.summary
         if summary.run.state != "finished":
             return f"{run.folder} has no clean end ({summary.run.state})"
@@ -41,7 +41,7 @@ def find_level_failure(level: ContractLevel, measured: MeasuredLevel) -> str:
             return f"the measurement in {run.folder} is not valid: {run_reasons}"
         if cache_reason := find_wrong_cache_state(level, run):
             return cache_reason
-    return find_short_pause(level, measured.runs)
+    return find_short_pause(level, measured_level.runs)
 
 
 def find_wrong_cache_state(level: ContractLevel, run: RecordedRun) -> str:

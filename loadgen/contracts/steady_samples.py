@@ -179,9 +179,9 @@ def require_supported(values: RunSeries, p: float, metric: str, load_s: float) -
         raise EstimateError(reason, sufficient_load_s - load_s)
 
 
-def load_length_s(timed: Sequence[TimedValues]) -> float:
+def load_length_s(timed_samples: Sequence[TimedValues]) -> float:
     """Return the time from the first to the last due time of each run, summed over the runs."""
-    return sum(_run_length_s(samples) for samples in timed)
+    return sum(_run_length_s(samples) for samples in timed_samples)
 
 
 def _run_length_s(samples: TimedValues) -> float:
@@ -190,7 +190,9 @@ def _run_length_s(samples: TimedValues) -> float:
     return float(samples.due_ns[-1] - samples.due_ns[0]) / 1e9
 
 
-def server_sample_size(runs: Sequence[RecordedRun], timed: Sequence[TimedValues]) -> float | None:
+def server_sample_size(
+    runs: Sequence[RecordedRun], timed_samples: Sequence[TimedValues]
+) -> float | None:
     """Return how many independent samples of the server these values are worth.
 
     Return None if a run has no ok request, so that its residence time is not known.
@@ -199,7 +201,7 @@ def server_sample_size(runs: Sequence[RecordedRun], timed: Sequence[TimedValues]
         return None
     return sum(
         steady_state.slow_effective_sample_size(samples, run.mean_residence_ns)
-        for samples, run in zip(timed, runs, strict=True)
+        for samples, run in zip(timed_samples, runs, strict=True)
     )
 
 
@@ -207,51 +209,51 @@ def server_sample_size(runs: Sequence[RecordedRun], timed: Sequence[TimedValues]
 
 
 def select_steady_sample(
-    runs: Sequence[RecordedRun], timed: Sequence[TimedValues], query: QuantileQuery
+    runs: Sequence[RecordedRun], timed_samples: Sequence[TimedValues], query: QuantileQuery
 ) -> SteadySample:
     """Return the values of the steady part of the runs, and their shortage.
 
     Args:
         runs: The runs of a level.
-        timed: The values of each run.
+        timed_samples: The values of each run.
         query: The quantile that is estimated from the sample.
     """
     parts = [
         steady_state.find_steady_part(samples, run.mean_residence_ns)
-        for run, samples in zip(runs, timed, strict=True)
+        for run, samples in zip(runs, timed_samples, strict=True)
     ]
-    steady = [
+    steady_values = [
         TimedValues(samples.due_ns[part.start : part.end], samples.values[part.start : part.end])
-        for samples, part in zip(timed, parts, strict=True)
+        for samples, part in zip(timed_samples, parts, strict=True)
     ]
-    load_s = load_length_s(timed)
+    load_s = load_length_s(timed_samples)
     sample = SteadySample(
-        values=[samples.values for samples in steady],
-        request_count=sum(len(samples.values) for samples in timed),
+        values=[samples.values for samples in steady_values],
+        request_count=sum(len(samples.values) for samples in timed_samples),
         load_s=load_s,
-        effective_size=server_sample_size(runs, steady),
+        effective_size=server_sample_size(runs, steady_values),
     )
     if not all(part.is_settled for part in parts):
-        longest_run_s = max(map(_run_length_s, timed), default=0.0)
+        longest_run_s = max(map(_run_length_s, timed_samples), default=0.0)
         return sample._replace(shortage=load_shortage.find_startup_shortage(longest_run_s))
     time_shortages = [
         load_shortage.find_horizon_shortage(load_s, query.confidence, query.horizon_s, query.text),
         load_shortage.find_server_shortage(sample.effective_size, load_s),
     ]
-    queue = _examine_queue(runs, steady, load_s, query)
+    queue = _examine_queue(runs, steady_values, load_s, query)
     if queue.has_worst_case and not any(shortage.is_short for shortage in time_shortages):
-        sample = sample._replace(upper_bound=_worst_state(runs, steady, query.p))
+        sample = sample._replace(upper_bound=_worst_state(runs, steady_values, query.p))
     return sample._replace(
         shortage=load_shortage.combine_shortages(queue.shortages, time_shortages),
-        load_part=_describe_part(timed, parts),
+        load_part=_describe_part(timed_samples, parts),
     )
 
 
-def _describe_part(timed: Sequence[TimedValues], parts: Sequence[SteadyPart]) -> str:
+def _describe_part(timed_samples: Sequence[TimedValues], parts: Sequence[SteadyPart]) -> str:
     """Return where the steady parts of the runs begin, as text. "" if no run had a start-up."""
     startups_ns = [
         float(samples.due_ns[part.start] - samples.due_ns[0])
-        for samples, part in zip(timed, parts, strict=True)
+        for samples, part in zip(timed_samples, parts, strict=True)
         if part.start
     ]
     if not startups_ns:
@@ -272,7 +274,7 @@ class QueueExamination(NamedTuple):
 
 def _examine_queue(
     runs: Sequence[RecordedRun],
-    steady: Sequence[TimedValues],
+    steady_values: Sequence[TimedValues],
     load_s: float,
     query: QuantileQuery,
 ) -> QueueExamination:
@@ -283,12 +285,12 @@ def _examine_queue(
     residences_ns = [run.mean_residence_ns for run in runs]
     sample_size = sum(
         steady_state.effective_sample_size(samples, residence_ns)
-        for samples, residence_ns in zip(steady, residences_ns, strict=True)
+        for samples, residence_ns in zip(steady_values, residences_ns, strict=True)
     )
     required = REQUIRED_QUEUE_SAMPLES.get(query.metric, REQUIRED_QUEUE_SAMPLES[QUEUE_METRIC])
     tail_shortage = _find_tail_shortage(runs, load, query)
     batch_shortage = load_shortage.find_queue_shortage(
-        sample_size, required, load_s, steady, residences_ns
+        sample_size, required, load_s, steady_values, residences_ns
     )
     # Without queueing there is no least number of samples: the batches merely vary.
     required_for_worst = 0.0 if never_queued(runs) else required * ENOUGH_FOR_WORST_CASE
@@ -317,9 +319,11 @@ def _find_tail_shortage(
     )
 
 
-def _worst_state(runs: Sequence[RecordedRun], steady: Sequence[TimedValues], p: float) -> float:
+def _worst_state(
+    runs: Sequence[RecordedRun], steady_values: Sequence[TimedValues], p: float
+) -> float:
     """Return the largest p quantile of any interval of one residence time in any run."""
     return max(
         steady_state.worst_interval_quantile(samples, run.mean_residence_ns, p)
-        for samples, run in zip(steady, runs, strict=True)
+        for samples, run in zip(steady_values, runs, strict=True)
     )

@@ -206,24 +206,26 @@ def _plugin_metrics(directory: Path) -> tuple[str, ...]:
 
 def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> Validation:
     """Return the verdict on the runs in a directory."""
-    measured = {
+    measured_levels = {
         level.name: _read_level(directory, level.name, facts.failure_reasons.get(level.name, ""))
         for level in contract.levels
     }
     cost_function = None
     if contract.prices:
         cost_function = cost_per_thousand(_load_stored_prices(directory))
-    levels = judge.judge_interim_analyses(contract, measured, facts.run_counts, cost_function)
+    levels = judge.judge_interim_analyses(
+        contract, measured_levels, facts.run_counts, cost_function
+    )
     levels = tuple(_with_shortening(level, facts) for level in levels)
     if contract.answers is not None:
-        scored = answer_scoring.read_scored_answers(
+        scored_answers = answer_scoring.read_scored_answers(
             directory / answer_scoring.DIRECTORY,
             facts.failure_reasons.get(ANSWERS_LEVEL, ""),
             contract.confidence,
         )
-        levels = (*levels, judge.judge_answers(contract, contract.answers, scored))
+        levels = (*levels, judge.judge_answers(contract, contract.answers, scored_answers))
     levels = tuple(_with_error_codes(level, facts) for level in levels)
-    targets = [level.runs[0].summary.target for level in measured.values() if level.runs]
+    targets = [level.runs[0].summary.target for level in measured_levels.values() if level.runs]
     target = targets[0] if targets else TargetFacts()
     contract_bytes = (directory / CONTRACT_FILE).read_bytes()
     return Validation(
