@@ -24,7 +24,7 @@ CALLBACKS = ("on_done", "on_first")
 STEP_NS = 1_000
 
 Arrived = Callable[[Exchange, list[Any]], bool]
-"""`Exchange.arrived`, which may be compiled, or `ExchangeState.arrived` of the reference."""
+"""`Exchange.feed_reads`, which may be compiled, or `ExchangeState.feed_reads` of the reference."""
 
 
 def fields_of(value: Any) -> Any:
@@ -69,8 +69,8 @@ def read_response(reads: list[bytes], arrived: Arrived, **options: Any) -> list[
         if over:
             break
     else:
-        exchange.ended(stamp + STEP_NS, "")
-    exchange.tell()
+        exchange.connection_ended(stamp + STEP_NS, "")
+    exchange.report_completion()
     return [states, calls]
 
 
@@ -81,8 +81,8 @@ def check_response(reads: list[bytes], **options: Any) -> None:
     """
     reads = [data for data in reads if data]
     for _ in range(2):
-        result = read_response(reads, Exchange.arrived, **options)
-        assert result == read_response(reads, ExchangeState.arrived, **options)
+        result = read_response(reads, Exchange.feed_reads, **options)
+        assert result == read_response(reads, ExchangeState.feed_reads, **options)
 
 
 def chunked(payloads: list[bytes], per_chunk: int = 1) -> list[bytes]:

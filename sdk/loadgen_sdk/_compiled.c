@@ -1,4 +1,4 @@
-/* The parts of the client that run once per event, in C: `Inbox` and `Receiver` of transport/receiver.py, the states of
+/* The parts of the client that run once per event, in C: `SocketBuffer` and `Receiver` of transport/receiver.py, the states of
    transport/response_state.py and wire_formats/reference.py with `ExchangeState.arrived`, and the functions of
    transport/plain_events.py and wire_formats/reference.py. Those modules are the reference and say what the functions do.
    tests/sdk/test_compiled.py and tests/sdk/test_compiled_responses.py compare the two. Built where a C compiler is found.
@@ -20,34 +20,34 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION 14 /* of the interface: compiled.py expects the same number */
+#define VERSION 15 /* of the interface: compiled.py expects the same number */
 
 enum {
     READ_BYTES = 32 << 10,
     MAX_WRITE_BYTES = 256 << 10,
-    MOST_READY = 1024,
-    MAPPING_NS = 5000,
+    MAX_READY = 1024,
+    MAX_CLOCK_READING_NS = 5000,
     POLL_EVERY_NS = 1000000,
     BUSY_POLL_EVERY_NS = 2000000,
     BUSY_READS = 4,
-    READ_FIRST = 32,
+    MANY_READY = 32,
     BACKLOG_LIMIT = 20000,
-    HOLD_MS = 1,
-    HOLD_NS = 1000000,
-    LOOK_NS = 100000000,
-    HOLD_FROM = 4000,
-    HOLD_DOWN_TO = 2000,
-    SHARED_ONE_OF = 100,
-    KEPT_READS = 64,
-    RUN_READS = 512,
-    FEW_BYTES = 4,
-    MANY_BYTES = 2048,
-    MOST_SIZE_DIGITS = 8,
+    DEFER_WAIT_MS = 1,
+    DEFER_NS = 1000000,
+    DECISION_PERIOD_NS = 100000000,
+    DEFER_FROM_READS_PER_S = 4000,
+    DEFER_DOWN_TO_READS_PER_S = 2000,
+    READS_PER_SHARED_READ = 100,
+    MAX_BATCHED_READS = 64,
+    MAX_RUN_READS = 512,
+    SMALL_READ_BYTES = 4,
+    LARGE_READ_BYTES = 2048,
+    MAX_SIZE_DIGITS = 8,
 };
 
-#define PAUSE_NS 1000000000LL
+#define DEFER_PAUSE_NS 1000000000LL
 #define FOREVER (1LL << 62)
-#define HELD_EVENTS (EPOLLIN | EPOLLRDHUP | EPOLLET)
+#define DEFERRED_EPOLL_EVENTS (EPOLLIN | EPOLLRDHUP | EPOLLET)
 
 #ifndef SO_TIMESTAMPNS
 #define SO_TIMESTAMPNS 35
@@ -72,7 +72,7 @@ static int64_t clock_ns(clockid_t clock)
 static PyMethodDef functions[] = {
     {"whole_chunks", whole_chunks, METH_VARARGS, NULL},
     {"plain_run", plain_run, METH_VARARGS, NULL},
-    {"answers", answers, METH_VARARGS, NULL},
+    {"register_classes", register_classes, METH_VARARGS, NULL},
     {"token_count", token_count, METH_O, NULL},
     {NULL},
 };
@@ -93,7 +93,7 @@ PyMODINIT_FUNC PyInit__compiled(void)
     static const struct {
         const char *name;
         PyType_Spec *spec;
-    } types[] = {{"Inbox", &inbox_spec},       {"Receiver", &receiver_spec}, {"ExchangeState", &exchange_spec},
+    } types[] = {{"SocketBuffer", &socket_buffer_spec},       {"Receiver", &receiver_spec}, {"ExchangeState", &exchange_spec},
                  {"ResponseState", &response_spec}, {"DecoderState", &decoder_spec},   {"ReadingState", &reading_spec}};
     if (module == NULL || make_values() < 0 || PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)
         goto failed;
@@ -103,8 +103,8 @@ PyMODINIT_FUNC PyInit__compiled(void)
             Py_XDECREF(type);
             goto failed;
         }
-        if (types[i].spec == &inbox_spec)
-            inbox_type = (PyTypeObject *)type; /* keeps the reference */
+        if (types[i].spec == &socket_buffer_spec)
+            socket_buffer_type = (PyTypeObject *)type; /* keeps the reference */
         else
             Py_DECREF(type);
     }

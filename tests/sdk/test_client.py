@@ -436,7 +436,7 @@ def test_what_the_server_closed_while_idle_is_not_used() -> None:
             first = await client.complete(request())
             (writer,) = server.open
             writer.close()
-            await until(lambda: all(line.closed for line in client._pool._idle))
+            await until(lambda: all(line.is_closed for line in client._pool._idle))
             return [first, await client.complete(request())], server.connections
 
     done, used = run(work())
@@ -455,10 +455,14 @@ def test_idle_connections_are_dropped_before_the_server_would() -> None:
             client._pool.tick(now + 3_900_000_000)  # servers close after 5 s
             kept = len(client._pool._idle)
             client._pool.tick(now + 4_600_000_000)
-            assert not [line for line in client._pool._idle if not line.closed and line.served]
+            assert not [
+                line for line in client._pool._idle if not line.is_closed and line.responses_served
+            ]
             await client.complete(request())
             client._pool.tick(monotonic_ns() + 2_100_000_000)  # this one said 3 s
-            assert not [line for line in client._pool._idle if not line.closed and line.served]
+            assert not [
+                line for line in client._pool._idle if not line.is_closed and line.responses_served
+            ]
             return kept, server.connections
 
     kept, used = run(work())
@@ -489,7 +493,7 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: EmbeddedServer)
             await client.open(1)
             polls: list[int] = []
             client._pool.reactor.on_tick = lambda now: polls.append(
-                client._pool.reactor._receiver.polls
+                client._pool.reactor._receiver.poll_count
             )
             client._pool.reactor.turn_ns = hold_ns
             client._pool.reactor.open_exchanges.add(None)  # somebody without a first token
@@ -1010,7 +1014,7 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
             reactor=reactor,
         )
         told: list[tuple[str, str]] = []
-        client.failed = lambda line, kind, text: told.append((kind, text))  # type: ignore[method-assign]
+        client.connection_failed = lambda line, kind, text: told.append((kind, text))  # type: ignore[method-assign]
         with (
             socket.socket() as listening
         ):  # its queue is full: further connections stay in the making
@@ -1047,14 +1051,20 @@ def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
             pool = client._pool
             await pool.open(2)
             if pure:
-                pool._carry, pool._free = (
-                    partial(getattr(Receiver, n), None) for n in ("carry", "free")
+                pool._send_on_idle, pool._recycle = (
+                    partial(getattr(Receiver, n), None) for n in ("send_on_idle", "recycle")
                 )
             for _ in range(3):
                 made, done = send(client, pool.prepare(request(text="a" * size)))
                 busy: Any = made.connection
                 seen.append(
-                    (busy.served, made.reused, made.bytes_sent, len(pool._idle), len(pool._awaited))
+                    (
+                        busy.responses_served,
+                        made.reused,
+                        made.bytes_sent,
+                        len(pool._idle),
+                        len(pool._awaited),
+                    )
                 )
                 told = await done
                 assert told.due <= told.ready <= told.sent < told.first_byte
@@ -1070,8 +1080,8 @@ def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
                 )
                 seen.append(
                     (
-                        busy.busy,
-                        busy.served,
+                        busy.exchange,
+                        busy.responses_served,
                         made.connection,
                         made.payload,
                         len(pool._idle),

@@ -66,8 +66,8 @@ STEPS = st.lists(
                     "odd",
                     "end",
                     "more end",
-                    "patient",
-                    "impatient",
+                    "may_batch",
+                    "must_not_batch",
                     "template",
                     "no template",
                     "shut",
@@ -86,10 +86,10 @@ STEPS = st.lists(
 )
 
 
-def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) -> list[Any]:
+def script(steps: list[tuple[int, Any]], buffer_class: Any, receiver_class: Any) -> list[Any]:
     """What a receiver says at each step; sockets by their number, without the instants, which are checked here."""
 
-    class Connection(inbox_class):  # type: ignore[misc]
+    class Connection(buffer_class):  # type: ignore[misc]
         __slots__ = ("number", "sock")
 
     poll, held = select.epoll(), select.epoll()
@@ -103,7 +103,7 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
     for number in range(3):
         ours, theirs = make_pair()
         connection = Connection(ours.fileno(), 1)
-        connection.sock, connection.number, connection.open = ours, number, number < 2
+        connection.sock, connection.number, connection.is_readable = ours, number, number < 2
         made.add(connection)
         poll.register(ours, select.EPOLLIN)
         pairs.append((connection, theirs))
@@ -126,23 +126,25 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
                 wait_for_end(connection.sock)
         except OSError:
             pass
-        if step in ("patient", "impatient"):
-            connection.patient = step == "patient"
+        if step in ("may_batch", "must_not_batch"):
+            connection.may_batch = step == "may_batch"
         elif step in ("template", "no template"):
-            said.append(texts(made.take(connection)))  # its owner sees all before it sets this
+            said.append(
+                texts(made.take_reads(connection))
+            )  # its owner sees all before it sets this
             connection.template = (BEFORE, AFTER) if step == "template" else None
         elif step == "take":
-            said.append(texts(made.take(connection)))
+            said.append(texts(made.take_reads(connection)))
         elif step == "hand over" and queue:
             first = queue.popleft()
-            said.append((first.number, texts(made.take(first))))
-            first.queued = False
+            said.append((first.number, texts(made.take_reads(first))))
+            first.is_queued = False
         elif step == "early":
             wake_at = 0
         elif step == "release":
-            made.release(connection)
-        elif step in ("hold", "hold two") and connection.open and not connection.ended_at:
-            made.hold(connection, 2 if step == "hold two" else 1 << 40)
+            made.stop_deferring(connection)
+        elif step in ("hold", "hold two") and connection.is_readable and not connection.ended_at:
+            made.defer(connection, 2 if step == "hold two" else 1 << 40)
         made.wake_at = wake_at
         others = made.receive(0, 0, FOREVER if number else -1)
         for one, _ in pairs:
@@ -156,7 +158,15 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
                 assert 0 < empty_at <= stamp <= read_at
                 assert isinstance(from_kernel, bool)
         flags = [
-            (c.queued, c.filled, bool(c.ended_at), c.error, c.held, c.held_events) for c, _ in pairs
+            (
+                c.is_queued,
+                c.may_hold_more,
+                bool(c.ended_at),
+                c.error,
+                c.is_deferred,
+                c.events_until_urgent,
+            )
+            for c, _ in pairs
         ]
         kept = [texts(c.reads) for c, _ in pairs]
         said.append(
@@ -164,13 +174,13 @@ def script(steps: list[tuple[int, Any]], inbox_class: Any, receiver_class: Any) 
                 sorted((numbers[fd], events) for fd, events in others),
                 kept,
                 flags,
-                made.ready,
-                made.waiting,
+                made.ready_count,
+                made.queued_reads,
             )
         )
-        assert made.poll_at > made.now - 1_000_000
-        assert made.waiting == sum(len(c.reads) for c, _ in pairs if c.queued)
-    said.append((made.polls, made.reads, [one.number for one in queue]))
+        assert made.next_poll_at > made.now - 1_000_000
+        assert made.queued_reads == sum(len(c.reads) for c, _ in pairs if c.is_queued)
+    said.append((made.poll_count, made.read_count, [one.number for one in queue]))
     for connection, theirs in pairs:
         made.remove(connection)
         connection.sock.close()
@@ -226,24 +236,25 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 
 @settings(RELAXED, max_examples=40)
 @given(STEPS)
-# a run that begins while its inbox is still queued, and ends there: in a read of something else, or as it is taken
+# a run that begins while its buffer is still queued, and ends there: in a read of something else, or as it is taken
 @example([(1, 1), (1, "template"), (1, "plain"), (1, 1)])
 @example([(1, 1), (1, "template"), (1, "plain"), (1, "take")])
 def test_the_same_reads_queue_and_ends(steps: list[tuple[int, Any]]) -> None:
-    pure = script(steps, receiver.Inbox, receiver.Receiver)
-    assert script(steps, compiled.Inbox, compiled.Receiver) == pure
+    pure = script(steps, receiver.SocketBuffer, receiver.Receiver)
+    assert script(steps, compiled.SocketBuffer, compiled.Receiver) == pure
 
 
 CLASSES = [
-    (compiled.Inbox, compiled.Receiver),
-    (receiver.Inbox, receiver.Receiver),
+    (compiled.SocketBuffer, compiled.Receiver),
+    (receiver.SocketBuffer, receiver.Receiver),
 ]
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_of_plain_reads_the_stamps_are_kept(classes: tuple[Any, Any]) -> None:
     said = script(
-        [(0, "template"), (0, "patient"), *[(0, "plain")] * 600, (0, "take"), (0, "odd")], *classes
+        [(0, "template"), (0, "may_batch"), *[(0, "plain")] * 600, (0, "take"), (0, "odd")],
+        *classes,
     )
     kept = [step[1][0] for step in said[:-1] if isinstance(step, tuple)]
     assert kept[513] == [([1] * 512, 512 * len(PLAIN))], "then its owner is called"
@@ -253,7 +264,7 @@ def test_of_plain_reads_the_stamps_are_kept(classes: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_of_reads_of_several_plain_events_their_number_is_kept(classes: tuple[Any, Any]) -> None:
     sent = ["plain", "three", "two in one", "mixed", "long"]
-    said = script([(0, "template"), (0, "patient"), *[(0, step) for step in sent]], *classes)
+    said = script([(0, "template"), (0, "may_batch"), *[(0, step) for step in sent]], *classes)
     counted = [1, (3, True), (2, False), (3, True)]
     size = sum(len(SENT[step]) for step in sent[:4])
     assert said[-2][1][0] == [(counted, size), PLAIN * 40], (
@@ -265,110 +276,115 @@ def test_of_reads_of_several_plain_events_their_number_is_kept(classes: tuple[An
 def receiving(
     classes: tuple[Any, Any], sockets: int
 ) -> Iterator[tuple[Any, list[Any], list[socket.socket]]]:
-    """A receiver with inboxes that know their template, and the other ends."""
+    """A receiver with buffers that know their template, and the other ends."""
     poll, held, timer = select.epoll(), select.epoll(), TimerFd()
     made = classes[1](poll, held, timer, deque())
-    inboxes, ends = [], []
+    buffers, ends = [], []
     learn(PLAIN)
     for _ in range(sockets):
         ours, theirs = make_pair()
-        inbox = type("Connection", (classes[0],), {})(ours.fileno(), made.now)
-        inbox.sock, inbox.open, inbox.patient, inbox.template = ours, True, True, (BEFORE, AFTER)
-        made.add(inbox)
+        buffer = type("Connection", (classes[0],), {})(ours.fileno(), made.now)
+        buffer.sock, buffer.is_readable, buffer.may_batch, buffer.template = (
+            ours,
+            True,
+            True,
+            (BEFORE, AFTER),
+        )
+        made.add(buffer)
         poll.register(ours, select.EPOLLIN)
-        inboxes.append(inbox)
+        buffers.append(buffer)
         ends.append(theirs)
-    yield made, inboxes, ends
-    for closing in (*(inbox.sock for inbox in inboxes), *ends, timer, held, poll):
+    yield made, buffers, ends
+    for closing in (*(buffer.sock for buffer in buffers), *ends, timer, held, poll):
         closing.close()
 
 
-def counted(made: Any, inbox: Any) -> int:
+def counted(made: Any, buffer: Any) -> int:
     """Plain events that were counted since the last call."""
-    return sum(len(read[0]) for read in made.take(inbox))
+    return sum(len(read[0]) for read in made.take_reads(buffer))
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_a_stream_is_held_until_it_may_end(classes: tuple[Any, Any]) -> None:
-    with receiving(classes, 1) as (made, (inbox,), (theirs,)):
-        made.hold(inbox, 2)
+    with receiving(classes, 1) as (made, (buffer,), (theirs,)):
+        made.defer(buffer, 2)
         for held in (True, False, False):
             theirs.send(PLAIN)
             made.receive(-1, 0, -1)
-            assert inbox.held is held
-        assert counted(made, inbox) == 3
-        made.hold(inbox, 9)
-        made.hold(inbox, 0)
-        assert not inbox.held, "its owner knows that it ends"
+            assert buffer.is_deferred is held
+        assert counted(made, buffer) == 3
+        made.defer(buffer, 9)
+        made.defer(buffer, 0)
+        assert not buffer.is_deferred, "its owner knows that it ends"
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_of_a_held_socket_nothing_is_left_unread(classes: tuple[Any, Any]) -> None:
-    with receiving(classes, 1) as (made, (inbox,), (theirs,)):
-        made.hold(inbox, 1 << 40)
+    with receiving(classes, 1) as (made, (buffer,), (theirs,)):
+        made.defer(buffer, 1 << 40)
         theirs.send(PLAIN)
         theirs.shutdown(socket.SHUT_WR)  # the end has no edge of its own
         made.receive(-1, 0, -1)
         made.receive(0, 0, -1)
-        assert counted(made, inbox) == 1 and inbox.ended_at and not inbox.error
-    with receiving(classes, 1) as (made, (inbox,), (theirs,)):
-        made.hold(inbox, 1 << 40)
+        assert counted(made, buffer) == 1 and buffer.ended_at and not buffer.error
+    with receiving(classes, 1) as (made, (buffer,), (theirs,)):
+        made.defer(buffer, 1 << 40)
         sent = theirs.send(b"x" * (100 << 10))
-        while sum(len(read[0]) for read in inbox.reads) < sent:
+        while sum(len(read[0]) for read in buffer.reads) < sent:
             made.receive(-1, 0, -1)
-        assert not inbox.held, "a read that fills its buffer leaves something"
+        assert not buffer.is_deferred, "a read that fills its buffer leaves something"
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_events_are_held_where_there_are_many_and_each_has_its_stamp(
     classes: tuple[Any, Any],
 ) -> None:
-    def until(holding: bool, chunk: bytes) -> None:
+    def until(is_deferring: bool, chunk: bytes) -> None:
         for _ in range(
             1_000_000
         ):  # turns, not seconds: a busy machine makes fewer of them in its time
-            if made.holding is holding:
+            if made.is_deferring is is_deferring:
                 return
             for end in ends:
                 end.send(chunk)
             made.receive(-1, made.now + 1, -1)
-            for inbox in inboxes:
-                made.take(inbox)
-                inbox.queued = False
-        raise AssertionError(f"holding is not {holding} after a million turns")
+            for buffer in buffers:
+                made.take_reads(buffer)
+                buffer.is_queued = False
+        raise AssertionError(f"is_deferring is not {is_deferring} after a million turns")
 
-    with receiving(classes, 4) as (made, inboxes, ends):
-        for inbox in inboxes:
-            made.hold(inbox, 1 << 40)
+    with receiving(classes, 4) as (made, buffers, ends):
+        for buffer in buffers:
+            made.defer(buffer, 1 << 40)
         until(True, PLAIN)
         ends[0].send(PLAIN)
         sent = time.monotonic_ns()
         made.receive(-1, sent + 5_000_000, -1)
-        ((stamps, _, read_at),) = made.take(inboxes[0])
+        ((stamps, _, read_at),) = made.take_reads(buffers[0])
         assert stamps[-1] <= sent <= read_at, "stamped when it came, read when it was time"
         until(False, PLAIN * 2)  # reads of several events have less sure stamps
         until(True, PLAIN)  # another trial, a second later
-        for inbox in inboxes:
-            made.release(inbox)
-        assert not made.holding, "nothing is held"
-        made.poll_at = 0
+        for buffer in buffers:
+            made.stop_deferring(buffer)
+        assert not made.is_deferring, "nothing is held"
+        made.next_poll_at = 0
         made.receive(0, 0, FOREVER)
-        assert made.armed_for == made.poll_at > made.now, "so waits need the timer again"
+        assert made.timer_armed_for == made.next_poll_at > made.now, "so waits need the timer again"
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_a_poll_says_nothing_about_a_socket_that_it_did_not_watch(classes: tuple[Any, Any]) -> None:
     with receiving(classes, 2) as (made, (late, other), (to_late, to_other)):
-        made.hold(other, 1 << 40)
-        late.open, late.template = False, None  # not read, though it is ready
+        made.defer(other, 1 << 40)
+        late.is_readable, late.template = False, None  # not read, though it is ready
         sent = time.monotonic_ns()
         to_late.send(b"x" * 100)
         for _ in range(3):
             to_other.send(PLAIN)
             while not counted(made, other):
                 made.receive(0, 0, -1)
-        late.open = True
-        made.hold(late, 1 << 40)
+        late.is_readable = True
+        made.defer(late, 1 << 40)
         while not late.reads:
             made.receive(0, 0, -1)
         ((_, stamp, _, empty_at, _),) = late.reads
@@ -376,28 +392,28 @@ def test_a_poll_says_nothing_about_a_socket_that_it_did_not_watch(classes: tuple
 
 
 def test_stamps_of_the_kernel() -> None:
-    for inbox_class, receiver_class in (
-        (compiled.Inbox, compiled.Receiver),
-        (receiver.Inbox, receiver.Receiver),
+    for buffer_class, receiver_class in (
+        (compiled.SocketBuffer, compiled.Receiver),
+        (receiver.SocketBuffer, receiver.Receiver),
     ):
         poll, held, timer, ours, theirs = select.epoll(), select.epoll(), TimerFd(), *make_pair()
         made = receiver_class(poll, held, timer, deque())
-        inbox = type("Connection", (inbox_class,), {})(ours.fileno(), made.now)
-        inbox.sock, inbox.open, inbox.patient = ours, True, True
-        made.add(inbox)
+        buffer = type("Connection", (buffer_class,), {})(ours.fileno(), made.now)
+        buffer.sock, buffer.is_readable, buffer.may_batch = ours, True, True
+        made.add(buffer)
         poll.register(ours, select.EPOLLIN)
         stamps = []
         for _ in range(3):
             theirs.send(b"x" * 100)
             made.receive(-1, 0, -1)
-        stamps = [read[1] for read in made.take(inbox)]
-        assert len(stamps) == 3 and stamps == sorted(stamps) and not inbox.queued
+        stamps = [read[1] for read in made.take_reads(buffer)]
+        assert len(stamps) == 3 and stamps == sorted(stamps) and not buffer.is_queued
         poll.register(timer, select.EPOLLIN)
-        made.poll_at = 0
+        made.next_poll_at = 0
         assert made.receive(0, 0, FOREVER) == []
-        assert made.armed_for == made.poll_at > made.now
+        assert made.timer_armed_for == made.next_poll_at > made.now
         assert made.receive(-1, FOREVER, FOREVER) == [(timer.fileno(), select.EPOLLIN)]
-        assert made.now >= made.armed_for
+        assert made.now >= made.timer_armed_for
         for closing in (ours, theirs, timer, held, poll):
             closing.close()
 
@@ -494,31 +510,37 @@ def test_arguments_of_another_type_are_refused() -> None:
             call(*arguments)
 
 
-def test_what_is_no_inbox_or_no_read_is_refused() -> None:
+def test_what_is_no_socket_buffer_or_no_read_is_refused() -> None:
     poll, held = select.epoll(), select.epoll()
     made = compiled.Receiver(poll, held, poll, deque())
-    for call in (made.add, made.remove, made.take, made.release, lambda value: made.hold(value, 1)):
+    for call in (
+        made.add,
+        made.remove,
+        made.take_reads,
+        made.stop_deferring,
+        lambda value: made.defer(value, 1),
+    ):
         with pytest.raises(TypeError):
             call(object())
-    inbox = compiled.Inbox(3, 0)
-    inbox.reads = None
+    buffer = compiled.SocketBuffer(3, 0)
+    buffer.reads = None
     with pytest.raises(TypeError):
-        made.take(inbox)
+        made.take_reads(buffer)
     with pytest.raises(TypeError):
         compiled.Receiver(object(), held, poll, deque())
     with pytest.raises(OSError):
         compiled.Receiver(poll, held, poll, deque())  # which is in it already
     with pytest.raises(AttributeError):
         compiled.Receiver(poll, held, poll, object())
-    inbox = compiled.Inbox(-1, 0)
+    buffer = compiled.SocketBuffer(-1, 0)
     with pytest.raises(ValueError):
-        made.add(inbox)
+        made.add(buffer)
     held.close()
     poll.close()
 
 
 def test_nothing_is_kept_alive() -> None:
-    class Connection(compiled.Inbox):  # type: ignore[misc]
+    class Connection(compiled.SocketBuffer):  # type: ignore[misc]
         __slots__ = ("owner",)
 
     alive = []
@@ -532,7 +554,7 @@ def test_nothing_is_kept_alive() -> None:
     connection = Connection(5, 0)
     connection.owner = Owner()
     connection.owner.receiver = made  # a circle through the module in C
-    connection.peer = connection.busy = connection.owner  # and one through the inbox alone
+    connection.owner = connection.exchange = connection.owner  # and one through the buffer alone
     connection.owner.connection = connection
     made.add(connection)
     queue.append(connection)

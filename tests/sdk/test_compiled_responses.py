@@ -198,7 +198,7 @@ def functions_called(reads: list[bytes]) -> set[str]:
         lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None
     )
     try:
-        read_response(reads, Exchange.arrived, asked_output=4)
+        read_response(reads, Exchange.feed_reads, asked_output=4)
     finally:
         sys.setprofile(None)
     return called
@@ -211,7 +211,10 @@ def test_a_usual_answer_is_read_without_python() -> None:
         )
         check_response(reads, asked_output=4)
         called = functions_called(reads)
-        assert "tell" in called and not {"_take_read", "take", "judge", "_complete"} & called
+        assert (
+            "report_completion" in called
+            and not {"_feed_read", "take", "judge", "_complete"} & called
+        )
 
 
 @pytest.mark.parametrize(
@@ -301,7 +304,7 @@ def test_no_memory_is_kept() -> None:
 
     def all_of_them() -> None:
         for reads in inputs:
-            read_response(reads, Exchange.arrived, asked_output=4)
+            read_response(reads, Exchange.feed_reads, asked_output=4)
 
     class Kept:
         def __call__(self, *_: Any) -> None: ...
@@ -325,14 +328,14 @@ def test_a_count_of_tokens(value: Any) -> None:
     assert compiled.token_count(value) == reference.token_count(value)
 
 
-class Connection(compiled.Inbox):  # type: ignore[misc]
+class Connection(compiled.SocketBuffer):  # type: ignore[misc]
     """What the receiver knows of a connection."""
 
     __slots__ = ("sock",)
 
-    def __init__(self, sock: socket.socket, busy: Any, reads: list[Any]) -> None:
+    def __init__(self, sock: socket.socket, exchange: Any, reads: list[Any]) -> None:
         super().__init__(sock.fileno(), 1)
-        self.sock, self.busy, self.reads, self.queued = sock, busy, reads, True
+        self.sock, self.exchange, self.reads, self.is_queued = sock, exchange, reads, True
         self.idle_since, self.tcp_ns = time.monotonic_ns(), 3
 
 
@@ -401,29 +404,35 @@ def test_a_turn_goes_on_until_python_is_needed() -> None:
         poll.register(timer.fileno(), select.EPOLLIN)
         made = compiled.Receiver(poll, held, timer, deque())
         short = Connection(ours, an_exchange(), [])
-        short.open, short.queued, short.peer = True, False, SimpleNamespace(over=others.append)
+        short.is_readable, short.is_queued, short.owner = (
+            True,
+            False,
+            SimpleNamespace(response_completed=others.append),
+        )
         poll.register(ours.fileno(), select.EPOLLIN)
         made.add(short)
         later = time.monotonic_ns() + 60 * 10**9
 
         def go(until: int, tick_at: int) -> Any:
-            return made.go(0, until, tick_at, {short}, 10**6, others.append)
+            return made.run(0, until, tick_at, {short}, 10**6, others.append)
 
         theirs.send(pieces[0])
         assert (
             go(later, later) is None
-            and short.busy.reading.output_events
-            and short.patient
+            and short.exchange.reading.output_events
+            and short.may_batch
             and not others
         )
-        assert made.armed_for == made.poll_at < later, "so that no wait is longer than may be"
+        assert made.timer_armed_for == made.next_poll_at < later, (
+            "so that no wait is longer than may be"
+        )
         theirs.send(b"".join(pieces[1:]))
-        assert go(later, later) is None and others == [short], "the end is its peer's"
+        assert go(later, later) is None and others == [short], "the end is its owner's"
         assert go(later, 0) is None and go(0, later) is None, "the tick is due, or the loop's turn"
         made.wake_at = 1
         assert go(later, later) == [] and others == [short]
         made.wake_at = later
-        made.armed_for = fires = time.monotonic_ns() + 10**6
+        made.timer_armed_for = fires = time.monotonic_ns() + 10**6
         timer.arm(fires)
         select.select([timer], [], [])
         assert go(later, 0) is None and not select.select([timer], [], [], 0)[0], (
@@ -462,24 +471,24 @@ def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made
     with ours, theirs:
         check_response(pieces, asked_output=4)  # its head is known
         short = Connection(ours, an_exchange(), reads[0])
-        assert [made.hand_over(short), short.reads, short.queued, short.patient] == [
+        assert [made.deliver(short), short.reads, short.is_queued, short.may_batch] == [
             1,
             [],
             False,
             True,
         ]
-        assert made.hand_over(short) == 0, "nothing came"
+        assert made.deliver(short) == 0, "nothing came"
         short.reads = reads[1]
         assert (
-            made.hand_over(short) == 2
-            and short.busy.response.complete
-            and short.busy.failure is None
+            made.deliver(short) == 2
+            and short.exchange.response.complete
+            and short.exchange.failure is None
         )
         timed_out = [(b"HTTP/1.1 408 Request Timeout\r\n\r\n", 10, 20, 5, True)]
         others = [Connection(ours, an_exchange(400), reads[0]), Connection(ours, None, reads[0])]
         others += [Connection(ours, an_exchange(), timed_out), Connection(ours, an_exchange(), [])]
         others += [Connection(ours, an_exchange(), reads[0]) for _ in range(4)]
-        others[-1].closed, others[-2].tls, others[-3].ended_at, others[-4].template = (
+        others[-1].is_closed, others[-2].tls, others[-3].ended_at, others[-4].template = (
             True,
             theirs,
             7,
@@ -487,33 +496,33 @@ def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made
         )
         for other in others:
             before = other.reads
-            assert made.hand_over(other) == 0 and other.reads is before and other.queued
-        short.reads, short.busy = [3], an_exchange()
-        assert made.hand_over(short) == 0
+            assert made.deliver(other) == 0 and other.reads is before and other.is_queued
+        short.reads, short.exchange = [3], an_exchange()
+        assert made.deliver(short) == 0
 
 
 def test_parts_are_sent_as_python_sends_them(made: Any) -> None:
     pure = receiver.Receiver.send
-    for send in (made.send, lambda inbox, parts: pure(made, inbox, parts)):
+    for send in (made.send, lambda buffer, parts: pure(made, buffer, parts)):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
-            inbox = Connection(ours, None, [])
+            buffer = Connection(ours, None, [])
             before = time.monotonic_ns()
-            at, taken = send(inbox, (b"head", b"", b"body"))
+            at, taken = send(buffer, (b"head", b"", b"body"))
             assert (
                 before <= at <= time.monotonic_ns() and taken == 8 and theirs.recv(9) == b"headbody"
             )
             many = bytes(1 << 20)
-            taken = send(inbox, (many, many))[1]
+            taken = send(buffer, (many, many))[1]
             assert 0 < taken < 2 << 20
             while taken > 0:
-                taken = send(inbox, (many,))[1]
+                taken = send(buffer, (many,))[1]
             assert taken == 0, "it is full"
             theirs.close()
-            assert send(inbox, (b"x",))[1] == -1
+            assert send(buffer, (b"x",))[1] == -1
     with pytest.raises(TypeError):
-        made.send(inbox, ("text",))
+        made.send(buffer, ("text",))
 
 
 def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_that_is_all(
@@ -524,14 +533,14 @@ def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_tha
         ours.setblocking(False)
         connection, one = Connection(ours, None, []), an_exchange()
         idle, awaited = deque([Connection(ours, None, []), connection]), {one} - {one}
-        one.head, one.payload, connection.template, connection.patient = (
+        one.head, one.payload, connection.template, connection.may_batch = (
             b"head",
             b"body",
             (b"", b""),
             True,
         )
         before = time.monotonic_ns()
-        assert made.carry(one, idle, 10**9, awaited) == 0 and theirs.recv(9) == b"headbody"
+        assert made.send_on_idle(one, idle, 10**9, awaited) == 0 and theirs.recv(9) == b"headbody"
         assert before <= one.ready <= one.sent <= time.monotonic_ns() and (
             one.tcp,
             one.tls,
@@ -541,26 +550,36 @@ def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_tha
             0,
             8,
         )
-        assert [one.connection, one.reused, connection.busy, len(idle), awaited] == [
+        assert [one.connection, one.reused, connection.exchange, len(idle), awaited] == [
             connection,
             False,
             one,
             1,
             {one},
         ]
-        assert [connection.template, connection.patient] == [None, False]
+        assert [connection.template, connection.may_batch] == [None, False]
 
         answer, in_flight = one.response, {one: None}
         others = [("complete", False), ("reusable", False), ("uses_left", 1), ("idle_limit_s", 5.0)]
         answer.complete = True
         for name, value in others:  # each is for Python
             usual, _ = getattr(answer, name), setattr(answer, name, value)
-            assert made.free(connection, idle, in_flight, awaited) is None and in_flight and awaited
+            assert (
+                made.recycle(connection, idle, in_flight, awaited) is None and in_flight and awaited
+            )
             setattr(answer, name, usual)
         assert (
-            made.free(connection, idle, in_flight, awaited) is one and not in_flight and not awaited
+            made.recycle(connection, idle, in_flight, awaited) is one
+            and not in_flight
+            and not awaited
         )
-        assert [connection.busy, connection.served, idle[-1], one.connection, one.payload] == [
+        assert [
+            connection.exchange,
+            connection.responses_served,
+            idle[-1],
+            one.connection,
+            one.payload,
+        ] == [
             None,
             1,
             connection,
@@ -569,37 +588,39 @@ def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_tha
         ]
         assert (
             before < connection.idle_since
-            and made.free(connection, idle, in_flight, awaited) is None
+            and made.recycle(connection, idle, in_flight, awaited) is None
         )
 
         again = an_exchange()
         again.head, again.payload = b"h", bytes(4 << 20)
         for name, value in (
-            ("closed", True),
+            ("is_closed", True),
             ("tls", theirs),
             ("unsent", [b"x"]),
             ("idle_since", before - 10**9),
         ):
             usual, _ = getattr(connection, name), setattr(connection, name, value)
             assert (
-                made.carry(again, idle, 10**9, awaited) == -1
+                made.send_on_idle(again, idle, 10**9, awaited) == -1
                 and len(idle) == 2
                 and not awaited
                 and again.sent < 0
             )
             setattr(connection, name, usual)
-        left = made.carry(again, idle, 10**9, awaited)
+        left = made.send_on_idle(again, idle, 10**9, awaited)
         assert 0 < left < 4 << 20 and (again.reused, again.tcp, again.bytes_sent) == (
             True,
             -1,
             1 + (4 << 20),
         )
         assert (
-            made.carry(again, deque(), 10**9, awaited) == -1
-            and made.carry(None, idle, 10**9, awaited) == -1
+            made.send_on_idle(again, deque(), 10**9, awaited) == -1
+            and made.send_on_idle(None, idle, 10**9, awaited) == -1
         )
         theirs.close()
-        assert made.carry(again, idle, 10**9, awaited) == 0, "an error: the next read reports it"
+        assert made.send_on_idle(again, idle, 10**9, awaited) == 0, (
+            "an error: the next read reports it"
+        )
 
 
 def test_what_is_queued_is_handed_over_in_order_for_a_slice_and_its_end_told_to_its_peer() -> None:
@@ -611,15 +632,15 @@ def test_what_is_queued_is_handed_over_in_order_for_a_slice_and_its_end_told_to_
     check_response(pieces, asked_output=4)  # its head is known
     with ours, theirs, poll, held:
 
-        class Peer:
-            def over(self, connection: Any) -> None:
+        class ConnectionOwner:
+            def response_completed(self, connection: Any) -> None:
                 heard.append(("over", connection))
 
         def queued(reads: list[bytes], busy: Any) -> Any:
             one = Connection(
                 ours, busy, [(data, 10 + at, 20 + at, 5, True) for at, data in enumerate(reads)]
             )
-            one.peer = Peer()
+            one.owner = ConnectionOwner()
             queue.append(one)
             return one
 
@@ -629,15 +650,15 @@ def test_what_is_queued_is_handed_over_in_order_for_a_slice_and_its_end_told_to_
             queued([HEAD], None),
         )
         before = time.monotonic_ns()
-        now = made.hand_over_queued(10**9, lambda one: heard.append(("other", one)))
+        now = made.deliver_queued(10**9, lambda one: heard.append(("other", one)))
         assert before <= now <= time.monotonic_ns() and not queue
-        assert heard == [("over", whole), ("other", other)] and part.busy.response.status == 200
+        assert heard == [("over", whole), ("other", other)] and part.exchange.response.status == 200
         for _ in range(20):
             queued([], None)
-        made.hand_over_queued(0, lambda _: None)
+        made.deliver_queued(0, lambda _: None)
         assert len(queue) == 12, "eight, and then the slice is over"
         with pytest.raises(ZeroDivisionError):
-            made.hand_over_queued(0, lambda _: 1 // 0)
+            made.deliver_queued(0, lambda _: 1 // 0)
         with pytest.raises(TypeError):
-            made.hand_over_queued(None, print)
+            made.deliver_queued(None, print)
     timer.close()

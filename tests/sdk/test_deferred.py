@@ -67,15 +67,15 @@ def told(
             kept.append(read)
         if (kept and template is not None) or len(kept) + len(run) >= size:
             kept += as_run(run)
-            over, kept, run, size = made.arrived(kept), [], [], next(sizes, 1 << 60)
+            over, kept, run, size = made.feed_reads(kept), [], [], next(sizes, 1 << 60)
             if over:
                 break
     kept += as_run(run)
     if kept and not over:
-        over = made.arrived(kept)
+        over = made.feed_reads(kept)
     if not over:
-        made.ended(10**9, "")
-    made.tell()
+        made.connection_ended(10**9, "")
+    made.report_completion()
     return heard[0], flow, over
 
 
@@ -233,8 +233,8 @@ def test_long_plain_streams_in_any_split(
 def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
     data = chunks([event(f" word{i}") for i in range(100)])
     made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), stream=True)
-    made.arrived([(HEAD + chunks([event("first")]), 10, 10, 5, True)])
-    made.arrived([(data, 10, 10, 5, True)])
+    made.feed_reads([(HEAD + chunks([event("first")]), 10, 10, 5, True)])
+    made.feed_reads([(data, 10, 10, 5, True)])
     assert (made.reading.learned, made.reading.output_events) == (1, 101)
     before, after = made.reading.template or (b"", b"")
     assert plain_chunks(data, before, after) == (100, 100, len(data))
@@ -257,8 +257,8 @@ def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None
         )
         found = []
         for part in parts:
-            made.arrived([(part, 10, 10, 5, True)])
-            found.append(made.calm_events)
+            made.feed_reads([(part, 10, 10, 5, True)])
+            found.append(made.events_until_urgent)
         return found
 
     one = chunks([event("a")])
@@ -272,6 +272,6 @@ def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None
 def test_a_stream_without_plain_events_soon_costs_no_search() -> None:
     payloads = [event(f" w{i}", created=i) for i in range(400)]
     made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), stream=True)
-    made.arrived([(HEAD + chunks(payloads), 10, 10, 5, True)])
+    made.feed_reads([(HEAD + chunks(payloads), 10, 10, 5, True)])
     assert made.reading.output_events == 400
     assert made.reading.learned <= 4

@@ -36,12 +36,12 @@ def answered(*pieces: bytes, reset: str = "") -> Completion:
     made, heard = exchange()
     at = 100
     for piece in pieces:
-        if piece and made.arrived([(piece, at, at + 3, at - 10, True)]):
+        if piece and made.feed_reads([(piece, at, at + 3, at - 10, True)]):
             break
         at += 10
     else:
-        made.ended(at, reset)
-    made.tell()
+        made.connection_ended(at, reset)
+    made.report_completion()
     return heard[0]
 
 
@@ -199,7 +199,7 @@ def test_any_cut_of_a_real_stream_is_a_failure_with_what_came() -> None:
     whole = answered(data).text or ""
     kinds = set()
     for end in range(0, len(data), 5):
-        for reset in ("", "Connection reset by peer"):
+        for reset in ("", "Connection reset by owner"):
             done = answered(data[:end], reset=reset)
             assert done.failure is not None, end
             assert whole.startswith(done.text or "")
@@ -770,11 +770,11 @@ def chunk(*events: Any) -> bytes:
 )
 def test_only_the_last_event_of_a_read_has_an_exact_stamp(pieces: list[bytes], exact: bool) -> None:
     made, heard = exchange()
-    made.arrived([(stream(end=b""), 50, 50, 40, True)])
+    made.feed_reads([(stream(end=b""), 50, 50, 40, True)])
     for i, data in enumerate(pieces):
-        made.arrived([(data, 100 + 10 * i, 105 + 10 * i, 93 + 10 * i, True)])
-    made.ended(200, "")
-    made.tell()
+        made.feed_reads([(data, 100 + 10 * i, 105 + 10 * i, 93 + 10 * i, True)])
+    made.connection_ended(200, "")
+    made.report_completion()
     assert heard[0].stamp_error == (0 if exact else 7)
 
 
@@ -944,9 +944,9 @@ def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[EventTimeline, Any
     made = Exchange(None, b"", b"", 0, heard.append, flow, stream=True)
     made.sent = 1
     for data, stamp, empty_at in reads:
-        made.arrived([(data, stamp, stamp, empty_at, True)])
-    made.ended(10**12, "")
-    made.tell()
+        made.feed_reads([(data, stamp, stamp, empty_at, True)])
+    made.connection_ended(10**12, "")
+    made.report_completion()
     return flow, heard[0]
 
 

@@ -13,8 +13,8 @@
     F(T, asked_output) F(T, body_bytes) F(T, bytes_received) F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done)   \
     F(T, due) F(T, first_byte) F(T, progress) F(T, ready) F(T, resent) F(T, sent) F(T, tcp) F(T, tls) F(T, tries)
 #define EXCHANGE_FLAGS(F, T)                                                                                           \
-    F(T, at_start) F(T, is_event_stream) F(T, keep_headers) F(T, keep_text) F(T, kernel_stamp) F(T, over) F(T, patient)    \
-    F(T, reused) F(T, split) F(T, stream)
+    F(T, at_chunk_start) F(T, is_event_stream) F(T, keep_headers) F(T, keep_text) F(T, kernel_stamp) F(T, is_reported) F(T, may_batch)    \
+    F(T, reused) F(T, splits_chunks) F(T, stream)
 #define RESPONSE_OBJECTS(F, T)                                                                                         \
     F(T, _bytes_left) F(T, _mode) F(T, _unparsed) F(T, headers) F(T, idle_limit_s) F(T, surplus) F(T, uses_left)
 #define RESPONSE_NUMBERS(F, T) F(T, status)
@@ -49,13 +49,13 @@ enum { MOST_EVENTS = 16, MOST_DEPTH = 16, LAST_EVENTS = 4, MOST_HOLES = 12, FORM
 #define ENOUGH (1LL << 60)
 #define NEVER (-1)
 
-/* What the functions need of Python; set by `answers`. */
+/* What the functions need of Python; set by `register_classes`. */
 static PyTypeObject *exchange_class, *response_class, *decoder_class, *reading_class;
 static PyObject *known_heads, *decode_usage, *endings;
 /* Values that the fields have at first, and names. */
 static PyObject *never, *zero, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
 static PyObject *name_prompt_tokens, *name_completion_tokens;
-static PyObject *name_over;
+static PyObject *name_response_completed;
 static PyObject *name_pop, *name_append;
 static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
 
@@ -218,13 +218,13 @@ static PyObject *made(PyTypeObject *class)
     return PyType_GenericAlloc(class, 0);
 }
 
-/* What is known of the answer, before a request is sent, or sent again: see Exchange.fresh. -1 with an exception. */
+/* What is known of the answer, before a request is sent, or sent again: see Exchange.reset_response. -1 with an exception. */
 static int begin_answer(Exchange *exchange)
 {
     PyObject *parts, *response, *decoder, *reading;
     exchange->sent = exchange->first_byte = NEVER;
     exchange->client_lag = exchange->progress = exchange->body_bytes = 0;
-    exchange->kernel_stamp = exchange->patient = exchange->at_start = exchange->split = exchange->is_event_stream = 0;
+    exchange->kernel_stamp = exchange->may_batch = exchange->at_chunk_start = exchange->splits_chunks = exchange->is_event_stream = 0;
     put_same(&exchange->template, Py_None);
     put_same(&exchange->incomplete_chunk, no_bytes);
     if ((parts = PyList_New(0)) == NULL)
@@ -270,7 +270,7 @@ static int begin_exchange(Exchange *exchange, const Given *given)
     exchange->keep_headers = (char)given->keep_headers;
     exchange->done = exchange->ready = exchange->tcp = exchange->tls = NEVER;
     exchange->resent = exchange->tries = exchange->deadline = exchange->bytes_sent = exchange->bytes_received = 0;
-    exchange->over = exchange->reused = 0;
+    exchange->is_reported = exchange->reused = 0;
     return begin_answer(exchange);
 }
 
@@ -309,7 +309,7 @@ static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
     return begin_exchange((Exchange *)self, &values);
 }
 
-static PyObject *exchange_fresh(PyObject *self, PyObject *Py_UNUSED(none))
+static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(none))
 {
     if (begin_answer((Exchange *)self) < 0)
         return NULL;

@@ -17,7 +17,7 @@ STATE_TYPE(reading, Reading, READING)
 
 /* What an answer is in Python: the classes with the fields above, the heads that are known, the decoder of a usage, the
    reasons to finish. */
-static PyObject *answers(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *register_classes(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *exchange, *response, *decoder, *reading, *heads, *usage, *ends;
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!OO", &PyType_Type, &exchange, &PyType_Type, &response, &PyType_Type, &decoder, &PyType_Type, &reading,
@@ -44,7 +44,7 @@ static int make_values(void)
                  
                  {&name_prompt_tokens, "prompt_tokens"}, {&name_completion_tokens, "completion_tokens"},
                  {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
-                 {&name_over, "over"},
+                 {&name_response_completed, "response_completed"},
                  
                  {&name_pop, "pop"}, {&name_append, "append"}, 
                  {&name_errors, "errors"}, {&name_content_type, "content-type"},

@@ -66,7 +66,7 @@ static const char *chunk(const char *at, const char *end, const char **content, 
 {
     int64_t length = 0; /* eight digits are more than a Py_ssize_t of 32 bits holds */
     const char *digits = at;
-    for (; at < end && at - digits <= MOST_SIZE_DIGITS; at++) {
+    for (; at < end && at - digits <= MAX_SIZE_DIGITS; at++) {
         int digit = *at >= '0' && *at <= '9'   ? *at - '0'
                     : *at >= 'a' && *at <= 'f' ? *at - 'a' + 10
                     : *at >= 'A' && *at <= 'F' ? *at - 'A' + 10
@@ -75,7 +75,7 @@ static const char *chunk(const char *at, const char *end, const char **content, 
             break;
         length = length * 16 + digit;
     }
-    if (at == digits || at - digits > MOST_SIZE_DIGITS || length == 0 || end - at < 4 || memcmp(at, "\r\n", 2) != 0)
+    if (at == digits || at - digits > MAX_SIZE_DIGITS || length == 0 || end - at < 4 || memcmp(at, "\r\n", 2) != 0)
         return NULL;
     at += 2;
     if (end - at < length + 2 || memcmp(at + length, "\r\n", 2) != 0)

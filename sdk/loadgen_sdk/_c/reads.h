@@ -69,7 +69,7 @@ static int look(const Exchange *exchange, const Response *response, const Decode
     if (response->status == 0) {
         if (response->_mode != mode_head || (at = usual_head(at, end, usual)) == NULL)
             return 0;
-    } else if (!exchange->is_event_stream || !response->chunked || response->complete || !exchange->at_start)
+    } else if (!exchange->is_event_stream || !response->chunked || response->complete || !exchange->at_chunk_start)
         return 0;
     while (at < end) {
         if (end - at == 5 && memcmp(at, "0\r\n\r\n", 5) == 0) {
@@ -221,7 +221,7 @@ static int take_unsure(Reading *reading, const Usual *usual, int unsure, int64_t
     return 0;
 }
 
-/* The events of a usual read: Exchange._take_read from there on. -1 with an exception. */
+/* The events of a usual read: Exchange._feed_read from there on. -1 with an exception. */
 static int take_usual_events(Exchange *exchange, Reading *reading, const Usual *usual, const Read *read)
 {
     int first = reading->first_token < 0, single = usual->chunks == 1;
@@ -288,7 +288,7 @@ static int take_usual(Exchange *exchange, const Read *read)
         put_same(&response->idle_limit_s, PyTuple_GetItem(usual.head, 6));
         response->status = number_of(PyTuple_GetItem(usual.head, 0), &fits);
         response->reusable = PyTuple_GetItem(usual.head, 4) == Py_True;
-        response->chunked = exchange->is_event_stream = exchange->at_start = 1;
+        response->chunked = exchange->is_event_stream = exchange->at_chunk_start = 1;
         response->until_close = 0;
         exchange->first_byte = read->stamp;
         exchange->kernel_stamp = read->from_kernel;
@@ -299,7 +299,7 @@ static int take_usual(Exchange *exchange, const Read *read)
         put_same(&response->_mode, mode_end);
         put_same(&response->surplus, no_bytes);
         response->complete = 1;
-        exchange->at_start = 0;
+        exchange->at_chunk_start = 0;
     }
     if (take_usual_events(exchange, reading, &usual, read) == 0)
         result = !usual.ended ? 0 : complete(exchange, reading, read->stamp) < 0 ? -1 : 1;
@@ -344,7 +344,7 @@ static int take_any(Exchange *exchange, const Read *read)
     if (over != 2)
         return over;
     PyObject *tuple = read_tuple(read);
-    over = tuple == NULL ? -1 : by_python(exchange, "_take_read", tuple);
+    over = tuple == NULL ? -1 : by_python(exchange, "_feed_read", tuple);
     Py_XDECREF(tuple);
     return over;
 }
@@ -353,14 +353,14 @@ static int take_any(Exchange *exchange, const Read *read)
 static void await_more(Exchange *exchange)
 {
     Reading *reading = (Reading *)exchange->reading;
-    exchange->patient = exchange->is_event_stream && ((Response *)exchange->response)->chunked &&
+    exchange->may_batch = exchange->is_event_stream && ((Response *)exchange->response)->chunked &&
                         reading->first_token >= 0 && exchange->sink == Py_None;
-    put_same(&exchange->template, exchange->at_start ? reading->template : Py_None);
-    if (exchange->patient && !exchange->at_start)
-        exchange->split = 1;
+    put_same(&exchange->template, exchange->at_chunk_start ? reading->template : Py_None);
+    if (exchange->may_batch && !exchange->at_chunk_start)
+        exchange->splits_chunks = 1;
 }
 
-static PyObject *exchange_arrived(PyObject *self, PyObject *reads)
+static PyObject *exchange_feed_reads(PyObject *self, PyObject *reads)
 {
     Exchange *exchange = (Exchange *)self;
     Read one;
@@ -372,7 +372,7 @@ static PyObject *exchange_arrived(PyObject *self, PyObject *reads)
         Py_ssize_t parts = read == NULL ? -1 : PySequence_Size(read);
         int over = parts < 0 ? -1 : parts == 3 || !read_of(read, &one) ? 2 : take_usual(exchange, &one);
         if (over == 2) {
-            over = by_python(exchange, parts == 3 ? "_take_run" : "_take_read", read);
+            over = by_python(exchange, parts == 3 ? "_feed_run" : "_feed_read", read);
             over = parts == 3 && over > 0 ? 0 : over;
         }
         Py_XDECREF(read);
@@ -389,28 +389,28 @@ static PyObject *exchange_arrived(PyObject *self, PyObject *reads)
 }
 
 static PyMethodDef exchange_methods[] = {
-    {"fresh", exchange_fresh, METH_NOARGS, NULL},
-    {"arrived", exchange_arrived, METH_O, NULL},
+    {"reset_response", exchange_reset_response, METH_NOARGS, NULL},
+    {"feed_reads", exchange_feed_reads, METH_O, NULL},
     {NULL},
 };
 static PyMethodDef response_methods[] = {{NULL}}, decoder_methods[] = {{NULL}}, reading_methods[] = {{NULL}};
 
-/* Whether an inbox is that of a connection without TLS, whose request asked for so few events that no template is learned,
+/* Whether an buffer is that of a connection without TLS, whose request asked for so few events that no template is learned,
    and which has reads for it alone: the exchange, borrowed; else NULL. */
-static Exchange *usual_exchange(Inbox *inbox)
+static Exchange *usual_exchange(SocketBuffer *buffer)
 {
-    Exchange *exchange = (Exchange *)inbox->busy;
-    if (inbox->ended_at || inbox->held || inbox->run_count || inbox->template != Py_None || inbox->reads == NULL ||
-        !PyList_Check(inbox->reads) || reads_in(inbox) < 1 || inbox->tls != Py_None || inbox->closed ||
+    Exchange *exchange = (Exchange *)buffer->exchange;
+    if (buffer->ended_at || buffer->is_deferred || buffer->run_count || buffer->template != Py_None || buffer->reads == NULL ||
+        !PyList_Check(buffer->reads) || reads_in(buffer) < 1 || buffer->tls != Py_None || buffer->is_closed ||
         exchange == NULL || exchange_class == NULL || Py_TYPE((PyObject *)exchange) != exchange_class ||
         Py_TYPE(exchange->reading) != reading_class || ((Reading *)exchange->reading)->learned != ENOUGH)
         return NULL;
     if (exchange->first_byte < 0) { /* it may be the end of an idle connection: 408 */
         Read read;
         const Read *first = &read;
-        if (PyList_Size(inbox->reads) == 0)
-            first = &inbox->first->read;
-        else if (!read_of(PyList_GetItem(inbox->reads, 0), &read))
+        if (PyList_Size(buffer->reads) == 0)
+            first = &buffer->first->read;
+        else if (!read_of(PyList_GetItem(buffer->reads, 0), &read))
             return NULL;
         if (first->size <= 10 || memcmp(first->data, "HTTP/1.1 2", 10) != 0)
             return NULL;
@@ -418,7 +418,7 @@ static Exchange *usual_exchange(Inbox *inbox)
     return exchange;
 }
 
-/* Exchange.arrived, of reads that are no tuples: 1 if the answer is over, 0 if not, -1 with an exception. */
+/* Exchange.feed_reads, of reads that are no tuples: 1 if the answer is over, 0 if not, -1 with an exception. */
 static int arrived(Exchange *exchange, const Kept *kept)
 {
     for (; kept != NULL; kept = kept->next) {
@@ -432,63 +432,63 @@ static int arrived(Exchange *exchange, const Kept *kept)
     return 0;
 }
 
-/* Receiver.hand_over: -1 with an exception. */
-static int hand_over(Receiver *receiver, PyObject *value)
+/* Receiver.deliver: -1 with an exception. */
+static int deliver(Receiver *receiver, PyObject *value)
 {
-    if (!is_inbox(value))
+    if (!is_socket_buffer(value))
         return -1;
-    Inbox *inbox = (Inbox *)value;
-    Exchange *exchange = usual_exchange(inbox);
+    SocketBuffer *buffer = (SocketBuffer *)value;
+    Exchange *exchange = usual_exchange(buffer);
     int over = -1;
     if (exchange == NULL)
         return 0;
     Py_INCREF((PyObject *)exchange);
-    if (PyList_Size(inbox->reads) == 0) {
-        receiver->waiting -= inbox->queued ? inbox->kept : 0;
-        inbox->queued = 0;
-        Kept *kept = take_kept(inbox);
+    if (PyList_Size(buffer->reads) == 0) {
+        receiver->queued_reads -= buffer->is_queued ? buffer->kept : 0;
+        buffer->is_queued = 0;
+        Kept *kept = take_kept(buffer);
         over = arrived(exchange, kept);
         drop_kept(kept);
     } else {
-        PyObject *reads = receiver_take((PyObject *)receiver, value);
-        inbox->queued = 0;
-        PyObject *done = reads == NULL ? NULL : exchange_arrived((PyObject *)exchange, reads);
+        PyObject *reads = receiver_take_reads((PyObject *)receiver, value);
+        buffer->is_queued = 0;
+        PyObject *done = reads == NULL ? NULL : exchange_feed_reads((PyObject *)exchange, reads);
         Py_XDECREF(reads);
         over = done == NULL ? -1 : done == Py_True;
         Py_XDECREF(done);
     }
     if (over == 0)
-        inbox->patient = exchange->patient;
+        buffer->may_batch = exchange->may_batch;
     Py_DECREF((PyObject *)exchange);
     return over < 0 ? -1 : over + 1;
 }
 
-static PyObject *receiver_hand_over(PyObject *self, PyObject *value)
+static PyObject *receiver_deliver(PyObject *self, PyObject *value)
 {
-    int how = hand_over((Receiver *)self, value);
+    int how = deliver((Receiver *)self, value);
     return how < 0 ? NULL : PyLong_FromLong(how);
 }
 
 /* Whether a connection can take a request. */
-static int is_free(const Inbox *inbox)
+static int is_free(const SocketBuffer *buffer)
 {
-    return !inbox->closed && inbox->tls == Py_None && inbox->unsent != NULL && PyList_Check(inbox->unsent) &&
-           PyList_Size(inbox->unsent) == 0;
+    return !buffer->is_closed && buffer->tls == Py_None && buffer->unsent != NULL && PyList_Check(buffer->unsent) &&
+           PyList_Size(buffer->unsent) == 0;
 }
 
 /* Send a request, whose head and body are bytes, on a free connection: how many bytes the socket did not take, -2 with an
    exception. */
 static int64_t carry(Exchange *exchange, PyObject *connection, PyObject *awaited)
 {
-    Inbox *inbox = (Inbox *)connection;
-    put_same(&inbox->busy, (PyObject *)exchange);
-    put_same(&inbox->template, Py_None);
+    SocketBuffer *buffer = (SocketBuffer *)connection;
+    put_same(&buffer->exchange, (PyObject *)exchange);
+    put_same(&buffer->template, Py_None);
     put_same(&exchange->connection, connection);
-    inbox->patient = 0;
-    exchange->reused = inbox->served > 0;
+    buffer->may_batch = 0;
+    exchange->reused = buffer->responses_served > 0;
     if (!exchange->reused) { /* the first on its connection */
-        exchange->tcp = inbox->tcp_ns;
-        exchange->tls = inbox->tls_ns;
+        exchange->tcp = buffer->tcp_ns;
+        exchange->tls = buffer->tls_ns;
     }
     if (PySet_Add(awaited, (PyObject *)exchange) < 0)
         return -2;
@@ -499,14 +499,14 @@ static int64_t carry(Exchange *exchange, PyObject *connection, PyObject *awaited
         vectors[i] = (struct iovec){.iov_base = PyBytes_AsString(parts[i]), .iov_len = (size_t)PyBytes_Size(parts[i])};
         whole += (int64_t)vectors[i].iov_len;
     }
-    int64_t sent = sent_parts(inbox->fd, vectors, 2, &at);
+    int64_t sent = sent_parts(buffer->fd, vectors, 2, &at);
     exchange->ready = exchange->sent = at;
     exchange->bytes_sent += whole;
     return sent < 0 ? 0 : whole - sent; /* after an error, the next read reports it */
 }
 
-/* Receiver.carry */
-static PyObject *receiver_carry(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
+/* Receiver.send_on_idle */
+static PyObject *receiver_send_on_idle(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
 {
     int fits = 1;
     if (count != 4 || exchange_class == NULL || Py_TYPE(args[0]) != exchange_class || !PySet_Check(args[3]))
@@ -516,9 +516,9 @@ static PyObject *receiver_carry(PyObject *Py_UNUSED(self), PyObject *const *args
     Py_ssize_t size = PySequence_Size(idle);
     PyObject *connection = size > 0 ? PySequence_GetItem(idle, size - 1) : NULL;
     int64_t reuse = number_of(args[2], &fits), left = -1;
-    if (connection != NULL && PyObject_TypeCheck(connection, inbox_type) && is_free((Inbox *)connection) &&
+    if (connection != NULL && PyObject_TypeCheck(connection, socket_buffer_type) && is_free((SocketBuffer *)connection) &&
         PyBytes_Check(exchange->head) && PyBytes_Check(exchange->payload) && fits &&
-        clock_ns(CLOCK_MONOTONIC) - ((Inbox *)connection)->idle_since <= reuse) {
+        clock_ns(CLOCK_MONOTONIC) - ((SocketBuffer *)connection)->idle_since <= reuse) {
         taken = PyObject_CallMethodObjArgs(idle, name_pop, NULL);
         left = taken == NULL ? -2 : carry(exchange, connection, args[3]);
         Py_XDECREF(taken);
@@ -530,22 +530,22 @@ static PyObject *receiver_carry(PyObject *Py_UNUSED(self), PyObject *const *args
 
 /* The exchange of a connection that is free again, but not among the idle ones; None: all is left as it was; NULL with an
    exception. */
-static PyObject *freed_by(Receiver *receiver, Inbox *inbox, PyObject *in_flight, PyObject *awaited)
+static PyObject *freed_by(Receiver *receiver, SocketBuffer *buffer, PyObject *in_flight, PyObject *awaited)
 {
-    PyObject *busy = inbox->busy;
+    PyObject *busy = buffer->exchange;
     Exchange *exchange = (Exchange *)busy;
-    if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || exchange->over ||
+    if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || exchange->is_reported ||
         Py_TYPE(exchange->response) != response_class)
         Py_RETURN_NONE;
     Response *response = (Response *)exchange->response;
     if (!response->complete || !response->reusable || response->uses_left != Py_None ||
-        response->idle_limit_s != Py_None || inbox->unsent == NULL || !PyList_Check(inbox->unsent) ||
-        PyList_Size(inbox->unsent) != 0)
+        response->idle_limit_s != Py_None || buffer->unsent == NULL || !PyList_Check(buffer->unsent) ||
+        PyList_Size(buffer->unsent) != 0)
         Py_RETURN_NONE;
     Py_INCREF(Py_None);
-    inbox->busy = Py_None; /* its reference is that of `busy` now */
-    inbox->served++;
-    if (move(receiver, inbox, 0) < 0)
+    buffer->exchange = Py_None; /* its reference is that of `busy` now */
+    buffer->responses_served++;
+    if (set_deferred(receiver, buffer, 0) < 0)
         goto failed;
     put_same(&exchange->connection, Py_None);
     put_same(&exchange->payload, no_bytes);
@@ -565,36 +565,36 @@ failed:
 /* -1 with an exception. */
 static int keep_idle(PyObject *idle, PyObject *connection)
 {
-    ((Inbox *)connection)->idle_since = clock_ns(CLOCK_MONOTONIC);
+    ((SocketBuffer *)connection)->idle_since = clock_ns(CLOCK_MONOTONIC);
     PyObject *done = PyObject_CallMethodObjArgs(idle, name_append, connection, NULL);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
-/* Receiver.free */
-static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t count)
+/* Receiver.recycle */
+static PyObject *receiver_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 4 || !PyObject_TypeCheck(args[0], inbox_type) || !PyDict_Check(args[2]) || !PySet_Check(args[3]))
+    if (count != 4 || !PyObject_TypeCheck(args[0], socket_buffer_type) || !PyDict_Check(args[2]) || !PySet_Check(args[3]))
         Py_RETURN_NONE;
-    PyObject *freed = freed_by((Receiver *)self, (Inbox *)args[0], args[2], args[3]);
+    PyObject *freed = freed_by((Receiver *)self, (SocketBuffer *)args[0], args[2], args[3]);
     if (freed != NULL && freed != Py_None && keep_idle(args[1], args[0]) < 0)
         Py_CLEAR(freed);
     return freed;
 }
 
-/* Receiver.hand_over_queued: the time, or -1 with an exception. `*others` becomes 1 where Python was called for one. */
-static int64_t hand_over_slice(Receiver *receiver, int64_t slice_ns, PyObject *other, int *others)
+/* Receiver.deliver_queued: the time, or -1 with an exception. `*others` becomes 1 where Python was called for one. */
+static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *other, int *others)
 {
     int64_t now = clock_ns(CLOCK_MONOTONIC), ends = now + slice_ns;
     for (int handed = 1; PyObject_Size(receiver->queue) > 0; handed++) {
         PyObject *connection = PyObject_CallFunctionObjArgs(receiver->queue_popleft, NULL), *done = NULL;
-        int how = connection == NULL ? -1 : hand_over(receiver, connection);
+        int how = connection == NULL ? -1 : deliver(receiver, connection);
         int failed = how < 0;
         if (how == 2) {
-            PyObject *peer = ((Inbox *)connection)->peer;
-            Py_INCREF(peer);
-            done = PyObject_CallMethodObjArgs(peer, name_over, connection, NULL);
-            Py_DECREF(peer);
+            PyObject *owner = ((SocketBuffer *)connection)->owner;
+            Py_INCREF(owner);
+            done = PyObject_CallMethodObjArgs(owner, name_response_completed, connection, NULL);
+            Py_DECREF(owner);
             failed = done == NULL;
             *others = 1;
         } else if (how == 0) {
@@ -612,14 +612,14 @@ static int64_t hand_over_slice(Receiver *receiver, int64_t slice_ns, PyObject *o
     return now;
 }
 
-static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args, Py_ssize_t count)
+static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     int fits = count == 2, others = 0;
     int64_t slice_ns = fits ? number_of(args[0], &fits) : 0;
     if (!fits) {
-        PyErr_SetString(PyExc_TypeError, "hand_over_queued(slice_ns, other)");
+        PyErr_SetString(PyExc_TypeError, "deliver_queued(slice_ns, other)");
         return NULL;
     }
-    int64_t now = hand_over_slice((Receiver *)self, slice_ns, args[1], &others);
+    int64_t now = deliver_slice((Receiver *)self, slice_ns, args[1], &others);
     return now < 0 ? NULL : PyLong_FromLongLong(now);
 }

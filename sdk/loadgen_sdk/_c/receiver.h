@@ -1,6 +1,6 @@
-/* `Inbox` and `Receiver`, whose reference is transport/receiver.py: sockets that are read, in one loop. Part of _compiled.c. */
+/* `SocketBuffer` and `Receiver`, whose reference is transport/receiver.py: sockets that are read, in one loop. Part of _compiled.c. */
 
-/* -- Inbox */
+/* -- SocketBuffer */
 
 /* One read, as `Read` in transport/exchange.py. */
 typedef struct {
@@ -32,15 +32,15 @@ typedef struct {
     int run_count, run_size;
     long long emptied_at;
     long long ended_at;
-    long long moved_at, held_events;
-    PyObject *busy, *peer, *tls, *unsent; /* of a connection */
-    long long idle_since, served, tcp_ns, tls_ns;
+    long long epoll_changed_at, events_until_urgent;
+    PyObject *exchange, *owner, *tls, *unsent; /* of a connection */
+    long long idle_since, responses_served, tcp_ns, tls_ns;
     int fd;
     int error;
-    char filled, open, patient, queued, held, closed;
-} Inbox;
+    char may_hold_more, is_readable, may_batch, is_queued, is_deferred, is_closed;
+} SocketBuffer;
 
-static PyTypeObject *inbox_type;
+static PyTypeObject *socket_buffer_type;
 
 static void replace(PyObject **place, PyObject *value) /* takes the reference */
 {
@@ -49,10 +49,10 @@ static void replace(PyObject **place, PyObject *value) /* takes the reference */
     Py_XDECREF(before);
 }
 
-static int inbox_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
+static int socket_buffer_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
-    Inbox *inbox = (Inbox *)self;
-    if (!PyArg_ParseTuple(args, "iL", &inbox->fd, &inbox->emptied_at))
+    SocketBuffer *buffer = (SocketBuffer *)self;
+    if (!PyArg_ParseTuple(args, "iL", &buffer->fd, &buffer->emptied_at))
         return -1;
     PyObject *reads = PyList_New(0), *unsent = PyList_New(0);
     if (reads == NULL || unsent == NULL) {
@@ -60,48 +60,48 @@ static int inbox_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywor
         Py_XDECREF(unsent);
         return -1;
     }
-    replace(&inbox->reads, reads);
-    replace(&inbox->unsent, unsent);
-    PyObject **nones[] = {&inbox->template, &inbox->busy, &inbox->peer, &inbox->tls};
+    replace(&buffer->reads, reads);
+    replace(&buffer->unsent, unsent);
+    PyObject **nones[] = {&buffer->template, &buffer->exchange, &buffer->owner, &buffer->tls};
     for (int i = 0; i < 4; i++) {
         Py_INCREF(Py_None);
         replace(nones[i], Py_None);
     }
-    inbox->idle_since = inbox->emptied_at;
+    buffer->idle_since = buffer->emptied_at;
     return 0;
 }
 
-static int inbox_traverse(PyObject *self, visitproc visit, void *arg)
+static int socket_buffer_traverse(PyObject *self, visitproc visit, void *arg)
 {
-    Inbox *inbox = (Inbox *)self;
+    SocketBuffer *buffer = (SocketBuffer *)self;
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(inbox->reads);
-    Py_VISIT(inbox->template);
-    Py_VISIT(inbox->busy);
-    Py_VISIT(inbox->peer);
-    Py_VISIT(inbox->tls);
-    Py_VISIT(inbox->unsent);
+    Py_VISIT(buffer->reads);
+    Py_VISIT(buffer->template);
+    Py_VISIT(buffer->exchange);
+    Py_VISIT(buffer->owner);
+    Py_VISIT(buffer->tls);
+    Py_VISIT(buffer->unsent);
     return 0;
 }
 
-static int inbox_clear(PyObject *self)
+static int socket_buffer_clear(PyObject *self)
 {
-    Inbox *inbox = (Inbox *)self;
-    Py_CLEAR(inbox->reads);
-    Py_CLEAR(inbox->template);
-    Py_CLEAR(inbox->busy);
-    Py_CLEAR(inbox->peer);
-    Py_CLEAR(inbox->tls);
-    Py_CLEAR(inbox->unsent);
+    SocketBuffer *buffer = (SocketBuffer *)self;
+    Py_CLEAR(buffer->reads);
+    Py_CLEAR(buffer->template);
+    Py_CLEAR(buffer->exchange);
+    Py_CLEAR(buffer->owner);
+    Py_CLEAR(buffer->tls);
+    Py_CLEAR(buffer->unsent);
     return 0;
 }
 
-/* The reads of an inbox that are no tuples yet, which has none then. */
-static Kept *take_kept(Inbox *inbox)
+/* The reads of an buffer that are no tuples yet, which has none then. */
+static Kept *take_kept(SocketBuffer *buffer)
 {
-    Kept *first = inbox->first;
-    inbox->first = inbox->last = NULL;
-    inbox->kept = 0;
+    Kept *first = buffer->first;
+    buffer->first = buffer->last = NULL;
+    buffer->kept = 0;
     return first;
 }
 
@@ -115,7 +115,7 @@ static void drop_kept(Kept *kept)
 }
 
 /* -1 with an exception. */
-static int keep(Inbox *inbox, const Read *read)
+static int keep(SocketBuffer *buffer, const Read *read)
 {
     Kept *kept = PyMem_Malloc(sizeof *kept + (size_t)read->size);
     if (kept == NULL) {
@@ -124,12 +124,12 @@ static int keep(Inbox *inbox, const Read *read)
     }
     *kept = (Kept){.read = *read};
     kept->read.data = memcpy(kept + 1, read->data, (size_t)read->size);
-    if (inbox->first == NULL)
-        inbox->first = kept;
+    if (buffer->first == NULL)
+        buffer->first = kept;
     else
-        inbox->last->next = kept;
-    inbox->last = kept;
-    inbox->kept++;
+        buffer->last->next = kept;
+    buffer->last = kept;
+    buffer->kept++;
     return 0;
 }
 
@@ -157,17 +157,17 @@ static PyObject *read_tuple(const Read *read)
     return tuple;
 }
 
-/* All reads of an inbox but its run, as Python has them: borrowed, or NULL with an exception. */
-static PyObject *reads_of(Inbox *inbox)
+/* All reads of an buffer but its run, as Python has them: borrowed, or NULL with an exception. */
+static PyObject *reads_of(SocketBuffer *buffer)
 {
-    if (inbox->reads == NULL || !PyList_Check(inbox->reads)) {
-        PyErr_SetString(PyExc_TypeError, "the reads of an inbox are a list");
+    if (buffer->reads == NULL || !PyList_Check(buffer->reads)) {
+        PyErr_SetString(PyExc_TypeError, "the reads of an buffer are a list");
         return NULL;
     }
-    Kept *first = take_kept(inbox);
+    Kept *first = take_kept(buffer);
     for (Kept *kept = first; kept != NULL; kept = kept->next) {
         PyObject *read = read_tuple(&kept->read);
-        int failed = read == NULL || PyList_Append(inbox->reads, read) < 0;
+        int failed = read == NULL || PyList_Append(buffer->reads, read) < 0;
         Py_XDECREF(read);
         if (failed) {
             drop_kept(first);
@@ -175,91 +175,91 @@ static PyObject *reads_of(Inbox *inbox)
         }
     }
     drop_kept(first);
-    return inbox->reads;
+    return buffer->reads;
 }
 
-static PyObject *inbox_reads(PyObject *self, void *Py_UNUSED(none))
+static PyObject *socket_buffer_reads(PyObject *self, void *Py_UNUSED(none))
 {
-    PyObject *reads = reads_of((Inbox *)self);
+    PyObject *reads = reads_of((SocketBuffer *)self);
     Py_XINCREF(reads);
     return reads;
 }
 
-static int inbox_set_reads(PyObject *self, PyObject *value, void *Py_UNUSED(none))
+static int socket_buffer_set_reads(PyObject *self, PyObject *value, void *Py_UNUSED(none))
 {
-    drop_kept(take_kept((Inbox *)self));
+    drop_kept(take_kept((SocketBuffer *)self));
     Py_XINCREF(value);
-    replace(&((Inbox *)self)->reads, value);
+    replace(&((SocketBuffer *)self)->reads, value);
     return 0;
 }
 
-static PyGetSetDef inbox_computed[] = {{"reads", inbox_reads, inbox_set_reads, NULL, NULL}, {NULL}};
+static PyGetSetDef socket_buffer_computed[] = {{"reads", socket_buffer_reads, socket_buffer_set_reads, NULL, NULL}, {NULL}};
 
 /* How many reads wait, each run as one. The reads are a list. */
-static Py_ssize_t reads_in(const Inbox *inbox)
+static Py_ssize_t reads_in(const SocketBuffer *buffer)
 {
-    return PyList_Size(inbox->reads) + inbox->kept;
+    return PyList_Size(buffer->reads) + buffer->kept;
 }
 
-static void inbox_dealloc(PyObject *self)
+static void socket_buffer_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    inbox_clear(self);
-    drop_kept(take_kept((Inbox *)self));
-    PyMem_Free(((Inbox *)self)->run);
+    socket_buffer_clear(self);
+    drop_kept(take_kept((SocketBuffer *)self));
+    PyMem_Free(((SocketBuffer *)self)->run);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
 }
 
-static PyMemberDef inbox_members[] = {
-    {"template", T_OBJECT_EX, offsetof(Inbox, template), 0, NULL},
-    {"emptied_at", T_LONGLONG, offsetof(Inbox, emptied_at), 0, NULL},
-    {"ended_at", T_LONGLONG, offsetof(Inbox, ended_at), 0, NULL},
-    {"moved_at", T_LONGLONG, offsetof(Inbox, moved_at), READONLY, NULL},
-    {"held_events", T_LONGLONG, offsetof(Inbox, held_events), READONLY, NULL},
-    {"fd", T_INT, offsetof(Inbox, fd), READONLY, NULL},
-    {"error", T_INT, offsetof(Inbox, error), 0, NULL},
-    {"filled", T_BOOL, offsetof(Inbox, filled), 0, NULL},
-    {"open", T_BOOL, offsetof(Inbox, open), 0, NULL},
-    {"patient", T_BOOL, offsetof(Inbox, patient), 0, NULL},
-    {"queued", T_BOOL, offsetof(Inbox, queued), 0, NULL},
-    {"held", T_BOOL, offsetof(Inbox, held), READONLY, NULL},
-    {"busy", T_OBJECT_EX, offsetof(Inbox, busy), 0, NULL},
-    {"peer", T_OBJECT_EX, offsetof(Inbox, peer), 0, NULL},
-    {"tls", T_OBJECT_EX, offsetof(Inbox, tls), 0, NULL},
-    {"unsent", T_OBJECT_EX, offsetof(Inbox, unsent), 0, NULL},
-    {"idle_since", T_LONGLONG, offsetof(Inbox, idle_since), 0, NULL},
-    {"served", T_LONGLONG, offsetof(Inbox, served), 0, NULL},
-    {"tcp_ns", T_LONGLONG, offsetof(Inbox, tcp_ns), 0, NULL},
-    {"tls_ns", T_LONGLONG, offsetof(Inbox, tls_ns), 0, NULL},
-    {"closed", T_BOOL, offsetof(Inbox, closed), 0, NULL},
+static PyMemberDef socket_buffer_members[] = {
+    {"template", T_OBJECT_EX, offsetof(SocketBuffer, template), 0, NULL},
+    {"emptied_at", T_LONGLONG, offsetof(SocketBuffer, emptied_at), 0, NULL},
+    {"ended_at", T_LONGLONG, offsetof(SocketBuffer, ended_at), 0, NULL},
+    {"epoll_changed_at", T_LONGLONG, offsetof(SocketBuffer, epoll_changed_at), READONLY, NULL},
+    {"events_until_urgent", T_LONGLONG, offsetof(SocketBuffer, events_until_urgent), READONLY, NULL},
+    {"fd", T_INT, offsetof(SocketBuffer, fd), READONLY, NULL},
+    {"error", T_INT, offsetof(SocketBuffer, error), 0, NULL},
+    {"may_hold_more", T_BOOL, offsetof(SocketBuffer, may_hold_more), 0, NULL},
+    {"is_readable", T_BOOL, offsetof(SocketBuffer, is_readable), 0, NULL},
+    {"may_batch", T_BOOL, offsetof(SocketBuffer, may_batch), 0, NULL},
+    {"is_queued", T_BOOL, offsetof(SocketBuffer, is_queued), 0, NULL},
+    {"is_deferred", T_BOOL, offsetof(SocketBuffer, is_deferred), READONLY, NULL},
+    {"exchange", T_OBJECT_EX, offsetof(SocketBuffer, exchange), 0, NULL},
+    {"owner", T_OBJECT_EX, offsetof(SocketBuffer, owner), 0, NULL},
+    {"tls", T_OBJECT_EX, offsetof(SocketBuffer, tls), 0, NULL},
+    {"unsent", T_OBJECT_EX, offsetof(SocketBuffer, unsent), 0, NULL},
+    {"idle_since", T_LONGLONG, offsetof(SocketBuffer, idle_since), 0, NULL},
+    {"responses_served", T_LONGLONG, offsetof(SocketBuffer, responses_served), 0, NULL},
+    {"tcp_ns", T_LONGLONG, offsetof(SocketBuffer, tcp_ns), 0, NULL},
+    {"tls_ns", T_LONGLONG, offsetof(SocketBuffer, tls_ns), 0, NULL},
+    {"is_closed", T_BOOL, offsetof(SocketBuffer, is_closed), 0, NULL},
     {NULL},
 };
 
-static PyType_Slot inbox_slots[] = {
-    {Py_tp_init, inbox_init},
-    {Py_tp_dealloc, inbox_dealloc},
-    {Py_tp_traverse, inbox_traverse},
-    {Py_tp_clear, inbox_clear},
-    {Py_tp_members, inbox_members},
-    {Py_tp_getset, inbox_computed},
+static PyType_Slot socket_buffer_slots[] = {
+    {Py_tp_init, socket_buffer_init},
+    {Py_tp_dealloc, socket_buffer_dealloc},
+    {Py_tp_traverse, socket_buffer_traverse},
+    {Py_tp_clear, socket_buffer_clear},
+    {Py_tp_members, socket_buffer_members},
+    {Py_tp_getset, socket_buffer_computed},
     {0, NULL},
 };
 
-static PyType_Spec inbox_spec = {
-    .name = "loadgen_sdk._compiled.Inbox",
-    .basicsize = sizeof(Inbox),
+static PyType_Spec socket_buffer_spec = {
+    .name = "loadgen_sdk._compiled.SocketBuffer",
+    .basicsize = sizeof(SocketBuffer),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = inbox_slots,
+    .slots = socket_buffer_slots,
 };
 
-/* Whether a read is plain events only, which are then counted in the run of this inbox; -1 with an exception. */
-static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t stamp, int64_t read_at, int64_t empty_at)
+/* Whether a read is plain events only, which are then counted in the run of this buffer; -1 with an exception. */
+static int count_plain(SocketBuffer *buffer, const char *data, Py_ssize_t size, int64_t stamp, int64_t read_at, int64_t empty_at)
 {
     Template template;
-    PyObject *before = PyTuple_GetItem(inbox->template, 0), *after = PyTuple_GetItem(inbox->template, 1);
+    PyObject *before = PyTuple_GetItem(buffer->template, 0), *after = PyTuple_GetItem(buffer->template, 1);
     if (before == NULL || after == NULL ||
         PyBytes_AsStringAndSize(before, (char **)&template.before, &template.before_size) < 0 ||
         PyBytes_AsStringAndSize(after, (char **)&template.after, &template.after_size) < 0)
@@ -270,22 +270,22 @@ static int count_plain(Inbox *inbox, const char *data, Py_ssize_t size, int64_t 
         at = plain_chunk(at, end, &template, &found);
         chunks++;
         events += found;
-    } while (at != NULL && at < end && size < MANY_BYTES);
+    } while (at != NULL && at < end && size < LARGE_READ_BYTES);
     if (at != end)
         return 0;
-    if (inbox->run_count == inbox->run_size) {
-        int larger = inbox->run_size ? inbox->run_size * 2 : 32;
-        PlainRead *run = PyMem_Realloc(inbox->run, (size_t)larger * sizeof *run);
+    if (buffer->run_count == buffer->run_size) {
+        int larger = buffer->run_size ? buffer->run_size * 2 : 32;
+        PlainRead *run = PyMem_Realloc(buffer->run, (size_t)larger * sizeof *run);
         if (run == NULL) {
             PyErr_NoMemory();
             return -1;
         }
-        inbox->run = run;
-        inbox->run_size = larger;
+        buffer->run = run;
+        buffer->run_size = larger;
     }
-    inbox->run[inbox->run_count++] = (PlainRead){stamp, events, chunks > 1 ? stamp - empty_at : -1};
-    inbox->run_bytes += size;
-    inbox->run_read_at = read_at;
+    buffer->run[buffer->run_count++] = (PlainRead){stamp, events, chunks > 1 ? stamp - empty_at : -1};
+    buffer->run_bytes += size;
+    buffer->run_read_at = read_at;
     return 1;
 }
 
@@ -295,15 +295,15 @@ typedef struct {
     PyObject_HEAD
     PyObject *queue;
     PyObject *queue_append, *queue_popleft;
-    Inbox **inboxes; /* by descriptor; NULL where there is none */
-    int inboxes_size;
-    int epoll, held, timer;
-    long long now, last_poll, poll_started, to_monotonic, poll_at, armed_for, reads_at_poll, wake_at;
-    long long ready, waiting, polls, reads;
-    long long last_held_poll, held_count, held_reads, timely_reads, shared_reads, look_began, hold_from, pause_ns;
-    char holding, many_events;
-    struct epoll_event events[MOST_READY];
-    char buffer[READ_BYTES];
+    SocketBuffer **buffers; /* by descriptor; NULL where there is none */
+    int buffers_size;
+    int epoll, deferred_epoll, timer;
+    long long now, last_poll, poll_started, to_monotonic, next_poll_at, timer_armed_for, reads_at_poll, wake_at;
+    long long ready_count, queued_reads, poll_count, read_count;
+    long long last_deferred_poll, deferred_count, deferred_reads, timely_reads, shared_reads, period_start, defer_again_at, pause_ns;
+    char is_deferring, has_many_events;
+    struct epoll_event events[MAX_READY];
+    char read_area[READ_BYTES];
 } Receiver;
 
 /* -1 with an exception. */
@@ -325,8 +325,8 @@ static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(key
     receiver->epoll = PyObject_AsFileDescriptor(poll);
     if (receiver->epoll < 0)
         return -1;
-    receiver->held = PyObject_AsFileDescriptor(held);
-    if (receiver->held < 0)
+    receiver->deferred_epoll = PyObject_AsFileDescriptor(held);
+    if (receiver->deferred_epoll < 0)
         return -1;
     receiver->timer = PyObject_AsFileDescriptor(timer);
     if (receiver->timer < 0)
@@ -343,11 +343,11 @@ static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(key
     Py_XDECREF(receiver->queue);
     receiver->queue = queue;
     receiver->now = receiver->last_poll = receiver->poll_started = clock_ns(CLOCK_MONOTONIC);
-    receiver->last_held_poll = receiver->look_began = receiver->now;
-    receiver->pause_ns = PAUSE_NS;
+    receiver->last_deferred_poll = receiver->period_start = receiver->now;
+    receiver->pause_ns = DEFER_PAUSE_NS;
     receiver->wake_at = FOREVER;
     receiver->to_monotonic = receiver->now - clock_ns(CLOCK_REALTIME);
-    return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->held, EPOLLIN);
+    return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
 }
 
 static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
@@ -357,8 +357,8 @@ static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(receiver->queue);
     Py_VISIT(receiver->queue_append);
     Py_VISIT(receiver->queue_popleft);
-    for (int fd = 0; fd < receiver->inboxes_size; fd++)
-        Py_VISIT((PyObject *)receiver->inboxes[fd]);
+    for (int fd = 0; fd < receiver->buffers_size; fd++)
+        Py_VISIT((PyObject *)receiver->buffers[fd]);
     return 0;
 }
 
@@ -368,13 +368,13 @@ static int receiver_clear(PyObject *self)
     Py_CLEAR(receiver->queue);
     Py_CLEAR(receiver->queue_append);
     Py_CLEAR(receiver->queue_popleft);
-    Inbox **inboxes = receiver->inboxes;
-    int size = receiver->inboxes_size;
-    receiver->inboxes = NULL;
-    receiver->inboxes_size = 0;
+    SocketBuffer **buffers = receiver->buffers;
+    int size = receiver->buffers_size;
+    receiver->buffers = NULL;
+    receiver->buffers_size = 0;
     for (int fd = 0; fd < size; fd++)
-        Py_XDECREF((PyObject *)inboxes[fd]);
-    PyMem_Free(inboxes);
+        Py_XDECREF((PyObject *)buffers[fd]);
+    PyMem_Free(buffers);
     return 0;
 }
 
@@ -388,72 +388,72 @@ static void receiver_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-static int is_inbox(PyObject *value)
+static int is_socket_buffer(PyObject *value)
 {
-    if (PyObject_TypeCheck(value, inbox_type))
+    if (PyObject_TypeCheck(value, socket_buffer_type))
         return 1;
-    PyErr_SetString(PyExc_TypeError, "not an Inbox");
+    PyErr_SetString(PyExc_TypeError, "not an SocketBuffer");
     return 0;
 }
 
 static PyObject *receiver_add(PyObject *self, PyObject *value)
 {
     Receiver *receiver = (Receiver *)self;
-    if (!is_inbox(value))
+    if (!is_socket_buffer(value))
         return NULL;
-    int fd = ((Inbox *)value)->fd;
+    int fd = ((SocketBuffer *)value)->fd;
     if (fd < 0) {
         PyErr_SetString(PyExc_ValueError, "a descriptor below 0");
         return NULL;
     }
-    if (fd >= receiver->inboxes_size) {
+    if (fd >= receiver->buffers_size) {
         int size = fd * 2 + 64;
-        Inbox **larger = PyMem_Realloc(receiver->inboxes, (size_t)size * sizeof(Inbox *));
+        SocketBuffer **larger = PyMem_Realloc(receiver->buffers, (size_t)size * sizeof(SocketBuffer *));
         if (larger == NULL)
             return PyErr_NoMemory();
-        memset(larger + receiver->inboxes_size, 0, (size_t)(size - receiver->inboxes_size) * sizeof(Inbox *));
-        receiver->inboxes = larger;
-        receiver->inboxes_size = size;
+        memset(larger + receiver->buffers_size, 0, (size_t)(size - receiver->buffers_size) * sizeof(SocketBuffer *));
+        receiver->buffers = larger;
+        receiver->buffers_size = size;
     }
     Py_INCREF(value);
-    PyObject *previous = (PyObject *)receiver->inboxes[fd];
-    receiver->inboxes[fd] = (Inbox *)value;
+    PyObject *previous = (PyObject *)receiver->buffers[fd];
+    receiver->buffers[fd] = (SocketBuffer *)value;
     Py_XDECREF(previous);
     Py_RETURN_NONE;
 }
 
 /* From one epoll to the other. -1 with an exception. */
-static int move(Receiver *receiver, Inbox *inbox, int held)
+static int set_deferred(Receiver *receiver, SocketBuffer *buffer, int held)
 {
-    if (inbox->held == held)
+    if (buffer->is_deferred == held)
         return 0;
-    int from = held ? receiver->epoll : receiver->held, to = held ? receiver->held : receiver->epoll;
-    if (watch(from, EPOLL_CTL_DEL, inbox->fd, 0) < 0 ||
-        watch(to, EPOLL_CTL_ADD, inbox->fd, held ? HELD_EVENTS : EPOLLIN) < 0)
+    int from = held ? receiver->epoll : receiver->deferred_epoll, to = held ? receiver->deferred_epoll : receiver->epoll;
+    if (watch(from, EPOLL_CTL_DEL, buffer->fd, 0) < 0 ||
+        watch(to, EPOLL_CTL_ADD, buffer->fd, held ? DEFERRED_EPOLL_EVENTS : EPOLLIN) < 0)
         return -1;
-    receiver->held_count += held ? 1 : -1;
-    inbox->held = (char)held;
-    inbox->moved_at = clock_ns(CLOCK_MONOTONIC);
-    receiver->holding = receiver->many_events && receiver->held_count > 0;
+    receiver->deferred_count += held ? 1 : -1;
+    buffer->is_deferred = (char)held;
+    buffer->epoll_changed_at = clock_ns(CLOCK_MONOTONIC);
+    receiver->is_deferring = receiver->has_many_events && receiver->deferred_count > 0;
     return 0;
 }
 
-static PyObject *receiver_hold(PyObject *self, PyObject *args)
+static PyObject *receiver_defer(PyObject *self, PyObject *args)
 {
     PyObject *value;
     long long events;
-    if (!PyArg_ParseTuple(args, "OL", &value, &events) || !is_inbox(value))
+    if (!PyArg_ParseTuple(args, "OL", &value, &events) || !is_socket_buffer(value))
         return NULL;
-    Inbox *inbox = (Inbox *)value;
-    inbox->held_events = events;
-    if (move((Receiver *)self, inbox, events > 0) < 0)
+    SocketBuffer *buffer = (SocketBuffer *)value;
+    buffer->events_until_urgent = events;
+    if (set_deferred((Receiver *)self, buffer, events > 0) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *receiver_release(PyObject *self, PyObject *value)
+static PyObject *receiver_stop_deferring(PyObject *self, PyObject *value)
 {
-    if (!is_inbox(value) || move((Receiver *)self, (Inbox *)value, 0) < 0)
+    if (!is_socket_buffer(value) || set_deferred((Receiver *)self, (SocketBuffer *)value, 0) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -461,27 +461,27 @@ static PyObject *receiver_release(PyObject *self, PyObject *value)
 static PyObject *receiver_remove(PyObject *self, PyObject *value)
 {
     Receiver *receiver = (Receiver *)self;
-    if (!is_inbox(value) || move(receiver, (Inbox *)value, 0) < 0)
+    if (!is_socket_buffer(value) || set_deferred(receiver, (SocketBuffer *)value, 0) < 0)
         return NULL;
-    int fd = ((Inbox *)value)->fd;
-    if (fd >= 0 && fd < receiver->inboxes_size) {
-        PyObject *previous = (PyObject *)receiver->inboxes[fd];
-        receiver->inboxes[fd] = NULL;
+    int fd = ((SocketBuffer *)value)->fd;
+    if (fd >= 0 && fd < receiver->buffers_size) {
+        PyObject *previous = (PyObject *)receiver->buffers[fd];
+        receiver->buffers[fd] = NULL;
         Py_XDECREF(previous);
     }
     Py_RETURN_NONE;
 }
 
 /* Put the run behind the reads. -1 with an exception. */
-static int end_run(Receiver *receiver, Inbox *inbox)
+static int end_run(Receiver *receiver, SocketBuffer *buffer)
 {
-    if (inbox->run_count == 0)
+    if (buffer->run_count == 0)
         return 0;
-    PyObject *stamps = PyList_New(inbox->run_count);
+    PyObject *stamps = PyList_New(buffer->run_count);
     if (stamps == NULL)
         return -1;
-    for (int i = 0; i < inbox->run_count; i++) {
-        PlainRead *read = &inbox->run[i];
+    for (int i = 0; i < buffer->run_count; i++) {
+        PlainRead *read = &buffer->run[i];
         PyObject *item = read->events == 1 ? PyLong_FromLongLong(read->stamp)
                                            : Py_BuildValue("LLL", read->stamp, read->events, read->error);
         if (item == NULL) {
@@ -490,42 +490,42 @@ static int end_run(Receiver *receiver, Inbox *inbox)
         }
         PyList_SetItem(stamps, i, item);
     }
-    PyObject *run = Py_BuildValue("NLL", stamps, inbox->run_bytes, inbox->run_read_at);
+    PyObject *run = Py_BuildValue("NLL", stamps, buffer->run_bytes, buffer->run_read_at);
     if (run == NULL)
         return -1;
-    int failed = PyList_Append(inbox->reads, run) < 0;
+    int failed = PyList_Append(buffer->reads, run) < 0;
     Py_DECREF(run);
-    receiver->waiting += inbox->queued && !failed;
-    inbox->run_count = 0;
-    inbox->run_bytes = 0;
+    receiver->queued_reads += buffer->is_queued && !failed;
+    buffer->run_count = 0;
+    buffer->run_bytes = 0;
     return failed ? -1 : 0;
 }
 
-static PyObject *receiver_take(PyObject *self, PyObject *value)
+static PyObject *receiver_take_reads(PyObject *self, PyObject *value)
 {
-    if (!is_inbox(value))
+    if (!is_socket_buffer(value))
         return NULL;
-    Inbox *inbox = (Inbox *)value;
-    PyObject *empty = PyList_New(0), *reads = empty == NULL ? NULL : reads_of(inbox);
-    if (reads == NULL || end_run((Receiver *)self, inbox) < 0) {
+    SocketBuffer *buffer = (SocketBuffer *)value;
+    PyObject *empty = PyList_New(0), *reads = empty == NULL ? NULL : reads_of(buffer);
+    if (reads == NULL || end_run((Receiver *)self, buffer) < 0) {
         Py_XDECREF(empty);
         return NULL;
     }
-    if (inbox->queued)
-        ((Receiver *)self)->waiting -= PyList_Size(reads);
-    inbox->reads = empty;
+    if (buffer->is_queued)
+        ((Receiver *)self)->queued_reads -= PyList_Size(reads);
+    buffer->reads = empty;
     return reads;
 }
 
-static int enqueue(Receiver *receiver, Inbox *inbox)
+static int enqueue(Receiver *receiver, SocketBuffer *buffer)
 {
-    if (inbox->queued)
+    if (buffer->is_queued)
         return 0;
-    if (end_run(receiver, inbox) < 0)
+    if (end_run(receiver, buffer) < 0)
         return -1;
-    inbox->queued = 1;
-    receiver->waiting += reads_in(inbox);
-    PyObject *done = PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)inbox, NULL);
+    buffer->is_queued = 1;
+    receiver->queued_reads += reads_in(buffer);
+    PyObject *done = PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)buffer, NULL);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
@@ -544,41 +544,41 @@ static int64_t stamp_of(struct msghdr *message)
 }
 
 /* Read one socket once. Returns the time, or -1 with an exception. */
-static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_poll)
+static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t previous_poll)
 {
     union {
         char bytes[CMSG_SPACE(sizeof(struct timespec))];
         struct cmsghdr aligned;
     } control;
-    struct iovec vector = {.iov_base = receiver->buffer, .iov_len = READ_BYTES};
+    struct iovec vector = {.iov_base = receiver->read_area, .iov_len = READ_BYTES};
     struct msghdr message = {
         .msg_iov = &vector, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     ssize_t size;
     do
-        size = recvmsg(inbox->fd, &message, 0);
+        size = recvmsg(buffer->fd, &message, 0);
     while (size < 0 && errno == EINTR);
     if (size < 0) {
         if (errno == EAGAIN || errno == EWOULDBLOCK)
             return clock_ns(CLOCK_MONOTONIC);
-        inbox->error = errno;
+        buffer->error = errno;
         size = 0;
     }
     int64_t read_at = clock_ns(CLOCK_MONOTONIC);
-    if (inbox->reads == NULL || !PyList_Check(inbox->reads)) {
-        PyErr_SetString(PyExc_TypeError, "the reads of an inbox are a list");
+    if (buffer->reads == NULL || !PyList_Check(buffer->reads)) {
+        PyErr_SetString(PyExc_TypeError, "the reads of an buffer are a list");
         return -1;
     }
-    receiver->reads++;
+    receiver->read_count++;
     if (size == 0) {
-        inbox->ended_at = read_at;
-        return enqueue(receiver, inbox) < 0 ? -1 : read_at;
+        buffer->ended_at = read_at;
+        return enqueue(receiver, buffer) < 0 ? -1 : read_at;
     }
-    int64_t empty_at = inbox->emptied_at;
-    if (empty_at < previous_poll && !inbox->filled && previous_poll > inbox->moved_at)
+    int64_t empty_at = buffer->emptied_at;
+    if (empty_at < previous_poll && !buffer->may_hold_more && previous_poll > buffer->epoll_changed_at)
         empty_at = previous_poll;
-    inbox->filled = size == READ_BYTES;
-    if (!inbox->filled)
-        inbox->emptied_at = read_at;
+    buffer->may_hold_more = size == READ_BYTES;
+    if (!buffer->may_hold_more)
+        buffer->emptied_at = read_at;
     int64_t stamp = read_at, wall = stamp_of(&message);
     if (wall) {
         stamp = wall + receiver->to_monotonic;
@@ -587,30 +587,30 @@ static int64_t read_socket(Receiver *receiver, Inbox *inbox, int64_t previous_po
         else if (stamp < empty_at)
             stamp = empty_at;
     }
-    int templated = inbox->template != NULL && PyTuple_Check(inbox->template);
-    if (templated && reads_in(inbox) == 0) {
-        int plain = count_plain(inbox, receiver->buffer, size, stamp, read_at, empty_at);
+    int templated = buffer->template != NULL && PyTuple_Check(buffer->template);
+    if (templated && reads_in(buffer) == 0) {
+        int plain = count_plain(buffer, receiver->read_area, size, stamp, read_at, empty_at);
         if (plain < 0)
             return -1;
         if (plain) {
-            if (inbox->held) {
-                PlainRead *last = &inbox->run[inbox->run_count - 1];
-                inbox->held_events -= last->events;
+            if (buffer->is_deferred) {
+                PlainRead *last = &buffer->run[buffer->run_count - 1];
+                buffer->events_until_urgent -= last->events;
                 receiver->shared_reads += last->error >= 0 && last->events > 1;
             }
-            return inbox->run_count >= RUN_READS && enqueue(receiver, inbox) < 0 ? -1 : read_at;
+            return buffer->run_count >= MAX_RUN_READS && enqueue(receiver, buffer) < 0 ? -1 : read_at;
         }
-        if (end_run(receiver, inbox) < 0)
+        if (end_run(receiver, buffer) < 0)
             return -1;
     }
-    const Read read = {receiver->buffer, size, stamp, read_at, empty_at, wall != 0};
-    if (keep(inbox, &read) < 0)
+    const Read read = {receiver->read_area, size, stamp, read_at, empty_at, wall != 0};
+    if (keep(buffer, &read) < 0)
         return -1;
-    if (inbox->queued)
-        receiver->waiting++;
-    else if (!inbox->patient || templated || reads_in(inbox) >= KEPT_READS || size <= FEW_BYTES || size >= MANY_BYTES ||
-             memcmp(receiver->buffer + size - 4, "\r\n\r\n", 4) == 0)
-        if (enqueue(receiver, inbox) < 0)
+    if (buffer->is_queued)
+        receiver->queued_reads++;
+    else if (!buffer->may_batch || templated || reads_in(buffer) >= MAX_BATCHED_READS || size <= SMALL_READ_BYTES || size >= LARGE_READ_BYTES ||
+             memcmp(receiver->read_area + size - 4, "\r\n\r\n", 4) == 0)
+        if (enqueue(receiver, buffer) < 0)
             return -1;
     return read_at;
 }
@@ -651,7 +651,7 @@ static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
 {
     PyObject *value, *parts;
     struct iovec vectors[4];
-    if (!PyArg_ParseTuple(args, "OO!", &value, &PyTuple_Type, &parts) || !is_inbox(value))
+    if (!PyArg_ParseTuple(args, "OO!", &value, &PyTuple_Type, &parts) || !is_socket_buffer(value))
         return NULL;
     Py_ssize_t count = PyTuple_Size(parts);
     if (count > 4) {
@@ -668,7 +668,7 @@ static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
         vectors[buffered] = (struct iovec){.iov_base = buffer->buf, .iov_len = (size_t)buffer->len};
     }
     int64_t at;
-    long long taken = sent_parts(((Inbox *)value)->fd, vectors, (size_t)count, &at);
+    long long taken = sent_parts(((SocketBuffer *)value)->fd, vectors, (size_t)count, &at);
     result = Py_BuildValue("LL", (long long)at, taken);
 release:
     while (buffered-- > 0)
@@ -679,7 +679,7 @@ release:
 /* -1 with an exception. */
 static int arm(Receiver *receiver, int64_t at)
 {
-    receiver->armed_for = at;
+    receiver->timer_armed_for = at;
     if (at <= 0)
         at = 1; /* 0 would disarm it */
     struct itimerspec armed = {.it_value = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000}};
@@ -692,81 +692,81 @@ static int arm(Receiver *receiver, int64_t at)
 /* Plan the next poll, and arm the timer for it, or for what is due before. */
 static int move_poll(Receiver *receiver, int64_t now, int64_t due_at)
 {
-    int busy = receiver->reads - receiver->reads_at_poll > BUSY_READS;
-    receiver->poll_at = now + (busy ? BUSY_POLL_EVERY_NS : POLL_EVERY_NS);
-    receiver->reads_at_poll = receiver->reads;
+    int busy = receiver->read_count - receiver->reads_at_poll > BUSY_READS;
+    receiver->next_poll_at = now + (busy ? BUSY_POLL_EVERY_NS : POLL_EVERY_NS);
+    receiver->reads_at_poll = receiver->read_count;
     if (due_at < 0)
         return 0;
-    return arm(receiver, receiver->poll_at < due_at ? receiver->poll_at : due_at);
+    return arm(receiver, receiver->next_poll_at < due_at ? receiver->next_poll_at : due_at);
 }
 
 /* The time. Notes how the clock of the stamps differs from it. */
 static int64_t read_clocks(Receiver *receiver)
 {
     int64_t now = clock_ns(CLOCK_MONOTONIC), wall = clock_ns(CLOCK_REALTIME);
-    if (clock_ns(CLOCK_MONOTONIC) - now < MAPPING_NS)
+    if (clock_ns(CLOCK_MONOTONIC) - now < MAX_CLOCK_READING_NS)
         receiver->to_monotonic = now - wall;
     return now;
 }
 
 /* Poll the held sockets once and read what is ready. Returns the time, or -1 with an exception. */
-static int64_t receive_held(Receiver *receiver, int64_t now)
+static int64_t receive_deferred(Receiver *receiver, int64_t now)
 {
-    int ready = epoll_wait(receiver->held, receiver->events, READ_FIRST, 0);
+    int ready = epoll_wait(receiver->deferred_epoll, receiver->events, MANY_READY, 0);
     if (ready < 0)
         ready = 0; /* EINTR */
-    receiver->ready += ready;
-    int64_t previous_poll = receiver->last_held_poll, shared = receiver->shared_reads;
-    int timely = receiver->holding && now < receiver->poll_at + HOLD_NS;
-    if (ready < READ_FIRST)
-        receiver->last_held_poll = now;
+    receiver->ready_count += ready;
+    int64_t previous_poll = receiver->last_deferred_poll, shared = receiver->shared_reads;
+    int timely = receiver->is_deferring && now < receiver->next_poll_at + DEFER_NS;
+    if (ready < MANY_READY)
+        receiver->last_deferred_poll = now;
     for (int i = 0; i < ready; i++) {
         int fd = receiver->events[i].data.fd;
-        Inbox *inbox = fd >= 0 && fd < receiver->inboxes_size ? receiver->inboxes[fd] : NULL;
-        if (inbox == NULL)
+        SocketBuffer *buffer = fd >= 0 && fd < receiver->buffers_size ? receiver->buffers[fd] : NULL;
+        if (buffer == NULL)
             continue;
-        now = read_socket(receiver, inbox, previous_poll);
+        now = read_socket(receiver, buffer, previous_poll);
         if (now < 0)
             return -1;
         /* an edge is reported once; the first epoll reports for as long as there is something to read */
-        if ((inbox->filled || receiver->events[i].events != EPOLLIN || inbox->held_events <= 0) &&
-            move(receiver, inbox, 0) < 0)
+        if ((buffer->may_hold_more || receiver->events[i].events != EPOLLIN || buffer->events_until_urgent <= 0) &&
+            set_deferred(receiver, buffer, 0) < 0)
             return -1;
     }
-    receiver->held_reads += ready;
+    receiver->deferred_reads += ready;
     if (timely)
         receiver->timely_reads += ready;
     else
         receiver->shared_reads = shared;
-    if (receiver->holding)
-        receiver->poll_at = ready < READ_FIRST ? now + HOLD_NS : now;
+    if (receiver->is_deferring)
+        receiver->next_poll_at = ready < MANY_READY ? now + DEFER_NS : now;
     return now;
 }
 
 /* Hold while there are many events, unless that makes too many stamps unsure. -1 with an exception. */
-static int decide_whether_to_hold(Receiver *receiver, int64_t now)
+static int decide_whether_to_defer(Receiver *receiver, int64_t now)
 {
-    long long per_second = receiver->held_reads * 1000000000 / (now - receiver->look_began);
-    int too_many_shared = receiver->shared_reads * SHARED_ONE_OF > receiver->timely_reads;
-    receiver->held_reads = receiver->timely_reads = receiver->shared_reads = 0;
-    receiver->look_began = now;
-    if (!receiver->many_events) {
-        if (per_second < HOLD_FROM || now < receiver->hold_from)
+    long long per_second = receiver->deferred_reads * 1000000000 / (now - receiver->period_start);
+    int too_many_shared = receiver->shared_reads * READS_PER_SHARED_READ > receiver->timely_reads;
+    receiver->deferred_reads = receiver->timely_reads = receiver->shared_reads = 0;
+    receiver->period_start = now;
+    if (!receiver->has_many_events) {
+        if (per_second < DEFER_FROM_READS_PER_S || now < receiver->defer_again_at)
             return 0;
-        receiver->many_events = 1;
-        receiver->holding = receiver->held_count > 0;
-        receiver->poll_at = now;
-        return watch(receiver->epoll, EPOLL_CTL_DEL, receiver->held, 0);
+        receiver->has_many_events = 1;
+        receiver->is_deferring = receiver->deferred_count > 0;
+        receiver->next_poll_at = now;
+        return watch(receiver->epoll, EPOLL_CTL_DEL, receiver->deferred_epoll, 0);
     }
     if (too_many_shared) {
-        receiver->hold_from = now + receiver->pause_ns;
+        receiver->defer_again_at = now + receiver->pause_ns;
         receiver->pause_ns *= 2;
     } else
-        receiver->pause_ns = PAUSE_NS;
-    if (!too_many_shared && per_second >= HOLD_DOWN_TO)
+        receiver->pause_ns = DEFER_PAUSE_NS;
+    if (!too_many_shared && per_second >= DEFER_DOWN_TO_READS_PER_S)
         return 0;
-    receiver->holding = receiver->many_events = 0;
-    return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->held, EPOLLIN);
+    receiver->is_deferring = receiver->has_many_events = 0;
+    return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
 }
 
 /* Receiver.receive; `*others` is NULL where there are none. -1 with an exception. */
@@ -775,13 +775,13 @@ static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_a
     int64_t wake_at = receiver->wake_at;
     *others = NULL;
     for (;;) {
-        int ready, holding = receiver->holding;
-        int wait = holding && wait_ms ? (receiver->poll_at > receiver->now ? HOLD_MS : 0) : wait_ms;
+        int ready, is_deferring = receiver->is_deferring;
+        int wait = is_deferring && wait_ms ? (receiver->next_poll_at > receiver->now ? DEFER_WAIT_MS : 0) : wait_ms;
         if (wait == 0)
-            ready = epoll_wait(receiver->epoll, receiver->events, MOST_READY, 0);
+            ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, 0);
         else {
             Py_BEGIN_ALLOW_THREADS
-            ready = epoll_wait(receiver->epoll, receiver->events, MOST_READY, wait);
+            ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, wait);
             Py_END_ALLOW_THREADS
         }
         if (ready < 0) {
@@ -794,53 +794,53 @@ static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_a
             ready = 0;
         }
         int64_t now = read_clocks(receiver);
-        receiver->polls++;
-        receiver->ready = ready;
+        receiver->poll_count++;
+        receiver->ready_count = ready;
         receiver->now = now;
-        if (now >= wake_at && ready > READ_FIRST)
+        if (now >= wake_at && ready > MANY_READY)
             return 0;
         int64_t previous_poll = receiver->last_poll;
-        if (ready < MOST_READY) /* else there may be ready sockets that it did not report */
+        if (ready < MAX_READY) /* else there may be ready sockets that it did not report */
             receiver->last_poll = receiver->poll_started;
-        int look_at_held = 0;
+        int poll_deferred = 0;
         for (int i = 0; i < ready; i++) {
             int fd = receiver->events[i].data.fd;
             uint32_t events = receiver->events[i].events;
-            Inbox *inbox = fd >= 0 && fd < receiver->inboxes_size ? receiver->inboxes[fd] : NULL;
-            if (fd == receiver->held) {
-                look_at_held = 1;
+            SocketBuffer *buffer = fd >= 0 && fd < receiver->buffers_size ? receiver->buffers[fd] : NULL;
+            if (fd == receiver->deferred_epoll) {
+                poll_deferred = 1;
                 continue;
             }
-            if (inbox == NULL || events & EPOLLOUT || !inbox->open) {
+            if (buffer == NULL || events & EPOLLOUT || !buffer->is_readable) {
                 PyObject *other = Py_BuildValue("iI", fd, events);
                 int bad = other == NULL || (*others == NULL && (*others = PyList_New(0)) == NULL) ||
                           PyList_Append(*others, other) < 0;
                 Py_XDECREF(other);
                 if (bad)
                     goto failed;
-                if (inbox == NULL || !inbox->open || !(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+                if (buffer == NULL || !buffer->is_readable || !(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
                     continue;
             }
-            if (!inbox->ended_at) {
-                now = read_socket(receiver, inbox, previous_poll);
+            if (!buffer->ended_at) {
+                now = read_socket(receiver, buffer, previous_poll);
                 if (now < 0)
                     goto failed;
             }
         }
-        if (holding) /* a request that is due is sent before, once */
-            look_at_held = now - receiver->poll_at > (now >= wake_at ? HOLD_NS : -HOLD_NS / 2);
-        if (look_at_held) {
-            now = receive_held(receiver, now);
+        if (is_deferring) /* a request that is due is sent before, once */
+            poll_deferred = now - receiver->next_poll_at > (now >= wake_at ? DEFER_NS : -DEFER_NS / 2);
+        if (poll_deferred) {
+            now = receive_deferred(receiver, now);
             if (now < 0)
                 goto failed;
         }
         receiver->poll_started = receiver->now = now;
-        if (now - receiver->look_began > LOOK_NS && decide_whether_to_hold(receiver, now) < 0)
+        if (now - receiver->period_start > DECISION_PERIOD_NS && decide_whether_to_defer(receiver, now) < 0)
             goto failed;
-        if (!receiver->holding && now > receiver->poll_at - POLL_EVERY_NS / 2 &&
+        if (!receiver->is_deferring && now > receiver->next_poll_at - POLL_EVERY_NS / 2 &&
             move_poll(receiver, now, *others != NULL ? -1 : due_at) < 0)
             goto failed;
-        int nothing_came = receiver->ready == 0 && !(holding && wait_ms < 0);
+        int nothing_came = receiver->ready_count == 0 && !(is_deferring && wait_ms < 0);
         if (nothing_came || now >= until || *others != NULL || PyObject_Size(receiver->queue))
             return 0;
     }
@@ -861,7 +861,7 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
 }
 
 static int64_t number_of(PyObject *value, int *fits);
-static int64_t hand_over_slice(Receiver *receiver, int64_t slice_ns, PyObject *other, int *others);
+static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *other, int *others);
 
 /* Whether the timer fired, and nothing else came that is no socket to read: then as in Wire._other_event. */
 static int is_timer_alone(Receiver *receiver, PyObject *others)
@@ -870,14 +870,14 @@ static int is_timer_alone(Receiver *receiver, PyObject *others)
     int fits = 1;
     if (PyList_Size(others) != 1 || number_of(PyTuple_GetItem(PyList_GetItem(others, 0), 0), &fits) != receiver->timer)
         return 0;
-    if (receiver->armed_for > receiver->last_poll)
-        receiver->last_poll = receiver->armed_for;
-    receiver->armed_for = 0;
+    if (receiver->timer_armed_for > receiver->last_poll)
+        receiver->last_poll = receiver->timer_armed_for;
+    receiver->timer_armed_for = 0;
     return read(receiver->timer, &fired, sizeof fired) >= 0 || errno == EAGAIN;
 }
 
-/* Receiver.go */
-static PyObject *receiver_go(PyObject *self, PyObject *args)
+/* Receiver.run */
+static PyObject *receiver_run(PyObject *self, PyObject *args)
 {
     Receiver *receiver = (Receiver *)self;
     int wait_ms, called = 0;
@@ -896,54 +896,54 @@ static PyObject *receiver_go(PyObject *self, PyObject *args)
         if (receiver->now >= receiver->wake_at)
             return PyList_New(0);
         if (PyObject_Size(receiver->queue) > 0 &&
-            (receiver->now = hand_over_slice(receiver, slice_ns, other, &called)) < 0)
+            (receiver->now = deliver_slice(receiver, slice_ns, other, &called)) < 0)
             return NULL;
         int64_t now = receiver->now;
-        if (called || now >= until || now >= tick_at || receiver->waiting >= BACKLOG_LIMIT ||
-            (!receiver->ready && !PyObject_Size(receiver->queue)))
+        if (called || now >= until || now >= tick_at || receiver->queued_reads >= BACKLOG_LIMIT ||
+            (!receiver->ready_count && !PyObject_Size(receiver->queue)))
             Py_RETURN_NONE;
         int64_t at = receiver->wake_at < tick_at ? receiver->wake_at : tick_at;
-        if (receiver->poll_at < at && PySet_Size(awaited) && !receiver->holding)
-            at = receiver->poll_at;
-        if (at != receiver->armed_for && arm(receiver, at) < 0)
+        if (receiver->next_poll_at < at && PySet_Size(awaited) && !receiver->is_deferring)
+            at = receiver->next_poll_at;
+        if (at != receiver->timer_armed_for && arm(receiver, at) < 0)
             return NULL;
     }
 }
 
 
-static PyObject *receiver_hand_over(PyObject *self, PyObject *value);
-static PyObject *receiver_hand_over_queued(PyObject *self, PyObject *const *args, Py_ssize_t count);
-static PyObject *receiver_carry(PyObject *self, PyObject *const *args, Py_ssize_t count);
-static PyObject *receiver_free(PyObject *self, PyObject *const *args, Py_ssize_t count);
+static PyObject *receiver_deliver(PyObject *self, PyObject *value);
+static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, Py_ssize_t count);
+static PyObject *receiver_send_on_idle(PyObject *self, PyObject *const *args, Py_ssize_t count);
+static PyObject *receiver_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 static PyMethodDef receiver_methods[] = {
     {"add", receiver_add, METH_O, NULL},
     {"remove", receiver_remove, METH_O, NULL},
-    {"hold", receiver_hold, METH_VARARGS, NULL},
-    {"release", receiver_release, METH_O, NULL},
-    {"take", receiver_take, METH_O, NULL},
+    {"defer", receiver_defer, METH_VARARGS, NULL},
+    {"stop_deferring", receiver_stop_deferring, METH_O, NULL},
+    {"take_reads", receiver_take_reads, METH_O, NULL},
     {"receive", receiver_receive, METH_VARARGS, NULL},
-    {"go", receiver_go, METH_VARARGS, NULL},
+    {"run", receiver_run, METH_VARARGS, NULL},
     {"send", receiver_send, METH_VARARGS, NULL},
-    {"hand_over", receiver_hand_over, METH_O, NULL},
-    {"hand_over_queued", (PyCFunction)(void (*)(void))receiver_hand_over_queued, METH_FASTCALL, NULL},
-    {"carry", (PyCFunction)(void (*)(void))receiver_carry, METH_FASTCALL, NULL},
-    {"free", (PyCFunction)(void (*)(void))receiver_free, METH_FASTCALL, NULL},
+    {"deliver", receiver_deliver, METH_O, NULL},
+    {"deliver_queued", (PyCFunction)(void (*)(void))receiver_deliver_queued, METH_FASTCALL, NULL},
+    {"send_on_idle", (PyCFunction)(void (*)(void))receiver_send_on_idle, METH_FASTCALL, NULL},
+    {"recycle", (PyCFunction)(void (*)(void))receiver_recycle, METH_FASTCALL, NULL},
     {NULL},
 };
 
 static PyMemberDef receiver_members[] = {
     {"now", T_LONGLONG, offsetof(Receiver, now), 0, NULL},
     {"last_poll", T_LONGLONG, offsetof(Receiver, last_poll), 0, NULL},
-    {"poll_at", T_LONGLONG, offsetof(Receiver, poll_at), 0, NULL},
-    {"armed_for", T_LONGLONG, offsetof(Receiver, armed_for), 0, NULL},
+    {"next_poll_at", T_LONGLONG, offsetof(Receiver, next_poll_at), 0, NULL},
+    {"timer_armed_for", T_LONGLONG, offsetof(Receiver, timer_armed_for), 0, NULL},
     {"wake_at", T_LONGLONG, offsetof(Receiver, wake_at), 0, NULL},
     {"poll_started", T_LONGLONG, offsetof(Receiver, poll_started), 0, NULL},
-    {"holding", T_BOOL, offsetof(Receiver, holding), READONLY, NULL},
-    {"ready", T_LONGLONG, offsetof(Receiver, ready), 0, NULL},
-    {"waiting", T_LONGLONG, offsetof(Receiver, waiting), 0, NULL},
-    {"polls", T_LONGLONG, offsetof(Receiver, polls), 0, NULL},
-    {"reads", T_LONGLONG, offsetof(Receiver, reads), 0, NULL},
+    {"is_deferring", T_BOOL, offsetof(Receiver, is_deferring), READONLY, NULL},
+    {"ready_count", T_LONGLONG, offsetof(Receiver, ready_count), 0, NULL},
+    {"queued_reads", T_LONGLONG, offsetof(Receiver, queued_reads), 0, NULL},
+    {"poll_count", T_LONGLONG, offsetof(Receiver, poll_count), 0, NULL},
+    {"read_count", T_LONGLONG, offsetof(Receiver, read_count), 0, NULL},
     {NULL},
 };
 

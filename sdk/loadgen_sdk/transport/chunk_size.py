@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MOST_DIGITS = 15
+MAX_DIGITS = 15
 """Digits of a number in a head or a chunk size. A longer number is an error."""
 
 CHUNK_SIZES: dict[bytes, int] = {}
@@ -24,7 +24,7 @@ def chunk_size(line: bytes) -> int:
         Malformed: The line is no size.
     """
     digits = line.partition(b";")[0].strip(b" \t")
-    if not digits or len(digits) > MOST_DIGITS or not _HEX_DIGITS.issuperset(digits):
+    if not digits or len(digits) > MAX_DIGITS or not _HEX_DIGITS.issuperset(digits):
         raise MalformedResponseError(f"chunk size {line[:40]!r}")
     size = int(digits, 16)
     if len(CHUNK_SIZES) < _MOST_CACHED_SIZES and len(line) < _LONGEST_CACHED_LINE:

@@ -43,15 +43,15 @@ class Exchange(ExchangeState):
     reading_class = ResponseReader
 
     @property
-    def calm_events(self) -> int:
+    def events_until_urgent(self) -> int:
         """The number of events that may come before one is urgent."""
-        if not self.patient or self.template is None or self.split:
+        if not self.may_batch or self.template is None or self.splits_chunks:
             return 0
         if self.asked_output <= 0:
             return UNKNOWN_EVENTS - LAST_EVENTS
         return self.asked_output - self.reading.output_events - LAST_EVENTS
 
-    def _take_run(self, reads: list[int | Bundle], size: int, read_at: int) -> None:
+    def _feed_run(self, reads: list[int | Bundle], size: int, read_at: int) -> None:
         """Process consecutive reads of plain events."""
         self.bytes_received += size
         alone: list[int] = []
@@ -71,7 +71,7 @@ class Exchange(ExchangeState):
             self.reading.count_plain_events_at(alone)
         self.progress = read_at
 
-    def _take_read(
+    def _feed_read(
         self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool
     ) -> bool:
         """Process one read. Return True when the response is over."""
@@ -85,7 +85,7 @@ class Exchange(ExchangeState):
         if events:
             if reading.first_token < 0:
                 earliest = empty_at if empty_at > self.sent else self.sent  # not before it was sent
-                self._take_carefully(events, stamp, earliest, chunks == 1)
+                self._feed_with_uncertainty(events, stamp, earliest, chunks == 1)
                 if reading.first_token >= 0:
                     self.client_lag = read_at - stamp
                     if self.on_first is not None:
@@ -95,7 +95,7 @@ class Exchange(ExchangeState):
             ):  # one write of the server
                 reading.feed(events, stamp)
             else:
-                self._take_carefully(events, stamp, empty_at, chunks == 1)
+                self._feed_with_uncertainty(events, stamp, empty_at, chunks == 1)
             self.progress = read_at
         if response.complete:
             self._complete(stamp, read_at)
@@ -120,7 +120,7 @@ class Exchange(ExchangeState):
             encoding = unsupported_encoding(response.headers) if response.status < 300 else ""
             if encoding:
                 raise MalformedResponseError(compression_error_text(encoding))
-            self.at_start = response.chunked
+            self.at_chunk_start = response.chunked
         if not (self.is_event_stream and response.chunked):
             return self._decode(data)
         chunks = 0
@@ -128,13 +128,13 @@ class Exchange(ExchangeState):
         if self.incomplete_chunk:
             data = self.incomplete_chunk + data
             self.incomplete_chunk = b""
-            self.at_start = True
-        if not self.at_start and 0 < (missing := response.missing) < len(
+            self.at_chunk_start = True
+        if not self.at_chunk_start and 0 < (missing := response.missing) < len(
             data
         ):  # the rest of an earlier read's chunk
             chunks, events = self._decode(data[:missing])
             data = data[missing:]
-        if self.at_start:
+        if self.at_chunk_start:
             found, whole, used = whole_chunks(data, *(self.reading.template or (b"", b"")))
             if found:
                 self.decoder.started = True
@@ -143,7 +143,7 @@ class Exchange(ExchangeState):
                 data = data[used:]
             if is_part_of_event(data):
                 self.incomplete_chunk = data
-                self.at_start = False
+                self.at_chunk_start = False
                 return chunks + 1, events
         if data:
             more, others = self._decode(data)
@@ -160,7 +160,7 @@ class Exchange(ExchangeState):
                     body_parts[0] if len(body_parts) == 1 else b"".join(body_parts)
                 )
             response = self.response
-            self.at_start = (
+            self.at_chunk_start = (
                 response.chunked and response.between_chunks and self.decoder.between_events
             )
             return len(body_parts), events
@@ -170,7 +170,7 @@ class Exchange(ExchangeState):
         self._keep_body(body_part)
         return len(body_parts), []
 
-    def _take_carefully(
+    def _feed_with_uncertainty(
         self, events: list[EventOrCount], stamp: int, earliest: int, single: bool
     ) -> None:
         """Pass on the events of a read with the number of those whose stamp, the newest packet's, may be too late.
@@ -191,7 +191,7 @@ class Exchange(ExchangeState):
             unsure, sure, stamp, stamp - earliest, one_write=one_write
         )
 
-    def ended(self, stamp: int, reset: str) -> None:
+    def connection_ended(self, stamp: int, reset: str) -> None:
         """The connection ended, and so does the request. `reset`: the error's text, "" after a regular close."""
         response = self.response
         if not reset and response.end_of_file():
@@ -252,10 +252,10 @@ class Exchange(ExchangeState):
         self.done = stamp
         self.failure = failure
 
-    def tell(self) -> None:
+    def report_completion(self) -> None:
         """Pass the Completion to `on_done`, only once. The caller has freed the connection before."""
-        if not self.over:
-            self.over = True
+        if not self.is_reported:
+            self.is_reported = True
             self.on_done(self.completion())
 
     def completion(self) -> Completion:
@@ -390,6 +390,6 @@ def _decompress(body: bytes) -> bytes:
 
 if _compiled is not None:
     decode_usage = msgspec.json.Decoder(UsageFields).decode
-    _compiled.answers(
+    _compiled.register_classes(
         Exchange, ResponseParser, SseDecoder, ResponseReader, HEADS, decode_usage, ENDINGS
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .chunk_size import CHUNK_SIZES, MOST_DIGITS, MalformedResponseError, chunk_size
+from .chunk_size import CHUNK_SIZES, MAX_DIGITS, MalformedResponseError, chunk_size
 from .implementation import ResponseState
 
 CREDENTIALS = frozenset(("authorization", "api-key", "x-api-key"))
@@ -46,7 +46,7 @@ def merge_headers(
 
 
 def _is_decimal(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
 class Head(NamedTuple):

@@ -150,9 +150,9 @@ class Pool:
                 "a client lives in an event loop, and none is running",
                 "make it inside a coroutine, or BlockingClient",
             ) from None
-        self._carry, self._free, self._awaited = (
-            self.reactor.carry,
-            self.reactor.free,
+        self._send_on_idle, self._recycle, self._awaited = (
+            self.reactor.send_on_idle,
+            self.reactor.recycle,
             self.reactor.open_exchanges,
         )
         if self._owns_wire:
@@ -295,7 +295,7 @@ class Pool:
         exchange.deadline = due + self._timeout_ns
         self._in_flight[exchange] = None
         self._sent_this_tick += 1
-        left = self._carry(exchange, self._idle, self._reuse_ns, self._awaited)
+        left = self._send_on_idle(exchange, self._idle, self._reuse_ns, self._awaited)
         if left:
             self._carried(exchange, left)
         return exchange
@@ -311,9 +311,9 @@ class Pool:
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
         """End a request now and close its connection. `on_done` gets the Completion with this failure."""
         connection = exchange.connection
-        if isinstance(connection, ClientConnection) and not exchange.over:
-            self.reactor.hand_over(connection)  # what came before may be its end
-        if exchange.over:
+        if isinstance(connection, ClientConnection) and not exchange.is_reported:
+            self.reactor.deliver(connection)  # what came before may be its end
+        if exchange.is_reported:
             return
         if isinstance(connection, ClientConnection):
             self.reactor.close(connection)
@@ -325,7 +325,7 @@ class Pool:
         idle = self._idle
         while idle:
             connection = idle.pop()
-            if connection.closed:
+            if connection.is_closed:
                 continue
             now = monotonic_ns()
             if now - connection.idle_since > self._reuse_ns:
@@ -376,7 +376,7 @@ class Pool:
                 continue
             self.connections_opened += 1
             self._connecting.append(connection)
-            connection.busy = exchange
+            connection.exchange = exchange
             if exchange is None:
                 self._spares += 1
             else:
@@ -387,10 +387,10 @@ class Pool:
         self._connect(None)
 
     def _write(self, connection: ClientConnection, exchange: Exchange) -> None:
-        connection.busy = exchange
-        connection.patient, connection.template = False, None
+        connection.exchange = exchange
+        connection.may_batch, connection.template = False, None
         exchange.connection = connection
-        exchange.reused = connection.served > 0
+        exchange.reused = connection.responses_served > 0
         if not exchange.reused:
             exchange.tcp, exchange.tls = connection.tcp_ns, connection.tls_ns
         self.reactor.open_exchanges.add(exchange)
@@ -399,9 +399,9 @@ class Pool:
 
     def _keep_idle(self, connection: ClientConnection) -> None:
         """An answer is over and its connection can be reused."""
-        connection.busy = None
-        connection.served += 1
-        self.reactor.release(connection)
+        connection.exchange = None
+        connection.responses_served += 1
+        self.reactor.stop_deferring(connection)
         connection.idle_since = monotonic_ns()
         self._idle.append(connection)
 
@@ -415,12 +415,12 @@ class Pool:
         exchange.payload = b""
         self.reactor.open_exchanges.discard(exchange)
         self._in_flight.pop(exchange, None)
-        exchange.tell()
+        exchange.report_completion()
 
     # -- calls from the wire -------------------------------------------------------------------------------------
 
-    def connected(self, connection: ClientConnection, at: int) -> None:
-        exchange = connection.busy
+    def connection_made(self, connection: ClientConnection, at: int) -> None:
+        exchange = connection.exchange
         self._preferred_address = connection.address
         self._refusing.clear()
         if isinstance(exchange, Exchange):
@@ -437,9 +437,9 @@ class Pool:
             elif self._spares + len(self._idle) < self._wanted_spares:
                 self._open_spare()
 
-    def failed(self, connection: ClientConnection, kind: str, text: str) -> None:
-        exchange = connection.busy
-        connection.busy = None
+    def connection_failed(self, connection: ClientConnection, kind: str, text: str) -> None:
+        exchange = connection.exchange
+        connection.exchange = None
         if isinstance(exchange, Exchange):
             if exchange.tries < len(self._addresses) and kind == "connect":
                 self._connect(exchange)
@@ -468,8 +468,8 @@ class Pool:
                 )
             )
 
-    def arrived(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
-        exchange = connection.busy
+    def receive_reads(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
+        exchange = connection.exchange
         if not isinstance(exchange, Exchange):  # bytes without a request
             self.reactor.close(connection)
             return
@@ -485,24 +485,28 @@ class Pool:
             self.reactor.close(
                 connection
             )  # the server gave up the idle connection before it saw this request
-            connection.busy = None
+            connection.exchange = None
             self._resend(exchange)
             return
-        if exchange.arrived(reads):
-            self.over(connection)
+        if exchange.feed_reads(reads):
+            self.response_completed(connection)
         elif connection.tls is None:
-            connection.patient, connection.template = exchange.patient, exchange.template
-            calm_events = exchange.calm_events if exchange.template is not None else 0
-            if connection.held or (calm_events >= HELD_EVENTS and len(reads[-1][0]) < LARGE_READ):
-                self.reactor.hold(connection, calm_events)
+            connection.may_batch, connection.template = exchange.may_batch, exchange.template
+            events_until_urgent = (
+                exchange.events_until_urgent if exchange.template is not None else 0
+            )
+            if connection.is_deferred or (
+                events_until_urgent >= HELD_EVENTS and len(reads[-1][0]) < LARGE_READ
+            ):
+                self.reactor.defer(connection, events_until_urgent)
 
-    def over(self, connection: ClientConnection) -> None:
+    def response_completed(self, connection: ClientConnection) -> None:
         if (
-            freed := self._free(connection, self._idle, self._in_flight, self._awaited)
+            freed := self._recycle(connection, self._idle, self._in_flight, self._awaited)
         ) is not None:
-            freed.tell()
+            freed.report_completion()
             return
-        exchange = connection.busy
+        exchange = connection.exchange
         assert isinstance(exchange, Exchange)
         response = exchange.response
         if response.complete and response.reusable and not connection.unsent:
@@ -519,9 +523,9 @@ class Pool:
             exchange
         )  # after the connection is free: the next request of the lane may use it
 
-    def closed(self, connection: ClientConnection, stamp: int, reset: str) -> None:
-        exchange = connection.busy
-        connection.busy = None
+    def connection_lost(self, connection: ClientConnection, stamp: int, reset: str) -> None:
+        exchange = connection.exchange
+        connection.exchange = None
         if not isinstance(exchange, Exchange):
             return
         was_idle = (
@@ -530,7 +534,7 @@ class Pool:
         if was_idle and not exchange.bytes_received and not exchange.resent:
             self._resend(exchange)
             return
-        exchange.ended(stamp, reset)
+        exchange.connection_ended(stamp, reset)
         self._report(exchange)
 
     def _resend(self, exchange: Exchange) -> None:
@@ -538,7 +542,7 @@ class Pool:
         original due instant.
         """
         exchange.resent += 1
-        exchange.fresh()
+        exchange.reset_response()
         exchange.tries = 0
         self._connect(exchange)
 
@@ -568,8 +572,8 @@ class Pool:
             ):  # it is over, or has just failed to connect
                 continue
             left -= 1
-            self.reactor.hand_over(connection)
-            if exchange.over:
+            self.reactor.deliver(connection)
+            if exchange.is_reported:
                 continue
             if exchange.progress and now - exchange.progress >= self._stall_ns:
                 self.cancel(
@@ -586,7 +590,7 @@ class Pool:
                     connection, "connect", f"no answer within {CONNECT_NS / 1e9:g} s"
                 )
         idle = self._idle
-        while idle and (idle[0].closed or now - idle[0].idle_since > self._reuse_ns):
+        while idle and (idle[0].is_closed or now - idle[0].idle_since > self._reuse_ns):
             connection = idle.popleft()
             self.reactor.close(connection)
         self._busiest_tick = max(self._sent_this_tick, self._busiest_tick * 7 // 8)

@@ -36,9 +36,9 @@ from .timer import Timer, create_timer
 from .tls import tls_error_text
 
 if TYPE_CHECKING or compiled_module is None:
-    from .receiver import Inbox, Receiver
+    from .receiver import SocketBuffer, Receiver
 else:
-    Inbox = compiled_module.Inbox
+    SocketBuffer = compiled_module.SocketBuffer
     Receiver = compiled_module.Receiver
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
@@ -58,7 +58,7 @@ _IN_PROGRESS = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS)
 LINUX = sys.platform == "linux"
 
 
-class Peer(Protocol):
+class ConnectionOwner(Protocol):
     """The owner of connections, which the wire calls. Each call names the connection, so one owner can have many.
 
     `connected`: the connection is ready at the instant `at` (after the TLS handshake). `failed`: it could not be made;
@@ -67,14 +67,14 @@ class Peer(Protocol):
     error's text.
     """
 
-    def connected(self, connection: ClientConnection, at: int) -> None: ...
-    def failed(self, connection: ClientConnection, kind: str, text: str) -> None: ...
-    def arrived(self, connection: ClientConnection, reads: list[Read | Run]) -> None: ...
-    def over(self, connection: ClientConnection) -> None: ...
-    def closed(self, connection: ClientConnection, stamp: int, reset: str) -> None: ...
+    def connection_made(self, connection: ClientConnection, at: int) -> None: ...
+    def connection_failed(self, connection: ClientConnection, kind: str, text: str) -> None: ...
+    def receive_reads(self, connection: ClientConnection, reads: list[Read | Run]) -> None: ...
+    def response_completed(self, connection: ClientConnection) -> None: ...
+    def connection_lost(self, connection: ClientConnection, stamp: int, reset: str) -> None: ...
 
 
-class ClientConnection(Inbox):
+class ClientConnection(SocketBuffer):
     """One connection. Until it is open, `tls_ns` is when the handshake began."""
 
     __slots__ = (
@@ -87,12 +87,12 @@ class ClientConnection(Inbox):
         "tunnel",
         "uses_left",
     )
-    peer: Peer
+    owner: ConnectionOwner
 
-    def __init__(self, sock: socket.socket, peer: Peer, address: int, now: int) -> None:
+    def __init__(self, sock: socket.socket, owner: ConnectionOwner, address: int, now: int) -> None:
         super().__init__(sock.fileno(), now)
         self.sock = sock
-        self.peer = peer
+        self.owner = owner
         self.address = address
         self.state = "connecting"
         self.uses_left: int | None = None
@@ -131,8 +131,10 @@ class Reactor:
             deque()
         )  # connections whose reads are to be handed over
         self._receiver = Receiver(self._poll, self._held, self._timer, self._queue)
-        self.release = self._receiver.release  # what comes next of this connection is urgent again
-        self.carry, self.free = self._receiver.carry, self._receiver.free
+        self.stop_deferring = (
+            self._receiver.stop_deferring
+        )  # what comes next of this connection is urgent again
+        self.send_on_idle, self.recycle = self._receiver.send_on_idle, self._receiver.recycle
         self._tick_at = monotonic_ns()
         self._resume_queued = False
         self._turn_running = False
@@ -150,7 +152,7 @@ class Reactor:
     @property
     def reads(self) -> int:
         """Reads of sockets so far."""
-        return self._receiver.reads
+        return self._receiver.read_count
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class Reactor:
         self,
         address: tuple[int, tuple[object, ...]],
         index: int,
-        peer: Peer,
+        owner: ConnectionOwner,
         tls: ssl.SSLContext | None,
         name: str,
         source: str = "",
@@ -166,8 +168,8 @@ class Reactor:
     ) -> ClientConnection:
         """Start to connect to `address` (family, sockaddr), from the local address `source` if given.
 
-        `index` is the peer's number for the address; `name` is the host name for TLS; `tunnel`: what is sent first, to
-        a proxy that opens a tunnel for the TLS that follows. The result is reported to `peer` by `connected` or
+        `index` is the owner's number for the address; `name` is the host name for TLS; `tunnel`: what is sent first, to
+        a proxy that opens a tunnel for the TLS that follows. The result is reported to `owner` by `connected` or
         `failed`. Raises OSError when the connection cannot be started at all.
         """
         family, sockaddr = address
@@ -188,7 +190,7 @@ class Reactor:
         except BaseException:
             sock.close()
             raise
-        connection = ClientConnection(sock, peer, index, monotonic_ns())
+        connection = ClientConnection(sock, owner, index, monotonic_ns())
         connection.tunnel = tunnel
         if tls is not None:
             connection.tls_in, connection.tls_out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -201,12 +203,12 @@ class Reactor:
         return connection
 
     def close(self, connection: ClientConnection) -> None:
-        """Drop a connection. Its peer gets no further calls for it."""
-        if connection.closed:
+        """Drop a connection. Its owner gets no further calls for it."""
+        if connection.is_closed:
             return
-        connection.closed = True
+        connection.is_closed = True
         connection.state = "closed"
-        connection.busy = None
+        connection.exchange = None
         del self._connections[connection.fd]
         self._receiver.remove(connection)
         with contextlib.suppress(OSError):
@@ -235,10 +237,10 @@ class Reactor:
         connection.unsent.extend(parts_from(parts, sent_bytes))
         self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
-    def hold(self, connection: ClientConnection, events: int) -> None:
+    def defer(self, connection: ClientConnection, events: int) -> None:
         """Nothing of this connection is urgent before so many plain events have come: they may be read late."""
         if self.turn_ns and not connection.unsent:
-            self._receiver.hold(connection, events)
+            self._receiver.defer(connection, events)
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -251,11 +253,11 @@ class Reactor:
     def _arm(self) -> None:
         receiver = self._receiver
         at = receiver.wake_at if receiver.wake_at < self._tick_at else self._tick_at
-        waits_end = self._turn_running and receiver.holding  # by themselves, at the next poll
-        if receiver.poll_at < at and self.open_exchanges and self.turn_ns and not waits_end:
-            at = receiver.poll_at
-        if at != receiver.armed_for:
-            receiver.armed_for = at
+        waits_end = self._turn_running and receiver.is_deferring  # by themselves, at the next poll
+        if receiver.next_poll_at < at and self.open_exchanges and self.turn_ns and not waits_end:
+            at = receiver.next_poll_at
+        if at != receiver.timer_armed_for:
+            receiver.timer_armed_for = at
             self._timer.arm(at)
 
     # -- one turn ------------------------------------------------------------------------------------------------
@@ -273,7 +275,7 @@ class Reactor:
                 if now >= hold_ends or not self.turn_ns:
                     break
                 if (
-                    not receiver.ready
+                    not receiver.ready_count
                     and not queue
                     and (self.on_idle is None or not self.on_idle())
                 ):
@@ -300,11 +302,11 @@ class Reactor:
         self.turn_count += 1
         receiver = self._receiver
         others: list[tuple[int, int]] | None = []
-        if receiver.waiting < BACKLOG_LIMIT:
+        if receiver.queued_reads < BACKLOG_LIMIT:
             if self.turn_ns:
                 wait_ms = HOLD_POLL_MS if self.on_idle is not None else -1
-                rest = self.open_exchanges, self.delivery_slice_ns, self._hand_over
-                others = receiver.go(wait_ms, hold_ends, self._tick_at, *rest)
+                rest = self.open_exchanges, self.delivery_slice_ns, self._deliver
+                others = receiver.run(wait_ms, hold_ends, self._tick_at, *rest)
             else:
                 others = receiver.receive(0, 0, -1)
             now = receiver.now
@@ -314,12 +316,12 @@ class Reactor:
             for fd, events in others:
                 self._other_event(fd, events)
             if now >= receiver.wake_at and self.on_wake is not None:
-                receiver.armed_for = 0
+                receiver.timer_armed_for = 0
                 self.on_wake(now)
             if self._queue:
-                now = receiver.hand_over_queued(self.delivery_slice_ns, self._hand_over)
+                now = receiver.deliver_queued(self.delivery_slice_ns, self._deliver)
         if now >= self._tick_at:
-            self._receiver.armed_for = 0
+            self._receiver.timer_armed_for = 0
             self._tick_at = now + TICK_NS
             if self.on_tick is not None:
                 self.on_tick(now)
@@ -331,33 +333,33 @@ class Reactor:
         if connection is None:
             # This poll returned after the timer fired: a socket that it does not report was empty at that instant.
             receiver = self._receiver
-            if receiver.armed_for > receiver.last_poll:
-                receiver.last_poll = receiver.armed_for
+            if receiver.timer_armed_for > receiver.last_poll:
+                receiver.last_poll = receiver.timer_armed_for
             self._timer.clear()
-            self._receiver.armed_for = 0
-        elif not connection.closed:
+            self._receiver.timer_armed_for = 0
+        elif not connection.is_closed:
             self._writable(connection)
 
-    def hand_over(self, connection: ClientConnection) -> None:
-        """Give the peer now what a patient connection has kept."""
+    def deliver(self, connection: ClientConnection) -> None:
+        """Give the owner now what a may_batch connection has kept."""
         if (
             connection.tls is None
-            and not connection.closed
-            and (reads := self._receiver.take(connection))
+            and not connection.is_closed
+            and (reads := self._receiver.take_reads(connection))
         ):
-            connection.peer.arrived(connection, reads)
+            connection.owner.receive_reads(connection, reads)
 
-    def _hand_over(self, connection: ClientConnection) -> None:
-        reads = self._receiver.take(connection)
-        connection.queued = False
-        if connection.closed:
+    def _deliver(self, connection: ClientConnection) -> None:
+        reads = self._receiver.take_reads(connection)
+        connection.is_queued = False
+        if connection.is_closed:
             return
         if connection.tls is not None:
             self._decrypt(connection, reads)
             return
         if reads:
-            connection.peer.arrived(connection, reads)
-        if connection.ended_at and not connection.closed:
+            connection.owner.receive_reads(connection, reads)
+        if connection.ended_at and not connection.is_closed:
             self._connection_ended(connection, connection.ended_at, error_text(connection.error))
 
     def _connection_ended(self, connection: ClientConnection, stamp: int, error: str) -> None:
@@ -367,15 +369,15 @@ class Reactor:
                 connection, kind, error or "the connection was closed while it was being made"
             )
             return
-        peer = connection.peer
+        owner = connection.owner
         connection.state = "gone"
-        peer.closed(connection, stamp, error)
+        owner.connection_lost(connection, stamp, error)
         self.close(connection)
 
     def give_up(self, connection: ClientConnection, kind: str, text: str) -> None:
-        """Give up a connection that is not ready yet, and report `failed` to its peer."""
+        """Give up a connection that is not ready yet, and report `failed` to its owner."""
         connection.state = "gone"
-        connection.peer.failed(connection, kind, text)
+        connection.owner.connection_failed(connection, kind, text)
         self.close(connection)
 
     def _writable(self, connection: ClientConnection) -> None:
@@ -387,7 +389,7 @@ class Reactor:
             self._poll.modify(connection.fd, select.EPOLLIN)
             connection.emptied_at = now = monotonic_ns()
             connection.tcp_ns, connection.tls_ns = now - connection.connecting_since, now
-            connection.open = True
+            connection.is_readable = True
             if connection.tunnel:
                 connection.state = "tunnel"
                 connection.sock.send(
@@ -414,7 +416,7 @@ class Reactor:
     def _connection_made(self, connection: ClientConnection) -> None:
         connection.state, now = "open", monotonic_ns()
         connection.tls_ns = now - connection.tls_ns if connection.tls is not None else 0
-        connection.peer.connected(connection, now)
+        connection.owner.connection_made(connection, now)
 
     # -- TLS -----------------------------------------------------------------------------------------------------
 
@@ -471,13 +473,13 @@ class Reactor:
             data, stamp, read_at, empty_at, from_kernel = read
             if connection.state == "tunnel":
                 self._tunnel_answered(connection, data)
-                if connection.closed:
+                if connection.is_closed:
                     return
                 continue
             connection.tls_in.write(data)
             if connection.state == "handshake":
                 self._handshake(connection)
-                if connection.closed:
+                if connection.is_closed:
                     return
                 if connection.state != "open":
                     continue
@@ -499,11 +501,11 @@ class Reactor:
         if connection.state == "open" and failed is None:
             self._flush_tls(connection)
         if plain:
-            connection.peer.arrived(connection, plain)
-        if connection.closed:
+            connection.owner.receive_reads(connection, plain)
+        if connection.is_closed:
             return
         if failed is not None:
-            if connection.busy is None:
+            if connection.exchange is None:
                 self._connection_ended(connection, reads[-1][1], tls_error_text(failed))
             else:  # for example an alert about our certificate, which TLS 1.3 sends after the handshake
                 self.give_up(connection, "tls", tls_error_text(failed))

@@ -82,19 +82,19 @@ class ExchangeState:
     """The fields of a request and its response (see `exchange.Exchange`).
 
     Attributes:
-        over: The completion was reported.
+        is_reported: The completion was reported.
         tries: How many addresses were tried.
-        patient: Reads may be kept for a while, and plain events counted (see `Inbox`).
-        at_start: The next byte is the first one of a chunk and of an event.
+        may_batch: Reads may be kept for a while, and plain events counted (see `SocketBuffer`).
+        at_chunk_start: The next byte is the first one of a chunk and of an event.
         incomplete_chunk: The first bytes of a chunk that has not ended yet. They hold no complete
             event and were not decoded.
-        split: The server writes a chunk in parts, and may send a part only after the one before
+        splits_chunks: The server writes a chunk in parts, and may send a part only after the one before
             was acknowledged, which a read does.
     """
 
     __slots__ = (
         "asked_output",
-        "at_start",
+        "at_chunk_start",
         "body_bytes",
         "body_parts",
         "bytes_received",
@@ -116,8 +116,8 @@ class ExchangeState:
         "kernel_stamp",
         "on_done",
         "on_first",
-        "over",
-        "patient",
+        "is_reported",
+        "may_batch",
         "payload",
         "progress",
         "reading",
@@ -128,7 +128,7 @@ class ExchangeState:
         "reused",
         "sent",
         "sink",
-        "split",
+        "splits_chunks",
         "stream",
         "tcp",
         "template",
@@ -186,7 +186,7 @@ class ExchangeState:
         self.sink = sink
         self.on_first = on_first
         self.connection: object | None = None
-        self.over = False
+        self.is_reported = False
         self.done = NEVER
         self.failure: Failure | None = None
         self.resent = 0
@@ -198,20 +198,20 @@ class ExchangeState:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.reused = False
-        self.fresh()
+        self.reset_response()
 
-    def fresh(self) -> None:
+    def reset_response(self) -> None:
         """Reset what is known of the response, before the request is sent or sent again."""
         self.sent = NEVER
         self.first_byte = NEVER
         self.client_lag = 0
         self.kernel_stamp = False
         self.progress = 0
-        self.patient = False
+        self.may_batch = False
         self.template: tuple[bytes, bytes] | None = None
-        self.at_start = False
+        self.at_chunk_start = False
         self.incomplete_chunk = b""
-        self.split = False
+        self.splits_chunks = False
         self.is_event_stream = False
         self.response = self.response_class()
         self.decoder = self.decoder_class()
@@ -222,31 +222,31 @@ class ExchangeState:
         self.body_parts: list[bytes] = []
         self.body_bytes = 0
 
-    def arrived(self, reads: Sequence[Read | Run]) -> bool:
+    def feed_reads(self, reads: Sequence[Read | Run]) -> bool:
         """Process reads in their order. Return True when the response is over."""
         for index, read in enumerate(reads):
             if len(read) == 3:
-                self._take_run(*read)
-            elif self._take_read(*read):
+                self._feed_run(*read)
+            elif self._feed_read(*read):
                 if index + 1 < len(reads):  # there are bytes after the end
                     self.response.reusable = False
                 return True
-        self.patient = (
+        self.may_batch = (
             self.is_event_stream
             and self.response.chunked
             and self.reading.first_token >= 0
             and self.sink is None
         )
-        self.template = self.reading.template if self.at_start else None
-        self.split = self.split or (self.patient and not self.at_start)
+        self.template = self.reading.template if self.at_chunk_start else None
+        self.splits_chunks = self.splits_chunks or (self.may_batch and not self.at_chunk_start)
         return False
 
-    def _take_read(
+    def _feed_read(
         self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool
     ) -> bool:
         """Process one read. Return True when the response is over."""
         raise NotImplementedError
 
-    def _take_run(self, reads: list[int | Bundle], size: int, read_at: int) -> None:
+    def _feed_run(self, reads: list[int | Bundle], size: int, read_at: int) -> None:
         """Process consecutive reads of plain events."""
         raise NotImplementedError

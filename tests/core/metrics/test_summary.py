@@ -648,10 +648,10 @@ def stopped_client(
         for read_at, packets in reads.items():
             stood_still = read_at % (every_ms * MS) == stop_ms * MS
             empty_at = read_at - (stop_ms * MS if stood_still else 200_000)
-            exchange.arrived(
+            exchange.feed_reads(
                 [(b"".join(data for _, data in packets), packets[-1][0], read_at, empty_at, True)]
             )
-        exchange.tell()
+        exchange.report_completion()
         place = RecordKey(number, number, 0, 0, 0, -1, 0, -1)
         rows.append(
             record.sent_record(place, done[0], 0, text=-1, built=Built(9, "tokenizer", tokens))
