@@ -84,7 +84,7 @@ def http(data: bytes) -> None:
     with contextlib.suppress(MalformedResponseError):
         for piece in _pieces(data):
             response.feed(piece)
-        response.end_of_file()
+        response.feed_end()
 
 
 def url(data: bytes) -> None:

@@ -70,7 +70,7 @@ static int64_t clock_ns(clockid_t clock)
 /* -- the module ---------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
-    {"whole_chunks", whole_chunks, METH_VARARGS, NULL},
+    {"parse_whole_chunks", parse_whole_chunks, METH_VARARGS, NULL},
     {"plain_run", plain_run, METH_VARARGS, NULL},
     {"register_classes", register_classes, METH_VARARGS, NULL},
     {"token_count", token_count, METH_O, NULL},

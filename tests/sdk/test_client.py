@@ -178,7 +178,7 @@ def test_faults(endpoint: EmbeddedServer, how: str, table: dict[str, Outcome]) -
                 exchange, done = send(client)
                 if fault.startswith("stall"):
                     await until(
-                        partial(lambda reading: reading.output_events == 3, exchange.reading)
+                        partial(lambda reading: reading.output_events == 3, exchange.reader)
                     )
                     client._pool.tick(exchange.progress + DAY_NS)
                 found[fault] = await done
@@ -741,7 +741,7 @@ def test_the_stall_clock_is_fed_by_events_and_not_by_pings() -> None:
             client_of(server.url, stall_timeout_ns=stall, timeout_ns=9 * DAY_NS) as client,
         ):
             exchange, done = send(client)
-            await until(lambda: exchange.reading.output_events == 1)
+            await until(lambda: exchange.reader.output_events == 1)
             fed = exchange.progress
             (writer,) = server.open
             received = exchange.bytes_received

@@ -215,7 +215,7 @@ def texts(reads: list[Any]) -> list[Any]:
         read[0]
         if len(read) == 5
         else (
-            [1 if isinstance(item, int) else (item[1], item[2] >= 0) for item in read[0]],
+            [1 if isinstance(item, int) else (item[1], item[2] is not None) for item in read[0]],
             read[1],
         )
         for read in reads
@@ -454,9 +454,9 @@ def learn(data: bytes) -> None:
 def test_reads_of_plain_events_are_those_of_its_chunks(pieces: list[bytes]) -> None:
     for data in [*pieces, b"".join(pieces)]:
         learn(data)
-        chunks, events, used = plain_events.plain_chunks(data, BEFORE, AFTER)
+        chunks, events, used = plain_events.scan_plain_chunks(data, BEFORE, AFTER)
         for _ in range(2):  # the second time its text is known
-            found = plain_events.plain_read(data, BEFORE, AFTER)
+            found = plain_events.count_plain_events(data, BEFORE, AFTER)
             assert found == ((chunks, events) if used == len(data) else (found[0], 0))
 
 
@@ -503,8 +503,8 @@ def test_arguments_of_another_type_are_refused() -> None:
         (compiled.plain_run, ((b"a",), 0, BEFORE, AFTER)),
         (compiled.plain_run, ([], -1, BEFORE, AFTER)),
         (compiled.plain_run, ([1 << 80], 0, BEFORE, AFTER)),
-        (compiled.whole_chunks, ("text", BEFORE, AFTER)),
-        (compiled.whole_chunks, (b"", None, AFTER)),
+        (compiled.parse_whole_chunks, ("text", BEFORE, AFTER)),
+        (compiled.parse_whole_chunks, (b"", None, AFTER)),
     ):
         with pytest.raises((TypeError, OverflowError)):
             call(*arguments)

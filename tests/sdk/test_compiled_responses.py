@@ -261,14 +261,12 @@ class ReferenceExchange(ExchangeState):
 
     response_class: Any = ReferenceResponse
     decoder_class: Any = ReferenceDecoder
-    reading_class: Any = ReferenceReading
+    reader_class: Any = ReferenceReading
 
 
 def initial_values(instance: Any, state_class: type) -> dict[str, Any]:
     """Return the fields of an instance. Those that contain other fields are left out."""
-    names = [
-        n for n in state_class.__slots__ if n not in ("response", "decoder", "reading", "flow")
-    ]
+    names = [n for n in state_class.__slots__ if n not in ("response", "decoder", "reader", "flow")]
     return {name: getattr(instance, name) for name in names}
 
 
@@ -282,7 +280,7 @@ def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference
         (ExchangeState, ours, theirs),
         (ResponseState, ours.response, theirs.response),
         (DecoderState, ours.decoder, theirs.decoder),
-        (ResponseReaderState, ours.reading, theirs.reading),
+        (ResponseReaderState, ours.reader, theirs.reader),
         (ResponseReaderState, *few),
     ):
         base = type(compiled_state).__mro__[1]
@@ -419,7 +417,7 @@ def test_a_turn_goes_on_until_python_is_needed() -> None:
         theirs.send(pieces[0])
         assert (
             go(later, later) is None
-            and short.exchange.reading.output_events
+            and short.exchange.reader.output_events
             and short.may_batch
             and not others
         )

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Exchange
-from loadgen_sdk.transport.plain_events import plain_chunks
+from loadgen_sdk.transport.plain_events import scan_plain_chunks
 from loadgen_sdk.transport.response_state import Bundle, Read, Run
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 
@@ -33,10 +33,10 @@ def as_run(reads: list[tuple[Read, int | Bundle]]) -> list[Run]:
 def plainly(read: Read, template: tuple[bytes, bytes] | None) -> int | Bundle | None:
     """What a receiver keeps of a read of plain events only."""
     data, stamp, _, empty_at, _ = read
-    chunks, events, used = plain_chunks(data, *template) if template is not None else (0, 0, 0)
+    chunks, events, used = scan_plain_chunks(data, *template) if template is not None else (0, 0, 0)
     if not events or used != len(data):
         return None
-    return stamp if events == 1 else (stamp, events, stamp - empty_at if chunks > 1 else -1)
+    return stamp if events == 1 else (stamp, events, stamp - empty_at if chunks > 1 else None)
 
 
 def told(
@@ -50,7 +50,7 @@ def told(
     made = Exchange(None, b"", b"", 0, heard.append, flow, stream=True)
     made.sent = 1
     if not templates:
-        made.reading.learned = 1 << 60
+        made.reader.learned = 1 << 60
     over, kept, run = False, [], []
     sizes = iter(groups)
     size = next(sizes, 1 << 60)
@@ -235,12 +235,12 @@ def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
     made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), stream=True)
     made.feed_reads([(HEAD + chunks([event("first")]), 10, 10, 5, True)])
     made.feed_reads([(data, 10, 10, 5, True)])
-    assert (made.reading.learned, made.reading.output_events) == (1, 101)
-    before, after = made.reading.template or (b"", b"")
-    assert plain_chunks(data, before, after) == (100, 100, len(data))
-    assert plain_chunks(data[:-1], before, after)[0] == 99
+    assert (made.reader.learned, made.reader.output_events) == (1, 101)
+    before, after = made.reader.template or (b"", b"")
+    assert scan_plain_chunks(data, before, after) == (100, 100, len(data))
+    assert scan_plain_chunks(data[:-1], before, after)[0] == 99
     for text, plain in ((" a", 1), ("é", 1), ("", 0), ('"', 0), ("\n", 0)):
-        assert plain_chunks(chunks([event(text)]), before, after)[:2] == (plain, plain)
+        assert scan_plain_chunks(chunks([event(text)]), before, after)[:2] == (plain, plain)
 
 
 def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None:
@@ -273,5 +273,5 @@ def test_a_stream_without_plain_events_soon_costs_no_search() -> None:
     payloads = [event(f" w{i}", created=i) for i in range(400)]
     made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), stream=True)
     made.feed_reads([(HEAD + chunks(payloads), 10, 10, 5, True)])
-    assert made.reading.output_events == 400
-    assert made.reading.learned <= 4
+    assert made.reader.output_events == 400
+    assert made.reader.learned <= 4

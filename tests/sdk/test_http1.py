@@ -25,7 +25,7 @@ def read(*pieces: bytes, closed: bool = False) -> tuple[ResponseParser, bytes]:
     for piece in pieces:
         body += b"".join(response.feed(piece))
     if closed:
-        response.end_of_file()
+        response.feed_end()
     return response, body
 
 

@@ -8,7 +8,7 @@
 
 #define EXCHANGE_OBJECTS(F, T)                                                                                         \
     F(T, body_parts) F(T, connection) F(T, decoder) F(T, failure) F(T, flow) F(T, head) F(T, incomplete_chunk) F(T, on_done) F(T, on_first)       \
-    F(T, payload) F(T, reading) F(T, request) F(T, response) F(T, sink) F(T, template)
+    F(T, payload) F(T, reader) F(T, request) F(T, response) F(T, sink) F(T, template)
 #define EXCHANGE_NUMBERS(F, T)                                                                                         \
     F(T, asked_output) F(T, body_bytes) F(T, bytes_received) F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done)   \
     F(T, due) F(T, first_byte) F(T, progress) F(T, ready) F(T, resent) F(T, sent) F(T, tcp) F(T, tls) F(T, tries)
@@ -238,7 +238,7 @@ static int begin_answer(Exchange *exchange)
     replace(&exchange->decoder, decoder);
     if ((reading = made(reading_class)) == NULL)
         return -1;
-    replace(&exchange->reading, reading);
+    replace(&exchange->reader, reading);
     int few = exchange->asked_output > 0 && exchange->asked_output <= LAST_EVENTS;
     return begin_response((Response *)response) < 0 || begin_decoder((Decoder *)decoder) < 0
                ? -1

@@ -121,7 +121,7 @@ static int append_payload(PyObject *events, const char *at, const char *end)
     return failed ? -1 : 0;
 }
 
-static PyObject *whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
 {
     const char *data;
     Py_ssize_t size;

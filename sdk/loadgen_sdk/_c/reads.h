@@ -267,11 +267,11 @@ static int complete(Exchange *exchange, Reading *reading, int64_t stamp)
 static int take_usual(Exchange *exchange, const Read *read)
 {
     Response *response = (Response *)exchange->response;
-    Reading *reading = (Reading *)exchange->reading;
+    Reading *reading = (Reading *)exchange->reader;
     Usual usual = {.count = 0};
     int fits = 1, result = -1;
     if (Py_TYPE(exchange->response) != response_class || Py_TYPE(exchange->decoder) != decoder_class ||
-        Py_TYPE(exchange->reading) != reading_class)
+        Py_TYPE(exchange->reader) != reading_class)
         return 2;
     if (!look(exchange, response, (Decoder *)exchange->decoder, reading, read, &usual)) {
         forget(&usual);
@@ -352,7 +352,7 @@ static int take_any(Exchange *exchange, const Read *read)
 /* What is said of the reads to come, after some that have not ended the answer. */
 static void await_more(Exchange *exchange)
 {
-    Reading *reading = (Reading *)exchange->reading;
+    Reading *reading = (Reading *)exchange->reader;
     exchange->may_batch = exchange->is_event_stream && ((Response *)exchange->response)->chunked &&
                         reading->first_token >= 0 && exchange->sink == Py_None;
     put_same(&exchange->template, exchange->at_chunk_start ? reading->template : Py_None);
@@ -403,7 +403,7 @@ static Exchange *usual_exchange(SocketBuffer *buffer)
     if (buffer->ended_at || buffer->is_deferred || buffer->run_count || buffer->template != Py_None || buffer->reads == NULL ||
         !PyList_Check(buffer->reads) || reads_in(buffer) < 1 || buffer->tls != Py_None || buffer->is_closed ||
         exchange == NULL || exchange_class == NULL || Py_TYPE((PyObject *)exchange) != exchange_class ||
-        Py_TYPE(exchange->reading) != reading_class || ((Reading *)exchange->reading)->learned != ENOUGH)
+        Py_TYPE(exchange->reader) != reading_class || ((Reading *)exchange->reader)->learned != ENOUGH)
         return NULL;
     if (exchange->first_byte < 0) { /* it may be the end of an idle connection: 408 */
         Read read;

@@ -482,8 +482,13 @@ static int end_run(Receiver *receiver, SocketBuffer *buffer)
         return -1;
     for (int i = 0; i < buffer->run_count; i++) {
         PlainRead *read = &buffer->run[i];
-        PyObject *item = read->events == 1 ? PyLong_FromLongLong(read->stamp)
-                                           : Py_BuildValue("LLL", read->stamp, read->events, read->error);
+        PyObject *item;
+        if (read->events == 1)
+            item = PyLong_FromLongLong(read->stamp);
+        else if (read->error < 0)
+            item = Py_BuildValue("LLO", read->stamp, read->events, Py_None);
+        else
+            item = Py_BuildValue("LLL", read->stamp, read->events, read->error);
         if (item == NULL) {
             Py_DECREF(stamps);
             return -1;

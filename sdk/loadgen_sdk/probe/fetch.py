@@ -252,7 +252,7 @@ class _ResponseReading:
         while not self._response.complete:
             data = await reader.read(_READ_BYTES)
             if not data:
-                if not self._response.end_of_file():
+                if not self._response.feed_end():
                     self._raise_closed_early()
                 return
             self._body_pieces += self._response.feed(data)

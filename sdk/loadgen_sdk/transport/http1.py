@@ -1,6 +1,7 @@
-"""HTTP/1.1 without IO: writes request heads, reads response heads and bodies (chunked, by length, until close).
+"""HTTP/1.1 without I/O: build request heads, parse response heads and bodies.
 
-One `ResponseParser` reads one answer. This module uses no socket. Bytes that it cannot accept raise `MalformedResponseError`.
+A body may be chunked, have a length, or end with the connection. A `ResponseParser` parses one
+response. Bytes that it cannot accept raise `MalformedResponseError`.
 """
 
 from __future__ import annotations
@@ -8,19 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .chunk_size import CHUNK_SIZES, MAX_DIGITS, MalformedResponseError, chunk_size
+from .chunk_size import CHUNK_SIZES, MAX_DIGITS, MalformedResponseError, parse_chunk_size
 from .implementation import ResponseState
 
 CREDENTIALS = frozenset(("authorization", "api-key", "x-api-key"))
+"""The names of the headers that carry credentials, in lower case."""
+
 MAX_HEAD_BYTES = 64 << 10
-MAX_LINE_BYTES = 4 << 10  # a chunk-size line with extensions, or one trailer
-_NO_BODY = frozenset((204, 304))
+MAX_LINE_BYTES = 4 << 10
+"""The largest size line of a chunk, with extensions, and the largest line of a trailer."""
+
 HTTP_2 = "the server speaks HTTP/2 and no HTTP/1.1"
 _BARE_LF = "a response head whose lines end with LF alone, not with CRLF"
 
+_LINE_END = b"\r\n"
+_HEAD_END = b"\r\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
+_STATUSES_WITHOUT_BODY = frozenset((204, 304))
+_MAX_CACHED_HEADS = 64
+
 
 def build_request_head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
-    """The fixed part of a request head, without Content-Length and the closing blank line."""
+    """Return the fixed part of a request head, without Content-Length and the closing blank line.
+
+    Raises:
+        ValueError: A header has a line break in it.
+    """
     for name, value in headers:
         if "\r" in name + value or "\n" in name + value:
             raise ValueError(f"header {name!r} has a line break in it")
@@ -29,28 +43,30 @@ def build_request_head(method: str, path: str, headers: list[tuple[str, str]]) -
 
 
 def merge_headers(
-    ours: Iterable[tuple[str, str]], users: Iterable[tuple[str, str]]
+    own_headers: Iterable[tuple[str, str]], user_headers: Iterable[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Header lines in which the user's replace ours of the same name.
+    """Return the headers of a request, in which the user's replace ours of the same name.
 
-    A user's own credentials (any header of CREDENTIALS) replace our keys: a key from the environment is not meant for a
-    server that the user gives another one. User and password of the URL were given for this server: only the user's
-    own `Authorization` replaces them.
+    Credentials of the user (any header of CREDENTIALS) replace our API keys, because a key from the
+    environment is not meant for a server for which the user specifies another one. User and password
+    of the URL are meant for this server, so only the user's own `Authorization` replaces them.
     """
-    ours, users = list(ours), list(users)
-    names = {name.lower() for name, _ in users}
-    if names & CREDENTIALS:
-        keys = {name.lower() for name, value in ours if not value.startswith("Basic ")}
-        names |= CREDENTIALS & keys
-    return [*(pair for pair in ours if pair[0].lower() not in names), *users]
+    own_headers = list(own_headers)
+    user_headers = list(user_headers)
+    replaced = {name.lower() for name, _ in user_headers}
+    if replaced & CREDENTIALS:
+        api_keys = {name.lower() for name, value in own_headers if not value.startswith("Basic ")}
+        replaced |= CREDENTIALS & api_keys
+    kept = [(name, value) for name, value in own_headers if name.lower() not in replaced]
+    return kept + user_headers
 
 
-def _is_decimal(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+class ResponseHead(NamedTuple):
+    """The parsed head of a response (see `ResponseParser`).
 
-
-class Head(NamedTuple):
-    """What the head of an answer says; see `ResponseParser`. `mode`: how the body is framed."""
+    `mode` says how the body is framed: "chunked", "length", "close" (it ends with the connection) or
+    "end" (there is none).
+    """
 
     status: int
     headers: dict[str, str]
@@ -61,22 +77,42 @@ class Head(NamedTuple):
     idle_limit_s: float | None
 
 
-HEADS: dict[
-    bytes, Head
-] = {}  # cache: a server repeats its head, byte by byte, until the date in it changes
+PARSED_HEADS: dict[bytes, ResponseHead] = {}
+"""A cache. A server repeats its head, byte by byte, until the date in it changes."""
 
 
-def _parsed_head(data: bytes) -> Head:
-    """The head of a final answer, without the blank line."""
-    lines = data.decode("latin-1").split("\r\n")
-    version, _, after = lines[0].partition(" ")
-    code = after.partition(" ")[0]
-    if not version.startswith("HTTP/1.") or not (
-        _is_decimal(code) and len(code) == 3 and code >= "200"
-    ):
-        raise MalformedResponseError(f"status line {lines[0][:80]!r}")
+def _parse_head(data: bytes) -> ResponseHead:
+    """Parse the head of a final response, without the blank line.
+
+    Raises:
+        MalformedResponseError: The head is invalid.
+    """
+    status_line, *header_lines = data.decode("latin-1").split("\r\n")
+    version, _, rest = status_line.partition(" ")
+    code = rest.partition(" ")[0]
+    is_final_status = len(code) == 3 and _is_decimal(code) and code >= "200"
+    if not version.startswith("HTTP/1.") or not is_final_status:
+        raise MalformedResponseError(f"status line {status_line[:80]!r}")
+    headers = _parse_headers(header_lines)
+    connection = headers.get("connection", "").lower()
+    is_kept_alive = version != "HTTP/1.0" or "keep-alive" in connection
+    uses_left, idle_limit_s = _parse_keep_alive(headers.get("keep-alive", ""))
+    mode, length = _framing(int(code), headers)
+    return ResponseHead(
+        status=int(code),
+        headers=headers,
+        mode=mode,
+        length=length,
+        reusable=is_kept_alive and "close" not in connection and mode != "close",
+        uses_left=uses_left,
+        idle_limit_s=idle_limit_s,
+    )
+
+
+def _parse_headers(lines: list[str]) -> dict[str, str]:
+    """Return the headers, with names in lower case. Repeated ones are joined with ", "."""
     headers: dict[str, str] = {}
-    for line in lines[1:]:
+    for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
             raise MalformedResponseError(f"header line {line[:80]!r}")
@@ -85,25 +121,27 @@ def _parsed_head(data: bytes) -> Head:
         name = name.lower()
         value = value.strip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    connection = headers.get("connection", "").lower()
-    reusable = "close" not in connection and (version != "HTTP/1.0" or "keep-alive" in connection)
-    uses_left, idle_limit_s = None, None
-    for part in headers.get("keep-alive", "").split(","):
-        key, _, value = part.strip().lower().partition("=")
-        if _is_decimal(value):
-            if key == "max":
-                uses_left = int(value)
-            elif key == "timeout":
-                idle_limit_s = float(value)
-    mode, length = _framing(int(code), headers)
-    return Head(
-        int(code), headers, mode, length, reusable and mode != "close", uses_left, idle_limit_s
-    )
+    return headers
+
+
+def _parse_keep_alive(value: str) -> tuple[int | None, float | None]:
+    """Return `max` and `timeout` of a Keep-Alive header."""
+    uses_left: int | None = None
+    idle_limit_s: float | None = None
+    for part in value.split(","):
+        key, _, number = part.strip().lower().partition("=")
+        if not _is_decimal(number):
+            continue
+        if key == "max":
+            uses_left = int(number)
+        elif key == "timeout":
+            idle_limit_s = float(number)
+    return uses_left, idle_limit_s
 
 
 def _framing(status: int, headers: dict[str, str]) -> tuple[str, int]:
-    """How the body is framed, and its length if that is known."""
-    if status in _NO_BODY:
+    """Return how the body is framed (see `ResponseHead`), and its length if that is known."""
+    if status in _STATUSES_WITHOUT_BODY:
         return "end", 0
     if headers.get("transfer-encoding", "").lower().endswith("chunked"):
         return "chunked", 0
@@ -117,65 +155,64 @@ def _framing(status: int, headers: dict[str, str]) -> tuple[str, int]:
     return "length" if length else "end", length
 
 
-class ResponseParser(ResponseState):
-    """The reader of one answer. `feed` takes arriving bytes and returns the body parts in them.
+def _is_decimal(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
-    `status` is 0 until the head is complete. `complete` is true when the body has ended by its framing. Once complete,
-    `reusable` says whether the connection can carry another request. `surplus` holds bytes after the end.
-    `headers` has names in lower case; repeated headers are joined with ", ". Equal heads share it.
+
+class ResponseParser(ResponseState):
+    """Parses one response. `feed` takes the bytes that arrive and returns the parts of the body.
+
+    Attributes:
+        status: The status code, or 0 until the head is complete.
+        headers: The headers, with names in lower case. Repeated ones are joined with ", ". Equal
+            heads share the dictionary.
+        complete: The body has ended by its framing.
+        reusable: Once the response is complete, the connection can carry another request.
+        surplus: Bytes after the end.
     """
 
     __slots__ = ()
 
     def feed(self, data: bytes) -> list[bytes]:
-        mode = self._mode
-        if mode == "chunked":
-            if (
-                not self._bytes_left and not self._unparsed
-            ):  # the usual case: a read is exactly one chunk
-                line_end = data.find(b"\r\n")
-                length = CHUNK_SIZES.get(data[:line_end])
-                if length and len(data) == line_end + length + 4 and data.endswith(b"\r\n"):
-                    return [data[line_end + 2 : -2]]
-                if data == b"0\r\n\r\n":
-                    self._finish(b"")
-                    return []
-            return self._chunked_body(data)
-        if mode == "length":
-            return self._length_body(data)
-        if mode == "close":
+        """Parse the next bytes of the response and return the parts of the body in them."""
+        if self._mode == "chunked":
+            return self._feed_chunked(data)
+        if self._mode == "length":
+            return self._feed_length(data)
+        if self._mode == "close":
             return [data]
-        if mode == "head":
-            body_start = self.take_head(data)
+        if self._mode == "head":
+            body_start = self.feed_head(data)
             return self.feed(body_start) if body_start else []
-        if mode == "trailer":
-            return self._trailer(data)
+        if self._mode == "trailer":
+            self._feed_trailer(data)
+            return []
         self.surplus += data
         self.reusable = False
         return []
 
-    def end_of_file(self) -> bool:
-        """The server closed the connection. Returns whether the body is complete, by its framing or by this close."""
+    def feed_end(self) -> bool:
+        """Note that the server closed the connection. Return whether the body is complete."""
         if self._mode == "close":
             self._finish(b"")
         return self.complete
 
     @property
     def between_chunks(self) -> bool:
-        """Whether the bytes so far end with a whole chunk and the body goes on. True for bodies without chunks."""
-        return not (self._bytes_left or self._unparsed or self.complete) or self._mode in (
-            "length",
-            "close",
-        )
+        """Whether the bytes so far end with a whole chunk and the body goes on.
+
+        It is true for bodies without chunks.
+        """
+        if self._mode in ("length", "close"):
+            return True
+        return not (self._bytes_left or self._unparsed or self.complete)
 
     @property
-    def missing(self) -> int:
-        """How many bytes of the current chunk, with its line end, are still to come; 0 if that is not known."""
-        return (
-            self._bytes_left - len(self._unparsed)
-            if self._bytes_left and self._mode == "chunked"
-            else 0
-        )
+    def missing_chunk_bytes(self) -> int:
+        """How many bytes of the current chunk are still to come, with its line end, or 0 if unknown."""
+        if not self._bytes_left or self._mode != "chunked":
+            return 0
+        return self._bytes_left - len(self._unparsed)
 
     def _finish(self, surplus: bytes) -> None:
         self._mode = "end"
@@ -184,52 +221,36 @@ class ResponseParser(ResponseState):
         if surplus:
             self.reusable = False
 
-    def take_head(self, data: bytes) -> bytes:
-        """Read the head or a part of it; returns what follows it. `status` stays 0 until it is complete."""
-        data = self._unparsed + data if self._unparsed else data
-        while (
-            data.startswith(b"HTTP/1.1 1") and (end := data.find(b"\r\n\r\n")) >= 0
-        ):  # skip interim answers (1xx)
-            data = data[end + 4 :]
-        end = data.find(b"\r\n\r\n")
-        if end < 0:
-            if not b"HTTP/1.".startswith(data[:7]):
-                if (
-                    data[:2] == b"\0\0" and data[3:4] == b"\4"
-                ):  # a frame of settings, with which HTTP/2 begins
-                    raise MalformedResponseError(HTTP_2)
-                raise MalformedResponseError(f"not an HTTP/1.x answer: {data[:60]!r}")
-            if b"\n\n" in data:
-                raise MalformedResponseError(_BARE_LF)
-            if len(data) > MAX_HEAD_BYTES:
-                raise MalformedResponseError("a response head of more than 64 KiB")
+    def feed_head(self, data: bytes) -> bytes:
+        """Parse the head or a part of it, and return what follows it.
+
+        `status` stays 0 until the head is complete.
+        """
+        data = _skip_interim_responses(self._unparsed + data)
+        lines, separator, body_start = data.partition(_HEAD_END)
+        if not separator:
+            _check_incomplete_head(data)
             self._unparsed = data
             return b""
         self._unparsed = b""
-        lines, body_start = data[:end], data[end + 4 :]
-        head = HEADS.get(lines)
-        if head is None:
-            head = _parsed_head(lines)
-            if len(HEADS) >= 64:
-                HEADS.clear()
-            HEADS[lines] = head
-        (
-            self.status,
-            self.headers,
-            self._mode,
-            self._bytes_left,
-            self.reusable,
-            self.uses_left,
-            self.idle_limit_s,
-        ) = head
-        self.chunked = self._mode == "chunked"
-        self.until_close = self._mode == "close"
+        self._use_head(_cached_head(lines))
         if self._mode == "end":
             self._finish(body_start)
             return b""
         return body_start
 
-    def _length_body(self, data: bytes) -> list[bytes]:
+    def _use_head(self, head: ResponseHead) -> None:
+        self.status = head.status
+        self.headers = head.headers
+        self._mode = head.mode
+        self._bytes_left = head.length
+        self.reusable = head.reusable
+        self.uses_left = head.uses_left
+        self.idle_limit_s = head.idle_limit_s
+        self.chunked = head.mode == "chunked"
+        self.until_close = head.mode == "close"
+
+    def _feed_length(self, data: bytes) -> list[bytes]:
         bytes_left = self._bytes_left
         if len(data) < bytes_left:
             self._bytes_left = bytes_left - len(data)
@@ -238,61 +259,123 @@ class ResponseParser(ResponseState):
         self._finish(data[bytes_left:])
         return [data[:bytes_left]]
 
-    def _chunked_body(self, data: bytes) -> list[bytes]:
+    def _feed_chunked(self, data: bytes) -> list[bytes]:
+        """Parse a part of a chunked body and return the contents of its chunks."""
+        if not self._bytes_left and not self._unparsed:
+            content = _content_of_single_chunk(data)
+            if content is not None:
+                return [content]
+            if data == _LAST_CHUNK:
+                self._finish(b"")
+                return []
         if self._unparsed:
             data = self._unparsed + data
             self._unparsed = b""
         pieces: list[bytes] = []
-        bytes_left = self._bytes_left  # bytes of the current chunk to come, with its closing CRLF
-        position, size = 0, len(data)
-        while position < size:
-            if bytes_left:
-                end = position + bytes_left
-                if end <= size:
-                    if data[end - 2 : end] != b"\r\n":
-                        raise MalformedResponseError("a chunk that is longer than its size")
-                    if bytes_left > 2:
-                        pieces.append(data[position : end - 2])
-                    position = end
-                    bytes_left = 0
-                    continue
-                body = min(size, end - 2)
-                if body > position:
-                    pieces.append(data[position:body])
-                    bytes_left -= body - position
-                self._unparsed = data[body:]
-                break
-            line_end = data.find(b"\r\n", position)
-            if line_end < 0:
-                if size - position > MAX_LINE_BYTES:
-                    raise MalformedResponseError("a chunk-size line of more than 4 KiB")
-                self._unparsed = data[position:]
-                break
-            line = data[position:line_end]
-            length = CHUNK_SIZES.get(line)
-            if length is None:
-                length = chunk_size(line)
-            position = line_end + 2
-            if not length:
-                self._mode = "trailer"
-                self._bytes_left = 0
-                self._trailer(data[position:])
-                return pieces
-            bytes_left = length + 2
-        self._bytes_left = bytes_left
+        position = 0
+        while position < len(data):
+            if self._bytes_left:
+                position = self._feed_content(data, position, pieces)
+            else:
+                position = self._feed_size_line(data, position)
         return pieces
 
-    def _trailer(self, data: bytes) -> list[bytes]:
+    def _feed_content(self, data: bytes, position: int, pieces: list[bytes]) -> int:
+        """Parse the content of a chunk from `position`, and return the position after it.
+
+        `_bytes_left` counts the bytes of the chunk that are still to come, with the line end after
+        it. A part of the line end is kept in `_unparsed`.
+        """
+        end = position + self._bytes_left
+        content_end = end - len(_LINE_END)
+        if end > len(data):
+            available_end = min(len(data), content_end)
+            if available_end > position:
+                pieces.append(data[position:available_end])
+                self._bytes_left -= available_end - position
+            self._unparsed = data[available_end:]
+            return len(data)
+        if data[content_end:end] != _LINE_END:
+            raise MalformedResponseError("a chunk that is longer than its size")
+        if content_end > position:
+            pieces.append(data[position:content_end])
+        self._bytes_left = 0
+        return end
+
+    def _feed_size_line(self, data: bytes, position: int) -> int:
+        """Parse the size line of a chunk at `position`, and return the position after it."""
+        line_end = data.find(_LINE_END, position)
+        if line_end < 0:
+            if len(data) - position > MAX_LINE_BYTES:
+                raise MalformedResponseError("a chunk-size line of more than 4 KiB")
+            self._unparsed = data[position:]
+            return len(data)
+        line = data[position:line_end]
+        size = CHUNK_SIZES.get(line)
+        if size is None:
+            size = parse_chunk_size(line)
+        position = line_end + len(_LINE_END)
+        if size:
+            self._bytes_left = size + len(_LINE_END)
+            return position
+        self._mode = "trailer"
+        self._feed_trailer(data[position:])
+        return len(data)
+
+    def _feed_trailer(self, data: bytes) -> None:
+        """Skip the lines after the last chunk, up to the blank line that ends the response."""
         data = self._unparsed + data
         self._unparsed = b""
         while True:
-            end = data.find(b"\r\n")
-            if end < 0:
+            line_end = data.find(_LINE_END)
+            if line_end < 0:
                 if len(data) > MAX_LINE_BYTES:
                     raise MalformedResponseError("a trailer of more than 4 KiB")
                 self._unparsed = data
-                return []
-            if not end:
-                self._finish(data[2:])
-                return []
-            data = data[end + 2 :]
+                return
+            is_blank = line_end == 0
+            data = data[line_end + len(_LINE_END) :]
+            if is_blank:
+                self._finish(data)
+                return
+
+
+def _skip_interim_responses(data: bytes) -> bytes:
+    """Return what follows complete interim responses, whose status is 1xx."""
+    while data.startswith(b"HTTP/1.1 1") and _HEAD_END in data:
+        data = data.partition(_HEAD_END)[2]
+    return data
+
+
+def _check_incomplete_head(data: bytes) -> None:
+    """Raise MalformedResponseError if these bytes cannot be the beginning of a response head."""
+    if not b"HTTP/1.".startswith(data[:7]):
+        is_http2_settings_frame = data[:2] == b"\0\0" and data[3:4] == b"\4"
+        if is_http2_settings_frame:
+            raise MalformedResponseError(HTTP_2)
+        raise MalformedResponseError(f"not an HTTP/1.x answer: {data[:60]!r}")
+    if b"\n\n" in data:
+        raise MalformedResponseError(_BARE_LF)
+    if len(data) > MAX_HEAD_BYTES:
+        raise MalformedResponseError("a response head of more than 64 KiB")
+
+
+def _cached_head(lines: bytes) -> ResponseHead:
+    """Return the parsed head, from the cache if it is there."""
+    head = PARSED_HEADS.get(lines)
+    if head is None:
+        head = _parse_head(lines)
+        if len(PARSED_HEADS) >= _MAX_CACHED_HEADS:
+            PARSED_HEADS.clear()
+        PARSED_HEADS[lines] = head
+    return head
+
+
+def _content_of_single_chunk(data: bytes) -> bytes | None:
+    """Return the content if the data is exactly one chunk with a known size line, the usual case."""
+    line_end = data.find(_LINE_END)
+    size = CHUNK_SIZES.get(data[:line_end])
+    content_start = line_end + len(_LINE_END)
+    if size and len(data) == content_start + size + len(_LINE_END) and data.endswith(_LINE_END):
+        return data[content_start : -len(_LINE_END)]
+    return None

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..compiled import module as compiled_module
 from ..errors import TargetUnusable
 from .proxy import tunnel_refusal
-from .receiver import MAX_WRITE_BYTES, error_text, first_bytes, parts_from
+from .receiver import MAX_WRITE_BYTES, socket_error_text, first_bytes, parts_from
 from .response_state import Read, Run
 from .timer import Timer, create_timer
 from .tls import tls_error_text
@@ -360,7 +360,9 @@ class Reactor:
         if reads:
             connection.owner.receive_reads(connection, reads)
         if connection.ended_at and not connection.is_closed:
-            self._connection_ended(connection, connection.ended_at, error_text(connection.error))
+            self._connection_ended(
+                connection, connection.ended_at, socket_error_text(connection.error)
+            )
 
     def _connection_ended(self, connection: ClientConnection, stamp: int, error: str) -> None:
         if connection.state in ("connecting", "tunnel", "handshake"):
@@ -466,7 +468,7 @@ class Reactor:
         """Decrypt what was read, hand over the plain reads, and see to the end of the connection."""
         assert connection.tls is not None and connection.tls_in is not None
         plain: list[Read | Run] = []
-        ended_at, error = connection.ended_at, error_text(connection.error)
+        ended_at, error = connection.ended_at, socket_error_text(connection.error)
         failed: ssl.SSLError | None = None
         for read in reads:
             assert len(read) == 5  # there is no template for what is encrypted
@@ -495,7 +497,7 @@ class Reactor:
             except ssl.SSLError as tls_error:
                 failed = tls_error
             if texts:
-                plain.append((b"".join(texts), stamp, read_at, empty_at, from_kernel))
+                plain.append(Read(b"".join(texts), stamp, read_at, empty_at, from_kernel))
             if failed is not None or ended_at:
                 break
         if connection.state == "open" and failed is None:

@@ -1,15 +1,18 @@
-"""Reads the ready sockets, with the kernel's time stamps, and keeps what it read. Decodes nothing.
+"""Read the ready sockets with the kernel's timestamps and keep what was read, without decoding it.
 
-There are two epolls. A socket in the first one wakes this process when something arrives. In the second one, `held`,
-are streams past their first output, of which nothing is urgent, since the kernel stamps what arrives: while there are
-many events, it is polled about every DEFER_NS, and one wake-up serves tens of events. With few events, it is itself
-watched by the first one.
+There are two epoll instances. A socket in the first one wakes the process when data arrives. The
+second one, called deferred, has the streams that have sent their first output. Nothing of them is
+urgent, because the kernel timestamps what arrives. While there are many events, the deferred
+sockets are polled about every DEFER_NS, so that one wake-up serves tens of events. While there are
+few, the first epoll watches the second one.
 
-What is kept waits in the `reads` of its `SocketBuffer` until the buffer is queued for its owner. Most reads of a stream need no
-owner at once: a `may_batch` buffer is queued only when a read may be the end of an answer, or when enough has come. Of
-reads of plain events only (plain.py), which are nearly all of a long stream, only the stamps are kept. This is
-the reference implementation. `_compiled.c` has a faster one with the same names and rules, and
-`implementation.py` chooses between them.
+What was read waits in its `SocketBuffer` until the buffer is queued for its owner. Most reads of a
+stream can wait: a buffer that `may_batch` is queued only when a read may be the end of a response or
+when enough has arrived. Of a read that holds plain events only (see `plain_events.py`), only the
+timestamp and the number of events are kept.
+
+This is the reference implementation. `_compiled.c` has a faster one with the same names and rules,
+and `implementation.py` chooses between them.
 """
 
 from __future__ import annotations
@@ -24,176 +27,257 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from .plain_events import plain_read
+from .plain_events import count_plain_events
 from .response_state import Bundle, Read, Run
 from .timer import Timer
 
 READ_BYTES = 32 << 10
-MAX_READY = 1024  # most sockets that one poll reports
-MAX_CLOCK_READING_NS = 5_000  # if reading the two clocks took longer (the process was preempted), their offset is not used
-# A larger request is written in several turns of the event loop. To take 2 MB costs the kernel more than a millisecond,
-# in which no other response is read and no other request is sent.
+"""The largest number of bytes of one read."""
+
 MAX_WRITE_BYTES = 256 << 10
-POLL_EVERY_NS = (
-    1_000_000  # longest time between two polls while answers are awaited: see `empty_at`
-)
-# The same after more than BUSY_READS reads since that poll was last planned: each read is also a poll, and arming a
-# kernel timer costs as much as a read.
+"""The largest number of bytes of one write. To take 2 MB costs the kernel more than a millisecond,
+in which no other response is read and no other request is sent. A larger request is written in
+several turns of the event loop."""
+
+MAX_READY = 1024
+"""The largest number of sockets that one poll reports."""
+
+MANY_READY = 32
+"""If more sockets than this are ready, a request that is due is sent before they are read."""
+
+MAX_CLOCK_READING_NS = 5_000
+"""If reading both clocks took longer, the process was preempted and their offset is not used."""
+
+POLL_EVERY_NS = 1_000_000
+"""The longest time between two polls while responses are awaited. It bounds the uncertainty of a
+timestamp (see `Read.empty_at`)."""
+
 BUSY_POLL_EVERY_NS = 2_000_000
+"""The same after more than BUSY_READS reads since the next poll was planned. Each read is also a
+poll, and setting the kernel's timer costs as much as a read."""
+
 BUSY_READS = 4
-MANY_READY = (
-    32  # with more sockets ready than this, a request that is due is sent before they are read
-)
-DEFER_WAIT_MS = 1  # longest wait for urgent sockets while others are held
-DEFER_NS = 1_000_000  # time between two polls of the held sockets; half of it when something else has woken this process
-DECISION_PERIOD_NS = 100_000_000  # how often it is decided whether to hold
-DEFER_FROM_READS_PER_S, DEFER_DOWN_TO_READS_PER_S = 4_000, 2_000  # reads of held sockets per second
-# Where more than one of so many reads holds several events, whose stamps are then less sure than those of events that
-# are read at once, nothing is held for DEFER_PAUSE_NS; for twice as long where the next trial ends the same way.
+
+DEFER_WAIT_MS = 1
+"""The longest wait for urgent sockets while others are deferred."""
+
+DEFER_NS = 1_000_000
+"""The time between two polls of the deferred sockets, or half of it if something else has woken the
+process."""
+
+DECISION_PERIOD_NS = 100_000_000
+"""How often the receiver decides whether to defer sockets."""
+
+DEFER_FROM_READS_PER_S = 4_000
+DEFER_DOWN_TO_READS_PER_S = 2_000
+"""Rates of reads of deferred sockets at which deferring starts and ends."""
+
 READS_PER_SHARED_READ = 100
+"""Deferring pauses if more than one in this many reads holds several events, because the
+timestamps of such events are less certain than those of events that are read at once."""
+
 DEFER_PAUSE_NS = 1_000_000_000
-# A may_batch buffer keeps this many reads, each of more than SMALL_READ_BYTES and less than LARGE_READ_BYTES. A read that ends with
-# END, or with a part of it, may be the end of a chunked body.
+"""The first pause. It doubles each time that deferring ends in the same way."""
+
 MAX_BATCHED_READS = 64
-MAX_RUN_READS = 512  # most plain reads that are counted before the owner is called
+"""The number of reads that a buffer keeps before its owner is called."""
+
+MAX_RUN_READS = 512
+"""The number of plain reads that are counted before the owner is called."""
+
 SMALL_READ_BYTES = 4
 LARGE_READ_BYTES = 2048
-END = b"\r\n\r\n"
+"""A read that is not between these sizes is passed to the owner at once."""
 
-# macOS, where no Wire can be made, lacks the names
-_IN, _OUT, _ERR, _HUP, _RDHUP, _EDGE = 0x1, 0x4, 0x8, 0x10, 0x2000, 1 << 31
-_IN_OR_BROKEN = _IN | _ERR | _HUP
-_timespec = struct.Struct("@qq").unpack
-_ANCILLARY = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
+CHUNKED_BODY_END = b"\r\n\r\n"
+"""A read that ends with these bytes may be the end of a chunked body."""
+
+NEVER_NS = 1 << 62
+
+# The values of Linux. On macOS, where no `Reactor` can be created, the module `select` lacks them.
+_EPOLLIN = 0x1
+_EPOLLOUT = 0x4
+_EPOLLERR = 0x8
+_EPOLLHUP = 0x10
+_EPOLLRDHUP = 0x2000
+_EPOLLET = 1 << 31
+_READABLE_OR_BROKEN = _EPOLLIN | _EPOLLERR | _EPOLLHUP
+_DEFERRED_EVENTS = _EPOLLIN | _EPOLLRDHUP | _EPOLLET
+
+_unpack_timespec = struct.Struct("@qq").unpack
+_ANCILLARY_BYTES = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 
 
 class SocketBuffer:
-    """What was read from one socket and not taken yet. The base of a connection.
+    """The reads of one socket that its owner has not taken yet. The base class of a connection.
 
-    `open`: it may be read. `may_batch`: its owner need not see each read at once. `template`: what stands before and
-    after the text of a plain event, set by the owner when the next byte is the first one of a chunk; a read of plain
-    events only is counted in `run`, and any other is handed over at once. `ended_at`: when the end of the
-    connection was read, 0 before; `error` is then the number of the system's error, 0 for a regular end. `queued`: it
-    waits in the receiver's queue.
-
-    `held`: it is in the held epoll, for `events_until_urgent` plain events at most. `epoll_changed_at`: when it came into its epoll,
-    which knows nothing about it from before.
-
-    What a connection keeps for its owner, here because C looks at it: its `owner`; `exchange`: what it carries now, or None;
-    how many answers it `responses_served`, `idle_since` when; what is `unsent`; its `tls`; how long TCP and TLS took.
+    Attributes:
+        is_readable: The socket may be read.
+        may_batch: The owner need not see each read at once.
+        template: The bytes before and after the text of a plain event. The owner sets it when the
+            next byte is the first one of a chunk. A read of plain events only is then counted in
+            `run`, and any other read is passed on at once.
+        emptied_at: When a read last took all that the socket had.
+        may_hold_more: The last read filled its buffer, so the socket may hold more.
+        ended_at: When the end of the connection was read, or 0 before.
+        error: The system's number of the error that ended the connection, or 0 for a regular end.
+        is_queued: The buffer waits in the queue of the receiver.
+        is_deferred: The socket is in the deferred epoll.
+        events_until_urgent: The number of plain events for which the socket may stay there.
+        epoll_changed_at: When the socket came into its epoll, which knows nothing from before.
+        exchange: What the connection carries now, or None. This field and the following ones
+            belong to the owner. They are here because the C code uses them.
+        responses_served: How many responses the connection has carried.
+        idle_since: When the last response ended.
+        unsent: What the socket has not accepted yet.
+        tls: The TLS layer, or None.
+        tcp_ns: How long TCP took to connect.
+        tls_ns: How long the TLS handshake took.
     """
 
     __slots__ = (
-        "exchange",
-        "is_closed",
         "emptied_at",
         "ended_at",
-        "error",
-        "fd",
-        "may_hold_more",
-        "is_deferred",
-        "events_until_urgent",
-        "idle_since",
         "epoll_changed_at",
+        "error",
+        "events_until_urgent",
+        "exchange",
+        "fd",
+        "idle_since",
+        "is_closed",
+        "is_deferred",
+        "is_queued",
         "is_readable",
         "may_batch",
+        "may_hold_more",
         "owner",
-        "is_queued",
         "reads",
+        "responses_served",
         "run",
         "run_bytes",
         "run_read_at",
-        "responses_served",
         "tcp_ns",
         "template",
         "tls",
         "tls_ns",
         "unsent",
     )
-    sock: socket.socket  # the subclass has it
+    sock: socket.socket  # a field of the subclass
 
     def __init__(self, fd: int, now: int) -> None:
         self.fd = fd
         self.reads: list[Read | Run] = []
         self.run: list[int | Bundle] = []
-        self.run_bytes = self.run_read_at = 0
+        self.run_bytes = 0
+        self.run_read_at = 0
         self.template: tuple[bytes, bytes] | None = None
         self.emptied_at = now
-        self.may_hold_more = False  # the last read filled its buffer, so the socket may hold more
-        self.is_readable = self.may_batch = self.is_queued = self.is_deferred = False
-        self.events_until_urgent = self.epoll_changed_at = 0
-        self.ended_at = self.error = 0
+        self.may_hold_more = False
+        self.is_readable = False
+        self.may_batch = False
+        self.is_queued = False
+        self.is_deferred = False
+        self.events_until_urgent = 0
+        self.epoll_changed_at = 0
+        self.ended_at = 0
+        self.error = 0
         self.exchange: object | None = None
         self.owner: Any = None
         self.tls: ssl.SSLObject | None = None
         self.unsent: list[bytes | memoryview] = []
         self.is_closed = False
         self.idle_since = now
-        self.responses_served = self.tcp_ns = self.tls_ns = 0
+        self.responses_served = 0
+        self.tcp_ns = 0
+        self.tls_ns = 0
 
 
 class Receiver:
-    """Reads the sockets of two epolls. `queue` gets the buffers whose owner has to look at them.
+    """Reads the sockets of two epoll instances and queues the buffers that their owners must look at.
 
-    `timer` is in `poll` too. While answers are awaited it is armed for `next_poll_at` at the latest, so that no wait is
-    longer than POLL_EVERY_NS; `timer_armed_for` is the instant that it is armed for. While it is `is_deferring`, waits end by
-    themselves, and `next_poll_at` is the next poll of the held sockets. After `receive`: `now` is the time, `ready` the
-    number of descriptors that the last polls reported. `last_poll` is when that poll was started: a socket that it did
-    not report was empty then. `wake_at`: when its owner has to do something else. `waiting`: reads in queued buffers.
-    `polls` and `reads` count them.
+    All times are monotonic, in ns.
+
+    Attributes:
+        now: The time after the last call of `receive`.
+        ready_count: The number of descriptors that the last polls reported.
+        last_poll: When the last poll began. A socket that it did not report was empty then.
+        poll_started: When the next poll begins, or the current one has begun.
+        next_poll_at: While responses are awaited, the timer is set for this time at the latest. While
+            sockets are deferred, it is the time of their next poll instead.
+        timer_armed_for: The time for which the timer is set.
+        wake_at: When the caller has to do something else.
+        is_deferring: There are deferred sockets and many events.
+        queued_reads: The number of reads in queued buffers.
+        poll_count: The number of polls so far.
+        read_count: The number of reads so far.
     """
 
     def __init__(
-        self, poll: select.epoll, held: select.epoll, timer: Timer, queue: deque[Any]
+        self, poll: select.epoll, deferred: select.epoll, timer: Timer, queue: deque[Any]
     ) -> None:
-        self._poll, self._held = poll, held
+        self._poll = poll
+        self._deferred = deferred
         self._timer = timer
         self._queue = queue
         self._buffers: dict[int, SocketBuffer] = {}
-        self.now = self.last_poll = self.poll_started = self._last_deferred_poll = monotonic_ns()
-        self._to_monotonic = self.now - time_ns()
-        self.next_poll_at = self.timer_armed_for = self._reads_at_poll = 0
-        self.wake_at = 1 << 62
-        self.ready_count = self.queued_reads = self.poll_count = self.read_count = 0
-        self.is_deferring = self._has_many_events = False
-        self._deferred_count = self._deferred_reads = self._timely_reads = self._shared_reads = 0
-        self._period_start, self._defer_again_at, self._pause_ns = self.now, 0, DEFER_PAUSE_NS
-        poll.register(held.fileno(), _IN)
+        self.now = monotonic_ns()
+        self.last_poll = self.now
+        self.poll_started = self.now
+        self._wall_to_monotonic_ns = self.now - time_ns()
+        self.next_poll_at = 0
+        self.timer_armed_for = 0
+        self.wake_at = NEVER_NS
+        self.ready_count = 0
+        self.queued_reads = 0
+        self.poll_count = 0
+        self.read_count = 0
+        self._reads_when_planned = 0  # `read_count` when `next_poll_at` was set
+        self.is_deferring = False
+        self._has_many_events = False
+        self._last_deferred_poll = self.now
+        self._deferred_count = 0
+        self._deferred_reads = 0  # in this decision period, as the next three
+        self._timely_reads = 0  # of deferred sockets that were polled when planned
+        self._shared_reads = 0  # timely reads of several events
+        self._period_start = self.now
+        self._defer_again_at = 0
+        self._pause_ns = DEFER_PAUSE_NS
+        poll.register(deferred.fileno(), _EPOLLIN)
 
     def add(self, buffer: SocketBuffer) -> None:
-        """Read this buffer's socket from now on, whenever it is ready and `open`."""
+        """Read this socket from now on, whenever it has data and `is_readable`."""
         self._buffers[buffer.fd] = buffer
 
     def remove(self, buffer: SocketBuffer) -> None:
-        """Read it no more."""
+        """Stop reading this socket."""
         self.stop_deferring(buffer)
         self._buffers.pop(buffer.fd, None)
 
     def defer(self, buffer: SocketBuffer, events: int) -> None:
-        """Nothing of this socket is urgent before so many plain events have come."""
+        """Let this socket be read late until it has received `events` plain events."""
         buffer.events_until_urgent = events
         if events <= 0:
             self.stop_deferring(buffer)
         elif not buffer.is_deferred:
             self._poll.unregister(buffer.fd)
-            self._held.register(buffer.fd, _IN | _RDHUP | _EDGE)
-            self._moved(buffer, held=True)
+            self._deferred.register(buffer.fd, _DEFERRED_EVENTS)
+            self._note_epoll_change(buffer, is_deferred=True)
 
     def stop_deferring(self, buffer: SocketBuffer) -> None:
-        """What arrives at this socket is urgent again."""
+        """Wake the process again when data arrives at this socket."""
         if buffer.is_deferred:
-            self._held.unregister(buffer.fd)
-            self._poll.register(buffer.fd, _IN)
-            self._moved(buffer, held=False)
+            self._deferred.unregister(buffer.fd)
+            self._poll.register(buffer.fd, _EPOLLIN)
+            self._note_epoll_change(buffer, is_deferred=False)
 
-    def _moved(self, buffer: SocketBuffer, *, held: bool) -> None:
-        buffer.is_deferred = held
+    def _note_epoll_change(self, buffer: SocketBuffer, *, is_deferred: bool) -> None:
+        buffer.is_deferred = is_deferred
         buffer.epoll_changed_at = monotonic_ns()
-        self._deferred_count += 1 if held else -1
+        self._deferred_count += 1 if is_deferred else -1
         self.is_deferring = self._has_many_events and self._deferred_count > 0
 
     def take_reads(self, buffer: SocketBuffer) -> list[Read | Run]:
-        """The reads of an buffer, which is empty afterwards. If it is queued, it stays in the queue."""
+        """Return the reads of a buffer and empty it. If the buffer is queued, it stays in the queue."""
         self._end_run(buffer)
         reads = buffer.reads
         if reads:
@@ -202,40 +286,53 @@ class Receiver:
                 self.queued_reads -= len(reads)
         return reads
 
-    def deliver_queued(self, slice_ns: int, other: Callable[[Any], None]) -> int:
-        """Hand over what waits, buffer by buffer, for at most `slice_ns`; returns the time (ns).
+    def deliver_queued(self, slice_ns: int, deliver: Callable[[Any], None]) -> int:
+        """Deliver the queued buffers, one after the other, for at most `slice_ns`.
 
-        The compiled receiver hands the reads of a usual response to its exchange itself, and calls
-        `over` of the buffer's owner at its end. `other` is called with each other buffer.
+        The compiled receiver passes the reads of a usual response to its exchange itself, and calls
+        `response_completed` of the owner at its end. `deliver` is called with each other buffer.
+
+        Returns:
+            The time.
         """
         queue = self._queue
         now = monotonic_ns()
-        slice_ends = now + slice_ns
-        handed = 0
+        slice_end = now + slice_ns
+        delivered = 0
         while queue:
-            other(queue.popleft())
-            handed += 1
-            if not handed & 7:
+            deliver(queue.popleft())
+            delivered += 1
+            if delivered % 8 == 0:
                 now = monotonic_ns()
-                if now > slice_ends:
+                if now > slice_end:
                     break
         return now
 
     def send_on_idle(
-        self, exchange: Any, idle: deque[Any], reuse_ns: int, awaited: set[object]
+        self, exchange: Any, idle: deque[Any], reuse_ns: int, open_exchanges: set[object]
     ) -> int:
-        """Send a request on the connection that was idle last, where that is all there is to do; only in C.
+        """Send a request on the connection that became idle last, if nothing else is to be done.
 
-        -1: it is left as it was; else how many bytes the socket did not take.
+        Only the compiled receiver does this. This one returns -1.
+
+        Returns:
+            How many bytes the socket did not accept, or -1 if nothing was done.
         """
         return -1
 
     def recycle(
-        self, buffer: Any, idle: deque[Any], in_flight: dict[Any, None], awaited: set[object]
+        self,
+        buffer: Any,
+        idle: deque[Any],
+        in_flight: dict[Any, None],
+        open_exchanges: set[object],
     ) -> Any:
-        """Make a connection idle, and its exchange ready to be told, where that is all there is to do; only in C.
+        """Make the connection of a completed response idle, if nothing else is to be done.
 
-        The exchange; None: all is left as it was.
+        Only the compiled receiver does this. This one returns None.
+
+        Returns:
+            The exchange, whose completion can be reported, or None if nothing was done.
         """
         return None
 
@@ -243,35 +340,37 @@ class Receiver:
         """Write parts to a socket, at most MAX_WRITE_BYTES of them.
 
         Returns:
-            The time before the first byte, and how many bytes the socket took, or -1 after an error.
+            The time before the first byte, and how many bytes the socket accepted, or -1 after an
+            error.
         """
-        at = monotonic_ns()
+        started_at = monotonic_ns()
         try:
-            return at, buffer.sock.sendmsg(first_bytes(parts, MAX_WRITE_BYTES))
+            return started_at, buffer.sock.sendmsg(first_bytes(parts, MAX_WRITE_BYTES))
         except BlockingIOError:
-            return at, 0
+            return started_at, 0
         except OSError:
-            return at, -1
+            return started_at, -1
 
     def receive(self, wait_ms: int, until: int, due_at: int) -> list[tuple[int, int]]:
-        """Poll and read, again and again, until there is something for the caller or the instant `until` has come.
+        """Poll and read repeatedly, until there is work for the caller or the time `until`.
 
-        `wait_ms` limits each poll (-1: no limit). Returns the descriptors, with their events, that are no socket to
-        read: of other owners, not open, or writable. If the instant `wake_at` has come and many sockets are ready, they
-        are left to the next call. `due_at`: the timer is armed for no later instant than this one when it is moved to
-        the next `next_poll_at`, which happens early, so that it does not fire during traffic; -1: no answer is awaited.
+        If it is time for `wake_at` and many sockets are ready, they are left to the next call.
+
+        Args:
+            wait_ms: The longest wait of each poll, or -1 for no limit.
+            until: When to return at the latest.
+            due_at: The latest time for which the timer is set when the next poll is planned, or -1
+                if no response is awaited. The plan is made early, so that the timer does not fire
+                during traffic.
+
+        Returns:
+            The descriptors and their events that are not for this receiver: those of other owners,
+            those that are not readable, and those that can be written.
         """
-        buffers, queue = self._buffers, self._queue
-        held_fd = self._held.fileno()
         others: list[tuple[int, int]] = []
         while True:
             is_deferring = self.is_deferring
-            wait = (
-                (DEFER_WAIT_MS if self.next_poll_at > self.now else 0)
-                if is_deferring and wait_ms
-                else wait_ms
-            )
-            ready = self._poll.poll(wait / 1000 if wait > 0 else wait, MAX_READY)
+            ready = self._poll.poll(self._wait_s(wait_ms), MAX_READY)
             now = self._read_clocks()
             self.poll_count += 1
             self.ready_count = len(ready)
@@ -279,42 +378,23 @@ class Receiver:
                 self.now = now
                 return others
             previous_poll = self.last_poll
-            if len(ready) < MAX_READY:  # else there may be ready sockets that it did not report
+            if len(ready) < MAX_READY:  # else it may not have reported all ready sockets
                 self.last_poll = self.poll_started
-            poll_deferred = False
-            for fd, events in ready:
-                buffer = buffers.get(fd)
-                if fd == held_fd:
-                    poll_deferred = True
-                    continue
-                if buffer is None or events & _OUT or not buffer.is_readable:
-                    others.append((fd, events))
-                    if buffer is None or not buffer.is_readable or not events & _IN_OR_BROKEN:
-                        continue
-                if not buffer.ended_at:
-                    now = self._read(buffer, previous_poll)
-            if is_deferring:  # a request that is due is sent before, once
-                since = now - self.next_poll_at
-                poll_deferred = since > (DEFER_NS if now >= self.wake_at else -DEFER_NS // 2)
-            if poll_deferred:
+            now, is_deferred_ready = self._read_ready(ready, previous_poll, now, others)
+            if is_deferring:
+                # A request that is due is sent first, once.
+                tolerance_ns = DEFER_NS if now >= self.wake_at else -DEFER_NS // 2
+                is_deferred_ready = now - self.next_poll_at > tolerance_ns
+            if is_deferred_ready:
                 now = self._receive_deferred(now)
             self.poll_started = now
             if now - self._period_start > DECISION_PERIOD_NS:
                 self._decide_whether_to_defer(now)
-            if not self.is_deferring and now > self.next_poll_at - (POLL_EVERY_NS >> 1):
-                busy = self.read_count - self._reads_at_poll > BUSY_READS
-                self.next_poll_at = now + (BUSY_POLL_EVERY_NS if busy else POLL_EVERY_NS)
-                self._reads_at_poll = self.read_count
-                if due_at >= 0 and not others:
-                    self.timer_armed_for = min(self.next_poll_at, due_at)
-                    self._timer.arm(self.timer_armed_for)
+            if not self.is_deferring and now > self.next_poll_at - POLL_EVERY_NS // 2:
+                self._plan_next_poll(now, -1 if others else due_at)
             self.now = now
-            if (
-                others
-                or queue
-                or now >= until
-                or (not self.ready_count and not (is_deferring and wait_ms < 0))
-            ):
+            nothing_came = not self.ready_count and not (is_deferring and wait_ms < 0)
+            if others or self._queue or now >= until or nothing_came:
                 return others
 
     def run(
@@ -322,77 +402,128 @@ class Receiver:
         wait_ms: int,
         until: int,
         tick_at: int,
-        awaited: set[object],
+        open_exchanges: set[object],
         slice_ns: int,
-        other: Callable[[Any], None],
+        deliver: Callable[[Any], None],
     ) -> list[tuple[int, int]] | None:
-        """Receive until `until`, `tick_at` or `wake_at`, while answers are `awaited`; returns what `receive` does.
+        """Receive until `until`, `tick_at` or `wake_at`.
 
-        C also hands over for `slice_ns`, as `deliver_queued` does, and arms the timer as `Reactor` does, again and again
-        as long as that is all there is to do. None: all that was received has been handed over.
+        The compiled receiver also delivers queued buffers for `slice_ns` each time, as
+        `deliver_queued` does, and sets the timer as `Reactor` does, for as long as nothing else is
+        to be done.
+
+        Returns:
+            The result of `receive`, or None if all reads have been delivered.
         """
         due_at = min(self.wake_at, tick_at)
-        wait_ms = 0 if self._queue else wait_ms
-        return self.receive(wait_ms, min(until, due_at), due_at if awaited else -1)
+        if self._queue:
+            wait_ms = 0
+        return self.receive(wait_ms, min(until, due_at), due_at if open_exchanges else -1)
+
+    def _wait_s(self, wait_ms: int) -> float:
+        """Return how long the next poll may wait, in seconds, or a negative number for no limit."""
+        if self.is_deferring and wait_ms:
+            wait_ms = DEFER_WAIT_MS if self.next_poll_at > self.now else 0
+        return wait_ms / 1000 if wait_ms > 0 else wait_ms
 
     def _read_clocks(self) -> int:
-        """The time (ns). Notes how the clock of the stamps differs from it."""
+        """Return the time and update the offset between the monotonic clock and the wall clock."""
         now = monotonic_ns()
         wall = time_ns()
         if monotonic_ns() - now < MAX_CLOCK_READING_NS:
-            self._to_monotonic = now - wall
+            self._wall_to_monotonic_ns = now - wall
         return now
 
+    def _read_ready(
+        self,
+        ready: list[tuple[int, int]],
+        previous_poll: int,
+        now: int,
+        others: list[tuple[int, int]],
+    ) -> tuple[int, bool]:
+        """Read the sockets that a poll reported. Add what is not for this receiver to `others`.
+
+        Returns:
+            The time, and whether a deferred socket is ready.
+        """
+        deferred_fd = self._deferred.fileno()
+        is_deferred_ready = False
+        for fd, events in ready:
+            if fd == deferred_fd:
+                is_deferred_ready = True
+                continue
+            buffer = self._buffers.get(fd)
+            is_readable = buffer is not None and buffer.is_readable
+            if not is_readable or events & _EPOLLOUT:
+                others.append((fd, events))
+            if buffer is None or not is_readable or not events & _READABLE_OR_BROKEN:
+                continue
+            if not buffer.ended_at:
+                now = self._read(buffer, previous_poll)
+        return now, is_deferred_ready
+
+    def _plan_next_poll(self, now: int, due_at: int) -> None:
+        """Plan the next poll. Set the timer for it or for `due_at`, if that is not negative."""
+        is_busy = self.read_count - self._reads_when_planned > BUSY_READS
+        self.next_poll_at = now + (BUSY_POLL_EVERY_NS if is_busy else POLL_EVERY_NS)
+        self._reads_when_planned = self.read_count
+        if due_at >= 0:
+            self.timer_armed_for = min(self.next_poll_at, due_at)
+            self._timer.arm(self.timer_armed_for)
+
     def _receive_deferred(self, now: int) -> int:
-        """Poll the held sockets once and read what is ready; returns the time (ns)."""
-        ready = self._held.poll(0, MANY_READY)
+        """Poll the deferred sockets once, read those that are ready and return the time."""
+        ready = self._deferred.poll(0, MANY_READY)
         self.ready_count += len(ready)
         previous_poll = self._last_deferred_poll
-        timely = self.is_deferring and now < self.next_poll_at + DEFER_NS
-        shared = self._shared_reads
+        is_timely = self.is_deferring and now < self.next_poll_at + DEFER_NS
+        shared_reads = self._shared_reads
         if len(ready) < MANY_READY:
             self._last_deferred_poll = now
         for fd, events in ready:
             buffer = self._buffers[fd]
             now = self._read(buffer, previous_poll)
-            # An edge is reported once. The first epoll reports for as long as there is something to read.
-            if buffer.may_hold_more or events != _IN or buffer.events_until_urgent <= 0:
+            # An edge is reported once, but the first epoll reports for as long as there is data.
+            if buffer.may_hold_more or events != _EPOLLIN or buffer.events_until_urgent <= 0:
                 self.stop_deferring(buffer)
         self._deferred_reads += len(ready)
-        if timely:
+        if is_timely:
             self._timely_reads += len(ready)
         else:
-            self._shared_reads = shared
+            self._shared_reads = shared_reads
         if self.is_deferring:
             self.next_poll_at = now + DEFER_NS if len(ready) < MANY_READY else now
         return now
 
     def _decide_whether_to_defer(self, now: int) -> None:
-        """Hold while there are many events, unless that makes too many stamps unsure."""
-        per_second = self._deferred_reads * 1_000_000_000 // (now - self._period_start)
-        too_many_shared = self._shared_reads * READS_PER_SHARED_READ > self._timely_reads
-        self._deferred_reads = self._timely_reads = self._shared_reads = 0
+        """Defer while there are many events, unless that makes too many timestamps uncertain."""
+        reads_per_s = self._deferred_reads * 1_000_000_000 // (now - self._period_start)
+        has_too_many_shared = self._shared_reads * READS_PER_SHARED_READ > self._timely_reads
+        self._deferred_reads = 0
+        self._timely_reads = 0
+        self._shared_reads = 0
         self._period_start = now
         if not self._has_many_events:
-            if per_second >= DEFER_FROM_READS_PER_S and now >= self._defer_again_at:
+            if reads_per_s >= DEFER_FROM_READS_PER_S and now >= self._defer_again_at:
                 self._has_many_events = True
                 self.is_deferring = self._deferred_count > 0
                 self.next_poll_at = now
-                self._poll.unregister(self._held.fileno())
+                self._poll.unregister(self._deferred.fileno())
             return
-        if too_many_shared:
+        if has_too_many_shared:
             self._defer_again_at = now + self._pause_ns
             self._pause_ns *= 2
         else:
             self._pause_ns = DEFER_PAUSE_NS
-        if too_many_shared or per_second < DEFER_DOWN_TO_READS_PER_S:
-            self.is_deferring = self._has_many_events = False
-            self._poll.register(self._held.fileno(), _IN)
+        if has_too_many_shared or reads_per_s < DEFER_DOWN_TO_READS_PER_S:
+            self.is_deferring = False
+            self._has_many_events = False
+            self._poll.register(self._deferred.fileno(), _EPOLLIN)
 
     def _read(self, buffer: SocketBuffer, previous_poll: int) -> int:
-        """Read one socket once; returns the time (ns)."""
+        """Read one socket once and return the time."""
         try:
-            data, ancillary, _, _ = buffer.sock.recvmsg(READ_BYTES, _ANCILLARY)
+            data, ancillary, _, _ = buffer.sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES)
         except BlockingIOError:
             return monotonic_ns()
         except OSError as error:
@@ -405,57 +536,68 @@ class Receiver:
             self._enqueue(buffer)
             return read_at
         empty_at = buffer.emptied_at
-        if (
-            empty_at < previous_poll
-            and not buffer.may_hold_more
-            and previous_poll > buffer.epoll_changed_at
-        ):
-            empty_at = previous_poll
-        if len(data) == READ_BYTES:
-            buffer.may_hold_more = True
-        else:
-            buffer.may_hold_more = False
+        if not buffer.may_hold_more and previous_poll > buffer.epoll_changed_at:
+            empty_at = max(empty_at, previous_poll)
+        buffer.may_hold_more = len(data) == READ_BYTES
+        if not buffer.may_hold_more:
             buffer.emptied_at = read_at
-        stamp, from_kernel = read_at, False
-        if ancillary:
-            seconds, nanos = _timespec(ancillary[0][2])
-            if seconds:  # zero: the packet arrived before stamps were switched on
-                stamp = seconds * 1_000_000_000 + nanos + self._to_monotonic
-                from_kernel = True
-                if stamp > read_at:
-                    stamp = read_at
-                elif stamp < empty_at:
-                    stamp = empty_at
-        reads = buffer.reads
-        if buffer.template is not None and not reads:
-            chunks, events = plain_read(data, *buffer.template)
-            if events:
-                buffer.run.append(
-                    stamp
-                    if events == 1
-                    else (stamp, events, stamp - empty_at if chunks > 1 else -1)
-                )
-                buffer.run_bytes += len(data)
-                buffer.run_read_at = read_at
-                if buffer.is_deferred:
-                    buffer.events_until_urgent -= events
-                    self._shared_reads += chunks > 1
+        kernel_timestamp = self._kernel_timestamp(ancillary)
+        if kernel_timestamp is None:
+            read = Read(data, read_at, read_at, empty_at, False)
+        else:
+            timestamp = max(min(kernel_timestamp, read_at), empty_at)
+            read = Read(data, timestamp, read_at, empty_at, True)
+        self._keep(buffer, read)
+        return read_at
+
+    def _kernel_timestamp(self, ancillary: list[tuple[int, int, bytes]]) -> int | None:
+        """Return the kernel's timestamp in the ancillary data of a read, or None without one."""
+        if not ancillary:
+            return None
+        seconds, nanoseconds = _unpack_timespec(ancillary[0][2])
+        if not seconds:  # The packet arrived before timestamps were switched on.
+            return None
+        timestamp: int = seconds * 1_000_000_000 + nanoseconds + self._wall_to_monotonic_ns
+        return timestamp
+
+    def _keep(self, buffer: SocketBuffer, read: Read) -> None:
+        """Count a read of plain events or keep any other, and queue the buffer if that is necessary."""
+        if buffer.template is not None and not buffer.reads:
+            if self._count_if_plain(buffer, buffer.template, read):
                 if len(buffer.run) >= MAX_RUN_READS:
                     self._enqueue(buffer)
-                return read_at
+                return
             self._end_run(buffer)
-        reads.append((data, stamp, read_at, empty_at, from_kernel))
+        buffer.reads.append(read)
         if buffer.is_queued:
             self.queued_reads += 1
         elif (
             not buffer.may_batch
             or buffer.template is not None
-            or len(reads) >= MAX_BATCHED_READS
-            or not SMALL_READ_BYTES < len(data) < LARGE_READ_BYTES
-            or data.endswith(END)
+            or len(buffer.reads) >= MAX_BATCHED_READS
+            or not SMALL_READ_BYTES < len(read.data) < LARGE_READ_BYTES
+            or read.data.endswith(CHUNKED_BODY_END)
         ):
             self._enqueue(buffer)
-        return read_at
+
+    def _count_if_plain(
+        self, buffer: SocketBuffer, template: tuple[bytes, bytes], read: Read
+    ) -> bool:
+        """Add a read to the run of the buffer if it holds plain events only. Return whether it does."""
+        chunks, events = count_plain_events(read.data, *template)
+        if not events:
+            return False
+        if events == 1:
+            buffer.run.append(read.timestamp)
+        else:
+            uncertainty = read.timestamp - read.empty_at if chunks > 1 else None
+            buffer.run.append(Bundle(read.timestamp, events, uncertainty))
+        buffer.run_bytes += len(read.data)
+        buffer.run_read_at = read.read_at
+        if buffer.is_deferred:
+            buffer.events_until_urgent -= events
+            self._shared_reads += chunks > 1
+        return True
 
     def _enqueue(self, buffer: SocketBuffer) -> None:
         if not buffer.is_queued:
@@ -465,16 +607,17 @@ class Receiver:
             self._queue.append(buffer)
 
     def _end_run(self, buffer: SocketBuffer) -> None:
-        """Put the run behind the reads."""
+        """Append the run of plain reads to the reads of the buffer."""
         if buffer.run:
-            buffer.reads.append((buffer.run, buffer.run_bytes, buffer.run_read_at))
+            buffer.reads.append(Run(buffer.run, buffer.run_bytes, buffer.run_read_at))
             buffer.run = []
             buffer.run_bytes = 0
-            self.queued_reads += buffer.is_queued  # its reads are counted
+            if buffer.is_queued:
+                self.queued_reads += 1
 
 
 def first_bytes(parts: Sequence[bytes | memoryview], limit: int) -> list[bytes | memoryview]:
-    """Return the first parts, up to `limit` bytes, without copying. The last one may be a piece of a part."""
+    """Return the first `limit` bytes of the parts, as parts, without copying them."""
     pieces: list[bytes | memoryview] = []
     bytes_left = limit
     for part in parts:
@@ -487,7 +630,7 @@ def first_bytes(parts: Sequence[bytes | memoryview], limit: int) -> list[bytes |
 
 
 def parts_from(parts: Sequence[bytes | memoryview], start: int) -> list[bytes | memoryview]:
-    """Return what follows the first `start` bytes of the parts, without copying."""
+    """Return what follows the first `start` bytes of the parts, as parts, without copying them."""
     rest: list[bytes | memoryview] = []
     bytes_to_skip = start
     for part in parts:
@@ -499,6 +642,8 @@ def parts_from(parts: Sequence[bytes | memoryview], start: int) -> list[bytes | 
     return rest
 
 
-def error_text(number: int) -> str:
-    """What the system calls an error of an buffer; "" for a regular end."""
-    return os.strerror(number) if number > 0 else "the connection failed" if number else ""
+def socket_error_text(error_number: int) -> str:
+    """Return the system's text for the error of a socket buffer, or "" for a regular end."""
+    if error_number > 0:
+        return os.strerror(error_number)
+    return "the connection failed" if error_number else ""

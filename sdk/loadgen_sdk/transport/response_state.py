@@ -8,7 +8,7 @@ chooses between them. This module must not import that one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..request import NEVER, Completion, Failure, Request
 
@@ -24,19 +24,42 @@ request waits for it."""
 
 OnDone = Callable[[Completion], None]
 
-Read = tuple[bytes, int, int, int, bool]
-"""One read of a socket: its bytes, when they arrived (`stamp`), when they were read (`read_at`),
-the last time at which the socket was known to be empty (`empty_at`), and whether the kernel made
-the timestamp (`from_kernel`)."""
 
-Bundle = tuple[int, int, int]
-"""A read of several plain events: its timestamp, their number, and the uncertainty of the timestamp
-of all events but the last. The uncertainty is -1 if they came in one chunk, which is one write of
-the server."""
+class Read(NamedTuple):
+    """One read of a socket. All times are monotonic, in ns.
 
-Run = tuple[list[int | Bundle], int, int]
-"""Consecutive reads of plain events only: a timestamp for each event that came alone and a Bundle
-for several; the number of bytes of all reads; the time of the last read."""
+    The data arrived between `empty_at` and `timestamp`. The compiled receiver makes plain tuples of
+    the same items, so users of a read unpack it.
+    """
+
+    data: bytes
+    timestamp: int  # when the newest packet arrived
+    read_at: int
+    empty_at: int  # the last time at which the socket was known to be empty
+    from_kernel: bool  # the kernel made the timestamp
+
+
+class Bundle(NamedTuple):
+    """A read of several plain events.
+
+    `uncertainty` is by how many ns all events but the last may have arrived before the timestamp.
+    It is None if the events came in one chunk, which is one write of the server.
+    """
+
+    timestamp: int
+    events: int
+    uncertainty: int | None
+
+
+class Run(NamedTuple):
+    """Consecutive reads of plain events only.
+
+    `arrivals` has a timestamp for each event that came alone and a Bundle for several events.
+    """
+
+    arrivals: list[int | Bundle]
+    size_bytes: int
+    read_at: int  # the time of the last read
 
 
 class ResponseState:
@@ -120,7 +143,7 @@ class ExchangeState:
         "may_batch",
         "payload",
         "progress",
-        "reading",
+        "reader",
         "ready",
         "request",
         "resent",
@@ -138,7 +161,7 @@ class ExchangeState:
 
     response_class: type[ResponseParser]
     decoder_class: type[SseDecoder]
-    reading_class: type[ResponseReader]
+    reader_class: type[ResponseReader]
 
     def __init__(  # noqa: PLR0913 - one argument for each property of a request
         self,
@@ -216,7 +239,7 @@ class ExchangeState:
         self.response = self.response_class()
         self.decoder = self.decoder_class()
         expects_few_events = 0 < self.asked_output <= LAST_EVENTS
-        self.reading = self.reading_class(
+        self.reader = self.reader_class(
             self.flow, self.keep_text, self.sink, few=expects_few_events
         )
         self.body_parts: list[bytes] = []
@@ -225,7 +248,7 @@ class ExchangeState:
     def feed_reads(self, reads: Sequence[Read | Run]) -> bool:
         """Process reads in their order. Return True when the response is over."""
         for index, read in enumerate(reads):
-            if len(read) == 3:
+            if len(read) == len(Run._fields):
                 self._feed_run(*read)
             elif self._feed_read(*read):
                 if index + 1 < len(reads):  # there are bytes after the end
@@ -234,19 +257,19 @@ class ExchangeState:
         self.may_batch = (
             self.is_event_stream
             and self.response.chunked
-            and self.reading.first_token >= 0
+            and self.reader.first_token >= 0
             and self.sink is None
         )
-        self.template = self.reading.template if self.at_chunk_start else None
+        self.template = self.reader.template if self.at_chunk_start else None
         self.splits_chunks = self.splits_chunks or (self.may_batch and not self.at_chunk_start)
         return False
 
     def _feed_read(
-        self, data: bytes, stamp: int, read_at: int, empty_at: int, from_kernel: bool
+        self, data: bytes, timestamp: int, read_at: int, empty_at: int, from_kernel: bool
     ) -> bool:
         """Process one read. Return True when the response is over."""
         raise NotImplementedError
 
-    def _feed_run(self, reads: list[int | Bundle], size: int, read_at: int) -> None:
+    def _feed_run(self, arrivals: list[int | Bundle], size_bytes: int, read_at: int) -> None:
         """Process consecutive reads of plain events."""
         raise NotImplementedError
