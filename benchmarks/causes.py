@@ -28,7 +28,7 @@ from loadgen.core.analysis.causes import explain
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.sections import Explanation
 from loadgen.core.results.manifest import RunManifest, StagePlan
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.sim.engine.replica import Costs, Replica, ServerLimits
@@ -144,7 +144,7 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
     workload = Workload(
         name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)
     )
-    planned = arrivals.build(workload, seed)
+    planned = build_schedule(workload, seed)
     replicas = [Disturbed(preset.costs.at_speed(speed), limits, slower, stall) for speed in speeds]
 
     def size(number: int) -> tuple[int, int, tuple[()]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from loadgen.compare import comparison
 from loadgen.core.results.manifest import Fingerprints, RunManifest, StagePlan, TargetFacts
 from loadgen.core.run_summary import summarize
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import load, read_flags
 from loadgen.runs.compared import ComparedRun, Side
 from loadgen.sim.engine.system import SimulatedSystem
@@ -46,7 +46,7 @@ def rows(rate: str, seed: int, n: int) -> NDArray[np.void]:
     answers = np.clip(draw.lognormal(np.log(250), 0.5, n), 2, 1000).astype(int).tolist()
     workload = load("qa", read_flags(request_rate=rate, num_requests=str(n), warmup="0"))
     made, _ = simulate(
-        arrivals.build(workload, seed),
+        build_schedule(workload, seed),
         lambda number: (prompts[number], answers[number], ()),
         SimulatedSystem(costs=found.costs, limits=replace(found.limits, max_batch_size=BATCH)),
     )

@@ -172,7 +172,7 @@ class OpenAIClient:
             del self._tasks[exchange]
             if exchange.done < 0:  # cancelled before its first step
                 exchange.done, exchange.failure = monotonic_ns(), exchange.failure or _CANCELLED
-            exchange.tell()
+            exchange.report_completion()
 
         task.add_done_callback(ended)
         return exchange
@@ -205,7 +205,7 @@ class OpenAIClient:
                         1  # the server had closed the idle connection: metrics.md allows one resend
                     )
                     await self._attempt(exchange, headers, limit, deadline)
-            failure = exchange.reading.judge(True, False, self._streaming)
+            failure = exchange.reader.judge(True, False, self._streaming)
         except TimeoutError:
             if limit.when() == deadline:
                 failure = Failure(
@@ -227,7 +227,7 @@ class OpenAIClient:
         self, exchange: Exchange, headers: dict[str, str], limit: asyncio.Timeout, deadline: float
     ) -> None:
         """Call the package: fields that are required parameters by name, the rest of our body as `extra_body`."""
-        loop, stall_s, reading = asyncio.get_running_loop(), self._stall_ns / 1e9, exchange.reading
+        loop, stall_s, reading = asyncio.get_running_loop(), self._stall_ns / 1e9, exchange.reader
         exchange.reused = True
         fields: dict[str, Any] = msgspec.json.decode(exchange.payload)
         named_fields = {field: fields.pop(field) for field in _NAMED_FIELDS if field in fields}
@@ -258,7 +258,7 @@ class OpenAIClient:
         kind, text = failure.kind, failure.text
         exchange.response.status = failure.http_status or exchange.response.status
         if kind in ("reset", "truncated") and exchange.first_byte >= 0:
-            text = f"{text}, after {exchange.reading.output_events} output events"
+            text = f"{text}, after {exchange.reader.output_events} output events"
         text = self.target.redact(text, self._api_key, *header_secrets(self._headers))
         return Failure(kind, text[:ERROR_TEXT_CHARS], exchange.response.status)
 

@@ -84,7 +84,7 @@ def _drive(
     summary = run.finish(plan, header, share, recorder)
     rows = store.read_run(folder).rows
     events = int(rows["output_events"].sum())
-    reads = seen[0]._wire.reads
+    reads = seen[0]._reactor.reads
     return {
         "run_id": plan.job.run_id,
         "start_ns": started[0],

@@ -26,7 +26,7 @@ import numpy as np
 import rig
 
 from loadgen.core import seeds
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats import intervals
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
@@ -37,6 +37,7 @@ from loadgen.search.search_results import PlannedTrial, TrialResult
 from loadgen.search.search_settings import ESTIMATE_STEP, SIGMA_PER_NOISE, SearchSettings
 from loadgen.search.trial_monitor import PlannedLoad, TrialMonitor
 from loadgen.sim import virtual_backend as virtual
+from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.presets import preset as presets
 
 S = 1_000_000_000
@@ -84,7 +85,7 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
     size = len(inputs)
     stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=round(length_s * S))
     one: Any = FixedTokens(value=1)
-    planned = arrivals.build(
+    planned = build_schedule(
         Workload(
             name="x", requests=Synthetic(input_tokens=one, output_tokens=one), stages=(stage,)
         ),
@@ -93,7 +94,7 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
     made, _ = virtual.simulate(
         planned,
         lambda number: (inputs[number % size], outputs[number % size], ()),
-        virtual.SimulatedSystem(
+        SimulatedSystem(
             costs=where.preset.costs, limits=where.preset.limits, speeds=where.preset.speeds
         ),
     )

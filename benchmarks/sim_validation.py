@@ -23,7 +23,7 @@ import rig
 from numpy.typing import NDArray
 
 from loadgen.core.results.record import BIN_NS
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import Constant as Evenly
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.cost import published as reference
@@ -145,7 +145,7 @@ def run(
     speeds = (system.speeds * repeat)[: gpus // system.gpus_per_replica]
     began = time.process_time()
     made, simulation = simulate(
-        arrivals.build(workload, 1),
+        build_schedule(workload, 1),
         lambda number: (into[number], out[number], ()),
         SimulatedSystem(
             costs=system.costs, limits=system.limits, speeds=speeds, routing=system.routing

@@ -18,11 +18,12 @@ from msgspec.structs import replace
 
 from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.run_summary import summarize
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf_run
 from loadgen.sim import virtual_backend as virtual
+from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.presets.preset import load_preset
 
 BENCHMARK = "llama2-70b"
@@ -39,9 +40,9 @@ def run(
     workload = mlperf_run.workload(replace(test, samples=1), data, qps=rate)
     preset = load_preset(preset_name)
     made, _ = virtual.simulate(
-        arrivals.build(workload, test.seeds.schedule),
+        build_schedule(workload, test.seeds.schedule),
         lambda number: (inputs[number % len(inputs)], outputs[number % len(outputs)], ()),
-        virtual.SimulatedSystem(
+        SimulatedSystem(
             costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
         ),
     )

@@ -158,7 +158,7 @@ def engine(rate: str, length: str) -> None:
     """Simulate the rack without records, metrics and files: the least that its run costs."""
     from loadgen.core.requests.build import build_prompts
     from loadgen.core.requests.tokenizer import load_tokenizer
-    from loadgen.core.schedule import arrivals
+    from loadgen.core.schedule.build import build_schedule
     from loadgen.core.workload import loading
     from loadgen.core.workload.flags import read_flags
     from loadgen.sim import request_lengths
@@ -173,7 +173,7 @@ def engine(rate: str, length: str) -> None:
     system = SimulatedSystem(
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
     )
-    schedule = arrivals.build(workload, 1)
+    schedule = build_schedule(workload, 1)
     Simulation(schedule, sizes, system.create_replicas(), system.make_router()).run()
 
 

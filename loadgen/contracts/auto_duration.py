@@ -18,9 +18,9 @@ from loadgen.contracts.sample_sizes import MIN_WINDOWS, required_requests
 from loadgen.contracts.schema import Contract, ContractLevel
 from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.core import seeds
-from loadgen.core.execution.staggered_start import mean_lengths
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import PACKAGED_NAME, load_tokenizer
+from loadgen.core.schedule.forecast import mean_tokens
 from loadgen.core.stats import intervals
 from loadgen.core.workload import Ramp, Replay, Workload
 
@@ -157,5 +157,5 @@ def _max_residence_s(plan: LevelPlan, terms: Sequence[ContractTerm]) -> float | 
         return None
     tokenizer = load_tokenizer(PACKAGED_NAME)
     salt = seeds.salt_number(seeds.salt_of(0, None))
-    _, output_tokens = mean_lengths(build_prompts(plan.workload, 0, salt, tokenizer))
+    _, output_tokens = mean_tokens(build_prompts(plan.workload, 0, salt, tokenizer))
     return (limits_ns["ttft"] + output_tokens * limits_ns["tpot"]) / NS_PER_S

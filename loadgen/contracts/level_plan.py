@@ -256,8 +256,8 @@ def _plan_classes(workload: Workload) -> tuple[RequestClassPlan, ...]:
 def _plan_class(name: str, share: float, slo: Slo | None, requests: Any) -> RequestClassPlan:
     """Return the plan of a class, with the mean size of a sample of its starts."""
     sessions = build_sessions(requests, 0)
-    requests_per_start = sessions.slots(0, SAMPLED_STARTS) / SAMPLED_STARTS
-    return RequestClassPlan(name, share, slo, requests_per_start, is_session=sessions.turns > 1)
+    requests_per_start = sessions.total_turns(0, SAMPLED_STARTS) / SAMPLED_STARTS
+    return RequestClassPlan(name, share, slo, requests_per_start, is_session=sessions.max_turns > 1)
 
 
 # -- text -----------------------------------------------------------------------------------------

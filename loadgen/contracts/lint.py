@@ -28,8 +28,8 @@ from loadgen.core.errors import CombinedError, LoadgenError, did_you_mean
 from loadgen.core.workload import Mix, Workload
 from loadgen.core.workload import load as load_workload
 from loadgen.core.workload.flags import Overrides
-from loadgen.core.workload.workload_files import packaged_files
 from loadgen.core.workload.request_classes import RequestClass
+from loadgen.core.workload.workload_files import packaged_files
 from loadgen.core.workload.yaml_marks import Map
 
 ROUNDING_TOLERANCE = 1e-9

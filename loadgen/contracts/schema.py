@@ -22,9 +22,9 @@ from loadgen.core.units import Wrong
 from loadgen.core.workload.diagnostics import sort_errors, validate_document
 from loadgen.core.workload.fields import Duration, FiniteRate, Share, Whole
 from loadgen.core.workload.file_models import FileContext, Part
-from loadgen.core.workload.workload_files import packaged_files, read_yaml_text
 from loadgen.core.workload.slo_fields import SloField
 from loadgen.core.workload.stages import Concurrency
+from loadgen.core.workload.workload_files import packaged_files, read_yaml_text
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 from loadgen.repeated.capacity import HORIZON_S
 

@@ -1,6 +1,7 @@
-"""`loadgen cost DIR...`: what a request cost in stored results, under the prices of a file.
+"""`loadgen cost DIR...`: what a request costs in stored results, under the prices of a file.
 
-Parses flags and prints: `evidence_reader` reads runs, `cost.price_file` reads prices, `cost.comparison` compares.
+Parses options and prints. `evidence_reader` reads results, `pricing` prices and `comparison`
+compares.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loadgen.cli import completion
 from loadgen.cli.options import AcceptSamplePricesOption, AllowInvalidOption
 from loadgen.cli.output import print_report, say_changed, write_file
-from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError
+from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, collecting
 from loadgen.core.run_folder import refuse_shard
+
+if TYPE_CHECKING:
+    from loadgen.pricing.evidence import Evidence
+    from loadgen.pricing.priced_result import PricedResult
+    from loadgen.pricing.prices import Prices
+
+HOURS_PER_DAY = 24
 
 
 def cost(
@@ -55,7 +63,10 @@ def cost(
         typer.Option(
             "--utilization",
             metavar="SHARE",
-            help="Share of the paid GPU-hours that is used: 0.4, 40%, or of a day's: 14h@10%,10h@70%.",
+            help=(
+                "Share of the paid GPU-hours that is used: 0.4, 40%, or of a day's: "
+                "14h@10%,10h@70%."
+            ),
         ),
     ] = "1",
     as_of: Annotated[
@@ -93,88 +104,123 @@ def cost(
 
     Example: loadgen cost results/azure results/aws --prices prices.yaml
     """
-    from loadgen.cost import comparison, cost_data, evidence_reader
+    from loadgen.cost import cost_data
+    from loadgen.cost.comparison import compare_costs
+    from loadgen.cost.cost_report import report
+    from loadgen.cost.evidence_reader import read_evidence
     from loadgen.cost.recorded_runs import with_records
-    from loadgen.cost.sections import report
-    from loadgen.pricing import price_file
-    from loadgen.pricing.priced_result import price_result
-    from loadgen.pricing.prices import find_prices
-    from loadgen.pricing.step_cost import with_step_costs
-    from loadgen.render import html as as_page
+    from loadgen.pricing.price_file import load_prices
+    from loadgen.render import html as html_renderer
 
     if as_json + as_markdown + as_csv > 1:
         raise UserError(
             "conflict", "several formats at once", "--json, --markdown, --csv", "choose one"
         )
-    chosen = _pairs(price or [], "--price", folders)
-    gpu_counts = _gpu_counts(_pairs(gpus or [], "--gpus", folders))
-    share = _share(utilization)
+    price_names = _parse_pairs(price or [], "--price", folders)
+    gpu_counts = _parse_gpu_counts(_parse_pairs(gpus or [], "--gpus", folders))
+    used_fraction = parse_utilization(utilization)
     for folder in folders:
         refuse_shard(folder)
         say_changed(folder)
-    book = price_file.load_prices(
+    price_list = load_prices(
         prices,
         accept_sample=accept_sample_prices,
         currency=currency,
-        as_of=None if as_of is None else _day(as_of),
+        as_of=None if as_of is None else _parse_day(as_of),
     )
-    evidence = evidence_reader.read_evidence(folders, allow_invalid=allow_invalid)
-    evidence = tuple(map(with_records, evidence))
-    _check_names(chosen, [result.name for result in evidence], "--price")
-    _check_names(gpu_counts, [result.name for result in evidence], "--gpus")
-    priced, faults = [], list[LoadgenError]()
+    evidence = [
+        with_records(result) for result in read_evidence(folders, allow_invalid=allow_invalid)
+    ]
+    names = [result.name for result in evidence]
+    _check_names(price_names, names, "--price")
+    _check_names(gpu_counts, names, "--gpus")
+    priced: list[PricedResult] = []
+    errors: list[LoadgenError] = []
     for result in evidence:
-        try:
-            gpu_count = evidence_reader.gpus_of(result, gpu_counts.get(result.name))
-            matching = find_prices(
-                book, result.summary.target, chosen.get(result.name, ""), result.name
+        with collecting(errors):
+            priced += _price(
+                result,
+                price_list,
+                price_name=price_names.get(result.name, ""),
+                gpus=gpu_counts.get(result.name),
+                utilization=used_fraction,
             )
-            for at in matching:
-                name = (
-                    result.name
-                    if len(matching) == 1
-                    else f"{result.name} ({at.commitment or at.name})"
-                )
-                place = book.locations[at.name]
-                made = price_result(result, at, name, place, gpus=gpu_count, utilization=share)
-                priced.append(with_step_costs(made, book))
-        except LoadgenError as fault:
-            faults.append(fault)
-    if faults:
-        raise CombinedError(faults)
-    compared = comparison.compare_offers(priced, book)
+    if errors:
+        raise CombinedError(errors)
+    comparison = compare_costs(priced, price_list)
     if html is not None:
-        write_file(html, as_page.render(report(compared)), "--html")
-    if as_json or as_csv:
-        print((cost_data.render_json if as_json else cost_data.render_csv)(compared), end="")
+        write_file(html, html_renderer.render(report(comparison)), "--html")
+    if as_json:
+        print(cost_data.render_json(comparison), end="")
+    elif as_csv:
+        print(cost_data.render_csv(comparison), end="")
     else:
-        print_report(report(compared), as_markdown=as_markdown)
+        print_report(report(comparison), as_markdown=as_markdown)
     return OK
 
 
-def _pairs(texts: Sequence[str], flag: str, folders: Sequence[Path]) -> dict[str, str]:
-    """Return the values of DIR=VALUE by directory; the name of a single folder may be left out.
+def _price(
+    evidence: Evidence, prices: Prices, *, price_name: str, gpus: int | None, utilization: Decimal
+) -> list[PricedResult]:
+    """Return the result under each price of its target, which may differ in commitment."""
+    from loadgen.cost.evidence_reader import gpus_of
+    from loadgen.pricing.priced_result import price_result
+    from loadgen.pricing.prices import find_prices
+    from loadgen.pricing.step_cost import with_step_costs
 
-    Raises UserError for a text of another form and for a directory that has two values.
+    gpu_count = gpus_of(evidence, gpus)
+    matching = find_prices(prices, evidence.summary.target, price_name, evidence.name)
+    results = []
+    for price in matching:
+        name = evidence.name
+        if len(matching) > 1:
+            name = f"{evidence.name} ({price.commitment or price.name})"
+        result = price_result(
+            evidence,
+            price,
+            name,
+            prices.locations[price.name],
+            gpus=gpu_count,
+            utilization=utilization,
+        )
+        results.append(with_step_costs(result, prices))
+    return results
+
+
+def _parse_pairs(options: Sequence[str], flag: str, folders: Sequence[Path]) -> dict[str, str]:
+    """Return the values of DIR=VALUE by the name of the folder. A single folder may be left out.
+
+    Raises UserError for an option of another form and for a folder that has two values.
     """
     values_by_name: dict[str, str] = {}
-    for text in texts:
-        folder, equals, value = text.partition("=")
+    for option in options:
+        folder, equals, value = option.partition("=")
         if not equals and len(folders) == 1:
-            folder, value = str(folders[0]), text
+            folder = str(folders[0])
+            value = option
         if not (folder and value):
-            what = f'"{text}" does not say which result it is of'
-            raise UserError("invalid_value", what, flag, f"like {flag} {folders[0]}=...")
+            raise UserError(
+                "invalid_value",
+                f'"{option}" does not say which result it is of',
+                flag,
+                f"like {flag} {folders[0]}=...",
+            )
         name = Path(folder).name if "/" in folder else folder
         if name in values_by_name:
-            what = f"{name} has two values: {values_by_name[name]} and {value}"
-            raise UserError("duplicate", what, f"{flag} {text}", "keep one of them")
+            raise UserError(
+                "duplicate",
+                f"{name} has two values: {values_by_name[name]} and {value}",
+                f"{flag} {option}",
+                "keep one of them",
+            )
         values_by_name[name] = value
     return values_by_name
 
 
-def _check_names(by_name: dict[str, str] | dict[str, int], names: Sequence[str], flag: str) -> None:
-    for name in by_name:
+def _check_names(
+    values_by_name: dict[str, str] | dict[str, int], names: Sequence[str], flag: str
+) -> None:
+    for name in values_by_name:
         if name not in names:
             raise UserError(
                 "unknown_name",
@@ -184,7 +230,7 @@ def _check_names(by_name: dict[str, str] | dict[str, int], names: Sequence[str],
             )
 
 
-def _gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
+def _parse_gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
     for name, text in texts_by_name.items():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
             raise UserError(
@@ -196,7 +242,7 @@ def _gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
     return {name: int(text) for name, text in texts_by_name.items()}
 
 
-def _day(text: str) -> date:
+def _parse_day(text: str) -> date:
     try:
         day = date.fromisoformat(text)
     except ValueError:
@@ -208,11 +254,19 @@ def _day(text: str) -> date:
     return day
 
 
-def _share(text: str) -> Decimal:
-    """A share, or the mean of the shares of a day's hours: 14h@10%,10h@70%."""
+def parse_utilization(text: str) -> Decimal:
+    """Return the fraction of the paid time in which machines are used.
+
+    Args:
+        text: A fraction ("0.4", "40%"), or fractions of the hours of a day ("14h@10%,10h@70%").
+
+    Raises:
+        UserError: The text is neither.
+    """
     if "@" not in text:
-        return _share_of_hours(text)
-    hours, used = Decimal(0), Decimal(0)
+        return _parse_fraction(text)
+    hours = Decimal(0)
+    used_hours = Decimal(0)
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,2})?)h@(.+)", part.strip())
         if match is None:
@@ -222,25 +276,31 @@ def _share(text: str) -> Decimal:
                 "--utilization",
                 "like 14h@10%,10h@70%",
             )
-        idle = match[2].strip() in ("0", "0%")
-        hours, used = (
-            hours + Decimal(match[1]),
-            used + Decimal(match[1]) * (0 if idle else _share_of_hours(match[2])),
+        is_idle = match[2].strip() in ("0", "0%")
+        fraction = Decimal(0) if is_idle else _parse_fraction(match[2])
+        hours += Decimal(match[1])
+        used_hours += Decimal(match[1]) * fraction
+    if hours != HOURS_PER_DAY or not used_hours:
+        raise UserError(
+            "invalid_value",
+            f'"{text}" is of {hours:f} hours',
+            "--utilization",
+            "hours that add up to 24, some of them in use: 14h@10%,10h@70%",
         )
-    if hours != 24 or not used:
-        hint = "hours that add up to 24, some of them in use: 14h@10%,10h@70%"
-        raise UserError("invalid_value", f'"{text}" is of {hours:f} hours', "--utilization", hint)
-    return used / 24
+    return used_hours / HOURS_PER_DAY
 
 
-def _share_of_hours(text: str) -> Decimal:
+def _parse_fraction(text: str) -> Decimal:
+    """Return a fraction above 0 and at most 1, written as a number or as a percentage."""
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?(%?)", text.strip())
-    value = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
-    if not 0 < value <= 1:
+    fraction = Decimal(0)
+    if match is not None:
+        fraction = Decimal(match[1]) / (100 if match[2] else 1)
+    if not 0 < fraction <= 1:
         raise UserError(
             "invalid_value",
             f'"{text}" is not a share',
             "--utilization",
             "above 0 and at most 1, like 0.4 or 40%",
         )
-    return value
+    return fraction

@@ -1,6 +1,6 @@
-"""Machines that are paid at all hours against the same machines that are given back when nobody needs them. Pure.
+"""Compares prices with a commitment with prices that are paid only while a machine is used. Pure.
 
-One result under several prices of a provider: what decides is in how many hours of all the machines are needed.
+The same result is priced under both. What decides is the fraction of hours in which it is needed.
 """
 
 from __future__ import annotations
@@ -15,54 +15,77 @@ from loadgen.core import format
 from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Rented
 
-GIVEN_BACK = ("on demand", "on-demand", "spot", "preemptible", "low priority", "pay as you go")
-"""Beginnings of a `commitment` whose hours are paid only while a machine is held."""
+ON_DEMAND_PREFIXES = (
+    "on demand",
+    "on-demand",
+    "spot",
+    "preemptible",
+    "low priority",
+    "pay as you go",
+)
+"""Beginnings of a `commitment` whose hours are paid only while a machine is used."""
 
 
-class Commitment(Struct, frozen=True, kw_only=True):
-    """`committed` costs less than `given_back` where the machines are needed in more than `hours_share` of all hours.
+class CommitmentComparison(Struct, frozen=True, kw_only=True):
+    """A price with a commitment against one without, for the same machine of one provider.
 
-    None: never, or always: `word` says which.
+    Attributes:
+        committed: Name of the result under the price with a commitment.
+        on_demand: Name of the result under the other price.
+        hours_share: The fraction of all hours above which the commitment costs less, or None if it
+            never does.
+        judgment: The comparison as a sentence.
     """
 
     committed: str
-    given_back: str
+    on_demand: str
     hours_share: Decimal | None
-    word: str
+    judgment: str
 
 
-def commitments(offers: Sequence[PricedResult]) -> Iterator[Commitment]:
-    """Each committed price of a result against each that is given back, of the same provider and machine."""
-    for one, other in product(offers, offers):
-        if _alike(one, other) and not _is_given_back(one) and _is_given_back(other):
-            yield _judged(one, other)
+def compare_commitments(results: Sequence[PricedResult]) -> Iterator[CommitmentComparison]:
+    """Yield the comparison of each price with a commitment with each without one."""
+    for committed, on_demand in product(results, results):
+        if _is_on_demand(committed) or not _is_on_demand(on_demand):
+            continue
+        if _is_same_machine(committed, on_demand):
+            yield _compare(committed, on_demand)
 
 
-def _alike(one: PricedResult, other: PricedResult) -> bool:
-    prices = one.price, other.price
-    if (
-        not all(isinstance(price, Rented) for price in prices)
-        or one.evidence.folder != other.evidence.folder
-    ):
+def _is_on_demand(result: PricedResult) -> bool:
+    return result.price.commitment.lower().startswith(ON_DEMAND_PREFIXES)
+
+
+def _is_same_machine(first: PricedResult, second: PricedResult) -> bool:
+    """Return True if both are prices per hour of one machine, provider and measurement."""
+    if first.evidence.folder != second.evidence.folder:
         return False
-    a, b = (
-        (price.provider.lower(), getattr(price, "shape", ""), getattr(price, "gpu", ""))
-        for price in prices
-    )
-    return a == b and bool(one.hourly) and bool(other.hourly)
+    if not isinstance(first.price, Rented) or not isinstance(second.price, Rented):
+        return False
+    if not first.hourly or not second.hourly:
+        return False
+    return _machine(first.price) == _machine(second.price)
 
 
-def _is_given_back(offer: PricedResult) -> bool:
-    return offer.price.commitment.lower().startswith(GIVEN_BACK)
+def _machine(price: Rented) -> tuple[str, str, str]:
+    return price.provider.lower(), price.shape, price.gpu
 
 
-def _judged(committed: PricedResult, given_back: PricedResult) -> Commitment:
-    hours, held = (sum(offer.hourly.values(), Decimal(0)) for offer in (committed, given_back))
-    share = hours / held if hours < held else None
-    if share is not None:
-        word = f"costs less where the machines are needed in more than {format.percent(float(share))} of all hours"
+def _compare(committed: PricedResult, on_demand: PricedResult) -> CommitmentComparison:
+    committed_hour = sum(committed.hourly.values(), Decimal(0))
+    on_demand_hour = sum(on_demand.hourly.values(), Decimal(0))
+    if committed_hour < on_demand_hour:
+        hours_share = committed_hour / on_demand_hour
+        judgment = (
+            "costs less where the machines are needed in more than "
+            f"{format.percent(float(hours_share))} of all hours"
+        )
     else:
-        word = "never costs less: an hour of it is no cheaper, and it is paid at all hours"
-    return Commitment(
-        committed=committed.name, given_back=given_back.name, hours_share=share, word=word
+        hours_share = None
+        judgment = "never costs less: an hour of it is no cheaper, and it is paid at all hours"
+    return CommitmentComparison(
+        committed=committed.name,
+        on_demand=on_demand.name,
+        hours_share=hours_share,
+        judgment=judgment,
     )

@@ -1,7 +1,7 @@
-"""What requests cost, as CSV and JSON for other programs; the formats are documented in docs/cost.md.
+"""Renders a comparison of costs as CSV and JSON for other programs.
 
-Pure: takes an `OfferComparison`, returns a string. Amounts are for one unit, in decimal digits (strings in JSON), and
-never pass through a binary float.
+Pure. Amounts are for one unit, in decimal digits (strings in JSON), and never pass through a binary
+float. docs/cost.md documents the formats.
 """
 
 from __future__ import annotations
@@ -14,81 +14,81 @@ from typing import Any
 
 from loadgen.core import format
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.cost.by_year import by_year
-from loadgen.cost.comparison import OfferComparison, has_lower_bound
+from loadgen.cost.comparability import has_lower_bound
+from loadgen.cost.comparison import CostComparison
+from loadgen.cost.yearly_cost import compute_yearly_cost
 from loadgen.pricing.priced_result import PricedResult
-from loadgen.pricing.prices import Owned, Rented
+from loadgen.pricing.prices import Owned, Price, Rented
 from loadgen.pricing.reasons import texts
+from loadgen.pricing.unit_cost import UnitCost
 from loadgen.pricing.units import UNITS
 
-CSV_HEAD = (
-    *(
-        "offer",
-        "unit",
-        "part",
-        "amount",
-        "currency",
-        "low",
-        "high",
-        "basis",
-        "comparable",
-        "valid",
-        "simulated",
-    ),
-    *("sample_prices", "price", "as_of", "source", "region", "notes"),
-)
+DECIMAL_PLACES = 12
 
-OF_A_PAIR = (
-    "a",
-    "b",
-    "differences",
-    "difference_codes",
-    "notes",
-    "note_codes",
-    "ratio",
+CSV_COLUMNS = (
+    "offer",
+    "unit",
+    "part",
+    "amount",
+    "currency",
     "low",
     "high",
+    "basis",
+    "comparable",
+    "valid",
+    "simulated",
+    "sample_prices",
+    "price",
+    "as_of",
+    "source",
+    "region",
+    "notes",
 )
 
 
-def render_csv(comparison: OfferComparison) -> str:
-    """CSV with one line per offer, unit and part, and one for the total. Amounts are for one unit and not rounded."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_HEAD)
-    for offer, differences in zip(comparison.offers, comparison.against_first, strict=True):
-        shared = (
-            offer.basis.label,
-            _yes(not differences),
-            _yes(offer.evidence.valid),
-            _yes(offer.evidence.simulated),
-        )
-        dated = (offer.price.name, offer.price.as_of, offer.price.source)
-        price = (
-            _yes(comparison.prices.sample),
-            *dated,
-            offer.evidence.summary.target.region,
-            "; ".join(offer.notes),
-        )
+def render_csv(comparison: CostComparison) -> str:
+    """Return CSV with one line per result, unit and part, and one for each total."""
+    output = io.StringIO()
+    writer = csv.DictWriter(output, CSV_COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for result, differences in zip(
+        comparison.results, comparison.differences_from_first, strict=True
+    ):
+        shared = {
+            "offer": result.name,
+            "currency": comparison.prices.currency,
+            "basis": result.basis.label,
+            "comparable": _yes_or_no(not differences),
+            "valid": _yes_or_no(result.evidence.valid),
+            "simulated": _yes_or_no(result.evidence.simulated),
+            "sample_prices": _yes_or_no(comparison.prices.sample),
+            "price": result.price.name,
+            "as_of": result.price.as_of,
+            "source": result.price.source,
+            "region": result.evidence.summary.target.region,
+            "notes": "; ".join(result.notes),
+        }
         for unit in UNITS:
-            cost = offer.costs[unit]
+            cost = result.costs[unit]
             if cost is None:
                 continue
-            bounds = ("" if bound is None else f"{bound:f}" for bound in (cost.low, cost.high))
-            total = ("total", f"{cost.total:f}", comparison.prices.currency, *bounds)
-            writer.writerow((offer.name, unit, *total, *shared, *price))
+            total = {
+                "amount": f"{cost.total:f}",
+                "low": "" if cost.low is None else f"{cost.low:f}",
+                "high": "" if cost.high is None else f"{cost.high:f}",
+            }
+            writer.writerow({**shared, **total, "unit": unit, "part": "total"})
             for part, amount in cost.parts.items():
-                part_cells = (part, f"{amount:f}", comparison.prices.currency, "", "")
-                writer.writerow((offer.name, unit, *part_cells, *shared, *price))
-    return out.getvalue()
+                writer.writerow({**shared, "unit": unit, "part": part, "amount": f"{amount:f}"})
+    return output.getvalue()
 
 
-def _yes(value: bool) -> str:
+def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def render_json(comparison: OfferComparison) -> str:
-    """The whole comparison as JSON (see docs/cost.md). Amounts are for one unit, as strings of decimal digits."""
+def render_json(comparison: CostComparison) -> str:
+    """Return the whole comparison as JSON."""
     prices = comparison.prices
     document = {
         "schema": 1,
@@ -100,124 +100,141 @@ def render_json(comparison: OfferComparison) -> str:
         },
         "compared_by": comparison.unit,
         "offers": [
-            _offer_json(offer, differences)
-            for offer, differences in zip(comparison.offers, comparison.against_first, strict=True)
+            _result_json(result, differences)
+            for result, differences in zip(
+                comparison.results, comparison.differences_from_first, strict=True
+            )
         ],
-        "pairs": [_fields(pair, *OF_A_PAIR, judgement="word") for pair in comparison.pairs],
+        "pairs": [
+            {
+                **_fields(ratio, "a", "b", "differences", "difference_codes", "notes"),
+                **_fields(ratio, "note_codes", "ratio", "low", "high"),
+                "judgement": ratio.judgment,
+            }
+            for ratio in comparison.ratios
+        ],
         "sensitivity": [
-            _fields(swing, "offer", "input", "change", "down", "up") for swing in comparison.swings
+            _fields(sensitivity, "offer", "input", "change", "down", "up")
+            for sensitivity in comparison.sensitivities
         ],
         "break_even": [
-            _fields(
-                break_even,
-                "rent",
-                "by_token",
-                "per_day",
-                carries_per_day="carries",
-                judgement="word",
-            )
+            {
+                "rent": break_even.machines,
+                "by_token": break_even.per_token,
+                "per_day": _plain(break_even.units_per_day),
+                "carries_per_day": _plain(break_even.capacity_per_day),
+                "judgement": break_even.judgment,
+            }
             for break_even in comparison.break_evens
         ],
         "commitments": [
-            _fields(one, "committed", "given_back", "hours_share", judgement="word")
-            for one in comparison.commitments
+            {
+                "committed": commitment.committed,
+                "given_back": commitment.on_demand,
+                "hours_share": _plain(commitment.hours_share),
+                "judgement": commitment.judgment,
+            }
+            for commitment in comparison.commitments
         ],
     }
     return format.document(document).decode()
 
 
-def _fields(value: object, *names: str, **renamed: str) -> dict[str, Any]:
-    """Fields of a value as JSON, amounts as digits; `renamed`: name in the document -> name of the field."""
-    sources = {name: name for name in names} | renamed
-    return {name: _plain(getattr(value, source)) for name, source in sources.items()}
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    """Return fields of a value by their names, as JSON values."""
+    return {name: _plain(getattr(value, name)) for name in names}
 
 
 def _plain(value: Any) -> Any:
+    """Return a value as JSON knows it, with amounts as strings of decimal digits.
+
+    Amounts have 12 decimal places, or 12 significant digits if they are small, and no exponent.
+    """
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(
-        value, Decimal
-    ):  # 12 decimal places, of a small number 12 digits, without an exponent
-        return f"{round(value, max(12, 11 - value.adjusted())).normalize():f}"
-    return list(map(_plain, value)) if isinstance(value, tuple) else value
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Decimal):
+        places = max(DECIMAL_PLACES, DECIMAL_PLACES - 1 - value.adjusted())
+        return f"{round(value, places).normalize():f}"
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
 
 
-def _offer_json(offer: PricedResult, differences: Sequence[ReasonCode]) -> dict[str, Any]:
-    price, power = offer.price, offer.power
-    kind = (
-        "rented"
-        if isinstance(price, Rented)
-        else "owned"
-        if isinstance(price, Owned)
-        else "per_token"
-    )
+def _result_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dict[str, Any]:
+    yearly_cost = compute_yearly_cost(result)
     return {
-        "name": offer.name,
-        "folder": offer.evidence.folder,
-        "basis": offer.basis.label,
-        "confidence": offer.basis.confidence,
-        "valid": offer.evidence.valid,
-        "simulated": offer.evidence.simulated,
-        "region": offer.evidence.summary.target.region,
+        "name": result.name,
+        "folder": result.evidence.folder,
+        "basis": result.basis.label,
+        "confidence": result.basis.confidence,
+        "valid": result.evidence.valid,
+        "simulated": result.evidence.simulated,
+        "region": result.evidence.summary.target.region,
         "not_comparable_with_first": texts(differences),
         "not_comparable_codes": differences,
-        **_fields(offer, "notes", "note_codes"),
-        "lower_bound": has_lower_bound(
-            offer
-        ),  # then costs are at most these; why is among the notes
-        "price": {
-            "name": price.name,
-            "kind": kind,
-            **_fields(
-                price,
-                "provider",
-                "as_of",
-                "source",
-                "quality",
-                "commitment",
-                "region",
-                "egress_per_gb",
-            ),
-        },
-        **_fields(offer, "gpus", "gpus_paid", "utilization", "hourly"),
-        "rates_per_s": _plain(offer.basis.rates),
-        "costs": {
-            unit: None if cost is None else _fields(cost, "total", "low", "high", "parts")
-            for unit, cost in offer.costs.items()
-        },
+        **_fields(result, "notes", "note_codes"),
+        "lower_bound": has_lower_bound(result),
+        "price": _price_json(result.price),
+        **_fields(result, "gpus", "gpus_paid", "utilization", "hourly"),
+        "rates_per_s": _plain(result.basis.rates),
+        "costs": _costs_json(result.costs),
         "classes": {
-            name: {
-                **_fields(part, "tokens_share"),
-                "costs": {
-                    unit: None if cost is None else _fields(cost, "total", "low", "high", "parts")
-                    for unit, cost in part.costs.items()
-                },
-            }
-            for name, part in offer.classes.items()
+            name: {**_fields(part, "tokens_share"), "costs": _costs_json(part.costs)}
+            for name, part in result.classes.items()
         },
         "steps": {
             name: {
                 **_fields(step, "per_task", "why", "code"),
                 "price": None if step.price is None else step.price.name,
             }
-            for name, step in offer.steps.items()
+            for name, step in result.steps.items()
         },
-        "power": None
-        if power is None
-        else _fields(
-            power, "watts", "joules_per_output_token", "output_tokens_per_s_per_mw", "kwh"
+        "power": _energy_json(result),
+        "by_year": (
+            None if yearly_cost is None else _fields(yearly_cost, "paid", "total", "present")
         ),
-        "by_year": None
-        if (years := by_year(offer)) is None
-        else _fields(years, "paid", "total", "present"),
-        "measured_energy": None
-        if offer.measured is None
-        else _fields(
-            offer.measured,
-            "watts",
-            "joules_per_output_token",
-            "joules_per_request",
-            "error",
-            "money",
-        ),
+        "measured_energy": _measured_energy_json(result),
     }
+
+
+def _price_json(price: Price) -> dict[str, Any]:
+    if isinstance(price, Rented):
+        kind = "rented"
+    elif isinstance(price, Owned):
+        kind = "owned"
+    else:
+        kind = "per_token"
+    return {
+        "name": price.name,
+        "kind": kind,
+        **_fields(price, "provider", "as_of", "source", "quality", "commitment", "region"),
+        **_fields(price, "egress_per_gb"),
+    }
+
+
+def _costs_json(costs: Mapping[str, UnitCost | None]) -> dict[str, Any]:
+    return {
+        unit: None if cost is None else _fields(cost, "total", "low", "high", "parts")
+        for unit, cost in costs.items()
+    }
+
+
+def _energy_json(result: PricedResult) -> dict[str, Any] | None:
+    if result.power is None:
+        return None
+    return _fields(
+        result.power, "watts", "joules_per_output_token", "output_tokens_per_s_per_mw", "kwh"
+    )
+
+
+def _measured_energy_json(result: PricedResult) -> dict[str, Any] | None:
+    if result.measured is None:
+        return None
+    return _fields(
+        result.measured,
+        "watts",
+        "joules_per_output_token",
+        "joules_per_request",
+        "error",
+        "money",
+    )

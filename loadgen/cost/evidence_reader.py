@@ -120,8 +120,8 @@ def _valid_or_all(runs: Sequence[Path]) -> list[Path]:
 def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: bool) -> Evidence:
     """Return a stored capacity with the run that confirms it.
 
-    Raises UnsoundEvidenceError for a capacity that was not found, and UserError for a file that does not
-    fit its run.
+    Raises UnsoundEvidenceError for a capacity that was not found, and UserError for a file that
+    does not fit its run.
     """
     file = folder / CAPACITY_FILE
     if capacity.unfinished:
@@ -267,8 +267,8 @@ def _describe_differences(first: Summary, other: Summary) -> list[str]:
 def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> Summary:
     """Return the summary of a run.
 
-    Raises CombinedError if no request succeeded or tokens were not counted, and UnsoundEvidenceError if
-    the measurement is not valid.
+    Raises CombinedError if no request succeeded or tokens were not counted, and
+    UnsoundEvidenceError if the measurement is not valid.
     """
     path = folder / FILE
     if not path.is_file():

@@ -1,7 +1,7 @@
-"""Published figures as data, and the same figures recomputed. The tables are in `data/reference/`.
+"""Published measurements as data, and the same numbers recomputed.
 
-Reads the packaged tables and nothing else. Every table has its source, date, quality and notes. Whoever shows a figure
-must show its notes: `notes_of` collects them. None of the figures is our own.
+The tables are packaged in `data/reference/`. Each has its source, date, quality and notes. Whoever
+shows a number must show its notes, which `notes_of` returns.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import msgspec
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of a table. `notes`: keys of `notes.yaml` that apply to this row only."""
+    """A row of a table. `notes` are keys of `notes.yaml` that apply to this row only."""
 
     notes: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        """The name of the row in a note about it; "" where it needs none."""
+        """The name of the row in a note about it, or "" if it needs none."""
         return ""
 
 
 class PublishedNode(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of the 18 Offline runs: four GPUs, timed on its own clock. `tokens_per_s` counts output tokens."""
+    """One of the 18 Offline runs of the rack: four GPUs, timed on their own clock.
+
+    `tokens_per_s` counts output tokens.
+    """
 
     node: int
     tokens_per_s: float
@@ -38,10 +41,22 @@ class PublishedNode(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class System(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A submitted system. Rates: output tokens per second of the whole system; None where not submitted."""
+    """A system that was submitted to MLPerf Inference.
+
+    Attributes:
+        round: The round, such as v5.1.
+        variant: The accuracy target, in percent of the reference's accuracy.
+        submitter: Who submitted the system.
+        system: Its name.
+        gpus: Its number of GPUs.
+        offline: Output tokens per second of the whole system, or None if not submitted.
+        server: The same in the Server scenario.
+        interactive: The same in the Interactive scenario.
+        quality: How far the numbers can be relied on.
+    """
 
     round: str
-    variant: str  # accuracy target, in % of the reference's
+    variant: str
     submitter: str
     system: str
     gpus: int
@@ -52,11 +67,12 @@ class System(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def label(self) -> str:
+        """The submitter and the name of the system."""
         return f"{self.submitter}, {self.system}"
 
 
 class Latency(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Latencies of a whole system at a target rate."""
+    """The latencies of a whole system at a target rate."""
 
     run: str
     scenario: str
@@ -86,26 +102,37 @@ class PublishedLimit(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def label(self) -> str:
+        """The benchmark and its scenario."""
         return f"{self.benchmark} {self.scenario}"
 
 
 class Profile(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of the published capacity table: tokens per interaction, and interactions per second of a rack."""
+    """A row of the published capacity table.
 
-    profile: str  # the name of our workload
+    Attributes:
+        profile: The name of the packaged workload.
+        title: The title of the row.
+        tokens: Tokens per interaction, as published.
+        input: Input tokens per interaction.
+        output: Output tokens per interaction.
+        published_per_s: Interactions per second of a rack, as published.
+    """
+
+    profile: str
     title: str
-    tokens: int  # as published
+    tokens: int
     input: int
     output: int
     published_per_s: float
 
     @property
     def label(self) -> str:
+        """The name of the packaged workload."""
         return self.profile
 
 
 class Figure(PublishedRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published figure as printed; what a check of it showed is in its notes."""
+    """A published number as printed. Its notes say what a check of it showed."""
 
     name: str
     value: str
@@ -128,27 +155,36 @@ class PublishedTable(
     rows: tuple[R, ...]
 
 
-def _table(name: str, row: type[R]) -> Callable[[], PublishedTable[R]]:
-    """A function that returns the packaged table, read once."""
-    return cache(lambda: msgspec.yaml.decode(_table_bytes(name), type=PublishedTable[row]))  # type: ignore[valid-type]
+def _table_loader(name: str, row_type: type[R]) -> Callable[[], PublishedTable[R]]:
+    """Return a function that returns a packaged table, which is read once."""
+
+    @cache
+    def load_table() -> PublishedTable[R]:
+        table_type = PublishedTable[row_type]  # type: ignore[valid-type]
+        return msgspec.yaml.decode(_table_bytes(name), type=table_type)
+
+    return load_table
 
 
-nodes = _table("nodes", PublishedNode)
-mlperf = _table("mlperf", System)
-latency = _table("latency", Latency)
-limits = _table("limits", PublishedLimit)
-profiles = _table("profiles", Profile)
-figures = _table("figures", Figure)
+nodes = _table_loader("nodes", PublishedNode)
+mlperf = _table_loader("mlperf", System)
+latency = _table_loader("latency", Latency)
+limits = _table_loader("limits", PublishedLimit)
+profiles = _table_loader("profiles", Profile)
+figures = _table_loader("figures", Figure)
 
 
 @cache
 def notes() -> dict[str, str]:
-    """All notes by their keys."""
+    """Return the texts of all notes by their keys."""
     return msgspec.yaml.decode(_table_bytes("notes"), type=dict[str, str])
 
 
 def notes_of(table: PublishedTable[R], rows: Iterable[R] | None = None) -> list[str]:
-    """The texts of a table's notes, then of its rows' notes (only of `rows` where given), each text once."""
+    """Return the notes of a table and of its rows, each text once.
+
+    If rows are given, only the notes of these rows are added to those of the table.
+    """
     texts = dict.fromkeys(notes()[key] for key in table.notes)
     for row in table.rows if rows is None else rows:
         for key in row.notes:
@@ -163,22 +199,31 @@ def _table_bytes(name: str) -> bytes:
 
 
 class PublishedRack(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a rack of 18 nodes, in tokens per second."""
+    """The rates of a rack of 18 nodes, in tokens per second.
+
+    Attributes:
+        least: The rate of the slowest node.
+        most: The rate of the fastest node.
+        mean: The mean rate of a node.
+        median: The median rate of a node.
+        sum_of_rates: The sum of the rates of all nodes, each over its own run.
+        single_clock: All tokens divided by the length of the longest run.
+    """
 
     least: float
     most: float
     mean: float
     median: float
-    sum_of_rates: float  # each node's rate over its own run
-    single_clock: float  # all tokens / length of the slowest run
+    sum_of_rates: float
+    single_clock: float
 
 
 def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
-    """The figures of a rack from the runs of its nodes.
+    """Return the rates of a rack from the runs of its nodes.
 
-    The length of a node's run is its samples / their rate, which is finer than the whole seconds of `run_s`; its tokens
-    are its token rate times that length. (The logs give 1,030,088 tokens/s on a single clock, these rounded figures 3
-    less.)
+    The length of a run is its number of samples divided by their rate, which is finer than the
+    whole seconds of `run_s`. (The logs give 1,030,088 tokens/s on a single clock, these rounded
+    numbers 3 less.)
     """
     rows = list(rows)
     rates = [row.tokens_per_s for row in rows]
@@ -195,15 +240,23 @@ def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
 
 
 class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the capacity table recomputed from an output-token rate, in interactions per second."""
+    """A row of the capacity table, recomputed in interactions per second of a rack.
+
+    Attributes:
+        profile: The row.
+        as_published: The rate divided by input and output tokens, which is how the table was made.
+        by_output: The rate divided by output tokens.
+        single_clock: The rate on a single clock divided by output tokens.
+    """
 
     profile: Profile
-    as_published: float  # rate / (input + output): the table's own way
-    by_output: float  # rate / output
-    single_clock: float  # single-clock rate / output
+    as_published: float
+    by_output: float
+    single_clock: float
 
 
 def arithmetic(profile: Profile, rates: PublishedRack) -> Arithmetic:
+    """Return a row of the capacity table recomputed from the rates of a rack."""
     return Arithmetic(
         profile=profile,
         as_published=rates.sum_of_rates / profile.tokens,

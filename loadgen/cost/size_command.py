@@ -60,8 +60,10 @@ def size(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="What carries it: a folder of a search, sweep or run; sim:PRESET, which is searched now; "
-            "published:SYSTEM, a row of docs/published.md.",
+            help=(
+                "What carries it: a folder of a search, sweep or run; sim:PRESET, which is "
+                "searched now; published:SYSTEM, a row of docs/published.md."
+            ),
             autocompletion=completion.complete_capacity_source,
         ),
     ],

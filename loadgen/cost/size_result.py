@@ -12,7 +12,7 @@ from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
 from loadgen.core.results.manifest import ReasonCode, decoded
 from loadgen.cost.capacity_planning import MeasuredRate, machines_needed, single_load_notes
-from loadgen.cost.comparison import slo_words
+from loadgen.cost.comparability import slo_words
 from loadgen.cost.sizing import Need, Size
 from loadgen.pricing.estimate import Estimate
 from loadgen.pricing.evidence import Evidence, evidence_notes

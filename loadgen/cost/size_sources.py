@@ -258,7 +258,7 @@ def describe_published_capacity(workload: str) -> list[str]:
 def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None:
     """Raise UserError if a stored result was measured under another SLO than requested."""
     from loadgen.core.stats.quantiles import milliseconds
-    from loadgen.cost.comparison import slo_words
+    from loadgen.cost.comparability import slo_words
 
     flags = read_flags(slo=tuple(slo))
     if flags.errors:

@@ -11,9 +11,9 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from loadgen.core import format
+from loadgen.cost.cost_text import own_beside_rent
 from loadgen.cost.size_result import SizedSource, Sizing
 from loadgen.cost.sizing import HOURS_PER_DAY, HOURS_PER_MONTH, Need
-from loadgen.cost.text import own_beside_rent
 from loadgen.pricing.estimate import Estimate, format_interval
 from loadgen.pricing.reasons import texts
 from loadgen.render.page import Bar, Number
@@ -335,8 +335,8 @@ def _assumptions(size: SizedSource, need: Need) -> Iterator[str]:
         yield (
             f"rates are scaled from {format.counted(source.gpus, 'GPU')} to "
             f"{size.gpus_per_machine}: machines are taken as independent, and a router in front of "
-            "them as free; so is the interval, since what one measurement has wrong it has wrong of "
-            "all"
+            "them as free; so is the interval, since what one measurement has wrong it has wrong "
+            "of all"
         )
     if size.carrying and size.used is not None:
         yield _describe_failure(size, need, size.carrying)

@@ -220,7 +220,7 @@ def _perform(
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
     offline = test.scenario == "offline"
-    planned = None if offline else rules.schedule(test, qps).offsets
+    planned = None if offline else rules.schedule(test, qps).offsets_ns
     workload = run.workload(test, data, qps=qps, lanes=lanes)
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.salt_of(seed, workload.salt)

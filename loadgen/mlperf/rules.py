@@ -180,7 +180,7 @@ def _round_number(round_name: str) -> tuple[int, ...]:
 
 def schedule(test: Test, qps: float) -> arrivals.Arrivals:
     """LoadGen's Server schedule: Poisson arrivals by the round's seed, until minimum duration and whole passes."""
-    return arrivals.poisson_at_least(
+    return arrivals.poisson_arrivals_at_least(
         qps,
         seed=test.seeds.schedule,
         min_duration_ns=test.min_duration_ns,

@@ -26,7 +26,13 @@ from loadgen.core.execution.events import (
     WorkersPlaced,
 )
 from loadgen.core.execution.run_header import bounds_of, judged_slo, slo_lines
-from loadgen.core.schedule.forecast import Forecast, forecast, total
+from loadgen.core.schedule.forecast import (
+    Forecast,
+    MeanTokens,
+    combine_forecasts,
+    forecast_load,
+    mean_tokens,
+)
 from loadgen.core.stats.quantiles import support
 from loadgen.render import text as as_text
 from loadgen.runs import text
@@ -49,18 +55,16 @@ PlannedRun = tuple["Workload", "Settings"]
 LONG_S = 60.0  # of a run: from here on it is said before what it will send
 
 
-def forecasts(
-    schedule: Schedule, tokens: tuple[float, float], answer_s: float
-) -> tuple[Forecast, Forecast]:
-    """Of the measured stages, and of all. `tokens`, `answer_s`: of a mean request, as for `forecast`."""
+def forecasts(schedule: Schedule, tokens: MeanTokens, answer_s: float) -> tuple[Forecast, Forecast]:
+    """Of the measured stages, and of all. `tokens`, `answer_s`: of a mean request, as for `forecast_load`."""
     measured, others = (
-        forecast(msgspec.structs.replace(schedule, stages=stages), tokens, answer_s)
+        forecast_load(msgspec.structs.replace(schedule, stages=stages), tokens, answer_s)
         for stages in (
             tuple(span for span in schedule.stages if span.measured is which)
             for which in (True, False)
         )
     )
-    return measured, total([measured, others])
+    return measured, combine_forecasts([measured, others])
 
 
 def too_few(measured: Forecast, promised: Slo | None) -> str:
@@ -198,7 +202,7 @@ class Show:
         if not planned or ((len(planned) < 2 or is_virtual) and not always):
             return
         loads = [(describe(workload, settings).load, settings) for workload, settings in planned]
-        whole = total([load for load, _ in loads])
+        whole = combine_forecasts([load for load, _ in loads])
         cost = None if self._budget is None else _cost_of_all(self._budget, loads)
         money = ""
         if self._budget is not None and cost is not None:
@@ -207,7 +211,7 @@ class Show:
                 self._budget.check_limit(cost, what)
             money = f", {_money(self._budget, cost, planned[0][1])}"
         if always or money or (whole.seconds or LONG_S) >= LONG_S:
-            say(f"expected in all: {format.counted(len(loads), 'run')}, about {whole.words}{money}")
+            say(f"expected in all: {format.counted(len(loads), 'run')}, about {whole.text}{money}")
 
     def cost_per_time(self, seconds: float, settings: Settings) -> str:
         """Return what the targets cost for this time, as text after a comma.
@@ -283,7 +287,7 @@ class Show:
         virtual = plan.job.settings.virtual
         if virtual and self._budget is None:
             return
-        found, tokens = plan.job.found[0], staggered_start.mean_lengths(plan.requests)
+        found, tokens = plan.job.found[0], mean_tokens(plan.requests)
         answer_s = (
             staggered_start.by_probe(found.one_token_response_ms, found.per_token_ms).ns(1, *tokens)
             / 1e9
@@ -303,7 +307,7 @@ class Show:
             money = ""
             if self._budget is not None and cost is not None:
                 money = f", {_money(self._budget, cost, plan.job.settings)}"
-            say(f"expected: about {load.words}{money}")
+            say(f"expected: about {load.text}{money}")
 
     def _follow_cost(self, load: RunningLoad, budget: Budget) -> None:
         """Count what a load has cost so far, and stop it where the limit is reached."""

@@ -299,7 +299,7 @@ def counted_unit(workload: Workload) -> Unit:
     parts = [requests]
     if isinstance(requests, Mix):
         parts = [request_class.requests for request_class in requests.classes.values()]
-    has_sessions = [build_sessions(part, 0).turns > 1 for part in parts]
+    has_sessions = [build_sessions(part, 0).max_turns > 1 for part in parts]
     if all(has_sessions):
         return "conversations"
     return "starts" if any(has_sessions) else "requests"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from loadgen.core.errors import UserError
-from loadgen.core.schedule.arrivals import at_load
+from loadgen.core.schedule.build import stage_at_load
 from loadgen.core.workload import Closed, Poisson, Ramp, Stage, Workload
 from loadgen.search.search_results import PlannedTrial
 
@@ -62,7 +62,7 @@ def with_load(workload: Workload, load: float) -> Workload:
             what = f"stage {stage.name!r} has no rate to search over"
             raise UserError("unsupported", what, "stages", "give it poisson or constant")
         has_load = stage.measured or is_closed_loop
-        stages.append(at_load(stage, load) if has_load else stage)
+        stages.append(stage_at_load(stage, load) if has_load else stage)
     return workload.model_copy(update={"stages": tuple(stages)})
 
 

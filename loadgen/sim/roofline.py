@@ -112,11 +112,11 @@ def _pace_ns(
 ) -> float:
     """The longest time of an iteration in which this share of the tasks ends in time."""
     chains = build_sessions(workload.requests, workload.seed or 0)
-    tasks = [(chains.of(number), [*works.values()]) for number, works in sample.items()]
+    tasks = [(chains.get(number), [*works.values()]) for number, works in sample.items()]
     tasks = [
         (chain, works)
         for chain, works in tasks
-        if chain.is_session and len(works) == len(chain.waits)
+        if not chain.is_single_request and len(works) == chain.turn_count
     ]
     low, high = 0.0, float(within_ns)
     for _ in range(HALVINGS if tasks else 0):
@@ -131,8 +131,8 @@ def _duration_ns(chain: Session, works: list[Work], iteration_ns: float, costs: 
     starts_ns = [0.0] * len(works)
     for place, work in enumerate(works):
         own_ns = costs.token_ns * work.computed + (work.generated + 1) * iteration_ns
-        ends_ns = starts_ns[place] + chain.pauses[place] + own_ns
-        for other in chain.followers[place]:
+        ends_ns = starts_ns[place] + chain.pauses_ns[place] + own_ns
+        for other in chain.successors[place]:
             starts_ns[other] = max(starts_ns[other], ends_ns)
     return ends_ns
 

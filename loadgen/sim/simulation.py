@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from loadgen.core.execution.events import Look
 from loadgen.core.requests.task_graphs import Abandonment
 from loadgen.core.results.record import KIND
-from loadgen.core.schedule.dispatcher import Dispatcher, Start
+from loadgen.core.schedule.dispatched_slots import DispatchedSlot
+from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.sim.engine.implementation import Replica, SimRequest
 from loadgen.sim.engine.replica import DONE, NEVER
@@ -103,7 +104,7 @@ class Simulation:
     def run(self) -> None:
         """Simulate until every slot of the schedule has its record."""
         while True:
-            next_due_ns = self._dispatcher.next_ns()
+            next_due_ns = self._dispatcher.next_due_ns()
             due_ns = NEVER if next_due_ns is None else next_due_ns
             end_ns, index = self._next_iteration(self.replicas, self._quiet_until_ns(due_ns))
             control_ns = self._next_control_ns
@@ -140,15 +141,15 @@ class Simulation:
             # The request may wake an idle replica, whose iteration may end before the next request
             # is due.
             until_ns = due_ns
-        for start in self._dispatcher.ready(until_ns):
-            if start.dropped:
-                self.requests.add_unsent(start.number, start.due_ns, start.dropped)
+        for start in self._dispatcher.take_due_slots(until_ns):
+            if start.drop_reason:
+                self.requests.add_unsent(start.slot_id, start.due_ns, start.drop_reason)
             else:
                 self._send(start)
 
-    def _send(self, start: Start) -> None:
+    def _send(self, start: DispatchedSlot) -> None:
         """Send one request to the next replica that serves."""
-        number = start.number
+        number = start.slot_id
         due_ns = start.due_ns
         input_tokens, output_tokens, blocks = self._sizes(number)
         index = self._next_replica()
@@ -169,8 +170,8 @@ class Simulation:
         if not is_accepted:
             self._refuse(request, index)
             return
-        if start.session >= 0:
-            self._plan_departure(start, request)
+        if start.session is not None:
+            self._plan_departure(start, start.session, request)
         if replica.end_ns == NEVER and replica.begin(due_ns):
             self._busy += 1
 
@@ -180,13 +181,13 @@ class Simulation:
         self._in_flight.append(request)
 
     def _submit_sequences(
-        self, start: Start, lengths: Sequence[int], replica: Replica, index: int
+        self, start: DispatchedSlot, lengths: Sequence[int], replica: Replica, index: int
     ) -> SimRequest:
         """Submit the sequences of a request for values, and return the last one."""
-        sequences = [replica.Request(start.number, start.due_ns, tokens, 0) for tokens in lengths]
+        sequences = [replica.Request(start.slot_id, start.due_ns, tokens, 0) for tokens in lengths]
         for sequence in sequences:
             self._submit(sequence, replica, index)
-        self._sequences[start.number] = list(sequences)
+        self._sequences[start.slot_id] = list(sequences)
         return sequences[-1]
 
     def _refuse(self, request: SimRequest, index: int) -> None:
@@ -196,15 +197,15 @@ class Simulation:
         request.failure = KIND["http_4xx"]
         request.failed_ns = request.due_ns
         self.requests.add_sent([request])
-        self._dispatcher.finished(request.key, request.due_ns, ok=False)
+        self._dispatcher.report_finished(request.key, request.due_ns, ok=False)
 
-    def _plan_departure(self, start: Start, request: SimRequest) -> None:
+    def _plan_departure(self, start: DispatchedSlot, session: int, request: SimRequest) -> None:
         """Note when the user of a task goes away, if that is during this request."""
         if start.turn == 0:
-            leaving = self._schedule.sessions.of(start.session).leaving
+            leaving = self._schedule.sessions.get(session).abandonment
             if leaving is not None:
-                self._leaving_users[start.session] = leaving
-        leaving = self._leaving_users.get(start.session)
+                self._leaving_users[session] = leaving
+        leaving = self._leaving_users.get(session)
         if leaving is not None and leaving.turn == start.turn:
             self._departures.append(_Departure(request, leaving.tokens))
 
@@ -214,7 +215,7 @@ class Simulation:
         done = replica.finish()
         if self._is_prefill_limited:
             for request in replica.started:
-                self._dispatcher.first_output(request.key, end_ns)
+                self._dispatcher.report_first_output(request.key, end_ns)
         if done:
             self._complete(done, end_ns)
         if self._departures:
@@ -229,7 +230,7 @@ class Simulation:
         """Record requests that have got their last token, and report them to the dispatcher."""
         if self._sequences:
             done = [request for request in done if self._is_last_sequence(request)]
-        finished = self._dispatcher.finished
+        finished = self._dispatcher.report_finished
         for request in done:
             finished(request.key, end_ns, ok=True)
         self.requests.add_sent(done)
@@ -262,7 +263,7 @@ class Simulation:
                 continue
             if replica.generated(request) < departure.after_tokens:
                 continue
-            of_same_task = set(self._dispatcher.beside(request.key))
+            of_same_task = set(self._dispatcher.other_slots_in_flight(request.key))
             self._cancel(request, now_ns, "abandoned")
             for other in self._in_flight:
                 if other.key in of_same_task and other.state != DONE:
@@ -301,7 +302,7 @@ class Simulation:
         request.failed_ns = now_ns
         self.requests.add_sent([request])
         reason = "abandoned" if kind == "abandoned" else "previous_turn_failed"
-        self._dispatcher.finished(request.key, now_ns, ok=False, why=reason)
+        self._dispatcher.report_finished(request.key, now_ns, ok=False, drop_reason=reason)
 
     def _end_run(self) -> None:
         """Cut what is in flight at the end of the run, and record what was never sent."""
@@ -314,10 +315,10 @@ class Simulation:
                 if request.state != DONE:
                     self._cancel(request, self._end_of_run_ns, self._cut_kind)
         self._dispatcher.stop()
-        for start in self._dispatcher.unsent():
+        for start in self._dispatcher.unsent_slots():
             # Nobody interrupts a virtual run: the end of the drain left these.
-            reason = self._cut_kind if start.dropped == "interrupted" else start.dropped
-            self.requests.add_unsent(start.number, start.due_ns, reason)
+            reason = self._cut_kind if start.drop_reason == "interrupted" else start.drop_reason
+            self.requests.add_unsent(start.slot_id, start.due_ns, reason)
 
     def _find_next_control(self) -> int:
         """Return when the load is looked at, stopped, or its replicas change next."""

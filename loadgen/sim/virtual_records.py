@@ -141,9 +141,9 @@ def _slots(number: Ints, schedule: Schedule) -> dict[str, Column]:
         schedule.sessions, Conversations | SingleRequests
     ):  # the last place is not always the last turn
         chains, which = np.unique(chain, return_inverse=True)
-        made = [schedule.sessions.of(one) for one in chains.tolist()]
-        is_session = np.array([one.is_session for one in made], np.bool_)[which]
-        turn = np.minimum(turn, np.array([len(one.waits) - 1 for one in made], np.int64)[which])
+        made = [schedule.sessions.get(one) for one in chains.tolist()]
+        is_session = np.array([not one.is_single_request for one in made], np.bool_)[which]
+        turn = np.minimum(turn, np.array([one.turn_count - 1 for one in made], np.int64)[which])
     firsts = np.array([span.first_session for span in schedule.stages])
     lanes = np.array([span.concurrency for span in schedule.stages])
     stage = (np.searchsorted(firsts, chain, side="right") - 1).astype(np.int16)

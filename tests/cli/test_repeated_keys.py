@@ -18,7 +18,7 @@ from loadgen.sim.server import fault_injection
 def test_a_result_with_two_prices_or_numbers_of_gpus_is_refused() -> None:
     for flag in ("--price", "--gpus"):
         with refused(UserError, "duplicate"):
-            cost_command._pairs(["a=1", "results/a=2"], flag, [Path("results/a")])
+            cost_command._parse_pairs(["a=1", "results/a=2"], flag, [Path("results/a")])
 
 
 def test_a_source_of_a_sizing_with_two_prices_is_refused() -> None:

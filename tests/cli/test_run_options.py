@@ -241,7 +241,7 @@ def test_the_table_agrees_with_what_it_becomes() -> None:
     of_load = {name for name, option in OPTIONS.items() if option.part == "load"}
     words = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
     words |= {"trace_unit"}
-    assert not read_flags(**dict.fromkeys(of_load - words, "1")).faults
+    assert not read_flags(**dict.fromkeys(of_load - words, "1")).errors
     assert of_load == set(FLAGS)
     assert {name for name in of_load if OPTIONS[name].set_metavar} == BY_KEY
     assert {

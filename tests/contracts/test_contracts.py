@@ -41,8 +41,8 @@ from loadgen.contracts.load_shortage import LoadLength
 from loadgen.contracts.loading import load_contract
 from loadgen.contracts.page_sections import PageInputs
 from loadgen.contracts.recorded_run import MeasuredLevel
-from loadgen.contracts.sample_sizes import requests_without_miss
 from loadgen.contracts.run import ValidationOptions, run_validation
+from loadgen.contracts.sample_sizes import requests_without_miss
 from loadgen.contracts.schema import parse_contract
 from loadgen.contracts.stored_validation import (
     FACTS_FILE,

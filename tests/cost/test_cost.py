@@ -33,12 +33,13 @@ from loadgen.core.results.record import CONTRADICTORY_USAGE
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.stats.quantiles import Distribution
 from loadgen.cost import comparison, cost_data, evidence_reader
-from loadgen.cost import text as report
-from loadgen.cost.by_year import by_year
-from loadgen.cost.command import _share as share_of
+from loadgen.cost import cost_text as report
 from loadgen.cost.command import cost as command
-from loadgen.cost.comparison import OfferComparison, compare_offers, differences
-from loadgen.cost.sections import report as sections_of
+from loadgen.cost.command import parse_utilization
+from loadgen.cost.comparability import find_differences, find_remarks
+from loadgen.cost.comparison import CostComparison, compare_costs
+from loadgen.cost.cost_report import report as sections_of
+from loadgen.cost.yearly_cost import compute_yearly_cost
 from loadgen.pricing import price_file, prices, reasons
 from loadgen.pricing.evidence import Evidence, evidence_notes
 from loadgen.pricing.priced_result import PricedResult, price_result
@@ -78,7 +79,7 @@ def rent(per_hour: str, gpus: int = 4, **more: str) -> str:
     return f"rented: provider: P, shape: ND128isr_GB300_v6, gpu: G, gpus: {gpus}, per_hour: {per_hour}{fields}"
 
 
-def printed(found: OfferComparison) -> str:
+def printed(found: CostComparison) -> str:
     return as_text.render(sections_of(found))
 
 
@@ -138,8 +139,8 @@ def test_arithmetic_only_one_clouds_price_at_anothers_speed(
     )
     output, request = one.costs[OUTPUT], one.costs[REQUEST]
     assert output and request
-    assert report.money(output.total, 3) == per_million_output
-    assert report.money(request.total * 1000, 3) == per_thousand_requests
+    assert report.format_money(output.total, 3) == per_million_output
+    assert report.format_money(request.total * 1000, 3) == per_thousand_requests
 
 
 def test_arithmetic_only_tokens_are_priced_as_counted_cached_apart():
@@ -382,8 +383,8 @@ def test_an_offline_run_is_priced_by_its_measurement_window(tmp_path: Path, lane
     assert output and GPUS.tokens.output_per_s is not None
     assert float(output.total) == pytest.approx(10_000 / GPUS.tokens.output_per_s, rel=1e-6)
     assert "at_once" in noted(one) and not noted(one).keys() & {"own_load", "no_slo"}
-    assert "completed in the measurement window" in report.measured(one)
-    assert "one_at_once" in coded(differences(one, priced(GPUS, rent("36")))[0])
+    assert "completed in the measurement window" in report.describe_measurement(one)
+    assert "one_at_once" in coded(find_differences(one, priced(GPUS, rent("36"))))
 
 
 def test_gpus_that_contradict_the_run_are_refused(results: Path):
@@ -406,7 +407,7 @@ def test_another_machines_price_is_said_in_capitals():
         note.startswith(f"ANOTHER MACHINE: measured on GB300 ({shape}), priced as H100;")
         for note in one.notes
     )
-    assert "ANOTHER MACHINE" in report.standing(one)
+    assert "ANOTHER MACHINE" in report.describe_standing(one)
     rack = priced(
         changed(GPUS, target={"shape": "", "name": "simulated: gb300-rack", "simulated": True}),
         entry,
@@ -504,11 +505,11 @@ PER_TOKEN = (
 
 
 def test_a_run_that_missed_its_slo_has_no_price_in_the_headline():
-    found = compare_offers([priced(MISSED, rent("60"))], book(rent("60")))
-    (sentence,) = report.answer(found)
+    found = compare_costs([priced(MISSED, rent("60"))], book(rent("60")))
+    (sentence,) = report.answers(found)
     assert "USD" not in sentence
-    assert "SLO MISSED" in [warned.word for warned in report.warned(found)]
-    assert found.offers[0].costs[REQUEST] is not None
+    assert "SLO MISSED" in [warned.word for warned in report.warnings(found)]
+    assert found.results[0].costs[REQUEST] is not None
     shown = printed(found)
     assert shown.index("SLO MISSED") < shown.index("USD")
 
@@ -527,10 +528,10 @@ def test_whether_a_load_lasts_is_said_before_its_price(
     run = changed(GPUS, sustainable={"sustained": sustained, "why": "because"})
     one = priced(run, rent("60"))
     assert {"overloaded", "not_sustained"} & set(noted(one)) == ({code} if code else set())
-    shown = printed(compare_offers([one], book(rent("60"))))
+    shown = printed(compare_costs([one], book(rent("60"))))
     assert word is None or shown.index(word) < shown.index("USD")
     by_token = priced(run, PER_TOKEN)
-    assert word is None or word not in printed(compare_offers([by_token], book(PER_TOKEN)))
+    assert word is None or word not in printed(compare_costs([by_token], book(PER_TOKEN)))
 
 
 def test_an_invalid_run_has_no_good_requests():
@@ -541,8 +542,8 @@ def test_an_invalid_run_has_no_good_requests():
     assert noted(one)["invalid"] == {"reasons": ["late"], "codes": []}
 
 
-def two(a: PricedResult, b: PricedResult) -> OfferComparison:
-    return compare_offers([a, b], book(rent("60")))
+def two(a: PricedResult, b: PricedResult) -> CostComparison:
+    return compare_costs([a, b], book(rent("60")))
 
 
 @pytest.mark.parametrize(
@@ -571,21 +572,20 @@ def test_what_differs_is_named_and_gets_no_ratio(
 ):
     a, b = priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, **parts), rent("60"), name="b")
     found = two(a, b)
-    (pair,) = found.pairs
-    assert pair.ratio is None and pair.word == "not comparable"
+    (pair,) = found.ratios
+    assert pair.ratio is None and pair.judgment == "not comparable"
     (why,) = pair.difference_codes
     assert why.code == code and values.items() <= why.values.items()
-    assert found.against_first == ((), pair.difference_codes)
+    assert found.differences_from_first == ((), pair.difference_codes)
     text = printed(found)
     assert "b *" in text and "NOT COMPARABLE with the first" in text
 
 
 def test_different_seeds_are_a_note_only():
-    apart, notes = differences(
-        priced(GPUS, rent("60"), name="a"),
-        priced(changed(GPUS, run={"seed": 3}), rent("60"), name="b"),
-    )
-    assert apart == () and [one.code for one in notes] == ["seed_differs"]
+    first = priced(GPUS, rent("60"), name="a")
+    second = priced(changed(GPUS, run={"seed": 3}), rent("60"), name="b")
+    assert find_differences(first, second) == ()
+    assert [note.code for note in find_remarks(first, second)] == ["seed_differs"]
 
 
 def test_a_capacity_and_a_load_are_not_set_against_each_other():
@@ -593,7 +593,7 @@ def test_a_capacity_and_a_load_are_not_set_against_each_other():
         priced(GPUS, rent("60"), capacity=knee(20, 19, 21), name="a"),
         priced(GPUS, rent("60"), name="b"),
     )
-    assert coded(two(a, b).pairs[0].difference_codes) == {"one_at_capacity": {}}
+    assert coded(two(a, b).ratios[0].difference_codes) == {"one_at_capacity": {}}
 
 
 @pytest.mark.parametrize(
@@ -612,8 +612,8 @@ def test_two_offers_are_told_apart_by_the_interval_of_their_ratio(
         priced(GPUS, rent("60"), capacity=first, name="a"),
         priced(GPUS, rent("60"), capacity=second, name="b"),
     )
-    (pair,) = two(a, b).pairs
-    assert pair.word == word
+    (pair,) = two(a, b).ratios
+    assert pair.judgment == word
     assert pair.ratio is not None
     assert (pair.low is not None and pair.low <= 1 <= (pair.high or 0)) == (
         word == "cannot be told apart"
@@ -624,7 +624,7 @@ def test_intervals_of_a_ratio_add_in_squares_on_the_log_scale():
     """Both rates uncertain by a factor of 1.1 each way: the ratio by 1.1 to the power of the root of two."""
     a = priced(GPUS, rent("60"), capacity=knee(20, 20 / 1.1, 22), name="a")
     b = priced(GPUS, rent("60"), capacity=knee(20, 20 / 1.1, 22), name="b")
-    (pair,) = two(a, b).pairs
+    (pair,) = two(a, b).ratios
     assert float(pair.high or 0) == pytest.approx(1.1**2**0.5, rel=1e-6)
     assert float(pair.low or 0) == pytest.approx(1.1 ** -(2**0.5), rel=1e-6)
 
@@ -635,8 +635,12 @@ def test_two_prices_of_one_measurement_share_its_rate():
         price_result(found, book(rent(price)).entries[0], price, "", gpus=4, utilization=Decimal(1))
         for price in ("50", "60")
     )
-    (pair,) = two(low, high).pairs
-    assert pair.word == "50 is cheaper" and pair.low and abs(pair.low - pair.high) < Decimal("1e-6")  # type: ignore[operator]
+    (pair,) = two(low, high).ratios
+    assert (
+        pair.judgment == "50 is cheaper"
+        and pair.low
+        and abs(pair.low - pair.high) < Decimal("1e-6")
+    )  # type: ignore[operator]
 
 
 def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference():
@@ -644,19 +648,23 @@ def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference()
     entry = "per_token: provider: P, model: m, per_million_input: 1, per_million_cached: 1, per_million_output: 1"
     a, b = priced(GPUS, rent("72"), capacity=knee(20), name="gpus"), priced(GPUS, entry, name="api")
     (one,) = two(a, b).break_evens
-    assert one.per_day and round(one.per_day) == 685_714 and round(one.carries) == 1_728_000
-    assert one.word.startswith(
+    assert (
+        one.units_per_day
+        and round(one.units_per_day) == 685_714
+        and round(one.capacity_per_day) == 1_728_000
+    )
+    assert one.judgment.startswith(
         "from 685,714 good requests a day the machines cost less (39.7% of what they carry)"
     )
     (dear,) = two(priced(GPUS, rent("720"), capacity=knee(20), name="gpus"), b).break_evens
-    assert dear.word.startswith("not with these machines")
+    assert dear.judgment.startswith("not with these machines")
 
 
 def test_what_moves_the_answer_most_comes_first():
     one = priced(
         GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5"
     )
-    swings = compare_offers([one], book(rent("60"))).swings
+    swings = compare_costs([one], book(rent("60"))).sensitivities
     assert [swing.input for swing in swings] == [
         "utilization",
         "price per hour",
@@ -670,7 +678,7 @@ def test_the_answer_says_how_much_of_the_time_the_machines_are_in_use():
     """`size` said 0.913 of what `cost` called 0.512, and only one of them said why."""
     said = [
         printed(
-            compare_offers(
+            compare_costs(
                 [priced(GPUS, rent("60"), capacity=knee(20), utilization=share)], book(rent("60"))
             )
         )
@@ -724,9 +732,9 @@ AMOUNTS = st.dictionaries(
 @given(AMOUNTS)
 def test_printed_parts_add_up_to_the_printed_total(parts: dict[str, Decimal]):
     total = sum(parts.values(), Decimal(0))
-    shown, each = report.apportioned(UnitCost(parts=parts, total=total, low=None, high=None), 1000)
+    shown, each = report.round_parts(UnitCost(parts=parts, total=total, low=None, high=None), 1000)
     assert shown == sum(each.values())
-    assert f"{shown:,f}" == report.money(total * 1000)
+    assert f"{shown:,f}" == report.format_money(total * 1000)
     step = Decimal(1).scaleb(min(int(shown.as_tuple().exponent), 0))
     assert all(abs(each[part] - parts[part] * 1000) <= step for part in parts)
 
@@ -742,7 +750,7 @@ def test_printed_parts_add_up_to_the_printed_total(parts: dict[str, Decimal]):
     ],
 )
 def test_money_is_printed_without_exponent(amount: str, shown: str):
-    assert report.money(Decimal(amount)) == shown
+    assert report.format_money(Decimal(amount)) == shown
 
 
 @pytest.fixture
@@ -982,14 +990,14 @@ def test_sample_prices_are_said_to_be_a_sample(results: Path, capsys: pytest.Cap
 
 def test_a_simulated_result_says_so_first_and_beside_its_figures():
     simulated = priced(changed(GPUS, target={"simulated": True}), rent("60"), name="sim")
-    text = printed(compare_offers([simulated], book(rent("60"))))
+    text = printed(compare_costs([simulated], book(rent("60"))))
     assert text.startswith("SIMULATED: no real server was measured: sim\n")
     assert "at this load, simulated" in text
 
 
 def test_many_offers_fit_the_terminal():
     many = [priced(GPUS, rent("60"), name=f"results/number-{i}") for i in range(9)]
-    text = printed(compare_offers(many, book(rent("60"))))
+    text = printed(compare_costs(many, book(rent("60"))))
     tables = [
         line
         for line in text.splitlines()
@@ -1034,8 +1042,8 @@ def test_a_commitment_pays_above_a_share_of_all_hours():
         for name, entry in (("y", year), ("d", called), ("s", spot))
     ]
     assert offers[2].hourly == {"rent": Decimal(50), "interruptions": Decimal("12.5")}
-    found = compare_offers(offers, book(year))
-    assert [(one.committed, one.given_back, one.hours_share) for one in found.commitments] == [
+    found = compare_costs(offers, book(year))
+    assert [(one.committed, one.on_demand, one.hours_share) for one in found.commitments] == [
         ("y", "d", Decimal(60) / 90),
         ("y", "s", Decimal("0.96")),
     ]
@@ -1044,10 +1052,10 @@ def test_a_commitment_pays_above_a_share_of_all_hours():
         in printed(found)
     )
     dear = [replace(priced(GPUS, rent("70", commitment="3 years")), name="t"), offers[2]]
-    (never,) = compare_offers(dear, book(year)).commitments
-    assert never.hours_share is None and never.word.startswith("never costs less")
+    (never,) = compare_costs(dear, book(year)).commitments
+    assert never.hours_share is None and never.judgment.startswith("never costs less")
     elsewhere = replace(offers[2], price=offers[2].price.model_copy(update={"provider": "Q"}))
-    assert not compare_offers([offers[0], elsewhere], book(year)).commitments
+    assert not compare_costs([offers[0], elsewhere], book(year)).commitments
 
 
 BOUGHT = "owned: shape: s, gpu: G, gpus: 4, capital: 87600, years: 2, staff_share: 0.1, "
@@ -1065,7 +1073,7 @@ def test_storage_support_and_the_interest_on_capital():
 
 def test_money_by_the_year_is_what_is_paid_then():
     """Running: 8,760 of staff and 8,760 of power; machines again in the years 3 and 5."""
-    years = by_year(priced(GPUS, BOUGHT))
+    years = compute_yearly_cost(priced(GPUS, BOUGHT))
     assert years is not None and [round(amount) for amount in years.paid] == [
         105120,
         17520,
@@ -1074,11 +1082,11 @@ def test_money_by_the_year_is_what_is_paid_then():
         105120,
     ]
     assert years.present is None
-    worth = by_year(priced(GPUS, f"{BOUGHT}, discount: 0.25"), 2)
+    worth = compute_yearly_cost(priced(GPUS, f"{BOUGHT}, discount: 0.25"), 2)
     assert worth is not None and worth.present is not None
     assert float(worth.present) == pytest.approx(87600 + 17520 / 1.25 + 17520 / 1.5625)
     capacity = knee(2.0)
-    rented = by_year(priced(GPUS, rent("10"), capacity=capacity, utilization="0.5"))
+    rented = compute_yearly_cost(priced(GPUS, rent("10"), capacity=capacity, utilization="0.5"))
     assert rented is not None and set(map(round, rented.paid)) == {87600}, (
         "rented at all hours, used or not"
     )
@@ -1092,7 +1100,7 @@ def test_money_by_the_year_is_what_is_paid_then():
     [("0.4", "0.4"), ("40%", "0.4"), ("14h@10%,10h@70%", "0.35"), ("12h@0%, 12h@1", "0.5")],
 )
 def test_a_utilization_is_a_share_or_a_day(text: str, share: str):
-    assert share_of(text) == Decimal(share)
+    assert parse_utilization(text) == Decimal(share)
 
 
 @pytest.mark.parametrize(
@@ -1100,7 +1108,7 @@ def test_a_utilization_is_a_share_or_a_day(text: str, share: str):
 )
 def test_what_is_no_utilization(text: str):
     with pytest.raises(UserError):
-        share_of(text)
+        parse_utilization(text)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from loadgen.cli import app as cli
 from loadgen.core.errors import LoadgenError
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build_prompts
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import load
 from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.core.workload.traces import read_trace
@@ -61,7 +61,7 @@ def test_the_right_law_fits_and_the_others_do_not() -> None:
 def trace_of(path: Path, workload: dict[str, object], seed: int, step_s: float = 0.0) -> Path:
     """A trace of the requests that a workload would send."""
     made = workload_from_mapping({"name": "made", **workload})
-    due = arrivals.build(made, seed).columns().due_ns / 1e9
+    due = build_schedule(made, seed).columns().due_ns / 1e9
     due = np.floor(due / step_s) * step_s if step_s else due
     prompts = build_prompts(made, seed, 1, tokens.load_tokenizer(None))
     read, write = (prompts.sample_lengths(what, range(len(due))) for what in ("input", "output"))  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.requests.trace_prompts import TracePrompts
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import (
     read_flags,
     trace_formats,
@@ -282,7 +282,7 @@ def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
     assert sessions.graph(1).waits == ((), (0,), (1,))
     with pytest.raises(CombinedError, match="4 of 5 rows have no timestamp"):
         workload_from_trace(file)
-    stages = arrivals.build(
+    stages = build_schedule(
         workload_from_trace(file, read_flags(trace_replay="sessions")), 1
     ).stages
     assert [stage.arrivals_ns.tolist() for stage in stages] == [[0, 2 * S]]

@@ -37,12 +37,12 @@ def test_schedules_of_official_runs(
     scenario: Any, qps: float, min_s: int, queries: int, duration_ns: int
 ) -> None:
     planned = rules.schedule(rules.test("llama2-70b", scenario, "v5.1", min_duration_s=min_s), qps)
-    assert (len(planned.offsets), planned.end_ns) == (queries, duration_ns)
+    assert (len(planned.offsets_ns), planned.end_ns) == (queries, duration_ns)
 
 
 def test_last_query_of_the_first_official_run() -> None:
     planned = rules.schedule(rules.test("llama2-70b", "server", "v5.1"), 170.0)
-    assert int(planned.offsets[-1]) == 722654092626
+    assert int(planned.offsets_ns[-1]) == 722654092626
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ def performance_check(folder: Path, scenario: str) -> tuple[bool, list[str]]:
 def written(folder: Path, scenario: Any, *, ttft_ms: int = 300, failed: int = 0) -> Path:
     """The logs of a run of the rules' size in which all queries are alike."""
     test = rules.test("llama2-70b", scenario, "v6.0")
-    queries = 196_608 if scenario == "offline" else len(rules.schedule(test, 300.0).offsets)
+    queries = 196_608 if scenario == "offline" else len(rules.schedule(test, 300.0).offsets_ns)
     due = (
         np.zeros(queries, np.int64)
         if scenario == "offline"
-        else rules.schedule(test, 300.0).offsets
+        else rules.schedule(test, 300.0).offsets_ns
     )
     latency = np.full(queries, 800 * S if scenario == "offline" else 10 * S, np.int64)
     ttft = np.full(queries, ttft_ms * MS, np.int64)

@@ -251,15 +251,15 @@ def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
 
 def test_schedule(passing: Official) -> None:
     planned = rules.schedule(BASE, 2000.0)
-    assert passing.log.detail["generated_query_count"] == len(planned.offsets)
+    assert passing.log.detail["generated_query_count"] == len(planned.offsets_ns)
     assert passing.log.detail["generated_query_duration"] == planned.end_ns
     # the trace has thousandths of a microsecond, counted from another origin
-    assert np.abs(passing.trace.due_ns - planned.offsets).max() <= 1
+    assert np.abs(passing.trace.due_ns - planned.offsets_ns).max() <= 1
 
 
 def _exact(found: Official) -> Official:
     """With the scheduled instants of the schedule, which the trace has only to its last printed digit."""
-    planned = rules.schedule(BASE, 2000.0).offsets[: len(found.trace.due_ns)]
+    planned = rules.schedule(BASE, 2000.0).offsets_ns[: len(found.trace.due_ns)]
     return found._replace(trace=found.trace._replace(due_ns=planned))
 
 

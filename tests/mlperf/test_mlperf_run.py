@@ -18,7 +18,7 @@ from loadgen.bundle import verify as bundle
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import Closed
 from loadgen.mlperf import log_files, official_loadgen, rules
 from loadgen.mlperf import result as mlperf
@@ -42,7 +42,7 @@ def _small_data(folder: Path, rows: int = 300) -> Path:
 
 def test_the_workload_of_an_official_run_has_its_schedule() -> None:
     asked = rules.test("llama2-70b", "server", "v5.1")
-    planned = arrivals.build(
+    planned = build_schedule(
         mlperf_run.workload(asked, mlperf_run.synthetic(asked), qps=182.0), 5
     ).stages[0]
     assert (planned.session_count, planned.length_ns) == (122880, 675012366669)
@@ -474,7 +474,7 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     result, _ = official_loadgen.perform(asked, data, settings, qps=40.0)
     log = read_log(tmp_path / "run")
     planned = rules.schedule(asked, 40.0)
-    assert result.queries == log.queries == len(planned.offsets)
+    assert result.queries == log.queries == len(planned.offsets_ns)
     assert log.detail["generated_query_duration"] == planned.end_ns
     assert not log.unofficial
     assert result.resolved == result.queries

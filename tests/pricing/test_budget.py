@@ -13,12 +13,17 @@ from servers import shared
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution.events import Counters, RunningLoad
-from loadgen.core.execution.staggered_start import mean_lengths
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results.manifest import TargetFacts
-from loadgen.core.schedule import arrivals
-from loadgen.core.schedule.forecast import Forecast, forecast, total
+from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule.forecast import (
+    Forecast,
+    MeanTokens,
+    combine_forecasts,
+    forecast_load,
+    mean_tokens,
+)
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import load_from_options
 from loadgen.pricing.budget import Budget
@@ -61,7 +66,7 @@ def test_the_forecast_of_a_load(
         None, None, read_flags(input_tokens=1000, output_tokens=200, seed=1, **flags)
     )
     prompts = build_prompts(workload, 1, 2, load_tokenizer(None))
-    load = forecast(arrivals.build(workload, 1), mean_lengths(prompts), answer_s)
+    load = forecast_load(build_schedule(workload, 1), mean_tokens(prompts), answer_s)
     assert load.requests == (requests if requests != 600 else pytest.approx(600, rel=0.15))
     assert (
         load.seconds == seconds
@@ -92,8 +97,10 @@ def test_a_load_too_short_for_its_slo_says_so_before_it(
     workload = load_from_options(
         None, None, read_flags(input_tokens=10, output_tokens=10, seed=1, warmup=60, **load)
     )
-    measured, whole = forecasts(arrivals.build(workload, 1), (10, 10), answer_s)
-    assert whole == pytest.approx(forecast(arrivals.build(workload, 1), (10, 10), answer_s))
+    measured, whole = forecasts(build_schedule(workload, 1), MeanTokens(10, 10), answer_s)
+    assert whole == pytest.approx(
+        forecast_load(build_schedule(workload, 1), MeanTokens(10, 10), answer_s)
+    )
     told = too_few(measured, workload.slo)
     assert said in told and bool(said) == bool(told)
 
@@ -277,7 +284,10 @@ def test_a_load_is_stopped_where_the_limit_is_reached(
 
 def test_several_loads_are_one_forecast() -> None:
     short, long = Forecast(100.0, 60.0, 150.0, 500.0), Forecast(300.0, 120.0, 350.0, 100.0)
-    assert total([short, long]) == (400.0, 180.0, 300.0, 200.0)
-    assert total([short, Forecast(None, 120.0, 350.0, 100.0)]) == (None, 180.0, 250.0, 300.0), (
-        "a closed loop by time"
-    )
+    assert combine_forecasts([short, long]) == (400.0, 180.0, 300.0, 200.0)
+    assert combine_forecasts([short, Forecast(None, 120.0, 350.0, 100.0)]) == (
+        None,
+        180.0,
+        250.0,
+        300.0,
+    ), "a closed loop by time"

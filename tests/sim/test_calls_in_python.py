@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import loading
 from loadgen.core.workload.flags import read_flags
 from loadgen.sim.engine.implementation import compiled_module
@@ -49,7 +49,7 @@ def test_a_request_costs_few_calls_and_a_quiet_iteration_none(name: str) -> None
     workload = loading.load(workload_name, read_flags(**asked, warmup=0))
     requests = build_prompts(workload, 1, 1, load_tokenizer())
     preset = load_preset("gb300-vm-128k")
-    schedule = arrivals.build(workload, 1)
+    schedule = build_schedule(workload, 1)
     sizes = sizes_of(
         workload.requests, requests, preset.server.tokens_per_block, SimpleNamespace(values=False)
     )

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from loadgen.core.execution.events import Look
 from loadgen.core.requests.task_graphs import Abandonment
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
-from loadgen.core.schedule.sessions import SINGLE_REQUEST, Session, SingleRequests
+from loadgen.core.schedule.sessions import (
+    SINGLE_REQUEST,
+    Ints,
+    Session,
+    SessionColumns,
+    SessionSequence,
+    SingleRequests,
+)
 from loadgen.sim.engine.implementation import compiled_module
 from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import make_router
@@ -31,22 +38,28 @@ COSTS = Costs(
 )
 
 
-class Graphs:
+class Graphs(SessionSequence):
     """Chains of any form: single requests, conversations, tasks whose branches meet, users who leave."""
 
-    side_by_side = 1
+    max_parallel_turns = 1
 
     def __init__(self, draw: random.Random, turns: int) -> None:
-        self.turns = turns
+        self.max_turns = turns
         self._made = [self._chain(draw) for _ in range(40)]
 
-    def of(self, chain: int) -> Session:
-        return self._made[chain % len(self._made)]
+    def get(self, index: int) -> Session:
+        return self._made[index % len(self._made)]
+
+    def turn_counts(self, first: int, count: int) -> Ints:
+        raise NotImplementedError
+
+    def columns(self, first: int, count: int) -> SessionColumns:
+        raise NotImplementedError
 
     def _chain(self, draw: random.Random) -> Session:
         if draw.random() < 0.2:
             return SINGLE_REQUEST
-        slots = draw.randint(1, self.turns)
+        slots = draw.randint(1, self.max_turns)
         later = range(1, slots)
         after = [
             set[int](),
@@ -59,7 +72,7 @@ class Graphs:
         leaving = (
             Abandonment(draw.randrange(slots), draw.randint(1, 30)) if draw.random() < 0.3 else None
         )
-        return Session(tuple(map(len, after)), followers, pauses, leaving=leaving)
+        return Session(tuple(map(len, after)), followers, pauses, abandonment=leaving)
 
 
 def stages_of(draw: random.Random, turns: int) -> list[ScheduledStage]:

@@ -24,7 +24,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.record import BIN_NS, KIND, STATUS
 from loadgen.core.run_summary import summarize
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.stats.quantiles import Histogram, bucket
 from loadgen.core.workload import Workload, load, read_flags
 from loadgen.sim import event_gaps
@@ -93,7 +93,7 @@ def test_columns_are_what_a_visit_to_every_token_finds(
     """Both faces, and the arithmetic of gaps, largest gaps and timelines, pauses included."""
     stage = f"{{arrival: {{poisson: {rate}/s}}, count: {len(asked)}}}"
     text = f"requests: {{input_tokens: 1, output_tokens: 1}}\nstages: [{stage}]"
-    schedule = arrivals.build(workload(tmp_path_factory.mktemp("w"), text), 3)
+    schedule = build_schedule(workload(tmp_path_factory.mktemp("w"), text), 3)
     limits, speeds = (TIGHT if tight else WIDE), (1.0, 0.8)
 
     def sizes(number: int) -> tuple[int, int, tuple[int, ...]]:

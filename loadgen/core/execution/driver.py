@@ -47,8 +47,10 @@ from loadgen.core.results.record import (
     unsent_record,
 )
 from loadgen.core.results.spool import Timeline
-from loadgen.core.schedule.dispatcher import Dispatcher, Start
+from loadgen.core.schedule.dispatched_slots import DispatchedSlot
+from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule, shard
+from loadgen.core.schedule.sessions import to_column_value
 
 MAX_DRAIN_AFTER_STOP_NS = 30 * SECOND_NS
 """How long requests in flight may continue after the user has stopped the load."""
@@ -249,8 +251,8 @@ class Driver:
     def _on_wake(self, now: int) -> None:
         """Start the requests that are due."""
         self._is_starting = True
-        for start in self._dispatcher.ready(now - self.start_ns, _REQUESTS_PER_TURN):
-            if start.dropped:
+        for start in self._dispatcher.take_due_slots(now - self.start_ns, _REQUESTS_PER_TURN):
+            if start.drop_reason:
                 self._record_unsent(start)
             else:
                 self._send(start)
@@ -259,12 +261,12 @@ class Driver:
 
     def _schedule_wake_up(self) -> None:
         """Let the event loop call `_on_wake` when the next request is due."""
-        due_ns = self._dispatcher.next_ns()
+        due_ns = self._dispatcher.next_due_ns()
         self._reactor.wake_at(FOREVER if due_ns is None else self.start_ns + due_ns)
 
-    def _send(self, start: Start) -> None:
+    def _send(self, start: DispatchedSlot) -> None:
         """Send one request."""
-        number = start.number
+        number = start.slot_id
         self._sent_by_stage[start.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
@@ -272,7 +274,7 @@ class Driver:
         target = 0 if has_one_target else self._selection.choose(number, monotonic_ns())
         self._in_flight[number] = (target, None)
         body, built = self._bodies.take(start.stage, number)
-        more = self._session_options(start) if start.session >= 0 else {}
+        more = self._session_options(start, start.session) if start.session is not None else {}
         if self._trace is not None:
             more["more"] = self._trace.header(number) + more.get("more", b"")
         if self._head_lines is not None:
@@ -292,15 +294,15 @@ class Driver:
         if number in self._in_flight:  # It has ended already if no socket was free.
             self._in_flight[number] = (target, exchange)
 
-    def _session_options(self, start: Start) -> dict[str, Any]:
+    def _session_options(self, start: DispatchedSlot, session: int) -> dict[str, Any]:
         """Return the options of `Sender.send` for a request of a conversation or task."""
         options: dict[str, Any] = {}
         if self._session_header is not None:
-            line = f"{self._session_header}: {self._run_id}-{start.session}\r\n"
+            line = f"{self._session_header}: {self._run_id}-{session}\r\n"
             options["more"] = line.encode("latin-1")
-        leaving = self._schedule.sessions.of(start.session).leaving
-        if leaving is not None and leaving.turn == start.turn:
-            options["sink"] = self._abandon_after(start.number, leaving.tokens)
+        abandonment = self._schedule.sessions.get(session).abandonment
+        if abandonment is not None and abandonment.turn == start.turn:
+            options["sink"] = self._abandon_after(start.slot_id, abandonment.tokens)
         return options
 
     def _abandon_after(self, number: int, events: int) -> Callable[..., None]:
@@ -322,7 +324,7 @@ class Driver:
         if number not in self._in_flight:  # Its last event arrived in the same read.
             return
         failure = Failure("abandoned", "its user went away in the middle of an answer")
-        for abandoned_number in (number, *self._dispatcher.beside(number)):
+        for abandoned_number in (number, *self._dispatcher.other_slots_in_flight(number)):
             target, exchange = self._in_flight[abandoned_number]
             self._clients[target].cancel(exchange, failure)
 
@@ -338,19 +340,21 @@ class Driver:
 
     def _on_first_output(self, number: int, at_ns: int) -> None:
         """Tell the dispatcher that a request is no longer in prefill, so another may start."""
-        self._dispatcher.first_output(number, at_ns - self.start_ns)
+        self._dispatcher.report_first_output(number, at_ns - self.start_ns)
         if not self._is_starting:
             self._on_wake(monotonic_ns())
 
-    def _on_done(self, start: Start, target: int, built: Built, completion: Completion) -> None:
+    def _on_done(
+        self, start: DispatchedSlot, target: int, built: Built, completion: Completion
+    ) -> None:
         """Record the end of a request, and start the requests that follow it."""
-        self._in_flight.pop(start.number, None)
+        self._in_flight.pop(start.slot_id, None)
         self.counters.in_flight -= 1
         if completion.failure is not None:
             self._count_failure(target, completion)
         else:
             self._count_success(target, completion)
-        self._bodies.answered(start.number, completion)
+        self._bodies.answered(start.slot_id, completion)
         self._spool.row(self._encode_record(start, target, built, completion))
         self._report_end(start, completion)
         if self._is_starting:
@@ -377,36 +381,36 @@ class Driver:
         if has_gone_down and self._stop_on_failure:
             self.stop_after_failure()
 
-    def _report_end(self, start: Start, completion: Completion) -> None:
+    def _report_end(self, start: DispatchedSlot, completion: Completion) -> None:
         """Tell the dispatcher that a request has ended."""
         failure = completion.failure
         pause_ns = 0
         step = 0 if failure is None else self._chain_step[start.stage]
         if step:  # Its virtual user may continue with another chain.
-            pause_ns = self._selection.pause_ns(start.number - start.turn + step)
+            pause_ns = self._selection.pause_ns(start.slot_id - start.turn + step)
         is_abandoned = failure is not None and failure.kind == "abandoned"
-        self._dispatcher.finished(
-            start.number,
+        self._dispatcher.report_finished(
+            start.slot_id,
             completion.done - self.start_ns,
             failure is None,
             pause_ns,
             "abandoned" if is_abandoned else "previous_turn_failed",
         )
 
-    def _record_key(self, start: Start, target: int) -> RecordKey:
+    def _record_key(self, start: DispatchedSlot, target: int) -> RecordKey:
         return RecordKey(
-            slot=start.number,
-            request=start.number,
+            slot=start.slot_id,
+            request=start.slot_id,
             stage=start.stage,
             worker=self._worker,
             target=target,
-            session=start.session,
+            session=to_column_value(start.session),
             turn=start.turn,
-            virtual_user=start.virtual_user,
+            virtual_user=to_column_value(start.virtual_user),
         )
 
     def _encode_record(
-        self, start: Start, target: int, built: Built, completion: Completion
+        self, start: DispatchedSlot, target: int, built: Built, completion: Completion
     ) -> bytes:
         """Return the encoded record of a request that was sent."""
         text_number = -1
@@ -416,17 +420,17 @@ class Driver:
         key = self._record_key(start, target)
         return sent_record(key, completion, self.start_ns, text=text_number, built=built)
 
-    def _record_unsent(self, start: Start) -> None:
+    def _record_unsent(self, start: DispatchedSlot) -> None:
         """Record a slot whose request was never sent."""
         self.counters.dropped += 1
-        target = self._selection.choose(start.number, -1)
-        status = CUTS.get(start.dropped, "dropped")
-        built = self._bodies.built(start.stage, start.number)
+        target = self._selection.choose(start.slot_id, -1)
+        status = CUTS.get(start.drop_reason, "dropped")
+        built = self._bodies.built(start.stage, start.slot_id)
         key = self._record_key(start, target)
-        self._spool.row(unsent_record(key, start.due_ns, start.dropped, status, built))
+        self._spool.row(unsent_record(key, start.due_ns, start.drop_reason, status, built))
 
     def _check_finished(self) -> None:
-        if self._dispatcher.done:
+        if self._dispatcher.is_done:
             self._finish()
 
     def _finish(self) -> None:
@@ -462,9 +466,9 @@ class Driver:
         if self._has_recorded_unsent:
             return
         self._has_recorded_unsent = True
-        for start in self._dispatcher.unsent():
-            if start.dropped == "interrupted":
-                self._record_unsent(msgspec.structs.replace(start, dropped=reason))
+        for start in self._dispatcher.unsent_slots():
+            if start.drop_reason == "interrupted":
+                self._record_unsent(msgspec.structs.replace(start, drop_reason=reason))
             else:
                 self._record_unsent(start)
 
@@ -480,8 +484,8 @@ class Driver:
         """Check timeouts and the end of the drain, and write what was recorded."""
         for client in self._clients:
             client.tick(now)
-        if now >= self._drain_end_ns and not self._dispatcher.done:
-            due_ns = self._dispatcher.next_ns()
+        if now >= self._drain_end_ns and not self._dispatcher.is_done:
+            due_ns = self._dispatcher.next_due_ns()
             # What is due and has not started is sent first, even if it is late.
             if due_ns is None or self.start_ns + due_ns > now:
                 self._drain_end_ns = FOREVER

@@ -33,7 +33,7 @@ from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.results.spool import SEGMENT_ROWS
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import Schedule, shard
 from loadgen.core.sidecars.profiler import ProfilerOptions
 from loadgen.core.sidecars.scraper import MetricsPageOptions
@@ -264,7 +264,7 @@ def _whole_plan(job: Job) -> Plan:
     salt, template_tokens = seeds.salt_number(job.salt), job.found[0].template_tokens or 0
     return Plan(
         job=job,
-        schedule=arrivals.build(job.workload, job.seed),
+        schedule=build_schedule(job.workload, job.seed),
         requests=build_prompts(
             job.workload,
             job.seed,
@@ -319,7 +319,7 @@ def prepare(
     )
     if started.stages != workload.stages:
         job = structs.replace(job, workload=started)
-        plan = structs.replace(plan, job=job, schedule=arrivals.build(started, seed))
+        plan = structs.replace(plan, job=job, schedule=build_schedule(started, seed))
     plan = structs.replace(plan, schedule=own_part(plan.schedule, settings))
     if not settings.workers:
         own_cores = max(1, resource_limits.cpus() - simulated) if cores is None else cores

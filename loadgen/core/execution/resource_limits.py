@@ -69,12 +69,15 @@ def connections(schedule: Schedule, max_in_flight: int | None) -> int | None:
     most = 0
     for span in schedule.stages:
         if span.concurrency:
-            most = max(most, len(schedule.virtual_users_of(span)) * schedule.sessions.side_by_side)
+            most = max(
+                most, len(schedule.virtual_users_of(span)) * schedule.sessions.max_parallel_turns
+            )
         elif max_in_flight is not None:
             most = max(
                 most,
                 min(
-                    max_in_flight, schedule.session_count_of(span) * schedule.sessions.side_by_side
+                    max_in_flight,
+                    schedule.session_count_of(span) * schedule.sessions.max_parallel_turns,
                 ),
             )
         else:

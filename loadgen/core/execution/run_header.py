@@ -25,7 +25,7 @@ from loadgen.core.errors import LoadgenError
 from loadgen.core.execution import backend, resource_limits
 from loadgen.core.execution.context import too_long
 from loadgen.core.execution.plan import Endpoint, Job, Plan, Settings
-from loadgen.core.execution.staggered_start import Begin, mean_lengths
+from loadgen.core.execution.staggered_start import Begin
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons
 from loadgen.core.requests import lengths, resonance
@@ -37,8 +37,8 @@ from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.requests.synthetic_prompts import SyntheticPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
 from loadgen.core.results import manifest
-from loadgen.core.schedule import arrivals
-from loadgen.core.schedule.forecast import Forecast, forecast
+from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule.forecast import Forecast, forecast_load, mean_tokens
 from loadgen.core.schedule.schedule import Schedule, complete_schedule, schedule_fingerprint
 from loadgen.core.slo import Slo, describe_slo
 from loadgen.core.workload import (
@@ -77,7 +77,7 @@ def header(plan: Plan, asked: Workload, begins: Sequence[Begin]) -> manifest.Run
     whole_schedule = complete_schedule(schedule)
     whole_plan = msgspec.structs.replace(plan, schedule=whole_schedule)
     requested_schedule = (
-        whole_schedule if asked.stages == workload.stages else arrivals.build(asked, job.seed)
+        whole_schedule if asked.stages == workload.stages else build_schedule(asked, job.seed)
     )
     coded = (
         _resonant(whole_plan)
@@ -564,7 +564,7 @@ def slo_of_classes(workload: Workload) -> dict[str, Slo | None]:
 def describe(workload: Workload, settings: Settings) -> Described:
     """What a run would do: load, request sizes, fingerprints. Does not use the network."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
-    schedule = arrivals.build(workload, seed)
+    schedule = build_schedule(workload, seed)
     salt = seeds.salt_of(seed, workload.salt)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     requests = build_prompts(
@@ -588,8 +588,8 @@ def describe(workload: Workload, settings: Settings) -> Described:
             )
     lines += slo_lines(workload.slo, slo_of_classes(workload))
     lines += _lengths_words(workload, requests, schedule.slot_count)
-    load = forecast(schedule, mean_lengths(requests))
-    lines.append(f"expected: about {load.words}")
+    load = forecast_load(schedule, mean_tokens(requests))
+    lines.append(f"expected: about {load.text}")
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     lines.append(f"recipe: {recipe}  timetable: {schedule_fingerprint(schedule)}")
     lines += [

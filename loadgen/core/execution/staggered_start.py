@@ -58,7 +58,7 @@ def resolve(
     """
     if not any(isinstance(stage.arrival, Closed) for stage in workload.stages):
         return workload, (Begin(),) * len(workload.stages)
-    lengths = mean_lengths(requests)
+    lengths = mean_tokens(requests)
     stages: list[Stage] = []
     begins: list[Begin] = []
     lanes_before = 0
@@ -116,7 +116,7 @@ def _has_own_start(stage: Stage, begin: Begin, leave_out: bool) -> bool:
     return leave_out or (stage.duration_ns is not None and stage.count is None)
 
 
-def mean_lengths(requests: Any) -> tuple[float, float]:
+def mean_tokens(requests: Any) -> tuple[float, float]:
     """Mean prompt and asked output tokens of the first requests."""
     numbers = list(requests.numbers(SAMPLE))
     output_tokens = (requests.requested_output_tokens(number) for number in numbers)

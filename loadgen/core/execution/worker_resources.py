@@ -185,7 +185,7 @@ def connections_to_open(part: Schedule) -> int:
         (len(part.virtual_users_of(span)) for span in part.stages if span.concurrency), default=0
     )
     if users:
-        count = users * part.sessions.side_by_side
+        count = users * part.sessions.max_parallel_turns
     else:
         rate = part.stages[0].offered_rps or 0.0
         first_second = math.ceil(rate / part.shard_count) if math.isfinite(rate) else 0

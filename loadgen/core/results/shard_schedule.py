@@ -57,13 +57,13 @@ def schedule_slots(schedule: Schedule) -> NDArray[np.void]:
     stages = []
     for span in schedule.stages:
         columns = schedule.columns_of(span)
-        slots = np.zeros(len(columns.number), SLOT)
-        slots["slot"] = columns.number
+        slots = np.zeros(len(columns.slot_id), SLOT)
+        slots["slot"] = columns.slot_id
         slots["stage"] = columns.stage
         slots["session"] = columns.session
         slots["turn"] = columns.turn
         slots["virtual_user"] = columns.virtual_user
-        slots["chain"] = columns.number // schedule.max_turns - span.first_session
+        slots["chain"] = columns.slot_id // schedule.max_turns - span.first_session
         slots["due_ns"] = columns.due_ns
         stages.append(slots if span.session_count is not None else slots[slots["turn"] == 0])
     return np.concatenate(stages)

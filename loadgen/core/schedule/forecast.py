@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from loadgen.core import format
+from loadgen.core.requests.prompts import Prompts
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 
 NS_PER_S = 1e9
+
+# The means of a request are those of the first requests of a run, because a run may have no end.
+_SAMPLED_REQUESTS = 100
+# The assumed length of a response for which the workload requests no number of tokens.
+_DEFAULT_OUTPUT_TOKENS = 256
+
+
+class MeanTokens(NamedTuple):
+    """The mean size of a request in tokens."""
+
+    input_tokens: float
+    output_tokens: float
 
 
 class Forecast(NamedTuple):
@@ -18,13 +32,16 @@ class Forecast(NamedTuple):
     the server to themselves. Under load responses take longer, so there will be fewer.
     """
 
-    requests: float | None  # of all stages
-    seconds: float | None  # without the drain after the last request
-    input_tokens: float  # mean of one request
+    requests: float | None
+    seconds: float | None
+    """Without the time that the last responses take."""
+    input_tokens: float
+    """Mean of one request."""
     output_tokens: float
+    """Mean of one request."""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the forecast as text."""
         count = 1 if self.requests is None else self.requests
         input_tokens = self.input_tokens * count
@@ -39,51 +56,82 @@ class Forecast(NamedTuple):
         return ", ".join(parts)
 
 
-def total(loads: Sequence[Forecast]) -> Forecast:
-    """Return the forecast of several loads that are sent one after the other."""
-    counts = [load.requests for load in loads if load.requests is not None]
-    lengths_s = [load.seconds for load in loads if load.seconds is not None]
-    is_count_known = len(counts) == len(loads) and sum(counts) > 0
-    weights = counts if is_count_known else [1.0] * len(loads)
+def mean_tokens(prompts: Prompts) -> MeanTokens:
+    """Return the mean size of the first requests of a workload."""
+    input_tokens = []
+    output_tokens = []
+    for number in prompts.numbers(_SAMPLED_REQUESTS):
+        requested_output = prompts.requested_output_tokens(number)
+        input_tokens.append(prompts.requested_input_tokens(number) or 0)
+        output_tokens.append(
+            _DEFAULT_OUTPUT_TOKENS if requested_output is None else requested_output
+        )
+    return MeanTokens(fmean(input_tokens), fmean(output_tokens))
+
+
+def forecast_load(
+    schedule: Schedule, request_size: MeanTokens, response_s: float = 0.0
+) -> Forecast:
+    """Return the forecast of a schedule.
+
+    `response_s` is how long one response takes, or 0 if that is not known.
+    """
+    stages = [_forecast_stage(schedule, stage, response_s) for stage in schedule.stages]
     return Forecast(
-        requests=sum(counts) if is_count_known else None,
-        seconds=sum(lengths_s) if len(lengths_s) == len(loads) else None,
+        requests=_sum_if_known([stage.requests for stage in stages]),
+        seconds=_sum_if_known([stage.seconds for stage in stages]),
+        input_tokens=request_size.input_tokens,
+        output_tokens=request_size.output_tokens,
+    )
+
+
+def combine_forecasts(loads: Sequence[Forecast]) -> Forecast:
+    """Return the forecast of several loads that are sent one after the other."""
+    requests = _sum_if_known([load.requests for load in loads])
+    # Without the number of requests, the loads have equal weight.
+    weights = [1.0] * len(loads)
+    if requests:
+        weights = [load.requests or 0.0 for load in loads]
+    return Forecast(
+        requests=requests or None,
+        seconds=_sum_if_known([load.seconds for load in loads]),
         input_tokens=_weighted_mean([load.input_tokens for load in loads], weights),
         output_tokens=_weighted_mean([load.output_tokens for load in loads], weights),
     )
 
 
-def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    weighted = sum(value * weight for value, weight in zip(values, weights, strict=True))
-    return weighted / sum(weights)
+class _StageForecast(NamedTuple):
+    """The expected size of one stage. A value is None if it is not known."""
+
+    requests: float | None
+    seconds: float | None
 
 
-def forecast(schedule: Schedule, tokens: tuple[float, float], response_s: float = 0.0) -> Forecast:
-    """Return the forecast of a schedule.
-
-    `tokens` are the mean prompt and output tokens of a request. `response_s` is how long one
-    response takes, or 0 if that is not known.
-    """
-    requests: float | None = 0.0
-    seconds: float | None = 0.0
-    for span in schedule.stages:
-        count, length_s = _forecast_stage(schedule, span, response_s)
-        requests = None if requests is None or count is None else requests + count
-        seconds = None if seconds is None or length_s is None else seconds + length_s
-    return Forecast(requests, seconds, *tokens)
-
-
-def _forecast_stage(
-    schedule: Schedule, span: ScheduledStage, response_s: float
-) -> tuple[float | None, float | None]:
-    """Return the number of requests and the length in s of a stage; None if unknown."""
-    users = len(schedule.virtual_users_of(span))
-    length_s = None if span.length_ns is None else span.length_ns / NS_PER_S
-    count: float | None = schedule.slot_count_of(span)
+def _forecast_stage(schedule: Schedule, stage: ScheduledStage, response_s: float) -> _StageForecast:
+    """Return the number of requests and the length of a stage."""
+    users = len(schedule.virtual_users_of(stage))
+    length_s = None if stage.length_ns is None else stage.length_ns / NS_PER_S
+    requests: float | None = schedule.slot_count_of(stage)
     if not response_s:
-        return count, length_s
-    if count is None and length_s:
-        count = users * length_s / response_s
-    if length_s is None and count is not None:
-        length_s = count / max(users, 1) * response_s
-    return count, length_s
+        return _StageForecast(requests, length_s)
+    if requests is None and length_s:
+        requests = users * length_s / response_s
+    if length_s is None and requests is not None:
+        length_s = requests / max(users, 1) * response_s
+    return _StageForecast(requests, length_s)
+
+
+def _sum_if_known(values: Sequence[float | None]) -> float | None:
+    """Return the sum of values, or None if one of them is not known."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the mean of values, each with its weight."""
+    weighted_sum = sum(value * weight for value, weight in zip(values, weights, strict=True))
+    return weighted_sum / sum(weights)

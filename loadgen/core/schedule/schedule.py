@@ -1,16 +1,18 @@
-"""The schedule of a run: for each request, when it is due or which other request it waits for.
+"""The schedule of a run: when each request is due, or which other request it waits for.
 
-`arrivals.build` makes a schedule from a workload before the run starts, and `dispatcher.Dispatcher`
-decides during the run what starts when. Everything here is a pure function of the schedule.
+`arrivals.build_schedule` makes the schedule of a workload before the run starts, and
+`dispatcher.Dispatcher` decides during the run what starts when. Everything here is a pure function
+of the schedule.
 
-A *slot* is one request to send. A *chain* is a sequence or graph of slots that belong together: a
-conversation, a task, or a single request. Chains are numbered through all stages of a run, and the
-number of a slot is `chain * turns + position in the chain` (see `sessions.SessionSequence`), so that no two
-stages send the same prompt.
+A *slot* is one request to send: one turn of a session (see `sessions`). The id of a slot is
+`session_index * max_turns + position`, where `max_turns` is the size of the largest session. Slots
+of a smaller session use the first positions, but the last turn of a conversation or task always has
+the last position, so that its id shows where the session ends. Sessions are numbered through all
+stages of a run, so no two stages send the same prompt.
 
-A stage stores only what cannot be computed, which is the arrival times of an open loop. Slots and
-columns of slots are computed when they are asked for. A slot of an open loop therefore costs 8
-bytes, and a closed loop without a number of requests costs nothing.
+A stage stores only what cannot be computed: the arrival times of an open loop. Slots and columns of
+slots are computed on demand. A slot of an open loop therefore costs 8 bytes, and a closed loop
+without a number of requests costs nothing.
 """
 
 from __future__ import annotations
@@ -19,95 +21,134 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from loadgen.core.schedule.sessions import Ints, Session, SessionSequence
-
-T = TypeVar("T", int, Ints)
+from loadgen.core.schedule.sessions import NOT_APPLICABLE, Ints, Session, SessionSequence
 
 RESERVED_SESSIONS = 1 << 26
 """Session numbers reserved for a stage without a count, so that later stages use others."""
 
-_CHAINS_PER_HASH_BLOCK = 1 << 16
-_CHAINS_HASHED_WITHOUT_COUNT = 1024  # of a stage that only its duration ends
+_NS_PER_S = 1e9
+_SESSIONS_PER_HASH_BLOCK = 1 << 16
+# The fingerprint of a stage that only its duration ends covers this many sessions.
+_SESSIONS_HASHED_WITHOUT_COUNT = 1024
 
 
-class Slot(NamedTuple, Generic[T]):
-    """One request of the schedule, or with `Slot[Ints]` the columns of many, ordered by number.
+class Slot(NamedTuple):
+    """One request of the schedule. It has either a due time or a predecessor.
 
-    A slot either has a due time, and `after` is -1, or it follows another slot, and `due_ns` is -1.
+    A value that a slot does not have is NOT_APPLICABLE.
     """
 
-    number: T  # of the slot, and of its request
-    due_ns: T  # from the start of the run, or of its stage if the start of the stage is not known
-    after: T  # number of the slot that must end first; if several must, the highest of them
-    pause_ns: T  # between the end of that slot and the start of this one
-    stage: T
-    session: T  # number of the conversation or task; -1 for a single request
-    turn: T
-    virtual_user: T  # the virtual user of a closed loop; -1 in an open loop
+    slot_id: int
+    due_ns: int
+    """From the start of the run, or from the start of the stage if the latter is not known."""
+    predecessor: int
+    """Id of the slot that must end first; the highest one if several must."""
+    pause_ns: int
+    """Between the end of the predecessor and the start of this slot."""
+    stage: int
+    session: int
+    """Number of the conversation or task. A single request has none."""
+    turn: int
+    virtual_user: int
+    """A slot of an open loop has none."""
+
+
+class SlotColumns(NamedTuple):
+    """Many slots as columns, ordered by id. The fields are those of `Slot`."""
+
+    slot_id: Ints
+    due_ns: Ints
+    predecessor: Ints
+    pause_ns: Ints
+    stage: Ints
+    session: Ints
+    turn: Ints
+    virtual_user: Ints
+
+    def row(self, index: int) -> Slot:
+        """Return one row as a slot."""
+        return Slot(*(int(column[index]) for column in self))
 
 
 class ScheduledStage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One stage of the schedule.
+    """One stage of the schedule: an open loop or a closed loop.
 
-    An open loop has one arrival time per chain in `offsets` and no virtual users (`lanes` is 0). A
-    closed loop has `lanes` virtual users and no arrival times.
+    An open loop has one arrival time per session. A closed loop has virtual users, each of which
+    sends one session after the other, and no arrival times.
     """
 
     index: int
     name: str
     measured: bool
-    # From the start of the run. None if the stage starts when all slots of the previous stage have
-    # finished.
     start_ns: int | None
-    # None if the stage ends when all its slots have finished. A closed loop with a count may end
-    # earlier.
+    """From the start of the run, or None if the stage starts when the previous one has finished."""
     length_ns: int | None
+    """None if the stage ends when all its slots have finished. A closed loop with a count may end
+    earlier."""
     first_session: int
-    # Of the whole stage, not of one share. None if the stage sends as many as fit into its length.
     session_count: int | None
+    """Number of sessions in all shards, or None if as many are sent as fit into the duration."""
     concurrency: int
-    arrivals_ns: Ints  # of the chains, in ns from the start of the stage
-    slot_count: int | None  # of all its chains
+    """Number of virtual users of a closed loop, or 0 for an open loop."""
+    arrivals_ns: Ints
+    """Arrival times of an open loop, from the start of the stage, one per session."""
+    slot_count: int | None
+    """Number of slots of all its sessions."""
     max_turns: int
-    # Virtual users that take over from no other begin evenly spread over this time.
     ramp_ns: int = 0
-    # How many virtual users here continue for those of the previous stage, when these have ended.
+    """Virtual users that are new in this stage start evenly spread over this time."""
     inherited_users: int = 0
-
-    def user_start_ns(self, virtual_user: Any) -> Any:
-        """Return when a virtual user sends its first request, in ns from the start of the stage.
-
-        A virtual user that takes over from one of the previous stage may begin later, when that one
-        has ended. `virtual_user` is a number or an array of numbers.
-        """
-        new_users = max(self.concurrency - self.inherited_users, 1)
-        return self.ramp_ns * np.maximum(virtual_user - self.inherited_users, 0) // new_users
+    """How many virtual users each replace one of the previous stage when that one has ended."""
 
     @property
-    def offered_rps(self) -> float | None:
-        """Return the scheduled requests per second, or None for a closed loop."""
-        if self.concurrency:
-            return None
-        assert self.length_ns is not None
-        if self.length_ns == 0:
-            return math.inf
-        return (self.slot_count or 0) * 1e9 / self.length_ns
+    def is_closed_loop(self) -> bool:
+        """Return True if virtual users send the requests of this stage."""
+        return self.concurrency > 0
 
     @property
     def is_end_unknown(self) -> bool:
         """Return True if the end of the stage is known only when its last slot has finished."""
-        return self.concurrency > 0 and self.session_count is not None
+        return self.is_closed_loop and self.session_count is not None
+
+    @property
+    def offered_rps(self) -> float | None:
+        """Return the scheduled requests per second, or None for a closed loop."""
+        if self.is_closed_loop:
+            return None
+        assert self.length_ns is not None
+        if self.length_ns == 0:
+            return math.inf
+        return (self.slot_count or 0) * _NS_PER_S / self.length_ns
+
+    def user_start_ns(self, virtual_user: int) -> int:
+        """Return when a virtual user sends its first request, in ns from the start of the stage.
+
+        A virtual user that replaces one of the previous stage may start later, when that one has
+        ended.
+        """
+        return int(self.user_starts_ns(np.array([virtual_user]))[0])
+
+    def user_starts_ns(self, virtual_users: Ints) -> Ints:
+        """Return `user_start_ns` of several virtual users."""
+        new_users = max(self.concurrency - self.inherited_users, 1)
+        starts_ns: Ints = (
+            self.ramp_ns * np.maximum(virtual_users - self.inherited_users, 0) // new_users
+        )
+        return starts_ns
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The schedule of one run, or one worker's share of it (share `part` of `parts`)."""
+    """The schedule of one run, or the share of it that one worker sends (a shard).
+
+    Methods about "this shard" return everything if the schedule is complete.
+    """
 
     stages: tuple[ScheduledStage, ...]
     sessions: SessionSequence
@@ -116,195 +157,200 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def max_turns(self) -> int:
-        """Return how many slot numbers each chain has: the size of the largest chain."""
-        return self.sessions.turns
+        """Return the number of turns of the largest session; 1 if all are single requests."""
+        return self.sessions.max_turns
 
     @property
     def slot_count(self) -> int | None:
-        """Return the number of slots in this share, or None if only a duration limits a stage."""
+        """Return the number of slots of this shard, or None if only a duration limits a stage."""
         total = 0
-        for span in self.stages:
-            count = self.slot_count_of(span)
+        for stage in self.stages:
+            count = self.slot_count_of(stage)
             if count is None:
                 return None
             total += count
         return total
 
-    def slot_count_of(self, span: ScheduledStage) -> int | None:
-        """Return the number of slots of a stage in this share, or None if unlimited."""
-        if span.session_count is None:
-            return None
-        if self.shard_count == 1:
-            return span.slot_count or 0
-        if self.max_turns == 1:
-            return self.session_count_of(span)
-        sizes = self.sessions.sizes(span.first_session, span.session_count)
-        return int(sizes[self._is_own(span)].sum())
-
-    def _is_own(self, span: ScheduledStage) -> NDArray[np.bool_]:
-        """Return, for each chain of a stage with a count, whether it belongs to this share."""
-        index = np.arange(span.session_count or 0)
-        if span.concurrency:
-            index %= span.concurrency  # A virtual user sends all its chains in one share.
-        is_own: NDArray[np.bool_] = index % self.shard_count == self.shard_index
-        return is_own
-
     @property
     def horizon_ns(self) -> int | None:
         """Return the latest end of the last stage, in ns from the start of the run.
 
-        Return None if it depends on when requests complete.
+        Return None if the end depends on when requests complete.
         """
-        last = self.stages[-1]
-        if last.start_ns is None or last.length_ns is None:
+        last_stage = self.stages[-1]
+        if last_stage.start_ns is None or last_stage.length_ns is None:
             return None
-        return last.start_ns + last.length_ns
+        return last_stage.start_ns + last_stage.length_ns
 
-    def session_count_of(self, span: ScheduledStage) -> int:
-        """Return how many chains of a stage, which must have a count, belong to this share."""
-        assert span.session_count is not None
-        if not span.concurrency:
-            return len(range(self.shard_index, span.session_count, self.shard_count))
-        rounds, rest = divmod(span.session_count, span.concurrency)
-        return rounds * len(self.virtual_users_of(span)) + len(
-            range(self.shard_index, rest, self.shard_count)
-        )
+    # The content of a stage in this shard
 
-    def virtual_users_of(self, span: ScheduledStage) -> range:
-        """Return the virtual users of a stage that belong to this share."""
-        return range(self.shard_index, span.concurrency, self.shard_count)
+    def slot_count_of(self, stage: ScheduledStage) -> int | None:
+        """Return the number of slots of a stage in this shard, or None if there is no limit."""
+        if stage.session_count is None:
+            return None
+        if self.shard_count == 1:
+            return stage.slot_count or 0
+        if self.max_turns == 1:
+            return self.session_count_of(stage)
+        turn_counts = self.sessions.turn_counts(stage.first_session, stage.session_count)
+        return int(turn_counts[self._is_in_shard(stage, stage.session_count)].sum())
 
-    def arrivals_ns_of(self, span: ScheduledStage) -> Ints:
-        """Return the arrival times of the chains of a stage that belong to this share."""
-        return span.arrivals_ns[self.shard_index :: self.shard_count]
+    def session_count_of(self, stage: ScheduledStage) -> int:
+        """Return the number of sessions of a stage, which must have a count, in this shard."""
+        assert stage.session_count is not None
+        if not stage.is_closed_loop:
+            return len(range(self.shard_index, stage.session_count, self.shard_count))
+        rounds, rest = divmod(stage.session_count, stage.concurrency)
+        sessions_in_last_round = len(range(self.shard_index, rest, self.shard_count))
+        return rounds * len(self.virtual_users_of(stage)) + sessions_in_last_round
 
-    def slot_ids(self) -> Iterator[int]:
-        """Yield the slot numbers of this share, stage by stage in ascending order.
+    def virtual_users_of(self, stage: ScheduledStage) -> range:
+        """Return the virtual users of a stage that belong to this shard."""
+        return range(self.shard_index, stage.concurrency, self.shard_count)
 
-        This is about the order in which they are sent. It does not end if only a duration limits a
-        stage.
+    def arrivals_ns_of(self, stage: ScheduledStage) -> Ints:
+        """Return the arrival times of a stage that belong to this shard."""
+        return stage.arrivals_ns[self.shard_index :: self.shard_count]
+
+    def slot_ids_of(self, stage: ScheduledStage) -> Iterator[int]:
+        """Yield the slot ids of a stage in this shard, in ascending order.
+
+        The iterator is infinite if only a duration limits the stage.
         """
-        for span in self.stages:
-            yield from self.slot_ids_of(span)
-
-    def slot_ids_of(self, span: ScheduledStage) -> Iterator[int]:
-        """Yield the slot numbers of one stage, in ascending order.
-
-        It does not end if only a duration limits the stage.
-        """
-        for index in self._own_chain_indexes(span):
-            if span.session_count is not None and index >= span.session_count:
+        for index in self._session_indexes_of(stage):
+            if stage.session_count is not None and index >= stage.session_count:
                 return
-            chain = span.first_session + index
-            if self.max_turns == 1:
-                yield chain
-            else:
-                yield from self.session_slot_ids(chain)
+            yield from self.session_slot_ids(stage.first_session + index)
 
-    def _own_chain_indexes(self, span: ScheduledStage) -> Iterator[int]:
-        """Yield the positions in a stage of the chains of this share, without end."""
-        if not span.concurrency:
-            yield from itertools.count(self.shard_index, self.shard_count)
-        own_lanes = self.virtual_users_of(span)
-        if own_lanes:
-            for first in itertools.count(0, span.concurrency):
-                yield from (first + lane for lane in own_lanes)
-
-    def session_slot_ids(self, chain: int) -> Iterator[int]:
-        """Yield the slot numbers of a chain, in order of its turns."""
-        content = self.sessions.of(chain)
-        return (self.number(chain, turn, content) for turn in range(len(content.waits)))
-
-    def number(self, chain: int, turn: int, content: Session) -> int:
-        """Return the slot number of a turn.
-
-        The last turn of a conversation or task has the last number of its chain.
-        """
-        is_last_turn = content.is_session and turn + 1 == len(content.waits)
-        position = self.max_turns - 1 if is_last_turn else turn
-        return chain * self.max_turns + position
-
-    def first_slot_id(self, chain: int) -> int:
-        """Return the number of the first slot of a chain."""
-        return chain * self.max_turns if self.max_turns == 1 else next(self.session_slot_ids(chain))
-
-    def turn_of(self, number: int) -> int:
-        """Return the turn of a slot in its chain.
-
-        Raises IndexError if the chain has fewer turns and does not use this number.
-        """
-        chain, position = divmod(number, self.max_turns)
-        content = self.sessions.of(chain)
-        number_of_turns = len(content.waits)
-        is_last_position = content.is_session and position == self.max_turns - 1
-        turn = number_of_turns - 1 if is_last_position else position
-        if turn >= number_of_turns or self.number(chain, turn, content) != number:
-            raise IndexError(number)
-        return turn
-
-    def next_slot_ids(self, number: int) -> list[int]:
-        """Return the numbers of the slots of the same chain that wait for this one."""
-        chain = number // self.max_turns
-        content = self.sessions.of(chain)
-        followers = content.followers[self.turn_of(number)]
-        return [self.number(chain, turn, content) for turn in followers]
-
-    def columns(self) -> Slot[Ints]:
-        """Return all slots of this share. Raises ValueError if only a duration limits a stage."""
-        stage_columns = []
-        for span in self.stages:
-            if span.session_count is None:
-                raise ValueError(f"stage {span.name!r} has no number of requests, so no columns")
-            stage_columns.append(
-                _slot_columns(self, span, 0, span.session_count, self._is_own(span))
-            )
-        return Slot(*(np.concatenate(column) for column in zip(*stage_columns, strict=True)))
-
-    def columns_of(self, span: ScheduledStage) -> Slot[Ints]:
+    def columns_of(self, stage: ScheduledStage) -> SlotColumns:
         """Return the slots of a stage of a complete schedule.
 
-        For a stage without a count, these are the slots with which its virtual users begin.
+        For a stage without a count, these are the slots of the first session of each virtual user.
         """
-        return _slot_columns(
-            self, span, 0, span.concurrency if span.session_count is None else span.session_count
+        count = stage.concurrency if stage.session_count is None else stage.session_count
+        return _build_columns(self, stage, 0, count)
+
+    def _session_indexes_of(self, stage: ScheduledStage) -> Iterator[int]:
+        """Yield the indexes in a stage of the sessions of this shard, without end."""
+        if not stage.is_closed_loop:
+            yield from itertools.count(self.shard_index, self.shard_count)
+        virtual_users = self.virtual_users_of(stage)
+        if not virtual_users:
+            return
+        for first_of_round in itertools.count(0, stage.concurrency):
+            for virtual_user in virtual_users:
+                yield first_of_round + virtual_user
+
+    def _is_in_shard(self, stage: ScheduledStage, session_count: int) -> NDArray[np.bool_]:
+        """Return, for each session of a stage, whether it belongs to this shard."""
+        index = np.arange(session_count)
+        if stage.is_closed_loop:
+            index %= stage.concurrency  # All sessions of a virtual user belong to one shard.
+        is_in_shard: NDArray[np.bool_] = index % self.shard_count == self.shard_index
+        return is_in_shard
+
+    # Slots and their ids
+
+    def slot_ids(self) -> Iterator[int]:
+        """Yield the slot ids of this shard, stage by stage in ascending order.
+
+        This is about the order in which they are sent. The iterator is infinite if only a duration
+        limits a stage.
+        """
+        for stage in self.stages:
+            yield from self.slot_ids_of(stage)
+
+    def session_slot_ids(self, session_index: int) -> Iterator[int]:
+        """Yield the slot ids of a session, in the order of its turns."""
+        if self.max_turns == 1:
+            yield session_index
+            return
+        session = self.sessions.get(session_index)
+        for turn in range(session.turn_count):
+            yield self.slot_id(session_index, turn, session)
+
+    def slot_id(self, session_index: int, turn: int, session: Session) -> int:
+        """Return the slot id of a turn of a session.
+
+        The last turn of a conversation or task has the last id of its session.
+        """
+        is_last_turn = not session.is_single_request and turn + 1 == session.turn_count
+        position = self.max_turns - 1 if is_last_turn else turn
+        return session_index * self.max_turns + position
+
+    def first_slot_id(self, session_index: int) -> int:
+        """Return the slot id of the first turn of a session."""
+        return next(self.session_slot_ids(session_index))
+
+    def turn_of(self, slot_id: int) -> int:
+        """Return the turn of a slot in its session.
+
+        Raises IndexError if the session has fewer turns and does not use this id.
+        """
+        session_index, position = divmod(slot_id, self.max_turns)
+        session = self.sessions.get(session_index)
+        is_last_position = not session.is_single_request and position == self.max_turns - 1
+        turn = session.turn_count - 1 if is_last_position else position
+        if turn >= session.turn_count or self.slot_id(session_index, turn, session) != slot_id:
+            raise IndexError(slot_id)
+        return turn
+
+    def next_slot_ids(self, slot_id: int) -> list[int]:
+        """Return the ids of the slots of the same session that wait for this slot."""
+        session_index = slot_id // self.max_turns
+        session = self.sessions.get(session_index)
+        next_turns = session.successors[self.turn_of(slot_id)]
+        return [self.slot_id(session_index, turn, session) for turn in next_turns]
+
+    def slot(self, slot_id: int) -> Slot:
+        """Return the slot with this id. Raises IndexError if the run has no such slot."""
+        session_index = slot_id // self.max_turns
+        for stage in self.stages:
+            session_count = (
+                RESERVED_SESSIONS if stage.session_count is None else stage.session_count
+            )
+            index = session_index - stage.first_session
+            if 0 <= index < session_count:
+                columns = _build_columns(self, stage, index, 1)
+                return columns.row(self.turn_of(slot_id))
+        raise IndexError(slot_id)
+
+    def columns(self) -> SlotColumns:
+        """Return all slots of this shard. Raises ValueError if only a duration limits a stage."""
+        columns_by_stage = []
+        for stage in self.stages:
+            if stage.session_count is None:
+                raise ValueError(f"stage {stage.name!r} has no number of requests, so no columns")
+            is_in_shard = self._is_in_shard(stage, stage.session_count)
+            columns_by_stage.append(
+                _build_columns(self, stage, 0, stage.session_count, is_in_shard)
+            )
+        return SlotColumns(
+            *(np.concatenate(column) for column in zip(*columns_by_stage, strict=True))
         )
 
-    def slot(self, number: int) -> Slot[int]:
-        """Return the slot with this number. Raises IndexError if the run has no such slot."""
-        chain = number // self.max_turns
-        for span in self.stages:
-            index = chain - span.first_session
-            if (
-                0
-                <= index
-                < (RESERVED_SESSIONS if span.session_count is None else span.session_count)
-            ):
-                turn = self.turn_of(number)
-                return Slot(*(int(column[turn]) for column in _slot_columns(self, span, index, 1)))
-        raise IndexError(number)
 
+def shard(schedule: Schedule, shard_index: int, shard_count: int) -> Schedule:
+    """Return one of `shard_count` shares of a schedule.
 
-def shard(schedule: Schedule, i: int, n: int) -> Schedule:
-    """Return share `i` of `n` of a schedule.
+    A shard has complete sessions and can itself be divided again. It has every n-th session of an
+    open loop and every n-th virtual user of a closed loop. Slot ids stay those of the complete run.
 
-    A share has complete chains and can itself be divided again. It has every n-th chain of an open
-    loop and every n-th virtual user of a closed loop. Slot numbers stay those of the complete run.
-
-    A stage that starts when the previous one has finished starts in a share when the slots *of that
-    share* have finished, because workers do not communicate. If all workers must change stage
-    together, run with one worker. Raises ValueError if there is no share `i` of `n`.
+    A stage that starts when the previous one has finished starts in a shard when the slots *of that
+    shard* have finished, because workers do not communicate. If all workers must change stage
+    together, run with one worker. Raises ValueError if there is no such shard.
     """
-    if not 0 <= i < n:
-        raise ValueError(f"no share {i} of {n}")
+    if not 0 <= shard_index < shard_count:
+        raise ValueError(f"no share {shard_index} of {shard_count}")
     return replace(
         schedule,
-        shard_index=schedule.shard_index + schedule.shard_count * i,
-        shard_count=schedule.shard_count * n,
+        shard_index=schedule.shard_index + schedule.shard_count * shard_index,
+        shard_count=schedule.shard_count * shard_count,
     )
 
 
 def complete_schedule(schedule: Schedule) -> Schedule:
-    """Return the complete schedule that a share belongs to."""
+    """Return the complete schedule that a shard belongs to."""
     return replace(schedule, shard_index=0, shard_count=1)
 
 
@@ -313,90 +359,125 @@ def schedule_fingerprint(schedule: Schedule) -> str:
 
     Two schedules have the same fingerprint exactly if due time, predecessor, pause, stage, session
     and turn of all their slots are equal. A stage without a count contributes its parameters and
-    its first 1,024 chains. Raises ValueError for a share: the fingerprint must not depend on the
+    its first 1,024 sessions. Raises ValueError for a shard: the fingerprint must not depend on the
     number of workers.
     """
     if schedule.shard_count != 1:
         raise ValueError("only a complete schedule has a fingerprint, not a share")
     digest = hashlib.blake2b(digest_size=16)
-    for span in schedule.stages:
+    for stage in schedule.stages:
         digest.update(
-            f"{span.start_ns} {span.length_ns} {span.session_count} {span.concurrency} {span.max_turns};".encode()
+            f"{stage.start_ns} {stage.length_ns} {stage.session_count} {stage.concurrency} "
+            f"{stage.max_turns};".encode()
         )
-        chains = _CHAINS_HASHED_WITHOUT_COUNT if span.session_count is None else span.session_count
-        for first in range(0, chains, _CHAINS_PER_HASH_BLOCK):
-            count = min(_CHAINS_PER_HASH_BLOCK, chains - first)
-            block = _slot_columns(schedule, span, first, count)
+        session_count = (
+            _SESSIONS_HASHED_WITHOUT_COUNT if stage.session_count is None else stage.session_count
+        )
+        for first in range(0, session_count, _SESSIONS_PER_HASH_BLOCK):
+            count = min(_SESSIONS_PER_HASH_BLOCK, session_count - first)
+            columns = _build_columns(schedule, stage, first, count)
             for column in (
-                block.due_ns,
-                block.after,
-                block.pause_ns,
-                block.stage,
-                block.session,
-                block.turn,
+                columns.due_ns,
+                columns.predecessor,
+                columns.pause_ns,
+                columns.stage,
+                columns.session,
+                columns.turn,
             ):
                 digest.update(np.ascontiguousarray(column, "<i8").data)
     return digest.hexdigest()
 
 
-def _slot_columns(
+def _build_columns(
     schedule: Schedule,
-    span: ScheduledStage,
+    stage: ScheduledStage,
     first: int,
     count: int,
-    is_kept: NDArray[np.bool_] | None = None,
-) -> Slot[Ints]:
-    """Return the slots of `count` chains of a stage, from its chain number `first` on.
+    is_selected: NDArray[np.bool_] | None = None,
+) -> SlotColumns:
+    """Return the slots of `count` sessions of a stage, from the session with index `first` on.
 
-    `is_kept` selects some of these chains, for example those of one share.
+    `is_selected` has one value per session and selects some of them, for example those of a shard.
     """
-    turns = schedule.max_turns
-    chains = schedule.sessions.columns(span.first_session + first, count)
-    chain_index = np.arange(first, first + count, dtype=np.int64)
-    first_number = (span.first_session + chain_index) * turns  # of each chain
-    first_due_ns, first_after = _first_slots(schedule, span, chain_index)
+    max_turns = schedule.max_turns
+    session_indexes = stage.first_session + np.arange(first, first + count, dtype=np.int64)
+    sessions = schedule.sessions.columns(stage.first_session + first, count)
+    first_turns = _first_turns(schedule, stage, session_indexes)
+    first_slot_ids = session_indexes * max_turns
 
-    # From here on, `row` is the row in the arrays above that each slot belongs to.
-    row = np.repeat(np.arange(count), chains.sizes)
-    first_slot = np.cumsum(chains.sizes) - chains.sizes
-    turn = np.arange(len(row)) - first_slot[row]
-    is_last_turn = chains.is_session[row] & (turn + 1 == chains.sizes[row])
-    virtual_user = chain_index % span.concurrency if span.concurrency else np.full(count, -1)
-    columns = Slot(
-        number=first_number[row] + np.where(is_last_turn, turns - 1, turn),
-        due_ns=np.where(turn == 0, first_due_ns[row], -1),
-        after=np.where(turn == 0, first_after[row], first_number[row] + chains.after),
-        pause_ns=chains.pause_ns,
-        stage=np.full(len(row), span.index),
-        session=np.where(chains.is_session, span.first_session + chain_index, -1)[row],
+    # The arrays above have one value per session, and the columns have one per slot. `row` is the
+    # session that each slot belongs to.
+    row = np.repeat(np.arange(count), sessions.turn_counts)
+    first_slots = np.cumsum(sessions.turn_counts) - sessions.turn_counts
+    turn = np.arange(len(row)) - first_slots[row]
+    is_first_turn = turn == 0
+    is_last_turn = ~sessions.is_single_request[row] & (turn + 1 == sessions.turn_counts[row])
+    session_or_none = np.where(sessions.is_single_request, NOT_APPLICABLE, session_indexes)
+    columns = SlotColumns(
+        slot_id=first_slot_ids[row] + np.where(is_last_turn, max_turns - 1, turn),
+        due_ns=np.where(is_first_turn, first_turns.due_ns[row], NOT_APPLICABLE),
+        predecessor=np.where(
+            is_first_turn,
+            first_turns.predecessor[row],
+            first_slot_ids[row] + sessions.predecessor,
+        ),
+        pause_ns=sessions.pause_ns,
+        stage=np.full(len(row), stage.index),
+        session=session_or_none[row],
         turn=turn,
-        virtual_user=virtual_user[row],
+        virtual_user=_virtual_users(stage, session_indexes)[row],
     )
-    if is_kept is None:
+    if is_selected is None:
         return columns
-    return Slot(*(column[is_kept[row]] for column in columns))
+    return SlotColumns(*(column[is_selected[row]] for column in columns))
 
 
-def _first_slots(schedule: Schedule, span: ScheduledStage, chain_index: Ints) -> tuple[Ints, Ints]:
-    """Return `due_ns` and `after` of the first slot of each chain of a stage."""
-    count = len(chain_index)
-    start_ns = span.start_ns or 0
-    if not span.concurrency:
-        return start_ns + span.arrivals_ns[chain_index], np.full(count, -1, np.int64)
-    # The first chain of a virtual user is due at a time; each later one follows the chain before
-    # it.
-    is_first_of_user = chain_index < span.concurrency
-    due_ns = np.full(count, -1, np.int64)
-    due_ns[is_first_of_user] = start_ns + span.user_start_ns(chain_index[is_first_of_user])
-    previous_chain = span.first_session + chain_index - span.concurrency
-    after = np.where(is_first_of_user, -1, previous_chain * schedule.max_turns)
-    if schedule.max_turns > 1 and not is_first_of_user.all():
-        # It follows the last slot of that chain, which for a conversation or task has the last
-        # number.
-        first_previous = max(int(chain_index[0]) - span.concurrency, 0)
-        previous = schedule.sessions.columns(span.first_session + first_previous, count)
-        first_user_chains = max(span.concurrency - int(chain_index[0]), 0)
-        after[first_user_chains:] += np.where(
-            previous.is_session[: count - first_user_chains], schedule.max_turns - 1, 0
+def _virtual_users(stage: ScheduledStage, session_indexes: Ints) -> Ints:
+    """Return the virtual user that sends each session, or NOT_APPLICABLE in an open loop."""
+    if not stage.is_closed_loop:
+        return np.full(len(session_indexes), NOT_APPLICABLE)
+    return (session_indexes - stage.first_session) % stage.concurrency
+
+
+class _FirstTurns(NamedTuple):
+    """Due time and predecessor of the first turn of each of several sessions."""
+
+    due_ns: Ints
+    predecessor: Ints
+
+
+def _first_turns(schedule: Schedule, stage: ScheduledStage, session_indexes: Ints) -> _FirstTurns:
+    """Return due time and predecessor of the first turn of each session.
+
+    `session_indexes` are consecutive. In an open loop every session has a due time. In a closed
+    loop the first session of a virtual user has a due time, and every later one follows the session
+    before it.
+    """
+    count = len(session_indexes)
+    stage_start_ns = stage.start_ns or 0
+    index_in_stage = session_indexes - stage.first_session
+    if not stage.is_closed_loop:
+        return _FirstTurns(
+            due_ns=stage_start_ns + stage.arrivals_ns[index_in_stage],
+            predecessor=np.full(count, NOT_APPLICABLE, np.int64),
         )
-    return due_ns, after
+    is_first_of_user = index_in_stage < stage.concurrency
+    due_ns = np.full(count, NOT_APPLICABLE, np.int64)
+    due_ns[is_first_of_user] = stage_start_ns + stage.user_starts_ns(
+        index_in_stage[is_first_of_user]
+    )
+    predecessor = np.full(count, NOT_APPLICABLE, np.int64)
+    previous_sessions = session_indexes[~is_first_of_user] - stage.concurrency
+    if len(previous_sessions):
+        predecessor[~is_first_of_user] = _last_slot_ids(schedule, previous_sessions)
+    return _FirstTurns(due_ns, predecessor)
+
+
+def _last_slot_ids(schedule: Schedule, session_indexes: Ints) -> Ints:
+    """Return the id of the last slot of each of several consecutive sessions."""
+    first_slot_ids = session_indexes * schedule.max_turns
+    if schedule.max_turns == 1:
+        return first_slot_ids
+    sessions = schedule.sessions.columns(int(session_indexes[0]), len(session_indexes))
+    last_positions = np.where(sessions.is_single_request, 0, schedule.max_turns - 1)
+    return first_slot_ids + last_positions

@@ -1,26 +1,31 @@
-"""The content of chains: which slots a chain has, which of them wait for which, and for how long.
+"""Describe the sessions of a run: which requests each has, in which order, with which pauses.
 
-A chain is a single request, a conversation, or a task. Its content is a pure function of the seed
-and of its number.
+A session is a single request, a conversation, or a task (a graph of requests). The requests of a
+session are called its turns. Sessions are numbered from 0 through the whole run, and the content of
+a session is a pure function of the workload, the seed and the number of the session.
 """
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from loadgen.core import seeds
 from loadgen.core.requests.sampling import lognormal_mu
 from loadgen.core.requests.task_graphs import Abandonment, TaskGraphs
 from loadgen.core.units import LONGEST_NS
 from loadgen.core.workload import (
+    Delay,
     Empirical,
     Fixed,
+    FromFile,
     FromTrace,
     LogNormal,
     Mix,
@@ -34,305 +39,371 @@ if TYPE_CHECKING:
     from loadgen.core.workload.trace_sessions import TraceSessions
 
 Ints = NDArray[np.int64]
-_PAUSES_PER_BLOCK = 1024  # Drawing this many from a lognormal distribution takes 75 µs.
-_CACHED_BLOCKS = 64  # Conversations in progress have nearby numbers, so few blocks are in use.
-_CACHED_CHAINS = 4096
+
+NOT_APPLICABLE = -1
+"""The value of a column where a row has no value, for example the session of a single request."""
+
+
+# Drawing this many pauses from a lognormal distribution takes 75 µs, little enough for the loop
+# that sends requests.
+_PAUSES_PER_BLOCK = 1024
+# Conversations that run at the same time have nearby numbers, so few blocks are in use at a time.
+_CACHED_BLOCKS = 64
+_CACHED_SESSIONS = 4096
 _CLASSES_PER_BLOCK = 1024
-_MAX_REDRAWS = 64  # of values outside the bounds of a distribution, before they are clipped
+# How often values outside the bounds of a distribution are drawn again before they are clipped.
+_MAX_REDRAWS = 64
+
+
+def to_column_value(value: int | None) -> int:
+    """Return a number as a column stores it: NOT_APPLICABLE instead of None."""
+    return NOT_APPLICABLE if value is None else value
 
 
 class Session(Struct, frozen=True):
-    """The content of one chain. Its slots are numbered by turn; turn 0 waits for nothing."""
+    """The turns of one session: which of them wait for which others, and for how long.
 
-    waits: tuple[int, ...]  # for each turn: how many others must end before it starts
-    followers: tuple[tuple[int, ...], ...]  # for each turn: the turns that wait for it
-    pauses: Sequence[int]  # for each turn: ns from the end of the last turn that it waits for
-    is_session: bool = True  # False for a single request
-    leaving: Abandonment | None = None  # the turn at which its user cancels and leaves
+    Turns are numbered from 0. Turn 0 waits for no other turn.
+    """
+
+    predecessor_counts: tuple[int, ...]
+    """For each turn, how many other turns must end before it starts."""
+    successors: tuple[tuple[int, ...], ...]
+    """For each turn, the turns that wait for it."""
+    pauses_ns: Sequence[int]
+    """For each turn, the time from the end of the last turn it waits for to its own start."""
+    is_single_request: bool = False
+    abandonment: Abandonment | None = None
+    """Where the user of this session cancels a request and leaves, if the user does."""
+
+    @property
+    def turn_count(self) -> int:
+        """Return the number of turns."""
+        return len(self.predecessor_counts)
 
 
-SINGLE_REQUEST = Session((0,), ((),), (0,), is_session=False)
+SINGLE_REQUEST = Session(
+    predecessor_counts=(0,), successors=((),), pauses_ns=(0,), is_single_request=True
+)
 
 
 class SessionColumns(Struct, frozen=True):
-    """The content of many chains as columns."""
+    """The content of many sessions as columns."""
 
-    # One value per chain.
-    sizes: Ints
-    is_session: NDArray[np.bool_]
-    # One value per slot.
-    after: Ints  # the highest turn that it waits for; -1 for the first turn of a chain
+    # One value per session.
+    turn_counts: Ints
+    is_single_request: NDArray[np.bool_]
+    # One value per turn.
+    predecessor: Ints
+    """The highest turn that a turn waits for; NOT_APPLICABLE for the first turn of a session."""
     pause_ns: Ints
 
 
-class SessionSequence(Protocol):
-    """The chains of a run.
+class SessionSequence(ABC):
+    """The sessions of a run, in the order of their numbers. The sequence has no end."""
 
-    The number of a slot is `chain * turns + position`. A chain with fewer slots than `turns` uses
-    the first positions, and the last position for its last slot, so that the number shows where a
-    conversation or task ends. A single request uses the first position only.
-    """
+    max_turns: int
+    """The number of turns of the largest session."""
+    max_parallel_turns: int
+    """How many turns of one session can be in flight at the same time."""
 
-    @property
-    def turns(self) -> int:
-        """Return the number of slots of the largest chain."""
+    @abstractmethod
+    def get(self, index: int) -> Session:
+        """Return the session with this number."""
 
-    @property
-    def side_by_side(self) -> int:
-        """Return how many slots of one chain can be in flight at the same time."""
+    @abstractmethod
+    def turn_counts(self, first: int, count: int) -> Ints:
+        """Return the number of turns of each of `count` sessions, from session `first` on."""
 
-    def of(self, chain: int) -> Session:
-        """Return the content of a chain."""
-
-    def sizes(self, first: int, count: int) -> Ints:
-        """Return the number of slots of each of `count` chains, from chain `first` on."""
-
-    def slots(self, first: int, count: int) -> int:
-        """Return the number of slots of these chains together."""
-
+    @abstractmethod
     def columns(self, first: int, count: int) -> SessionColumns:
-        """Return the content of these chains as columns."""
+        """Return the content of `count` sessions, from session `first` on, as columns."""
+
+    def total_turns(self, first: int, count: int) -> int:
+        """Return how many turns `count` sessions have together, from session `first` on."""
+        return int(self.turn_counts(first, count).sum())
 
 
-class SingleRequests:
-    """Chains that are single requests."""
+class SingleRequests(SessionSequence):
+    """Sessions that are single requests."""
 
-    turns = side_by_side = 1
+    max_turns = 1
+    max_parallel_turns = 1
 
-    def of(self, chain: int) -> Session:
+    @override
+    def get(self, index: int) -> Session:
         return SINGLE_REQUEST
 
-    def sizes(self, first: int, count: int) -> Ints:
+    @override
+    def turn_counts(self, first: int, count: int) -> Ints:
         return np.ones(count, np.int64)
 
-    def slots(self, first: int, count: int) -> int:
+    @override
+    def total_turns(self, first: int, count: int) -> int:
         return count
 
+    @override
     def columns(self, first: int, count: int) -> SessionColumns:
         return SessionColumns(
-            sizes=self.sizes(first, count),
-            is_session=np.zeros(count, np.bool_),
-            after=np.full(count, -1, np.int64),
+            turn_counts=np.ones(count, np.int64),
+            is_single_request=np.ones(count, np.bool_),
+            predecessor=np.full(count, NOT_APPLICABLE, np.int64),
             pause_ns=np.zeros(count, np.int64),
         )
 
 
-class Conversations(Struct, frozen=True):
-    """Chains that are conversations: `turns` slots, with a tool call before each but the first."""
+class Conversations(SessionSequence):
+    """Sessions that are conversations of equal length.
 
-    seed: int
-    tool_time: Any
-    turns: int
-    side_by_side: int = 1
-    _cache: dict[int, list[list[int]]] = {}  # from the number of a block to its pauses
+    Each turn but the first follows the turn before it after a pause, the time of a tool call.
+    Pauses are drawn for a block of conversations at a time.
+    """
 
-    @property
-    def conversations_per_block(self) -> int:
-        """Return how many conversations are drawn together: few enough for the loop that sends."""
-        return max(1, _PAUSES_PER_BLOCK // self.turns)
+    max_parallel_turns = 1
 
-    def of(self, chain: int) -> Session:
-        waits, followers = _linear_graph(self.turns)
-        return Session(waits, followers, (0, *self.pauses(chain)))
+    def __init__(self, seed: int, tool_time: Delay, turns: int) -> None:
+        self.max_turns = turns
+        self._seed = seed
+        self._tool_time = tool_time
+        self._conversations_per_block = max(1, _PAUSES_PER_BLOCK // turns)
+        self._predecessor_counts = (0,) + (1,) * (turns - 1)
+        self._successors = (*((turn + 1,) for turn in range(turns - 1)), ())
+        self._block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_lists)
 
-    def pauses(self, chain: int) -> list[int]:
-        """Return the pauses in ns before turn 1, 2, ... of a conversation."""
-        block, index = divmod(chain, self.conversations_per_block)
-        pauses = self._cache.get(block)
-        if pauses is None:
-            if len(self._cache) == _CACHED_BLOCKS:
-                oldest_block = next(iter(self._cache))
-                del self._cache[oldest_block]
-            pauses = self._draw_block(block).tolist()
-            self._cache[block] = pauses
-        return pauses[index]
+    @override
+    def get(self, index: int) -> Session:
+        pauses_ns = (0, *self.pauses_ns(index))
+        return Session(self._predecessor_counts, self._successors, pauses_ns)
 
-    def sizes(self, first: int, count: int) -> Ints:
-        return np.full(count, self.turns)
+    def pauses_ns(self, index: int) -> list[int]:
+        """Return the pauses before turn 1, 2, ... of a conversation."""
+        block, index_in_block = divmod(index, self._conversations_per_block)
+        return self._block(block)[index_in_block]
 
-    def slots(self, first: int, count: int) -> int:
-        return count * self.turns
+    @override
+    def turn_counts(self, first: int, count: int) -> Ints:
+        return np.full(count, self.max_turns)
 
+    @override
+    def total_turns(self, first: int, count: int) -> int:
+        return count * self.max_turns
+
+    @override
     def columns(self, first: int, count: int) -> SessionColumns:
-        pause_ns = np.zeros((count, self.turns), np.int64)
+        pause_ns = np.zeros((count, self.max_turns), np.int64)
         if count:
-            block_size = self.conversations_per_block
-            blocks = range(first // block_size, (first + count - 1) // block_size + 1)
-            drawn = np.concatenate([self._draw_block(block) for block in blocks])
-            pause_ns[:, 1:] = drawn[first - blocks.start * block_size :][:count]
+            pause_ns[:, 1:] = self._pauses_of(first, count)
         return SessionColumns(
-            sizes=self.sizes(first, count),
-            is_session=np.ones(count, np.bool_),
-            after=np.tile(np.arange(self.turns) - 1, count),
+            turn_counts=self.turn_counts(first, count),
+            is_single_request=np.zeros(count, np.bool_),
+            predecessor=np.tile(np.arange(self.max_turns) - 1, count),
             pause_ns=pause_ns.reshape(-1),
         )
 
+    def _pauses_of(self, first: int, count: int) -> Ints:
+        """Return the pauses in ns of several conversations, with the shape (count, turns - 1)."""
+        first_block, first_in_block = divmod(first, self._conversations_per_block)
+        last_block = (first + count - 1) // self._conversations_per_block
+        blocks = [self._draw_block(block) for block in range(first_block, last_block + 1)]
+        return np.concatenate(blocks)[first_in_block : first_in_block + count]
+
+    def _block_as_lists(self, block: int) -> list[list[int]]:
+        """Return the pauses of a block as lists, from which single values are read faster."""
+        pauses_ns: list[list[int]] = self._draw_block(block).tolist()
+        return pauses_ns
+
     def _draw_block(self, block: int) -> Ints:
-        """Draw the pauses of a block in ns, with the shape (conversations_per_block, turns - 1)."""
-        rng = seeds.stream(self.seed, "tool_time", block)
-        return _draw_delays(self.tool_time, rng, (self.conversations_per_block, self.turns - 1))
+        """Draw the pauses in ns of a block, with the shape (conversations, turns - 1)."""
+        rng = seeds.stream(self._seed, "tool_time", block)
+        return _draw_delays(
+            self._tool_time, rng, (self._conversations_per_block, self.max_turns - 1)
+        )
 
 
-class Tasks:
-    """Chains that are tasks, which are graphs of requests."""
+class Tasks(SessionSequence):
+    """Sessions that are tasks, which are graphs of requests."""
 
     def __init__(self, task: Task, seed: int) -> None:
         self._graphs = TaskGraphs(task, seed)
-        self.turns, self.side_by_side = task.width, task.max_concurrent_requests
-        self.of = functools.lru_cache(maxsize=_CACHED_CHAINS)(self._build_chain)
+        self.max_turns = task.width
+        self.max_parallel_turns = task.max_concurrent_requests
+        self._cached_session = functools.lru_cache(maxsize=_CACHED_SESSIONS)(self._build_session)
 
-    def _build_chain(self, chain: int) -> Session:
-        nodes = self._graphs[chain]
+    @override
+    def get(self, index: int) -> Session:
+        return self._cached_session(index)
+
+    def _build_session(self, index: int) -> Session:
+        nodes = self._graphs[index]
         return Session(
-            waits=tuple(len(node.after) for node in nodes),
-            followers=_invert([node.after for node in nodes]),
-            pauses=tuple(node.pause_ns for node in nodes),
-            leaving=self._graphs.abandonment(chain),
+            predecessor_counts=tuple(len(node.after) for node in nodes),
+            successors=_successors([node.after for node in nodes]),
+            pauses_ns=tuple(node.pause_ns for node in nodes),
+            abandonment=self._graphs.abandonment(index),
         )
 
-    def sizes(self, first: int, count: int) -> Ints:
-        return np.array(
-            [len(self._graphs[chain]) for chain in range(first, first + count)], np.int64
-        )
+    @override
+    def turn_counts(self, first: int, count: int) -> Ints:
+        counts = [len(self._graphs[index]) for index in range(first, first + count)]
+        return np.array(counts, np.int64)
 
-    def slots(self, first: int, count: int) -> int:
-        return int(self.sizes(first, count).sum())
-
+    @override
     def columns(self, first: int, count: int) -> SessionColumns:
-        graphs = [self._graphs[chain] for chain in range(first, first + count)]
+        graphs = [self._graphs[index] for index in range(first, first + count)]
         nodes = [node for graph in graphs for node in graph]
+        predecessors = [max(node.after, default=NOT_APPLICABLE) for node in nodes]
         return SessionColumns(
-            sizes=np.array([len(graph) for graph in graphs], np.int64),
-            is_session=np.ones(count, np.bool_),
-            after=np.array([max(node.after, default=-1) for node in nodes], np.int64),
+            turn_counts=np.array([len(graph) for graph in graphs], np.int64),
+            is_single_request=np.zeros(count, np.bool_),
+            predecessor=np.array(predecessors, np.int64),
             pause_ns=np.array([node.pause_ns for node in nodes], np.int64),
         )
 
 
-class ReplayedSessions:
-    """Chains that are the sessions of a trace, which repeat when all have been used."""
+class ReplayedSessions(SessionSequence):
+    """The sessions of a trace, which start again from the first when all have been used."""
 
     def __init__(self, sessions: TraceSessions) -> None:
         self._sessions = sessions
-        self.turns, self.side_by_side = sessions.turns, sessions.max_concurrent_requests
-        self.of = functools.lru_cache(maxsize=_CACHED_CHAINS)(self._build_chain)
+        self.max_turns = sessions.turns
+        self.max_parallel_turns = sessions.max_concurrent_requests
+        self._cached_session = functools.lru_cache(maxsize=_CACHED_SESSIONS)(self._build_session)
 
-    def _build_chain(self, chain: int) -> Session:
-        session = chain % len(self._sessions)
-        if not self._sessions.is_session[session]:
+    @override
+    def get(self, index: int) -> Session:
+        return self._cached_session(index)
+
+    def _build_session(self, index: int) -> Session:
+        recorded_index = index % len(self._sessions)
+        if not self._sessions.is_session[recorded_index]:
             return SINGLE_REQUEST
-        predecessors, pauses = self._sessions.graph(session)
-        return Session(tuple(map(len, predecessors)), _invert(predecessors), pauses)
+        graph = self._sessions.graph(recorded_index)
+        predecessor_counts = tuple(len(predecessors) for predecessors in graph.waits)
+        return Session(predecessor_counts, _successors(graph.waits), graph.pauses)
 
-    def sizes(self, first: int, count: int) -> Ints:
-        sizes: Ints = self._sessions.sizes[np.arange(first, first + count) % len(self._sessions)]
-        return sizes
+    @override
+    def turn_counts(self, first: int, count: int) -> Ints:
+        counts: Ints = self._sessions.sizes[self._recorded_indexes(first, count)]
+        return counts
 
-    def slots(self, first: int, count: int) -> int:
-        return int(self.sizes(first, count).sum())
-
+    @override
     def columns(self, first: int, count: int) -> SessionColumns:
-        sessions = np.arange(first, first + count) % len(self._sessions)
-        graphs = [self._sessions.graph(session) for session in sessions.tolist()]
+        recorded_indexes = self._recorded_indexes(first, count)
+        predecessors: list[int] = []
+        pauses_ns: list[int] = []
+        for recorded_index in recorded_indexes.tolist():
+            graph = self._sessions.graph(recorded_index)
+            predecessors.extend(max(turns, default=NOT_APPLICABLE) for turns in graph.waits)
+            pauses_ns.extend(graph.pauses)
         return SessionColumns(
-            sizes=self.sizes(first, count),
-            is_session=self._sessions.is_session[sessions],
-            after=np.array(
-                [max(predecessors, default=-1) for graph in graphs for predecessors in graph.waits],
-                np.int64,
-            ),
-            pause_ns=np.array([pause for graph in graphs for pause in graph.pauses], np.int64),
+            turn_counts=self._sessions.sizes[recorded_indexes],
+            is_single_request=~self._sessions.is_session[recorded_indexes],
+            predecessor=np.array(predecessors, np.int64),
+            pause_ns=np.array(pauses_ns, np.int64),
         )
 
+    def _recorded_indexes(self, first: int, count: int) -> Ints:
+        """Return the index in the trace of each of `count` sessions, from session `first` on."""
+        return np.arange(first, first + count) % len(self._sessions)
 
-class MixedSessions:
-    """Chains of several request classes. The seed and the number of a chain decide its class."""
+
+class MixedSessions(SessionSequence):
+    """Sessions of several request classes. The class of a session depends on its number."""
 
     def __init__(self, mix: Mix, seed: int) -> None:
         classes = list(mix.classes.values())
         self._seed = seed
         self._weights = [float(request_class.weight) for request_class in classes]
-        self._class_chains = [
+        self._sessions_of_class = [
             build_sessions(request_class.requests, seed) for request_class in classes
         ]
-        self._class_has_sessions = np.array([chains.turns > 1 for chains in self._class_chains])
-        self.turns = max(chains.turns for chains in self._class_chains)
-        self.side_by_side = max(chains.side_by_side for chains in self._class_chains)
-        self._classes_of_block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._draw_block)
+        self._has_several_turns = np.array(
+            [sessions.max_turns > 1 for sessions in self._sessions_of_class]
+        )
+        self.max_turns = max(sessions.max_turns for sessions in self._sessions_of_class)
+        self.max_parallel_turns = max(
+            sessions.max_parallel_turns for sessions in self._sessions_of_class
+        )
+        self._block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_list)
 
-    def _draw_block(self, block: int) -> list[int]:
-        """Return the classes of the chains of a block."""
-        classes: list[int] = self._draw(block * _CLASSES_PER_BLOCK, _CLASSES_PER_BLOCK).tolist()
-        return classes
+    @override
+    def get(self, index: int) -> Session:
+        block, index_in_block = divmod(index, _CLASSES_PER_BLOCK)
+        class_index = self._block(block)[index_in_block]
+        return self._sessions_of_class[class_index].get(index)
 
-    def _draw(self, first: int, count: int) -> Ints:
-        """Return the class of each of `count` chains, from chain `first` on."""
+    @override
+    def turn_counts(self, first: int, count: int) -> Ints:
+        class_indexes = self._draw_classes(first, count)
+        counts = np.ones(count, np.int64)
+        for row in np.flatnonzero(self._has_several_turns[class_indexes]).tolist():
+            sessions = self._sessions_of_class[class_indexes[row]]
+            counts[row] = sessions.turn_counts(first + row, 1)[0]
+        return counts
+
+    @override
+    def columns(self, first: int, count: int) -> SessionColumns:
+        class_indexes = self._draw_classes(first, count)
+        turn_counts = self.turn_counts(first, count)
+        has_several_turns = self._has_several_turns[class_indexes]
+        first_slots = np.cumsum(turn_counts) - turn_counts
+        predecessor = np.full(int(turn_counts.sum()), NOT_APPLICABLE)
+        pause_ns = np.zeros(len(predecessor), np.int64)
+        for row in np.flatnonzero(has_several_turns).tolist():
+            columns = self._sessions_of_class[class_indexes[row]].columns(first + row, 1)
+            slots = slice(first_slots[row], first_slots[row] + turn_counts[row])
+            predecessor[slots] = columns.predecessor
+            pause_ns[slots] = columns.pause_ns
+        return SessionColumns(
+            turn_counts=turn_counts,
+            is_single_request=~has_several_turns,
+            predecessor=predecessor,
+            pause_ns=pause_ns,
+        )
+
+    def _block_as_list(self, block: int) -> list[int]:
+        """Return the class indexes of the sessions of a block."""
+        first = block * _CLASSES_PER_BLOCK
+        class_indexes: list[int] = self._draw_classes(first, _CLASSES_PER_BLOCK).tolist()
+        return class_indexes
+
+    def _draw_classes(self, first: int, count: int) -> Ints:
+        """Return the class index of each of `count` sessions, from session `first` on."""
         return seeds.classes(self._seed, self._weights, np.arange(first, first + count))
 
-    def of(self, chain: int) -> Session:
-        block, index = divmod(chain, _CLASSES_PER_BLOCK)
-        request_class = self._classes_of_block(block)[index]
-        return self._class_chains[request_class].of(chain)
 
-    def sizes(self, first: int, count: int) -> Ints:
-        classes = self._draw(first, count)
-        sizes = np.ones(count, np.int64)
-        for index in np.flatnonzero(self._class_has_sessions[classes]).tolist():
-            sizes[index] = self._class_chains[classes[index]].sizes(first + index, 1)[0]
-        return sizes
-
-    def slots(self, first: int, count: int) -> int:
-        return int(self.sizes(first, count).sum())
-
-    def columns(self, first: int, count: int) -> SessionColumns:
-        classes = self._draw(first, count)
-        sizes = self.sizes(first, count)
-        is_session = self._class_has_sessions[classes]
-        first_slots = np.cumsum(sizes) - sizes
-        after = np.full(int(sizes.sum()), -1)
-        pause_ns = np.zeros(len(after), np.int64)
-        for index in np.flatnonzero(is_session).tolist():
-            columns = self._class_chains[classes[index]].columns(first + index, 1)
-            slots = slice(first_slots[index], first_slots[index] + sizes[index])
-            after[slots] = columns.after
-            pause_ns[slots] = columns.pause_ns
-        return SessionColumns(sizes, is_session, after, pause_ns)
-
-
-def build_sessions(requests: Any, seed: int) -> SessionSequence:
-    """Return the chains that the requests of a workload form."""
+def build_sessions(
+    requests: Synthetic | FromFile | FromTrace | Task | Mix, seed: int
+) -> SessionSequence:
+    """Return the sessions that the requests of a workload form."""
     if isinstance(requests, Mix):
-        class_chains = MixedSessions(requests, seed)
-        return class_chains if class_chains.turns > 1 else SingleRequests()
+        mixed_sessions = MixedSessions(requests, seed)
+        return mixed_sessions if mixed_sessions.max_turns > 1 else SingleRequests()
     if isinstance(requests, Task):
         return Tasks(requests, seed)
     if isinstance(requests, FromTrace) and requests.replay == "sessions":
         from loadgen.core.workload import trace_sessions, traces
 
-        return ReplayedSessions(trace_sessions.build_sessions(traces.read_replayed_trace(requests)))
+        trace = traces.read_replayed_trace(requests)
+        return ReplayedSessions(trace_sessions.build_sessions(trace))
     if isinstance(requests, Synthetic) and requests.turns is not None and requests.turns.count > 1:
         return Conversations(seed, requests.turns.tool_time, requests.turns.count)
     return SingleRequests()
 
 
-@functools.cache
-def _linear_graph(turns: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Return `waits` and `followers` of a chain in which each turn waits for the one before."""
-    waits = (0,) + (1,) * (turns - 1)
-    followers = (*((turn + 1,) for turn in range(turns - 1)), ())
-    return waits, followers
+def _successors(predecessors: Sequence[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return, for each turn, the turns that wait for it.
 
-
-def _invert(predecessors: Sequence[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return, for each turn, the turns that wait for it, from the turns that each one waits for."""
-    followers: list[list[int]] = [[] for _ in predecessors]
+    `predecessors` has the opposite direction: for each turn, the turns that it waits for.
+    """
+    successors: list[list[int]] = [[] for _ in predecessors]
     for turn, earlier_turns in enumerate(predecessors):
         for earlier_turn in earlier_turns:
-            followers[earlier_turn].append(turn)
-    return tuple(map(tuple, followers))
+            successors[earlier_turn].append(turn)
+    return tuple(tuple(turns) for turns in successors)
 
 
-def _draw_delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -> Ints:
+def _draw_delays(delay: Delay, rng: np.random.Generator, shape: tuple[int, int]) -> Ints:
     """Draw delays in ns from a distribution, each at least 0 and within its `min` and `max`."""
     match delay:
         case Fixed(value=value):
@@ -340,27 +411,28 @@ def _draw_delays(delay: Any, rng: np.random.Generator, shape: tuple[int, int]) -
         case Uniform(min=low, max=high):
             return rng.integers(low, high, shape, endpoint=True)
         case Empirical(values=values, weights=weights):
-            shares = None if weights is None else np.asarray(weights) / sum(weights)
-            return rng.choice(np.asarray(values, np.int64), shape, p=shares)
+            probabilities = None if weights is None else np.asarray(weights) / sum(weights)
+            return rng.choice(np.asarray(values, np.int64), shape, p=probabilities)
         case Normal(mean=mean, stddev=stddev):
-            return _draw_within(lambda n: rng.normal(mean, stddev, n), delay, shape)
+            return _draw_within_bounds(lambda n: rng.normal(mean, stddev, n), delay, shape)
         case LogNormal(sigma=sigma):
-            return _draw_within(
-                lambda n: rng.lognormal(lognormal_mu(delay), sigma, n), delay, shape
-            )
+            mu = lognormal_mu(delay)
+            return _draw_within_bounds(lambda n: rng.lognormal(mu, sigma, n), delay, shape)
     raise ValueError(f"{delay!r} is not a distribution of delays")
 
 
-def _draw_within(
-    draw: Callable[[int], NDArray[np.float64]], bounds: Any, shape: tuple[int, int]
+def _draw_within_bounds(
+    draw: Callable[[int], NDArray[np.float64]],
+    distribution: Normal | LogNormal,
+    shape: tuple[int, int],
 ) -> Ints:
-    """Return values of `draw`, rounded to integers within the bounds.
+    """Return values of `draw`, rounded to integers within the bounds of a distribution.
 
-    Values outside the bounds are drawn again. Those that are still outside after 64 attempts are
-    clipped.
+    Values outside the bounds are drawn again. Those that are still outside after _MAX_REDRAWS
+    attempts are clipped.
     """
-    low = bounds.min or 0
-    high = LONGEST_NS if bounds.max is None else bounds.max
+    low = distribution.min or 0
+    high = LONGEST_NS if distribution.max is None else distribution.max
     values = np.rint(draw(shape[0] * shape[1]))
     for _ in range(_MAX_REDRAWS):
         (outside,) = np.nonzero((values < low) | (values > high))

@@ -301,7 +301,7 @@ def wilson(p: float, n: float, level: float = LEVEL) -> tuple[float, float]:
 
 
 def at_next_look(level: float) -> float:
-    """The confidence that the next look at growing data is judged at, after one at `level`: see contracts.judge."""
+    """The confidence that the next look at growing data is judged at, after one at `level`: see contracts.verdict."""
     return 1 - (1 - level) / 2
 
 

@@ -31,7 +31,7 @@ from loadgen.core.results.manifest import RunManifest, StagePlan, encode
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.results.spool import Spool
 from loadgen.core.results.store import Stored, read_run
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Workload, load, read_flags
 
@@ -141,7 +141,7 @@ def run(
     """Drive a workload to its end; what was recorded."""
 
     async def work() -> tuple[Paper, Schedule, Driver]:
-        schedule = arrivals.build(made, 7)
+        schedule = build_schedule(made, 7)
         client = Paper(answer)
         requests = build_prompts(made, 7, 1, tokenizer.load_tokenizer(None))
         bodies = Bodies(

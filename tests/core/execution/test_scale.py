@@ -34,7 +34,7 @@ from loadgen.core.results.manifest import encode
 from loadgen.core.results.record import KINDS
 from loadgen.core.results.spool import Spool
 from loadgen.core.run_summary import summarize
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.sidecars.compactor import compact_records
 from loadgen.core.stats.quantiles import Histogram, exact
 from loadgen.core.workload import Workload, load, read_flags
@@ -195,7 +195,7 @@ def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: 
 
     made = workload(tmp_path, **flags)
     requests = build_prompts(made, 7, 1, tokenizer.load_tokenizer(None))
-    found = plan.workers(arrivals.build(made, 7), requests, made, 8 - simulated)
+    found = plan.workers(build_schedule(made, 7), requests, made, 8 - simulated)
     assert found == expected
 
 

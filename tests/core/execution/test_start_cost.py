@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.core.execution import worker_resources
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import loading
 from loadgen.core.workload.flags import read_flags
 from loadgen.sim.server import embedded
@@ -75,7 +75,7 @@ def test_no_more_connections_are_opened_than_there_are_requests(
     workload = loading.load(
         "qa", read_flags(concurrency=256, warmup=0, **(load or {"duration": "9s"}))
     )
-    assert worker_resources.connections_to_open(arrivals.build(workload, 1)) == opened
+    assert worker_resources.connections_to_open(build_schedule(workload, 1)) == opened
 
 
 COPIED = """

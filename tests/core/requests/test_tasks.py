@@ -27,13 +27,15 @@ from loadgen.core.requests.task_prompts import TaskPrompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
 from loadgen.core.results.record import FINISH, KIND, STATUS
-from loadgen.core.schedule import arrivals
-from loadgen.core.schedule.dispatcher import Dispatcher, Start
+from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule.dispatched_slots import DispatchedSlot
+from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule, shard
+from loadgen.core.schedule.sessions import to_column_value
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
-from loadgen.cost.comparison import compare_offers
+from loadgen.cost.comparison import compare_costs
+from loadgen.cost.cost_report import report as cost_report
 from loadgen.cost.evidence_reader import read_evidence
-from loadgen.cost.sections import report as cost_report
 from loadgen.pricing.price_file import load_prices
 from loadgen.pricing.priced_result import price_result as price_of
 from loadgen.render import text as as_text
@@ -242,27 +244,27 @@ class Clock:
 
     def __init__(self, schedule: Schedule, service: Any, **options: Any) -> None:
         self.dispatcher = Dispatcher(schedule, **options)
-        self.starts: dict[int, Start] = {}
+        self.starts: dict[int, DispatchedSlot] = {}
         self.ended: dict[int, int] = {}
         self.most = 0
         in_flight: list[tuple[int, int]] = []
         while True:
-            due = self.dispatcher.next_ns()
+            due = self.dispatcher.next_due_ns()
             end = min(in_flight)[0] if in_flight else None
             if due is None and end is None:
                 return
             if due is not None and (end is None or due <= end):
-                for start in self.dispatcher.ready(due):
-                    assert start.number not in self.starts
-                    self.starts[start.number] = start
-                    if not start.dropped:
-                        in_flight.append((due + service(start.number)[0], start.number))
+                for start in self.dispatcher.take_due_slots(due):
+                    assert start.slot_id not in self.starts
+                    self.starts[start.slot_id] = start
+                    if not start.drop_reason:
+                        in_flight.append((due + service(start.slot_id)[0], start.slot_id))
                 self.most = max(self.most, len(in_flight))
                 continue
             at, number = min(in_flight)
             in_flight.remove((at, number))
             self.ended[number] = at
-            self.dispatcher.finished(number, at, service(number)[1])
+            self.dispatcher.report_finished(number, at, service(number)[1])
 
 
 def test_a_request_of_a_task_begins_with_the_messages_of_the_one_that_it_goes_on_from() -> None:
@@ -290,14 +292,14 @@ def test_a_request_starts_when_the_last_that_it_waits_for_has_ended_and_its_tool
     tmp_path: Path, stages: str
 ) -> None:
     one = workload(tmp_path, more=stages)
-    schedule = arrivals.build(one, 7)
+    schedule = build_schedule(one, 7)
     ran = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), True))
     graphs, width = TaskGraphs(one.requests, 7), one.requests.width
     tasks = one.stages[0].count or 0
     assert (
         sorted(ran.starts)
         == sorted(schedule.slot_ids())
-        == sorted(schedule.columns().number.tolist())
+        == sorted(schedule.columns().slot_id.tolist())
     )
     assert len(ran.starts) == schedule.slot_count == sum(len(graphs[task]) for task in range(tasks))
     for number, start in ran.starts.items():
@@ -309,7 +311,7 @@ def test_a_request_starts_when_the_last_that_it_waits_for_has_ended_and_its_tool
             start.stage,
             start.session,
             start.turn,
-            start.virtual_user,
+            to_column_value(start.virtual_user),
         )
         if nodes[start.turn].after:
             ends = [ran.ended[start.session * width + turn] for turn in nodes[start.turn].after]
@@ -331,34 +333,34 @@ def test_a_join_is_due_after_the_latest_end_whichever_was_read_last(tmp_path: Pa
         "    b: {after: [plan, a], output_tokens: 5}"
     )
     dispatcher = Dispatcher(
-        arrivals.build(workload(tmp_path, text, request_rate="inf", num_requests="1"), 7)
+        build_schedule(workload(tmp_path, text, request_rate="inf", num_requests="1"), 7)
     )
-    dispatcher.ready(0)
-    dispatcher.finished(0, 100, True)
-    assert [start.number for start in dispatcher.ready(100)] == [1, 2]
-    dispatcher.finished(1, 900, True)
-    dispatcher.finished(2, 800, True)
-    assert dispatcher.next_ns() == 900 and dispatcher.ready(900)[0].due_ns == 900
+    dispatcher.take_due_slots(0)
+    dispatcher.report_finished(0, 100, True)
+    assert [start.slot_id for start in dispatcher.take_due_slots(100)] == [1, 2]
+    dispatcher.report_finished(1, 900, True)
+    dispatcher.report_finished(2, 800, True)
+    assert dispatcher.next_due_ns() == 900 and dispatcher.take_due_slots(900)[0].due_ns == 900
 
 
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
 def test_a_failed_request_ends_its_task_and_every_slot_is_told_of_once(
     tmp_path: Path, stages: str
 ) -> None:
-    schedule = arrivals.build(workload(tmp_path, more=stages), 7)
+    schedule = build_schedule(workload(tmp_path, more=stages), 7)
     ran = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), number % 11 != 5))
     assert sorted(ran.starts) == sorted(schedule.slot_ids())
-    dropped = [start for start in ran.starts.values() if start.dropped]
-    assert dropped and {start.dropped for start in dropped} == {"previous_turn_failed"}
+    dropped = [start for start in ran.starts.values() if start.drop_reason]
+    assert dropped and {start.drop_reason for start in dropped} == {"previous_turn_failed"}
     failed = {number // schedule.max_turns for number in ran.ended if number % 11 == 5}
     assert {start.session for start in dropped} <= failed
 
 
 def test_over_the_cap_a_task_is_dropped_and_every_slot_is_told_of_once(tmp_path: Path) -> None:
-    schedule = arrivals.build(workload(tmp_path, request_rate="50"), 7)
+    schedule = build_schedule(workload(tmp_path, request_rate="50"), 7)
     ran = Clock(schedule, lambda number: (40_000_000, True), max_in_flight=4)
     assert sorted(ran.starts) == sorted(schedule.slot_ids())
-    reasons = {start.dropped for start in ran.starts.values()}
+    reasons = {start.drop_reason for start in ran.starts.values()}
     assert reasons == {"", "in_flight_cap", "previous_turn_failed"} and ran.most == 4
 
 
@@ -367,29 +369,29 @@ def test_over_the_cap_a_task_is_dropped_and_every_slot_is_told_of_once(tmp_path:
 def test_stopped_in_the_middle_every_slot_is_told_of_once(
     tmp_path: Path, stages: str, after: int
 ) -> None:
-    schedule = arrivals.build(workload(tmp_path, more=stages), 7)
+    schedule = build_schedule(workload(tmp_path, more=stages), 7)
     dispatcher, told, in_flight = Dispatcher(schedule), list[int](), list[int]()
     for _ in range(after):
-        due = dispatcher.next_ns()
+        due = dispatcher.next_due_ns()
         if due is not None and (not in_flight or len(in_flight) < 4):
-            started = dispatcher.ready(due, limit=1)
-            told += [start.number for start in started]
-            in_flight += [start.number for start in started]
+            started = dispatcher.take_due_slots(due, max_slots=1)
+            told += [start.slot_id for start in started]
+            in_flight += [start.slot_id for start in started]
         elif in_flight:
-            dispatcher.finished(in_flight.pop(0), due or 10**9, True)
+            dispatcher.report_finished(in_flight.pop(0), due or 10**9, True)
     dispatcher.stop()
-    told += [start.number for start in dispatcher.unsent()]
+    told += [start.slot_id for start in dispatcher.unsent_slots()]
     assert sorted(told) == sorted(schedule.slot_ids())
 
 
 @pytest.mark.parametrize("shares", [2, 3])
 def test_shares_hold_whole_tasks_and_together_all(tmp_path: Path, shares: int) -> None:
-    whole = arrivals.build(workload(tmp_path), 7)
+    whole = build_schedule(workload(tmp_path), 7)
     parts = [shard(whole, i, shares) for i in range(shares)]
     numbers = [list(part.slot_ids()) for part in parts]
     assert [len(own) for own in numbers] == [part.slot_count for part in parts]
     assert sorted(number for own in numbers for number in own) == sorted(whole.slot_ids())
-    assert [sorted(part.columns().number.tolist()) for part in parts] == [
+    assert [sorted(part.columns().slot_id.tolist()) for part in parts] == [
         sorted(own) for own in numbers
     ]
 
@@ -402,7 +404,7 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
     rows = store.read_run(folder).rows
     made = prompts(one)
     by_number = {int(row["slot"]): row for row in rows}
-    assert sorted(by_number) == sorted(arrivals.build(one, 7).slot_ids())
+    assert sorted(by_number) == sorted(build_schedule(one, 7).slot_ids())
     for number, row in by_number.items():
         task, turn = made.task_and_turn(number)
         node = made.graphs[task][turn]
@@ -539,7 +541,7 @@ def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Pa
     rows = store.read_run(folder).rows
     assert (
         sorted(rows["slot"].tolist())
-        == sorted(arrivals.build(one, 7).slot_ids())
+        == sorted(build_schedule(one, 7).slot_ids())
         == sorted(made.numbers(len(rows)))
     )
     assert (rows["status"] == STATUS["ok"]).all()
@@ -583,7 +585,7 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
         offer.classes["agentic"].costs["request"],
     )
     assert task is not None and request is not None and task.total > 5 * request.total
-    shown = as_text.render(cost_report(compare_offers([offer], book)))
+    shown = as_text.render(cost_report(compare_costs([offer], book)))
     assert "mix: agentic" in shown and offer.classes["qa"].costs["task"] is None
 
 
@@ -638,7 +640,7 @@ def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_fail
     leaving = {task: found for task in range(60) if (found := made.graphs.abandonment(task))}
     assert summary.sessions is not None and summary.requests.failed == summary.requests.dropped == 0
     assert (summary.sessions.abandoned, summary.sessions.ok) == (len(leaving), 60 - len(leaving))
-    assert len(rows) == arrivals.build(one, 7).slot_count
+    assert len(rows) == build_schedule(one, 7).slot_count
     for task, left in leaving.items():
         own = rows[rows["session"] == task]
         cut = own[own["turn"] == left.turn][0]

@@ -23,28 +23,28 @@ def rng(seed: int) -> np.random.Generator:
 
 
 LAWS: dict[str, Callable[..., Arrivals]] = {
-    "constant": lambda **stop: arrivals.constant(250.0, **stop),
-    "poisson": lambda **stop: arrivals.poisson(250.0, seed=7, **stop),
-    "gamma": lambda **stop: arrivals.gamma(250.0, burstiness=0.3, rng=rng(7), **stop),
-    "ramp": lambda **stop: arrivals.ramp(100.0, 400.0, rng=rng(7), **stop),
+    "constant": lambda **stop: arrivals.constant_arrivals(250.0, **stop),
+    "poisson": lambda **stop: arrivals.poisson_arrivals(250.0, seed=7, **stop),
+    "gamma": lambda **stop: arrivals.gamma_arrivals(250.0, burstiness=0.3, rng=rng(7), **stop),
+    "ramp": lambda **stop: arrivals.ramp_arrivals(100.0, 400.0, rng=rng(7), **stop),
 }
 
 
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
 def test_the_official_runs_are_reproduced_to_the_nanosecond(run: dict[str, int]) -> None:
-    made = arrivals.poisson_at_least(
+    made = arrivals.poisson_arrivals_at_least(
         run["qps"],
         seed=SEED,
         min_duration_ns=run["min_duration_s"] * S,
         min_count=1,
         multiple_of=24_576,
     )
-    assert (len(made.offsets), made.end_ns) == (run["queries"], run["duration_ns"])
-    assert made.offsets[0] == 0
+    assert (len(made.offsets_ns), made.end_ns) == (run["queries"], run["duration_ns"])
+    assert made.offsets_ns[0] == 0
     if run["qps"] == 170:
-        assert made.offsets[-1] == 722_654_092_626  # stated in the oracle's note
-    same = arrivals.poisson(run["qps"], seed=SEED, count=run["queries"])
-    assert np.array_equal(same.offsets, made.offsets)
+        assert made.offsets_ns[-1] == 722_654_092_626  # stated in the oracle's note
+    same = arrivals.poisson_arrivals(run["qps"], seed=SEED, count=run["queries"])
+    assert np.array_equal(same.offsets_ns, made.offsets_ns)
     assert same.end_ns == made.end_ns
 
 
@@ -87,8 +87,8 @@ def test_the_vectorised_draw_is_the_scalar_one_in_every_nanosecond(
         for a, b in zip(words[::2], words[1::2], strict=True):
             expected.append(offset)
             offset += int(-math.log(1 - (a + b * 2.0**32) / 2.0**64) / rate * 1e9)
-        made = arrivals.poisson(rate, seed=seed, count=count)
-        assert made.offsets.tolist() == expected
+        made = arrivals.poisson_arrivals(rate, seed=seed, count=count)
+        assert made.offsets_ns.tolist() == expected
         assert made.end_ns == offset
 
 
@@ -99,16 +99,16 @@ def test_the_vectorised_draw_is_the_scalar_one_in_every_nanosecond(
 def test_minimums_are_loadgens_stop_rule(
     rate: float, duration_s: int, count: int, multiple: int
 ) -> None:
-    made = arrivals.poisson_at_least(
+    made = arrivals.poisson_arrivals_at_least(
         rate, seed=5, min_duration_ns=duration_s * S, min_count=count, multiple_of=multiple
     )
-    longer = arrivals.poisson(rate, seed=5, count=2000).offsets
+    longer = arrivals.poisson_arrivals(rate, seed=5, count=2000).offsets_ns
     expected = (
         0  # "continue while last offset < min duration or count < min count", then whole passes
     )
     while expected < count or longer[expected - 1] < duration_s * S or expected % multiple:
         expected += 1
-    assert np.array_equal(made.offsets, longer[:expected])
+    assert np.array_equal(made.offsets_ns, longer[:expected])
     assert made.end_ns == longer[expected]
 
 
@@ -117,26 +117,26 @@ def test_whichever_of_duration_and_count_comes_first_stops(law: str) -> None:
     make = LAWS[law]
     both = make(duration_ns=4 * S, count=10_000)
     assert both.end_ns == 4 * S
-    assert both.offsets.dtype == np.int64
-    assert 850 < len(both.offsets) < 1150
-    assert (np.diff(both.offsets) >= 0).all()
-    assert 0 <= both.offsets[0] <= both.offsets[-1] < 4 * S
+    assert both.offsets_ns.dtype == np.int64
+    assert 850 < len(both.offsets_ns) < 1150
+    assert (np.diff(both.offsets_ns) >= 0).all()
+    assert 0 <= both.offsets_ns[0] <= both.offsets_ns[-1] < 4 * S
     few = make(duration_ns=4 * S, count=17)
-    assert np.array_equal(few.offsets, both.offsets[:17])
-    assert few.end_ns == both.offsets[17]  # n gaps belong to n arrivals
+    assert np.array_equal(few.offsets_ns, both.offsets_ns[:17])
+    assert few.end_ns == both.offsets_ns[17]  # n gaps belong to n arrivals
     if law != "ramp":  # whose speed of rising comes from the duration
         alone = make(count=17)
-        assert np.array_equal(alone.offsets, few.offsets)
+        assert np.array_equal(alone.offsets_ns, few.offsets_ns)
         assert alone.end_ns == few.end_ns
-    assert len(make(count=0).offsets) == 0
-    assert make(duration_ns=4 * S).offsets.tolist() == both.offsets.tolist()
+    assert len(make(count=0).offsets_ns) == 0
+    assert make(duration_ns=4 * S).offsets_ns.tolist() == both.offsets_ns.tolist()
     with pytest.raises(ValueError, match="need a duration or a count"):
         make()
 
 
 @pytest.mark.parametrize("rate", [1000.0, 3.0, 7.3, 12_345.678])
 def test_constant_has_no_gap_variation(rate: float) -> None:
-    offsets = arrivals.constant(rate, count=200_000).offsets
+    offsets = arrivals.constant_arrivals(rate, count=200_000).offsets_ns
     gaps = np.diff(offsets)
     assert gaps.max() - gaps.min() <= 1  # the rounding to whole ns
     assert abs(int(offsets[-1]) - 199_999 * 1e9 / rate) <= 1  # and none of it adds up
@@ -147,9 +147,9 @@ def test_constant_has_no_gap_variation(rate: float) -> None:
 
 def test_constant_ends_exactly_at_its_duration() -> None:
     assert (
-        len(arrivals.constant(10.0, duration_ns=2 * S).offsets) == 20
+        len(arrivals.constant_arrivals(10.0, duration_ns=2 * S).offsets_ns) == 20
     )  # the 21st would be due at the end itself
-    assert len(arrivals.constant(10.0, duration_ns=2 * S + 1).offsets) == 21
+    assert len(arrivals.constant_arrivals(10.0, duration_ns=2 * S + 1).offsets_ns) == 21
 
 
 def furthest(values: np.ndarray, cdf: Callable[[np.ndarray], np.ndarray]) -> float:
@@ -176,43 +176,55 @@ def exponential(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("made", "variation", "cdf"),
     [
-        (arrivals.poisson(50.0, seed=11, count=40_000), 1.0, exponential),
-        (arrivals.gamma(50.0, burstiness=1.0, rng=rng(12), count=40_000), 1.0, exponential),
-        (arrivals.gamma(50.0, burstiness=2.0, rng=rng(13), count=40_000), math.sqrt(0.5), erlang_2),
-        (arrivals.gamma(50.0, burstiness=0.5, rng=rng(14), count=40_000), math.sqrt(2.0), half),
+        (arrivals.poisson_arrivals(50.0, seed=11, count=40_000), 1.0, exponential),
+        (
+            arrivals.gamma_arrivals(50.0, burstiness=1.0, rng=rng(12), count=40_000),
+            1.0,
+            exponential,
+        ),
+        (
+            arrivals.gamma_arrivals(50.0, burstiness=2.0, rng=rng(13), count=40_000),
+            math.sqrt(0.5),
+            erlang_2,
+        ),
+        (
+            arrivals.gamma_arrivals(50.0, burstiness=0.5, rng=rng(14), count=40_000),
+            math.sqrt(2.0),
+            half,
+        ),
     ],
     ids=["poisson", "gamma 1", "gamma 2", "gamma 1/2"],
 )
 def test_gaps_follow_their_law(
     made: Arrivals, variation: float, cdf: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    gaps = np.diff(made.offsets) * 50.0 / 1e9  # in means
+    gaps = np.diff(made.offsets_ns) * 50.0 / 1e9  # in means
     assert gaps.mean() == pytest.approx(1.0, abs=4 * variation / math.sqrt(len(gaps)))
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.03)
     assert furthest(gaps, cdf) < 1.63
-    assert made.offsets[0] == 0
+    assert made.offsets_ns[0] == 0
 
 
 @pytest.mark.parametrize(
     ("low", "high"), [(0.0, 400.0), (400.0, 0.0), (100.0, 300.0), (200.0, 200.0)]
 )
 def test_a_ramp_is_poisson_in_its_own_time(low: float, high: float) -> None:
-    made = arrivals.ramp(low, high, rng=rng(3), duration_ns=100 * S)
-    t = made.offsets / 1e9
+    made = arrivals.ramp_arrivals(low, high, rng=rng(3), duration_ns=100 * S)
+    t = made.offsets_ns / 1e9
     integral = low * t + (high - low) / 100 * t * t / 2  # expected arrivals up to t
     assert len(t) == pytest.approx(20_000, abs=4 * math.sqrt(20_000))
     assert furthest(np.diff(integral), exponential) < 1.63
     assert furthest(integral / 20_000, lambda share: share) < 1.63
-    counted = arrivals.ramp(low, high, rng=rng(4), count=20_000)
-    t = counted.offsets / 1e9
+    counted = arrivals.ramp_arrivals(low, high, rng=rng(4), count=20_000)
+    t = counted.offsets_ns / 1e9
     assert len(t) == 20_000
     assert counted.end_ns == 20_000 / ((low + high) / 2) * S == 100 * S
     assert furthest((low * t + (high - low) / 100 * t * t / 2) / 20_000, lambda share: share) < 1.63
 
 
 def test_an_infinite_rate_is_everything_at_once() -> None:
-    made = arrivals.constant(math.inf, count=100)
-    assert made.offsets.tolist() == [0] * 100
+    made = arrivals.constant_arrivals(math.inf, count=100)
+    assert made.offsets_ns.tolist() == [0] * 100
     assert made.end_ns == 0
     with pytest.raises(ValueError, match="needs a count"):
-        arrivals.constant(math.inf, duration_ns=S)
+        arrivals.constant_arrivals(math.inf, duration_ns=S)

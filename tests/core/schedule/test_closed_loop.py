@@ -25,9 +25,10 @@ from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
-from loadgen.core.schedule.arrivals import build
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule
+from loadgen.core.schedule.sessions import to_column_value
 from loadgen.core.workload import Closed, FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.repeated import capacity
 
@@ -41,10 +42,11 @@ def warm(stage: Stage) -> Stage:
 
 def answered(schedule: Schedule, run: Run) -> tuple[RunManifest, NDArray[np.void]]:
     """The rows of a server that gives the first of TOKENS tokens after TTFT_NS and one more each ITL_NS."""
-    starts = sorted(run.sent, key=lambda start: start.number)
+    starts = sorted(run.sent, key=lambda start: start.slot_id)
     rows = blank(len(starts))
-    for name in ("slot", "stage", "virtual_user", "turn", "session"):
-        rows[name] = [getattr(start, "number" if name == "slot" else name) for start in starts]
+    rows["slot"] = [start.slot_id for start in starts]
+    for name in ("stage", "virtual_user", "turn", "session"):
+        rows[name] = [to_column_value(getattr(start, name)) for start in starts]
     rows["request"] = rows["slot"]
     due = np.array([start.due_ns for start in starts])
     for name in ("due_ns", "ready_ns", "sent_ns"):
@@ -73,7 +75,7 @@ def answered(schedule: Schedule, run: Run) -> tuple[RunManifest, NDArray[np.void
 
 def summary_of(*stages: Stage, seed: int = 1) -> Summary:
     """Return the summary of a run of these stages."""
-    schedule = build(workload(*stages), seed)
+    schedule = build_schedule(workload(*stages), seed)
     header, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
     gaps, timeline = seen(rows, len(header.stages))
     return summarize(header, rows, gaps, timeline)

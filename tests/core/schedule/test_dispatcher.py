@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 
@@ -15,32 +16,36 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 from schedule_workloads import MS, S, closed, constant, gamma, poisson, workload
 
-from loadgen.core.schedule.arrivals import build
-from loadgen.core.schedule.dispatcher import Dispatcher, Start
+from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule.dispatched_slots import DispatchedSlot
+from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule, schedule_fingerprint, shard
+from loadgen.core.schedule.sessions import NOT_APPLICABLE
 from loadgen.core.workload import load
 
-Service = Callable[[Start], tuple[int, bool]]  # how long a request takes, and whether it is ok
+Service = Callable[
+    [DispatchedSlot], tuple[int, bool]
+]  # how long a request takes, and whether it is ok
 
 
 @dataclass
 class Run:
     """What a virtual-time run saw: every start with its instant, every end, the most in flight."""
 
-    starts: list[tuple[int, Start]] = field(default_factory=list)
+    starts: list[tuple[int, DispatchedSlot]] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
     most: int = 0
     in_prefill: set[int] = field(default_factory=set)
     most_in_prefill: int = 0
-    unsent: list[Start] = field(default_factory=list)
+    unsent: list[DispatchedSlot] = field(default_factory=list)
 
     @property
-    def all(self) -> list[Start]:
+    def all(self) -> list[DispatchedSlot]:
         return [start for _, start in self.starts] + self.unsent
 
     @property
-    def sent(self) -> list[Start]:
-        return [start for _, start in self.starts if not start.dropped]
+    def sent(self) -> list[DispatchedSlot]:
+        return [start for _, start in self.starts if not start.drop_reason]
 
 
 def drive(
@@ -56,44 +61,44 @@ def drive(
     is asked for what is due only so much after the instant that it named. `prefill_ns`: when the first output comes.
     """
     run, now, ends, prefilled = Run(), 0, list[tuple[int, int, bool]](), list[tuple[int, int]]()
-    while not dispatcher.done:
-        due = dispatcher.next_ns()
+    while not dispatcher.is_done:
+        due = dispatcher.next_due_ns()
         if prefilled and (due is None or prefilled[0][0] <= due) and prefilled[0][0] <= ends[0][0]:
             now, number = heapq.heappop(prefilled)
-            dispatcher.first_output(number, now)
+            dispatcher.report_first_output(number, now)
             run.in_prefill.discard(number)
             continue
         if ends and (due is None or ends[0][0] <= due):
             now, number, ok = heapq.heappop(ends)
             run.ends[number] = now
-            dispatcher.finished(number, now, ok)
+            dispatcher.report_finished(number, now, ok)
             run.in_prefill.discard(number)
             continue
         assert due is not None, "neither anything in flight nor anything to come, and yet not done"
         now = max(now, due + late_ns)
         if stop_ns is not None and now >= stop_ns:
             dispatcher.stop()
-            run.unsent, stop_ns = list(dispatcher.unsent()), None
+            run.unsent, stop_ns = list(dispatcher.unsent_slots()), None
             continue
         full = True
         while full:
-            starts = dispatcher.ready(now, limit)
-            sent_dues = [start.due_ns for start in starts if not start.dropped]
+            starts = dispatcher.take_due_slots(now, limit)
+            sent_dues = [start.due_ns for start in starts if not start.drop_reason]
             assert sent_dues == sorted(sent_dues)
             full = len(starts) == limit
             for start in starts:
                 run.starts.append((now, start))
-                if not start.dropped:
+                if not start.drop_reason:
                     took, ok = service(start)
-                    heapq.heappush(ends, (now + took, start.number, ok))
-                    run.in_prefill.add(start.number)
+                    heapq.heappush(ends, (now + took, start.slot_id, ok))
+                    run.in_prefill.add(start.slot_id)
                     if prefill_ns is not None and prefill_ns < took:
-                        heapq.heappush(prefilled, (now + prefill_ns, start.number))
+                        heapq.heappush(prefilled, (now + prefill_ns, start.slot_id))
             run.most_in_prefill = max(run.most_in_prefill, len(run.in_prefill))
             run.most = max(run.most, dispatcher.in_flight)
     assert dispatcher.in_flight == 0
-    assert dispatcher.next_ns() is None
-    assert dispatcher.ready(now + S) == []
+    assert dispatcher.next_due_ns() is None
+    assert dispatcher.take_due_slots(now + S) == []
     return run
 
 
@@ -106,8 +111,8 @@ def lasting(ns: int) -> Service:
     return lambda start: (ns, True)
 
 
-def numbers(starts: list[Start]) -> list[int]:
-    return sorted(start.number for start in starts)
+def numbers(starts: list[DispatchedSlot]) -> list[int]:
+    return sorted(start.slot_id for start in starts)
 
 
 bounded_stages = st.lists(
@@ -148,7 +153,7 @@ bounded_stages = st.lists(
 def test_every_slot_comes_out_exactly_once(
     stages, turns, cap, failing, seed, stop_ns, limit, share, late_ns
 ) -> None:
-    schedule = shard(build(workload(*stages, turns=turns, tool_ns=200 * MS), seed), *share)
+    schedule = shard(build_schedule(workload(*stages, turns=turns, tool_ns=200 * MS), seed), *share)
     run = drive(
         Dispatcher(schedule, max_in_flight=cap),
         at_random(seed, failing),
@@ -157,46 +162,50 @@ def test_every_slot_comes_out_exactly_once(
         late_ns=late_ns,
     )
     columns = schedule.columns()
-    assert numbers(run.all) == columns.number.tolist()
+    assert numbers(run.all) == columns.slot_id.tolist()
     assert len(run.all) == schedule.slot_count
-    by_status = Counter(start.dropped for start in run.all)
+    by_status = Counter(start.drop_reason for start in run.all)
     assert by_status[""] == len(run.ends)
     if stop_ns is None:
         assert not by_status["interrupted"]
     if cap is None:
         assert not by_status["in_flight_cap"]
     for start in run.all:  # the dispatcher's own arithmetic is that of the columns
-        slot = schedule.slot(start.number)
+        slot = schedule.slot(start.slot_id)
         assert astuple(start)[:5] == (
-            slot.number,
+            slot.slot_id,
             slot.stage,
-            slot.session,
+            to_none(slot.session),
             slot.turn,
-            slot.virtual_user,
+            to_none(slot.virtual_user),
         )
     check_chains(schedule, run)
     check_lanes(schedule, run, cap, late_ns > 0)
 
 
+def to_none(column_value: int) -> int | None:
+    return None if column_value == NOT_APPLICABLE else column_value
+
+
 def check_chains(schedule: Schedule, run: Run) -> None:
     """A turn is due its pause after the end of the one before, and never sent when that one was not."""
-    sent = {start.number: start for start in run.sent}
+    sent = {start.slot_id: start for start in run.sent}
     for number, start in sent.items():
         slot = schedule.slot(number)
-        if slot.after >= 0 and slot.turn:
-            assert start.due_ns == run.ends[slot.after] + slot.pause_ns
-        elif slot.after >= 0 and slot.after in run.ends:
-            assert start.due_ns == run.ends[slot.after]
+        if slot.predecessor >= 0 and slot.turn:
+            assert start.due_ns == run.ends[slot.predecessor] + slot.pause_ns
+        elif slot.predecessor >= 0 and slot.predecessor in run.ends:
+            assert start.due_ns == run.ends[slot.predecessor]
         elif slot.due_ns >= 0 and schedule.stages[slot.stage].start_ns is not None:
             waits = (
                 slot.stage > 0 and slot.virtual_user >= 0
             )  # a lane takes over when the stage before leaves it a place
             assert start.due_ns >= slot.due_ns if waits else start.due_ns == slot.due_ns
     for start in run.all:
-        before = start.number - 1 if start.turn else None
-        if start.dropped == "previous_turn_failed":
+        before = start.slot_id - 1 if start.turn else None
+        if start.drop_reason == "previous_turn_failed":
             assert before is not None
-        if not start.dropped and before is not None:
+        if not start.drop_reason and before is not None:
             assert before in sent
 
 
@@ -205,14 +214,14 @@ def check_lanes(schedule: Schedule, run: Run, cap: int | None, late: bool) -> No
     assert [now for now, _ in run.starts] == sorted(now for now, _ in run.starts)
     busy: dict[tuple[int, int], int] = {}
     for now, start in run.starts:
-        if start.dropped:
+        if start.drop_reason:
             continue
         assert now >= start.due_ns
         if not late:
             assert now == start.due_ns
-        if start.virtual_user >= 0:
+        if start.virtual_user is not None:
             assert busy.get((start.stage, start.virtual_user), 0) <= now
-            busy[start.stage, start.virtual_user] = run.ends.get(start.number, now)
+            busy[start.stage, start.virtual_user] = run.ends.get(start.slot_id, now)
             assert 0 <= start.virtual_user < schedule.stages[start.stage].concurrency
     lanes = max(span.concurrency for span in schedule.stages)
     if cap is not None:
@@ -222,10 +231,12 @@ def check_lanes(schedule: Schedule, run: Run, cap: int | None, late: bool) -> No
 
 
 def test_open_loop_starts_are_those_of_the_columns() -> None:
-    schedule = build(workload(poisson(200.0, duration_ns=20 * S), constant(50.0, count=99)), 3)
+    schedule = build_schedule(
+        workload(poisson(200.0, duration_ns=20 * S), constant(50.0, count=99)), 3
+    )
     run = drive(Dispatcher(schedule), at_random(3, longest_ns=2 * S))
     columns = schedule.columns()
-    assert [start.number for start in run.sent] == columns.number.tolist()
+    assert [start.slot_id for start in run.sent] == columns.slot_id.tolist()
     assert [start.due_ns for start in run.sent] == columns.due_ns.tolist()
 
 
@@ -234,28 +245,31 @@ def test_thirty_thousand_slots() -> None:
     mixed = workload(
         gamma(3000.0, 0.3, count=12_000), closed(100, count=9_000), constant(1e5, count=9_000)
     )
-    schedule = build(mixed, 1)
-    run = drive(Dispatcher(schedule), lambda start: (1 + start.number * 7919 % (9 * MS), True))
+    schedule = build_schedule(mixed, 1)
+    run = drive(Dispatcher(schedule), lambda start: (1 + start.slot_id * 7919 % (9 * MS), True))
     assert numbers(run.sent) == list(range(30_000))
 
 
 def test_the_cap_drops_and_never_delays() -> None:
-    schedule = build(workload(constant(10.0, count=20)), 1)
+    schedule = build_schedule(workload(constant(10.0, count=20)), 1)
     run = drive(
         Dispatcher(schedule, max_in_flight=2), lasting(250 * MS)
     )  # 2.5 gaps long: one of three finds no place
-    kinds = [start.dropped for _, start in run.starts]
+    kinds = [start.drop_reason for _, start in run.starts]
     assert kinds[:6] == ["", "", "in_flight_cap", "", "", "in_flight_cap"]
-    assert all(now == start.due_ns == 100 * MS * start.number for now, start in run.starts)
+    assert all(now == start.due_ns == 100 * MS * start.slot_id for now, start in run.starts)
     assert run.most == 2
 
 
 def test_a_dropped_or_failed_turn_drops_the_rest_of_its_conversation_once() -> None:
-    schedule = build(workload(constant(1.0, count=3), turns=4, tool_ns=MS), 1)
+    schedule = build_schedule(workload(constant(1.0, count=3), turns=4, tool_ns=MS), 1)
     run = drive(
-        Dispatcher(schedule), lambda start: (10 * MS, start.number != 5)
+        Dispatcher(schedule), lambda start: (10 * MS, start.slot_id != 5)
     )  # conversation 1 fails in turn 1
-    assert [start.number for start in run.all if start.dropped == "previous_turn_failed"] == [6, 7]
+    assert [start.slot_id for start in run.all if start.drop_reason == "previous_turn_failed"] == [
+        6,
+        7,
+    ]
     assert [(s.session, s.turn) for s in run.sent] == [
         *[(0, turn) for turn in range(4)],
         *[(1, turn) for turn in range(2)],
@@ -264,7 +278,7 @@ def test_a_dropped_or_failed_turn_drops_the_rest_of_its_conversation_once() -> N
     capped = drive(
         Dispatcher(schedule, max_in_flight=1), lasting(900 * MS)
     )  # turn 1 of each overlaps the next turn 0
-    assert Counter(start.dropped for start in capped.all).keys() == {
+    assert Counter(start.drop_reason for start in capped.all).keys() == {
         "",
         "in_flight_cap",
         "previous_turn_failed",
@@ -272,7 +286,9 @@ def test_a_dropped_or_failed_turn_drops_the_rest_of_its_conversation_once() -> N
 
 
 def test_the_cap_does_not_drop_in_closed_loop() -> None:
-    run = drive(Dispatcher(build(workload(closed(8, count=50)), 1), max_in_flight=2), lasting(MS))
+    run = drive(
+        Dispatcher(build_schedule(workload(closed(8, count=50)), 1), max_in_flight=2), lasting(MS)
+    )
     assert len(run.sent) == 50
     assert run.most == 8
 
@@ -282,7 +298,7 @@ def test_lanes_wait_in_order_for_a_place_in_prefill() -> None:
     output. Seven answers of 70 ms are in flight.
     """
     run = drive(
-        Dispatcher(build(workload(closed(8, count=24)), 1), max_in_prefill=1),
+        Dispatcher(build_schedule(workload(closed(8, count=24)), 1), max_in_prefill=1),
         lasting(70 * MS),
         prefill_ns=10 * MS,
     )
@@ -294,9 +310,9 @@ def test_lanes_wait_in_order_for_a_place_in_prefill() -> None:
 
 def test_an_open_loop_drops_what_finds_prefill_full() -> None:
     """A gap of 100 ms, 250 ms of prefill, two places: as with the cap in flight, one of three finds none."""
-    schedule = build(workload(constant(10.0, count=20)), 1)
+    schedule = build_schedule(workload(constant(10.0, count=20)), 1)
     run = drive(Dispatcher(schedule, max_in_prefill=2), lasting(900 * MS), prefill_ns=250 * MS)
-    assert [start.dropped for _, start in run.starts][:6] == [
+    assert [start.drop_reason for _, start in run.starts][:6] == [
         "",
         "",
         "prefill_cap",
@@ -324,7 +340,7 @@ def test_a_cap_on_prefill_loses_no_slot(
         if is_open
         else (closed(3, count=9), closed(6, count=30))
     )
-    schedule = build(workload(*stages, turns=turns, tool_ns=MS), seed)
+    schedule = build_schedule(workload(*stages, turns=turns, tool_ns=MS), seed)
     stop_ns = 400 * MS if stopped else None
     ran = drive(
         Dispatcher(schedule, max_in_prefill=cap),
@@ -332,9 +348,9 @@ def test_a_cap_on_prefill_loses_no_slot(
         stop_ns=stop_ns,
         prefill_ns=20 * MS,
     )
-    assert numbers(ran.all) == schedule.columns().number.tolist()
+    assert numbers(ran.all) == schedule.columns().slot_id.tolist()
     assert ran.most_in_prefill <= cap
-    assert {start.dropped for start in ran.all if start.virtual_user >= 0} <= {
+    assert {start.drop_reason for start in ran.all if start.virtual_user is not None} <= {
         "",
         "previous_turn_failed",
         "interrupted",
@@ -343,39 +359,41 @@ def test_a_cap_on_prefill_loses_no_slot(
 
 def test_lanes_that_wait_for_prefill_when_their_stage_ends_leave() -> None:
     """Of conversations too: the stage is over at 1 s, and nothing starts from then on."""
-    schedule = build(workload(closed(4, duration_ns=S), turns=3, tool_ns=MS), 1)
+    schedule = build_schedule(workload(closed(4, duration_ns=S), turns=3, tool_ns=MS), 1)
     run = drive(Dispatcher(schedule, max_in_prefill=1), lasting(300 * MS), prefill_ns=90 * MS)
     assert {now for now, _ in run.starts} == {90 * MS * n for n in range(12)}
     assert run.most_in_prefill == 1 and not run.unsent
 
 
 def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_reached() -> None:
-    schedule = build(workload(closed(3, duration_ns=S)), 1)
+    schedule = build_schedule(workload(closed(3, duration_ns=S)), 1)
     run = drive(Dispatcher(schedule), lambda start: ((1 + start.virtual_user) * 100 * MS, True))
     assert all(start.due_ns < S for start in run.all)
     assert not run.unsent
     per_lane = Counter(start.virtual_user for start in run.sent)
     assert per_lane == {0: 10, 1: 5, 2: 4}
     for start in run.sent:  # number = i * lanes + k
-        assert start.number % 3 == start.virtual_user
+        assert start.slot_id % 3 == start.virtual_user
     stopped = drive(Dispatcher(schedule), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.sent) == 15
     assert not stopped.unsent
     both = workload(
         closed(3, count=100, duration_ns=S), closed(2, count=100, duration_ns=S)
     )  # nor with a count
-    stopped = drive(Dispatcher(build(both, 1)), lasting(100 * MS), stop_ns=S // 2)
+    stopped = drive(Dispatcher(build_schedule(both, 1)), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.all) == 15
 
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_lanes_begin_one_after_the_other(parts: int) -> None:
-    schedule = build(workload(constant(2.0, duration_ns=S), closed(4, 200 * MS, duration_ns=S)), 1)
+    schedule = build_schedule(
+        workload(constant(2.0, duration_ns=S), closed(4, 200 * MS, duration_ns=S)), 1
+    )
     begun: dict[int, int] = {}
     for part in range(parts):
         run = drive(Dispatcher(shard(schedule, part, parts)), lasting(300 * MS))
         for start in run.sent:
-            if start.virtual_user >= 0:
+            if start.virtual_user is not None:
                 begun.setdefault(start.virtual_user, start.due_ns)
     assert begun == {0: S, 1: S + 50 * MS, 2: S + 100 * MS, 3: S + 150 * MS}
     slots = (
@@ -385,14 +403,14 @@ def test_lanes_begin_one_after_the_other(parts: int) -> None:
     )
     assert [slot.due_ns for slot in slots] in ([], list(begun.values()))
     at_once = workload(constant(2.0, duration_ns=S), closed(4, duration_ns=S))
-    assert schedule_fingerprint(schedule) != schedule_fingerprint(build(at_once, 1))
+    assert schedule_fingerprint(schedule) != schedule_fingerprint(build_schedule(at_once, 1))
 
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(
     failing: bool,
 ) -> None:
-    schedule = build(workload(closed(2, duration_ns=S), turns=3, tool_ns=200 * MS), 1)
+    schedule = build_schedule(workload(closed(2, duration_ns=S), turns=3, tool_ns=200 * MS), 1)
     run = drive(
         Dispatcher(schedule), lambda start: (150 * MS, not (failing and start.due_ns >= 900 * MS))
     )
@@ -412,7 +430,7 @@ def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(
 
 
 def test_a_lane_runs_whole_conversations_one_after_another() -> None:
-    schedule = build(workload(closed(2, count=4), turns=3, tool_ns=50 * MS), 1)
+    schedule = build_schedule(workload(closed(2, count=4), turns=3, tool_ns=50 * MS), 1)
     run = drive(Dispatcher(schedule), lasting(100 * MS))
     lane = [
         (start.session, start.turn, now) for now, start in run.starts if start.virtual_user == 1
@@ -423,7 +441,7 @@ def test_a_lane_runs_whole_conversations_one_after_another() -> None:
     assert [
         (start.session, now)
         for now, start in failing.starts
-        if start.virtual_user == 0 and not start.dropped
+        if start.virtual_user == 0 and not start.drop_reason
     ] == [
         (0, 0),
         (2, 100 * MS),
@@ -445,7 +463,7 @@ def test_a_lane_runs_whole_conversations_one_after_another() -> None:
     ],
 )
 def test_where_the_next_stage_begins(first, service_ns: int, expected_ns: int) -> None:
-    schedule = build(workload(first, constant(10.0, count=3)), 1)
+    schedule = build_schedule(workload(first, constant(10.0, count=3)), 1)
     run = drive(Dispatcher(schedule), lasting(service_ns))
     second = [start for start in run.sent if start.stage == 1]
     assert [start.due_ns for start in second] == [expected_ns + i * 100 * MS for i in range(3)]
@@ -454,7 +472,7 @@ def test_where_the_next_stage_begins(first, service_ns: int, expected_ns: int) -
 
 
 def test_a_stage_that_ends_late_does_not_end_the_one_after() -> None:
-    schedule = build(
+    schedule = build_schedule(
         workload(
             closed(2, count=2, duration_ns=S), constant(10.0, count=20), constant(1.0, count=1)
         ),
@@ -466,35 +484,39 @@ def test_a_stage_that_ends_late_does_not_end_the_one_after() -> None:
 
 def test_a_late_driver_does_not_move_what_was_planned() -> None:
     dispatcher = Dispatcher(
-        build(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1)
+        build_schedule(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1)
     )
-    dispatcher.ready(0)
-    dispatcher.finished(
+    dispatcher.take_due_slots(0)
+    dispatcher.report_finished(
         0, 2 * S, True
     )  # told before it was asked again: the stage had ended at its duration
-    assert dispatcher.next_ns() == S
-    assert [start.due_ns for start in dispatcher.ready(5 * S)] == [S, 1100 * MS, 1200 * MS]
+    assert dispatcher.next_due_ns() == S
+    assert [start.due_ns for start in dispatcher.take_due_slots(5 * S)] == [S, 1100 * MS, 1200 * MS]
     talk = Dispatcher(
-        build(workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1)
+        build_schedule(
+            workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1
+        )
     )
-    talk.ready(0)
-    talk.finished(0, 100 * MS, True)
-    assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(1, 200 * MS)]
-    talk.finished(
+    talk.take_due_slots(0)
+    talk.report_finished(0, 100 * MS, True)
+    assert [(start.slot_id, start.due_ns) for start in talk.take_due_slots(S)] == [(1, 200 * MS)]
+    talk.report_finished(
         1, 300 * MS, True
     )  # told late: the lane that waited for the conversation begins at its stage's start
-    assert [(start.number, start.due_ns) for start in talk.ready(S)] == [(2, 500 * MS)]
+    assert [(start.slot_id, start.due_ns) for start in talk.take_due_slots(S)] == [(2, 500 * MS)]
 
 
 def test_everything_at_once_keeps_the_order_of_its_stages() -> None:
-    schedule = build(workload(constant(float("inf"), count=3), constant(float("inf"), count=2)), 1)
-    assert [(start.stage, start.due_ns) for start in Dispatcher(schedule).ready(0)] == [
+    schedule = build_schedule(
+        workload(constant(float("inf"), count=3), constant(float("inf"), count=2)), 1
+    )
+    assert [(start.stage, start.due_ns) for start in Dispatcher(schedule).take_due_slots(0)] == [
         (0, 0)
     ] * 3 + [(1, 0)] * 2
 
 
 def test_an_open_loop_stage_leaves_its_conversations_to_finish() -> None:
-    schedule = build(
+    schedule = build_schedule(
         workload(
             constant(2.0, duration_ns=S), constant(2.0, duration_ns=S), turns=3, tool_ns=400 * MS
         ),
@@ -510,54 +532,54 @@ def test_an_open_loop_stage_leaves_its_conversations_to_finish() -> None:
     stages=bounded_stages, turns=st.integers(1, 3), n=st.integers(1, 5), seed=st.integers(0, 100)
 )
 def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed: int) -> None:
-    schedule = build(workload(*stages, turns=turns, tool_ns=MS), seed)
+    schedule = build_schedule(workload(*stages, turns=turns, tool_ns=MS), seed)
 
-    def took(start: Start) -> tuple[int, bool]:
-        return 1 + start.number * 7919 % (50 * MS), True
+    def took(start: DispatchedSlot) -> tuple[int, bool]:
+        return 1 + start.slot_id * 7919 % (50 * MS), True
 
     whole = drive(Dispatcher(schedule), took)
     parts = [drive(Dispatcher(shard(schedule, i, n)), took) for i in range(n)]
-    together = sorted(astuple(start) for part in parts for start in part.sent)
+    together = sorted((astuple(start) for part in parts for start in part.sent), key=itemgetter(0))
     # each share begins such a stage by itself, and its lanes take over from its own requests
     if any(span.start_ns is None or (span.concurrency and span.index) for span in schedule.stages):
         assert [start[:5] for start in together] == [
-            start[:5] for start in sorted(map(astuple, whole.sent))
+            start[:5] for start in sorted(map(astuple, whole.sent), key=itemgetter(0))
         ]
     else:
-        assert together == sorted(map(astuple, whole.sent))
+        assert together == sorted(map(astuple, whole.sent), key=itemgetter(0))
 
 
 def test_after_stop_nothing_starts_and_what_did_not_is_told_with_its_reason() -> None:
-    schedule = build(workload(constant(10.0, count=5), closed(2, count=6)), 1)
+    schedule = build_schedule(workload(constant(10.0, count=5), closed(2, count=6)), 1)
     dispatcher = Dispatcher(schedule)
     with pytest.raises(RuntimeError):
-        next(dispatcher.unsent())
-    first, second = dispatcher.ready(100 * MS)
+        next(dispatcher.unsent_slots())
+    first, second = dispatcher.take_due_slots(100 * MS)
     dispatcher.stop()
     dispatcher.stop()
-    assert dispatcher.next_ns() is None
-    assert not dispatcher.done
-    dispatcher.finished(second.number, 200 * MS, True)
-    dispatcher.finished(first.number, 210 * MS, False)
-    assert dispatcher.done
-    assert dispatcher.ready(S) == []
-    unsent = list(dispatcher.unsent())
-    assert {start.dropped for start in unsent} == {"interrupted"}
+    assert dispatcher.next_due_ns() is None
+    assert not dispatcher.is_done
+    dispatcher.report_finished(second.slot_id, 200 * MS, True)
+    dispatcher.report_finished(first.slot_id, 210 * MS, False)
+    assert dispatcher.is_done
+    assert dispatcher.take_due_slots(S) == []
+    unsent = list(dispatcher.unsent_slots())
+    assert {start.drop_reason for start in unsent} == {"interrupted"}
     assert numbers(unsent) == list(range(2, 11))
     assert [start.due_ns for start in unsent[:3]] == [200 * MS, 300 * MS, 400 * MS]
     assert [start.due_ns for start in unsent[3:]] == [
         -1
     ] * 6  # when the lanes would have come to them is not known
     with pytest.raises(KeyError):
-        dispatcher.finished(first.number, S, True)
+        dispatcher.report_finished(first.slot_id, S, True)
 
 
 def test_of_a_lane_that_stands_only_its_next_start_has_an_instant() -> None:
-    dispatcher = Dispatcher(build(workload(closed(1, count=3), turns=2), 1))
-    dispatcher.ready(0)
-    dispatcher.finished(0, 5 * MS, True)
+    dispatcher = Dispatcher(build_schedule(workload(closed(1, count=3), turns=2), 1))
+    dispatcher.take_due_slots(0)
+    dispatcher.report_finished(0, 5 * MS, True)
     dispatcher.stop()
-    assert [(start.number, start.due_ns) for start in dispatcher.unsent()] == [
+    assert [(start.slot_id, start.due_ns) for start in dispatcher.unsent_slots()] == [
         (1, 5 * MS),
         (2, -1),
         (3, -1),
@@ -569,8 +591,8 @@ def test_of_a_lane_that_stands_only_its_next_start_has_an_instant() -> None:
 def test_plain_integers_come_out() -> None:
     """NumPy scalars would be several times slower in everything done with them, and would not pack."""
     mixed = workload(poisson(100.0, count=10), closed(2, count=10), turns=2, tool_ns=MS)
-    run = drive(Dispatcher(build(mixed, 1)), lasting(MS), stop_ns=60 * MS)
-    assert {type(value) for start in run.all for value in astuple(start)} == {int, str}
+    run = drive(Dispatcher(build_schedule(mixed, 1)), lasting(MS), stop_ns=60 * MS)
+    assert {type(value) for start in run.all for value in astuple(start)} == {int, str, type(None)}
 
 
 # -- one stage takes over from another -------------------------------------------------------------------------------
@@ -605,13 +627,13 @@ def test_lanes_hand_over_and_never_exceed_their_number(laws, turns, failing, see
         else closed(lanes, ramp * MS, count=count)
         for lanes, ramp, count in laws
     ]
-    schedule = build(workload(*stages, turns=turns, tool_ns=50 * MS), seed)
+    schedule = build_schedule(workload(*stages, turns=turns, tool_ns=50 * MS), seed)
     for part in range(parts):
         share = shard(schedule, part, parts)
         run = drive(Dispatcher(share), at_random(seed, failing))
         level = begun = 0
         changes = [(end, 0, -1) for end in run.ends.values()]
-        changes += [(now, 1, start.stage) for now, start in run.starts if not start.dropped]
+        changes += [(now, 1, start.stage) for now, start in run.starts if not start.drop_reason]
         for _, is_start, stage in sorted(changes):
             level += 1 if is_start else -1
             if is_start:
@@ -626,7 +648,7 @@ def test_lanes_hand_over_and_never_exceed_their_number(laws, turns, failing, see
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_warm_up_hands_its_lanes_over(parts: int) -> None:
     warm = closed(4, duration_ns=2 * S).model_copy(update={"measured": False})
-    schedule = build(workload(warm, closed(4, count=20)), 1)
+    schedule = build_schedule(workload(warm, closed(4, count=20)), 1)
     for part in range(parts):
         run = drive(Dispatcher(shard(schedule, part, parts)), lasting(1225 * MS))
         assert most_in_flight(run) == 4 // parts
@@ -639,7 +661,7 @@ def test_a_warm_up_hands_its_lanes_over(parts: int) -> None:
 
 def test_a_warm_up_by_count_leaves_no_lane_idle() -> None:
     warm = closed(3, count=7).model_copy(update={"measured": False})
-    schedule = build(workload(warm, closed(3, count=9)), 1)
+    schedule = build_schedule(workload(warm, closed(3, count=9)), 1)
     run = drive(Dispatcher(schedule), lasting(100 * MS))
     assert [start.due_ns // MS for start in run.sent if start.stage == 1] == [
         200,
@@ -656,11 +678,11 @@ def test_a_warm_up_by_count_leaves_no_lane_idle() -> None:
 
 
 def test_fewer_lanes_wait_until_there_are_fewer_in_flight_and_more_begin_spread() -> None:
-    down = build(workload(closed(8, duration_ns=S), closed(3, duration_ns=S)), 1)
+    down = build_schedule(workload(closed(8, duration_ns=S), closed(3, duration_ns=S)), 1)
     run = drive(Dispatcher(down), lambda start: ((300 + 50 * start.virtual_user) * MS, True))
     second = [start for start in run.sent if start.stage == 1]
     assert second and most_in_flight(run, second[0].due_ns) <= 3
-    up = build(workload(closed(2, duration_ns=S), closed(6, 400 * MS, duration_ns=S)), 1)
+    up = build_schedule(workload(closed(2, duration_ns=S), closed(6, 400 * MS, duration_ns=S)), 1)
     run = drive(Dispatcher(up), lasting(300 * MS))
     begun = {
         start.virtual_user: start.due_ns // MS for start in reversed(run.sent) if start.stage == 1
@@ -669,11 +691,11 @@ def test_fewer_lanes_wait_until_there_are_fewer_in_flight_and_more_begin_spread(
 
 
 def test_a_closed_loop_after_an_open_one_waits_for_its_requests() -> None:
-    schedule = build(workload(constant(10.0, duration_ns=S), closed(2, count=6)), 1)
+    schedule = build_schedule(workload(constant(10.0, duration_ns=S), closed(2, count=6)), 1)
     run = drive(Dispatcher(schedule), lasting(500 * MS))  # five in flight when the stage ends
     second = [start.due_ns // MS for start in run.sent if start.stage == 1]
     assert second[:2] == [1300, 1400] and most_in_flight(run, 1300 * MS) == 2
-    talks = build(
+    talks = build_schedule(
         workload(constant(2.0, count=2), closed(1, count=1), turns=2, tool_ns=300 * MS), 1
     )
     run = drive(Dispatcher(talks), lasting(100 * MS))
@@ -701,23 +723,26 @@ def test_a_task_that_the_end_of_its_stage_cut_drops_nothing_when_a_branch_fails(
     """The slow branch would be due after the end of the stage: it was never scheduled."""
     file = tmp_path / "workload.yaml"
     file.write_text(TASK_OF_TWO_BRANCHES)
-    dispatcher = Dispatcher(build(load(str(file)), seed=1))
-    (plan,) = dispatcher.ready(0)
-    dispatcher.finished(plan.number, 10 * MS, True)
-    (fast_branch,) = dispatcher.ready(10 * MS)
-    dispatcher.finished(fast_branch.number, 20 * MS, False)
-    (next_task,) = dispatcher.ready(20 * MS)
-    assert (next_task.session, next_task.turn, next_task.dropped) == (plan.session + 1, 0, "")
+    dispatcher = Dispatcher(build_schedule(load(str(file)), seed=1))
+    (plan,) = dispatcher.take_due_slots(0)
+    dispatcher.report_finished(plan.slot_id, 10 * MS, True)
+    (fast_branch,) = dispatcher.take_due_slots(10 * MS)
+    dispatcher.report_finished(fast_branch.slot_id, 20 * MS, False)
+    (next_task,) = dispatcher.take_due_slots(20 * MS)
+    assert (next_task.session, next_task.turn, next_task.drop_reason) == (plan.session + 1, 0, "")
 
 
 def test_the_first_conversation_ends_when_its_second_turn_meets_the_limit_in_flight() -> None:
     load_of_two = workload(constant(200, count=2), turns=3, tool_ns=5 * MS)
-    dispatcher = Dispatcher(build(load_of_two, 1), max_in_flight=1)
-    (first,) = dispatcher.ready(0)
-    dispatcher.finished(first.number, MS, True)
-    (second,) = dispatcher.ready(5 * MS)
+    dispatcher = Dispatcher(build_schedule(load_of_two, 1), max_in_flight=1)
+    (first,) = dispatcher.take_due_slots(0)
+    dispatcher.report_finished(first.slot_id, MS, True)
+    (second,) = dispatcher.take_due_slots(5 * MS)
     assert second.session != first.session
-    dropped = [(start.session, start.turn, start.dropped) for start in dispatcher.ready(6 * MS)]
+    dropped = [
+        (start.session, start.turn, start.drop_reason)
+        for start in dispatcher.take_due_slots(6 * MS)
+    ]
     assert dropped == [
         (first.session, 1, "in_flight_cap"),
         (first.session, 2, "previous_turn_failed"),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from schedule_workloads import S, closed, constant, workload
 
-from loadgen.core.schedule.arrivals import build
-from loadgen.core.schedule.forecast import Forecast, forecast, total
+from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule.forecast import Forecast, MeanTokens, combine_forecasts, forecast_load
 from loadgen.core.workload import Stage
 
-TOKENS = (20.0, 6.0)
+TOKENS = MeanTokens(20.0, 6.0)
 
 
 def forecast_of(stage: Stage, response_s: float = 0.0) -> Forecast:
-    return forecast(build(workload(stage), seed=1), TOKENS, response_s)
+    return forecast_load(build_schedule(workload(stage), seed=1), TOKENS, response_s)
 
 
 def test_an_open_loop_is_known_without_a_probe() -> None:
@@ -33,4 +33,4 @@ def test_a_closed_loop_with_a_count_depends_on_the_response_time() -> None:
 
 def test_the_total_weighs_mean_lengths_by_requests() -> None:
     loads = [Forecast(10, 5.0, 100.0, 1.0), Forecast(30, 7.0, 20.0, 5.0)]
-    assert total(loads) == (40, 12.0, 40.0, 4.0)
+    assert combine_forecasts(loads) == (40, 12.0, 40.0, 4.0)

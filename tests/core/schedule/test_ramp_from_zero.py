@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loadgen.core.errors import CombinedError
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.units import NS_PER_S
 from loadgen.core.workload import Poisson, Workload, load, read_flags
 from loadgen.core.workload.flags import Overrides
@@ -27,13 +27,13 @@ def load_ramp(tmp_path: Path, ramp: str, overrides: Overrides | None = None) -> 
 @pytest.mark.parametrize("zero", ["0/s", "0", "0.0/min"])
 def test_a_ramp_from_zero_sends_a_quarter_in_its_first_half(tmp_path: Path, zero: str) -> None:
     workload = load_ramp(tmp_path, f"{{from: {zero}, to: 100/s}}")
-    due_ns = arrivals.build(workload, 1).stages[0].arrivals_ns
+    due_ns = build_schedule(workload, 1).stages[0].arrivals_ns
     assert len(due_ns) == pytest.approx(5_000, rel=0.1)
     assert np.mean(due_ns < 50 * NS_PER_S) == pytest.approx(0.25, abs=0.03)
 
 
 def test_a_ramp_to_zero_sends_three_quarters_in_its_first_half(tmp_path: Path) -> None:
-    due_ns = arrivals.build(load_ramp(tmp_path, "{from: 100/s, to: 0/s}"), 1).stages[0].arrivals_ns
+    due_ns = build_schedule(load_ramp(tmp_path, "{from: 100/s, to: 0/s}"), 1).stages[0].arrivals_ns
     assert np.mean(due_ns < 50 * NS_PER_S) == pytest.approx(0.75, abs=0.03)
 
 

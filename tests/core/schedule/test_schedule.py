@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_workloads import MS, S, closed, constant, gamma, poisson, ramp, stage, workload
 
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import (
     RESERVED_SESSIONS,
     Schedule,
@@ -105,7 +105,7 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_columns_and_slots(name: str) -> None:
     made, expected = TABLES[name]
-    whole = arrivals.build(made, 1)
+    whole = build_schedule(made, 1)
     assert lines(whole) == expected
     assert [whole.slot(number) for number in range(len(expected))] == expected
     assert list(whole.slot_ids()) == list(range(len(expected)))
@@ -130,19 +130,19 @@ stages: [{arrival: {constant: 5/s}, count: 20}]
 def test_a_slot_is_found_by_its_number_in_tasks_of_unlike_size(tmp_path: Path) -> None:
     file = tmp_path / "workload.yaml"
     file.write_text(TASKS_OF_UNLIKE_SIZE)
-    whole = arrivals.build(load(str(file)), seed=1)
+    whole = build_schedule(load(str(file)), seed=1)
     slots = lines(whole)
-    assert len({slot.turn for slot in slots if not whole.next_slot_ids(slot.number)}) > 1
+    assert len({slot.turn for slot in slots if not whole.next_slot_ids(slot.slot_id)}) > 1
     for expected in slots:
-        assert whole.slot(expected.number) == expected
-        assert whole.turn_of(expected.number) == expected.turn
+        assert whole.slot(expected.slot_id) == expected
+        assert whole.turn_of(expected.slot_id) == expected.turn
 
 
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
 def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None:
     measured = poisson(float(run["qps"]), count=run["queries"])
     warm_up = stage(Poisson(rate=float(run["qps"])), count=1000, measured=False)
-    made = arrivals.build(
+    made = build_schedule(
         workload(warm_up, measured, schedule_seed=ORACLE["seed_v5.1"]["schedule"]), 99
     )
     first, second = made.stages
@@ -159,7 +159,7 @@ def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None
 )
 def test_draws_are_a_function_of_the_seed_and_differ_by_stage(law) -> None:
     def offsets(seed: int, schedule_seed: int | None = None) -> list[list[int]]:
-        made = arrivals.build(workload(law, law, schedule_seed=schedule_seed), seed)
+        made = build_schedule(workload(law, law, schedule_seed=schedule_seed), seed)
         return [span.arrivals_ns.tolist() for span in made.stages]
 
     assert offsets(1) == offsets(1)
@@ -170,7 +170,7 @@ def test_draws_are_a_function_of_the_seed_and_differ_by_stage(law) -> None:
 
 
 def test_numbers_go_on_through_the_stages() -> None:
-    made = arrivals.build(
+    made = build_schedule(
         workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1
     )
     first, second, third = made.stages
@@ -212,14 +212,14 @@ def test_numbers_go_on_through_the_stages() -> None:
     ],
 )
 def test_where_stages_begin_and_the_timetable_ends(stages, starts, horizon) -> None:
-    made = arrivals.build(workload(*stages), 1)
+    made = build_schedule(workload(*stages), 1)
     assert [span.start_ns for span in made.stages] == starts
     assert made.horizon_ns == horizon
 
 
 def test_offered_rates() -> None:
     stages = constant(10.0, duration_ns=2 * S), closed(3, count=5), constant(float("inf"), count=5)
-    made = arrivals.build(workload(*stages, turns=4), 1)
+    made = build_schedule(workload(*stages, turns=4), 1)
     assert [span.offered_rps for span in made.stages] == [40.0, None, float("inf")]
 
 
@@ -252,22 +252,22 @@ def test_shares_are_whole_chains_and_together_the_whole(
     stages, turns: int, n: int, m: int, seed: int
 ) -> None:
     tool_time = UniformDuration(min=0, max=S)
-    whole = arrivals.build(workload(*stages, turns=turns, tool_time=tool_time), seed)
+    whole = build_schedule(workload(*stages, turns=turns, tool_time=tool_time), seed)
     parts = [shard(shard(whole, i, n), j, m) for i in range(n) for j in range(m)]
     shares = [lines(part) for part in parts]
     assert sorted(line for share in shares for line in share) == lines(whole)
     for part, share in zip(parts, shares, strict=True):
-        own = {line.number for line in share}
+        own = {line.slot_id for line in share}
         assert part.slot_count == len(share)
         assert sorted(part.slot_ids()) == sorted(own)
-        assert all(line.after in own for line in share if line.after >= 0)
-        assert [part.slot(line.number) for line in share] == share
+        assert all(line.predecessor in own for line in share if line.predecessor >= 0)
+        assert [part.slot(line.slot_id) for line in share] == share
     with pytest.raises(ValueError, match="no share"):
         shard(whole, n, n)
 
 
 def test_an_endless_closed_loop_is_shared_by_lanes() -> None:
-    whole = arrivals.build(workload(closed(5, duration_ns=S), turns=2), 1)
+    whole = build_schedule(workload(closed(5, duration_ns=S), turns=2), 1)
     numbers = shard(whole, 1, 3).slot_ids()  # lanes 1 and 4
     assert [next(numbers) for _ in range(8)] == [2, 3, 8, 9, 12, 13, 18, 19]
     assert list(shard(whole, 5, 6).slot_ids()) == []
@@ -299,25 +299,25 @@ def test_an_endless_closed_loop_is_shared_by_lanes() -> None:
 def test_tool_time_is_a_function_of_seed_conversation_and_turn(
     tool_time: Delay, low: int, high: int, mean: float
 ) -> None:
-    few = arrivals.build(workload(constant(9.0, count=300), turns=5, tool_time=tool_time), 1)
-    many = arrivals.build(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 1)
+    few = build_schedule(workload(constant(9.0, count=300), turns=5, tool_time=tool_time), 1)
+    many = build_schedule(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 1)
     pauses = many.columns().pause_ns.reshape(-1, 5)
     assert np.array_equal(few.columns().pause_ns.reshape(-1, 5), pauses[:300])
     assert (pauses[:, 0] == 0).all()
     assert low <= pauses[:, 1:].min() <= pauses[:, 1:].max() <= high
     assert pauses[:, 1:].mean() / MS == pytest.approx(mean, rel=0.03)
-    assert [many.sessions.pauses(chain) for chain in (0, 203, 204, 2999)] == pauses[
+    assert [many.sessions.pauses_ns(chain) for chain in (0, 203, 204, 2999)] == pauses[
         [0, 203, 204, 2999], 1:
     ].tolist()
     if low != high:
         assert len(np.unique(pauses[:, 1:])) > 1
-        other = arrivals.build(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 2)
+        other = build_schedule(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 2)
         assert not np.array_equal(other.columns().pause_ns.reshape(-1, 5), pauses)
 
 
 def test_the_fingerprint_is_that_of_the_timetable() -> None:
     def of(*stages, seed: int = 1, **how) -> str:
-        return schedule_fingerprint(arrivals.build(workload(*stages, **how), seed))
+        return schedule_fingerprint(build_schedule(workload(*stages, **how), seed))
 
     base = of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=S))
     assert base == of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=S))
@@ -339,17 +339,17 @@ def test_the_fingerprint_is_that_of_the_timetable() -> None:
     ]
     assert len({base, *others}) == len(others) + 1
     with pytest.raises(ValueError):
-        schedule_fingerprint(shard(arrivals.build(workload(closed(4, count=9)), 1), 0, 2))
+        schedule_fingerprint(shard(build_schedule(workload(closed(4, count=9)), 1), 0, 2))
 
 
 def test_two_million_slots_cost_their_offsets_and_no_more() -> None:
-    made = arrivals.build(workload(constant(3500.0, duration_ns=600 * S)), 1)
+    made = build_schedule(workload(constant(3500.0, duration_ns=600 * S)), 1)
     assert made.slot_count == 2_100_000
     assert sum(span.arrivals_ns.nbytes for span in made.stages) == 8 * 2_100_000
     assert (
         sum(
             span.arrivals_ns.nbytes
-            for span in arrivals.build(workload(closed(9, count=2**40)), 1).stages
+            for span in build_schedule(workload(closed(9, count=2**40)), 1).stages
         )
         == 0
     )

@@ -32,7 +32,7 @@ from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.runs import text
@@ -398,7 +398,7 @@ def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(
         summary, folder = execute(one, Settings(url=server.url, out=tmp_path / "out", **NO_PAGES))
         log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
     made: Any = build_prompts(one, 5, 1, load_tokenizer())
-    due_ns = arrivals.build(one, 5).columns().due_ns
+    due_ns = build_schedule(one, 5).columns().due_ns
     heard = {int(entry.id.rpartition("-")[2]): entry for entry in log.requests if "-" in entry.id}
     assert sorted(heard) == list(range(120))
     of_trace = [number for number in heard if made.class_and_number(number)[0] == 1]

@@ -20,7 +20,7 @@ from loadgen.core.execution.run import execute
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.results import store
-from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import (
     Workload,
     load,
@@ -274,7 +274,7 @@ def test_in_virtual_time_each_request_is_due_after_the_answers_and_the_recorded_
     assert len(kept) == 2 * len(trace) == summary.requests.ok
     assert summary.sessions is not None and summary.sessions.count == 2 * len(found)
     assert sorted(kept) == sorted(made.numbers(2 * len(trace)))
-    (starts,) = (stage.arrivals_ns.tolist() for stage in arrivals.build(one, 7).stages)
+    (starts,) = (stage.arrivals_ns.tolist() for stage in build_schedule(one, 7).stages)
     for number, row in kept.items():
         chain, turn = int(row["session"]), int(row["turn"])
         waits, pauses = found.graph(chain % len(found))
@@ -348,7 +348,7 @@ def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path
         "name: w\nrequests: {trace: trace.jsonl, replay: sessions}\nstages: [{arrival: {poisson: 2/s}, count: 6}]\n"
     )
     one = load(str(tmp_path / "w.yaml"), read_flags(seed="3"))
-    schedule = arrivals.build(one, 3)
+    schedule = build_schedule(one, 3)
     assert schedule.slot_count == 3 * 7
     summary, _ = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert summary.sessions is not None and (summary.sessions.ok, summary.requests.ok) == (6, 21)

@@ -20,6 +20,7 @@ from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import (
     FromTrace,
     Replay,
@@ -147,7 +148,7 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     workload = workload_from_trace(path)
     assert workload.name == "busy" and isinstance(workload.requests, FromTrace)
     assert isinstance(workload.stages[0].arrival, Replay) and workload.stages[0].count == 11
-    schedule = arrivals.build(workload, 1)
+    schedule = build_schedule(workload, 1)
     assert schedule.columns().due_ns.tolist() == [100 * MS * number for number in range(11)]
     assert schedule.stages[0].offered_rps == pytest.approx(10)
     assert len(build_prompts(workload, 1, 2, tokens.load_tokenizer(None)).trace) == 11  # type: ignore[attr-defined]
@@ -164,13 +165,13 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
     file.write_text(
         "name: w\nrequests: {trace: t.jsonl}\nstages: [{arrival: {trace: {file: t.jsonl, speed: 4}}}]\n"
     )
-    assert arrivals.build(load(str(file)), 1).columns().due_ns.tolist() == [
+    assert build_schedule(load(str(file)), 1).columns().due_ns.tolist() == [
         25 * MS * n for n in range(11)
     ]
     short = workload_from_trace(tmp_path / "t.jsonl", read_flags(duration="0.45s"))
-    assert len(arrivals.build(short, 1).columns().due_ns) == 5
+    assert len(build_schedule(short, 1).columns().due_ns) == 5
     longer = workload_from_trace(tmp_path / "t.jsonl", read_flags(num_requests=25))
-    assert arrivals.build(longer, 1).columns().due_ns.tolist()[11:13] == [1100 * MS, 1200 * MS]
+    assert build_schedule(longer, 1).columns().due_ns.tolist()[11:13] == [1100 * MS, 1200 * MS]
     poisson = workload_from_trace(tmp_path / "t.jsonl", read_flags(request_rate="50"))
     assert poisson.stages[0].arrival.tag == "poisson" and poisson.stages[0].count == 11
     warm = workload_from_trace(tmp_path / "t.jsonl", read_flags(warmup="1s"))
@@ -192,7 +193,7 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     def due(**flags: Any) -> list[float]:
         return [
             ns / S
-            for ns in arrivals.build(workload_from_trace(path, read_flags(**flags)), 1)
+            for ns in build_schedule(workload_from_trace(path, read_flags(**flags)), 1)
             .columns()
             .due_ns.tolist()
         ]
@@ -224,7 +225,7 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
         "name: w\nrequests: {trace: t.jsonl, slice: 300ms..600ms, on_bad_row: skip}\n"
         "stages: [{arrival: {trace: {file: t.jsonl, slice: 300ms..600ms, loop: 2, speed: 2}}}]\n"
     )
-    assert len(arrivals.build(load(str(file)), 1).columns().due_ns) == 6
+    assert len(build_schedule(load(str(file)), 1).columns().due_ns) == 6
     by_hand = load(str(file))
     file.write_text(file.read_text().replace("300ms..600ms", "600ms"))
     with refused(CombinedError, "invalid_value", where="w.yaml:2"):
@@ -241,10 +242,10 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
     )
     file.write_text(f"name: w\nslo: {{ttft: 2s}}\ntrace: {{{block}}}\n")
     played = workload_from_trace(path, base=str(file))
-    assert played.slo is not None and len(arrivals.build(played, 1).columns().due_ns) == 6
+    assert played.slo is not None and len(build_schedule(played, 1).columns().due_ns) == 6
     assert (
         len(
-            arrivals.build(workload_from_trace(path, read_flags(trace_loop=1), str(file)), 1)
+            build_schedule(workload_from_trace(path, read_flags(trace_loop=1), str(file)), 1)
             .columns()
             .due_ns
         )
@@ -282,11 +283,13 @@ def test_written_arrivals_ascend_and_end(
     offsets = np.cumsum([0, *gaps])
     end = int(offsets[-1]) + int(offsets[-1]) // len(gaps)
     duration = None if seconds is None else seconds * S
-    made = arrivals.replay(offsets, end, speed=speed, duration_ns=duration, count=count)
-    assert (np.diff(made.offsets) >= 0).all()
+    made = arrivals.replayed_arrivals(offsets, end, speed=speed, duration_ns=duration, count=count)
+    assert (np.diff(made.offsets_ns) >= 0).all()
     if count is not None:
-        assert len(made.offsets) <= count and (duration is not None or len(made.offsets) == count)
+        assert len(made.offsets_ns) <= count and (
+            duration is not None or len(made.offsets_ns) == count
+        )
     if duration is not None:
-        assert not len(made.offsets) or made.offsets[-1] < duration
+        assert not len(made.offsets_ns) or made.offsets_ns[-1] < duration
     if count is None and duration is None:
-        assert made.offsets.tolist() == np.rint(offsets / speed).astype(np.int64).tolist()
+        assert made.offsets_ns.tolist() == np.rint(offsets / speed).astype(np.int64).tolist()

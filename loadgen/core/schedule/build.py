@@ -1,0 +1,196 @@
+"""Build the schedule of a workload before the run starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.core import seeds
+from loadgen.core.schedule import arrivals
+from loadgen.core.schedule.arrivals import Arrivals
+from loadgen.core.schedule.schedule import RESERVED_SESSIONS, Schedule, ScheduledStage
+from loadgen.core.schedule.sessions import SessionSequence, build_sessions
+from loadgen.core.workload import Closed, Constant, Gamma, Poisson, Ramp, Replay, Stage, Workload
+
+
+def build_schedule(workload: Workload, seed: int) -> Schedule:
+    """Return the schedule of a workload, a pure function of the workload and the seed.
+
+    Raises ValueError if nothing limits a closed loop.
+    """
+    sessions = build_sessions(workload.requests, seed)
+    stages: list[ScheduledStage] = []
+    for index, stage in enumerate(workload.stages):
+        position = _position_after(stages)
+        stage_seeds = _derive_seeds(workload, seed, index)
+        stages.append(_build_stage(stage, sessions, position, stage_seeds))
+    return Schedule(stages=tuple(stages), sessions=sessions)
+
+
+def stage_at_load(stage: Stage, load: float) -> Stage:
+    """Return a stage at another load: the rate of an open loop, or the users of a closed loop."""
+    changes: dict[str, float] = {"rate": load}
+    if isinstance(stage.arrival, Closed):
+        changes = {"concurrency": round(load)}
+    arrival = stage.arrival.model_copy(update=changes)
+    return stage.model_copy(update={"arrival": arrival})
+
+
+@dataclass(frozen=True)
+class _StagePosition:
+    """Where a stage begins in a schedule."""
+
+    index: int
+    start_ns: int | None  # None if the end of an earlier stage is not known
+    first_session: int
+    previous_users: int  # virtual users at the end of the previous stage
+
+
+@dataclass(frozen=True)
+class _StageSeeds:
+    """The seeds from which the arrival times of a stage are drawn.
+
+    Poisson arrivals are drawn as MLPerf LoadGen draws them, so that a run of LoadGen can be
+    reproduced. All other arrival processes use a NumPy generator.
+    """
+
+    loadgen_seed: int
+    numpy_seed: int
+
+
+def _position_after(stages: list[ScheduledStage]) -> _StagePosition:
+    """Return the position of the stage that follows these stages."""
+    if not stages:
+        return _StagePosition(index=0, start_ns=0, first_session=0, previous_users=0)
+    previous = stages[-1]
+    if previous.session_count is None:
+        session_count = RESERVED_SESSIONS
+        users_at_end = previous.concurrency
+    else:
+        session_count = previous.session_count
+        users_at_end = min(previous.concurrency, session_count)
+    return _StagePosition(
+        index=previous.index + 1,
+        start_ns=_planned_end_ns(previous),
+        first_session=previous.first_session + session_count,
+        previous_users=users_at_end,
+    )
+
+
+def _planned_end_ns(stage: ScheduledStage) -> int | None:
+    """Return when a stage ends, in ns from the start of the run, or None if that is not known."""
+    if stage.start_ns is None or stage.length_ns is None or stage.is_end_unknown:
+        return None
+    return stage.start_ns + stage.length_ns
+
+
+def _derive_seeds(workload: Workload, seed: int, stage_index: int) -> _StageSeeds:
+    """Return the seeds of a stage.
+
+    If the workload sets `schedule_seed`, the first measured Poisson stage uses it exactly as
+    LoadGen uses its `schedule_rng_seed`. All other stages derive a seed of their own, so that no
+    two stages have the same arrival times.
+    """
+    base_seed = seed if workload.schedule_seed is None else workload.schedule_seed
+    loadgen_seed = seeds.derived(base_seed, "arrivals", stage_index)
+    if workload.schedule_seed is not None and stage_index == _first_measured_poisson(workload):
+        loadgen_seed = workload.schedule_seed
+    return _StageSeeds(loadgen_seed=loadgen_seed, numpy_seed=base_seed)
+
+
+def _first_measured_poisson(workload: Workload) -> int | None:
+    """Return the index of the first measured stage with Poisson arrivals, or None."""
+    for index, stage in enumerate(workload.stages):
+        if stage.measured and isinstance(stage.arrival, Poisson):
+            return index
+    return None
+
+
+def _build_stage(
+    stage: Stage,
+    sessions: SessionSequence,
+    position: _StagePosition,
+    stage_seeds: _StageSeeds,
+) -> ScheduledStage:
+    """Return one stage of a schedule. Raises ValueError if nothing limits a closed loop."""
+    if not isinstance(stage.arrival, Closed):
+        return _build_open_stage(stage, sessions, position, stage_seeds)
+    if stage.duration_ns is None and stage.count is None:
+        raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
+    concurrency = stage.arrival.concurrency
+    session_count = stage.count
+    slot_count = None
+    if session_count is not None:
+        slot_count = sessions.total_turns(position.first_session, session_count)
+    return ScheduledStage(
+        index=position.index,
+        name=stage.name,
+        measured=stage.measured,
+        start_ns=position.start_ns,
+        length_ns=stage.duration_ns,
+        first_session=position.first_session,
+        session_count=session_count,
+        concurrency=concurrency,
+        arrivals_ns=np.zeros(0, np.int64),
+        slot_count=slot_count,
+        max_turns=sessions.max_turns,
+        ramp_ns=stage.arrival.ramp_ns or 0,
+        inherited_users=position.previous_users,
+    )
+
+
+def _build_open_stage(
+    stage: Stage,
+    sessions: SessionSequence,
+    position: _StagePosition,
+    stage_seeds: _StageSeeds,
+) -> ScheduledStage:
+    """Return one stage of a schedule whose sessions arrive at times that are drawn in advance."""
+    stage_arrivals = _draw_arrivals(stage, position.index, stage_seeds)
+    session_count = len(stage_arrivals.offsets_ns)
+    return ScheduledStage(
+        index=position.index,
+        name=stage.name,
+        measured=stage.measured,
+        start_ns=position.start_ns,
+        length_ns=stage_arrivals.end_ns,
+        first_session=position.first_session,
+        session_count=session_count,
+        concurrency=0,
+        arrivals_ns=stage_arrivals.offsets_ns,
+        slot_count=sessions.total_turns(position.first_session, session_count),
+        max_turns=sessions.max_turns,
+    )
+
+
+def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> Arrivals:
+    """Return the arrival times of an open loop. Raises ValueError for a closed loop."""
+    rng = seeds.stream(stage_seeds.numpy_seed, "arrivals", stage_index)
+    bounds = {"duration_ns": stage.duration_ns, "count": stage.count}
+    match stage.arrival:
+        case Constant(rate=rate):
+            return arrivals.constant_arrivals(rate, **bounds)
+        case Poisson(rate=rate):
+            minimum = stage.at_least
+            if minimum is None:
+                return arrivals.poisson_arrivals(rate, seed=stage_seeds.loadgen_seed, **bounds)
+            return arrivals.poisson_arrivals_at_least(
+                rate,
+                seed=stage_seeds.loadgen_seed,
+                min_duration_ns=minimum.duration_ns,
+                min_count=minimum.count,
+                multiple_of=minimum.passes_of,
+            )
+        case Gamma(rate=rate, burstiness=burstiness):
+            return arrivals.gamma_arrivals(rate, burstiness=burstiness, rng=rng, **bounds)
+        case Ramp(from_rate=from_rate, to_rate=to_rate):
+            return arrivals.ramp_arrivals(from_rate, to_rate, rng=rng, **bounds)
+        case Replay(speed=speed, loop=loop) as replay:
+            from loadgen.core.workload import trace_sessions
+
+            recorded = trace_sessions.replay_starts(replay)
+            return arrivals.replayed_arrivals(
+                recorded.due_ns, recorded.end_ns, speed=speed, loop=loop, **bounds
+            )
+    raise ValueError(f"{stage.arrival!r} has no arrival times")

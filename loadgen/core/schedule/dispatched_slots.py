@@ -1,0 +1,109 @@
+"""The slots that the dispatcher hands out: those to send, and those that only leave a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from loadgen.core.schedule.schedule import Schedule, ScheduledStage
+from loadgen.core.schedule.sessions import NOT_APPLICABLE
+
+IN_FLIGHT_CAP = "in_flight_cap"
+PREFILL_CAP = "prefill_cap"
+PREVIOUS_TURN_FAILED = "previous_turn_failed"
+INTERRUPTED = "interrupted"
+
+
+class DispatchedSlot(msgspec.Struct, frozen=True, gc=False):
+    """A slot to send now or, if `drop_reason` is set, one that is not sent but leaves a record."""
+
+    slot_id: int
+    stage: int
+    session: int | None
+    """Number of the conversation or task, or None for a single request."""
+    turn: int
+    virtual_user: int | None
+    """None in an open loop."""
+    due_ns: int
+    """From the start of the run; NOT_APPLICABLE if the slot still waited for another one."""
+    drop_reason: str = ""
+    """One of the constants above, a reason that the caller gave, or an empty string."""
+
+
+class InterruptedSlots:
+    """Creates the slots of a schedule that were not sent because the run was stopped."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    def slot(
+        self,
+        stage: ScheduledStage,
+        session_index: int,
+        turn: int,
+        virtual_user: int | None,
+        due_ns: int,
+    ) -> DispatchedSlot:
+        """Return one slot as an interrupted one."""
+        session = self._schedule.sessions.get(session_index)
+        return DispatchedSlot(
+            slot_id=self._schedule.slot_id(session_index, turn, session),
+            stage=stage.index,
+            session=None if session.is_single_request else session_index,
+            turn=turn,
+            virtual_user=virtual_user,
+            due_ns=due_ns,
+            drop_reason=INTERRUPTED,
+        )
+
+    def slots_of_session(
+        self,
+        stage: ScheduledStage,
+        session_index: int,
+        virtual_user: int | None,
+        due_ns: int,
+    ) -> Iterator[DispatchedSlot]:
+        """Yield all slots of a session. The first one is due at `due_ns`, the others never were."""
+        for turn in range(self._schedule.sessions.get(session_index).turn_count):
+            yield self.slot(stage, session_index, turn, virtual_user, due_ns)
+            due_ns = NOT_APPLICABLE
+
+    def slots_of_user(
+        self,
+        stage: ScheduledStage,
+        virtual_user: int,
+        next_session: int,
+        due_ns: int = NOT_APPLICABLE,
+    ) -> Iterator[DispatchedSlot]:
+        """Yield the slots of a virtual user from session `next_session` on.
+
+        `due_ns` is the due time of the first of them, if it had one. If a duration ends the stage,
+        no slot is yielded, because such a stage schedules only the slots that it reaches.
+        """
+        if not sends_all_sessions(stage):
+            return
+        session_end = stage.first_session + (stage.session_count or 0)
+        for session_index in range(next_session, session_end, stage.concurrency):
+            yield from self.slots_of_session(stage, session_index, virtual_user, due_ns)
+            due_ns = NOT_APPLICABLE
+
+    def slots_of_arrivals(
+        self, stage: ScheduledStage, start_ns: int | None, first_index: int = 0
+    ) -> Iterator[DispatchedSlot]:
+        """Yield the slots of an open loop, from the session with index `first_index` on.
+
+        The index counts the sessions of this shard. `start_ns` is the start of the stage, or None
+        if the stage has not begun.
+        """
+        shard_count = self._schedule.shard_count
+        session_index = stage.first_session + self._schedule.shard_index + first_index * shard_count
+        for arrival_ns in self._schedule.arrivals_ns_of(stage)[first_index:].tolist():
+            due_ns = NOT_APPLICABLE if start_ns is None else start_ns + arrival_ns
+            yield from self.slots_of_session(stage, session_index, None, due_ns)
+            session_index += shard_count
+
+
+def sends_all_sessions(stage: ScheduledStage) -> bool:
+    """Return True if a closed loop sends all its sessions, however long that takes."""
+    return stage.length_ns is None and stage.session_count is not None

@@ -1,0 +1,98 @@
+"""Computes from how many requests a day machines cost less than paying per token. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from itertools import product
+
+from msgspec import Struct
+
+from loadgen.cost.comparability import find_differences, has_lower_bound, is_per_token
+from loadgen.pricing.priced_result import PricedResult
+from loadgen.pricing.units import GOOD, MACHINES, REQUEST, SECONDS_PER_HOUR, TASK
+
+HOURS_PER_DAY = 24
+_NOUNS = {REQUEST: "requests", GOOD: "good requests", TASK: "successful tasks"}
+
+
+class BreakEven(Struct, frozen=True, kw_only=True):
+    """The break-even of machines that are paid by the hour and a price per token.
+
+    Attributes:
+        machines: Name of the result under the price of machines.
+        per_token: Name of the result under the price per token.
+        units_per_day: Units per day above which the machines cost less, or None if they never do.
+        capacity_per_day: Units per day that the machines serve at the rate of their basis.
+        judgment: The comparison as a sentence.
+    """
+
+    machines: str
+    per_token: str
+    units_per_day: Decimal | None
+    capacity_per_day: Decimal
+    judgment: str
+
+
+def find_break_evens(results: Sequence[PricedResult], unit: str) -> Iterator[BreakEven]:
+    """Yield the break-even of each pair of machines and a price per token that may be compared."""
+    for machines, per_token in product(results, results):
+        if is_per_token(machines) or not is_per_token(per_token):
+            continue
+        if find_differences(machines, per_token):
+            continue
+        break_even = _find_break_even(machines, per_token, unit)
+        if break_even is not None:
+            yield break_even
+
+
+def _find_break_even(
+    machines: PricedResult, per_token: PricedResult, unit: str
+) -> BreakEven | None:
+    """Return the break-even, or None if a cost is not known.
+
+    Machines have a fixed cost of 24 hours a day, and each unit on them has a marginal cost: all
+    parts of its cost but the machines. Costs are equal at fixed / (token cost - marginal) units a
+    day.
+    """
+    machine_cost = machines.costs[unit]
+    token_cost = per_token.costs[unit]
+    rate = machines.basis.rates[unit]
+    if machine_cost is None or token_cost is None or not rate:
+        return None
+    fixed_cost = sum(machines.hourly.values(), Decimal(0)) * HOURS_PER_DAY
+    marginal_parts = [amount for part, amount in machine_cost.parts.items() if part != MACHINES]
+    marginal_cost = sum(marginal_parts, Decimal(0))
+    units_per_day = None
+    if token_cost.total > marginal_cost:
+        units_per_day = fixed_cost / (token_cost.total - marginal_cost)
+    capacity_per_day = rate * SECONDS_PER_HOUR * HOURS_PER_DAY
+    return BreakEven(
+        machines=machines.name,
+        per_token=per_token.name,
+        units_per_day=units_per_day,
+        capacity_per_day=capacity_per_day,
+        judgment=_describe(machines, _NOUNS[unit], units_per_day, capacity_per_day),
+    )
+
+
+def _describe(
+    machines: PricedResult, noun: str, units_per_day: Decimal | None, capacity_per_day: Decimal
+) -> str:
+    if units_per_day is None:
+        return (
+            f"never: what each of the {noun} adds on the machines alone costs more than paying by "
+            "the token"
+        )
+    at_least = "at least " if has_lower_bound(machines) else ""
+    load = "at the measured load (not their capacity)"
+    if machines.basis.is_capacity:
+        load = "at their capacity"
+    capacity = f"they carry {at_least}{capacity_per_day:,.0f} a day {load}"
+    if units_per_day > capacity_per_day:
+        return (
+            f"not with these machines: it would take {units_per_day:,.0f} {noun} a day, "
+            f"and {capacity}"
+        )
+    share = f"{units_per_day / capacity_per_day:.1%} of what they carry"
+    return f"from {units_per_day:,.0f} {noun} a day the machines cost less ({share}); {capacity}"

@@ -1,0 +1,226 @@
+"""Assembles the report of `loadgen cost`: sections and drawings.
+
+Pure. Binary floats are used only for positions in a drawing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from loadgen.core.results.manifest import ReasonCode
+from loadgen.cost import cost_text
+from loadgen.cost.break_even import BreakEven
+from loadgen.cost.comparison import CostComparison
+from loadgen.cost.cost_text import PART_NAMES, PRINTED_UNITS, format_money
+from loadgen.pricing.priced_result import PricedResult
+from loadgen.pricing.prices import Owned
+from loadgen.pricing.reasons import texts
+from loadgen.pricing.unit_cost import UnitCost
+from loadgen.pricing.units import MACHINES, PARTS
+from loadgen.render import page
+from loadgen.render.page import Axis, Bar, Chart, Mark, Series
+from loadgen.render.section import Bars, Bullets, Charts, Paragraph, Report, Section, section
+
+COLORS = dict(zip(PARTS, (*page.COLORS, "warn"), strict=True))
+BREAK_EVEN_HEADING = "Break-even between machines and paying by the token"
+
+
+def report(comparison: CostComparison) -> Report:
+    """Return the whole report of a comparison of costs."""
+    return Report(
+        title="What a request costs",
+        tab=f"What a request costs ({comparison.prices.currency})",
+        made_by="loadgen cost",
+        warned=list(cost_text.warnings(comparison)),
+        answer=[Paragraph(sentence, large=True) for sentence in cost_text.answers(comparison)],
+        sections=list(_sections(comparison)),
+    )
+
+
+def _sections(comparison: CostComparison) -> Iterator[Section]:
+    owned = [result.name for result in comparison.results if isinstance(result.price, Owned)]
+    others = [result.name for result in comparison.results if not isinstance(result.price, Owned)]
+    yield section(
+        "What it is made of",
+        _cost_bars(comparison),
+        cost_text.part_table(comparison),
+        Paragraph(cost_text.own_beside_rent(owned, others), "warn"),
+    )
+    explanations = Bullets(list(cost_text.unit_explanations(comparison)))
+    yield section("Cost by unit", cost_text.unit_cost_table(comparison), explanations)
+    yield section("What it rests on", cost_text.describe_prices(comparison))
+    for result, differences in zip(
+        comparison.results, comparison.differences_from_first, strict=True
+    ):
+        yield _result_section(result, differences)
+    yield _class_section(comparison)
+    yield section("Steps of a task", cost_text.step_table(comparison))
+    yield section(
+        "Energy",
+        cost_text.power_table(comparison),
+        cost_text.measured_energy_table(comparison),
+    )
+    yield section(
+        "By year",
+        cost_text.yearly_table(comparison),
+        Paragraph(cost_text.YEARLY_COST_EXPLANATION, "soft"),
+    )
+    ratios = [cost_text.describe_ratio(ratio) for ratio in comparison.ratios]
+    yield section(cost_text.ratio_heading(comparison), Bullets(ratios))
+    yield _sensitivity_section(comparison)
+    commitments = [
+        f"{commitment.committed} against {commitment.on_demand}: {commitment.judgment}"
+        for commitment in comparison.commitments
+    ]
+    yield section("Committed, or given back when not needed", Bullets(commitments))
+    yield _break_even_section(comparison)
+
+
+def _result_section(result: PricedResult, differences: Sequence[ReasonCode]) -> Section:
+    caveats = list(result.notes)
+    if differences:
+        caveats.append(f"NOT COMPARABLE with the first: {'; '.join(texts(differences))}")
+    return section(
+        result.name,
+        cost_text.describe_result_price(result),
+        Paragraph(cost_text.describe_measurement(result), "soft"),
+        Bullets(caveats, "warn"),
+        small=True,
+    )
+
+
+def _class_section(comparison: CostComparison) -> Section:
+    table = cost_text.class_table(comparison)
+    explanation = ""
+    if table.rows:
+        explanation = (
+            "A class pays for its own tokens, or for the machines by its share of all tokens."
+        )
+    return section("Classes", table, Paragraph(explanation, "soft"))
+
+
+def _sensitivity_section(comparison: CostComparison) -> Section:
+    table = cost_text.sensitivity_table(comparison)
+    explanation = ""
+    if table.rows:
+        explanation = (
+            "Each input alone: a capacity over its interval, by 10 % where nobody said how sure it "
+            "is."
+        )
+    return section(
+        "What moves it most",
+        *(_sensitivity_bars(result, comparison) for result in comparison.results),
+        table,
+        Paragraph(explanation, "soft"),
+    )
+
+
+def _break_even_section(comparison: CostComparison) -> Section:
+    sentences = [
+        f"{break_even.machines} against {break_even.per_token}: {break_even.judgment}"
+        for break_even in comparison.break_evens
+    ]
+    charts = [
+        _break_even_chart(break_even, comparison)
+        for break_even in comparison.break_evens
+        if break_even.units_per_day is not None
+    ]
+    return section(BREAK_EVEN_HEADING, Bullets(sentences), Charts(charts))
+
+
+def _cost_bars(comparison: CostComparison) -> Bars:
+    """Return a bar per result: a segment per part of the cost, and the interval as a whisker."""
+    count = PRINTED_UNITS[comparison.unit].quantity
+    bars = []
+    used_parts: set[str] = set()
+    for name, result in zip(cost_text.marked_names(comparison), comparison.results, strict=True):
+        cost = result.costs[comparison.unit]
+        if cost is None:
+            bars.append(Bar(name, "no cost in this unit"))
+        else:
+            used_parts.update(cost.parts)
+            bars.append(_cost_bar(name, cost, count))
+    legend = {PART_NAMES[part]: COLORS[part] for part in PARTS if part in used_parts}
+    return Bars(rows=bars, low=0.0, legend=legend)
+
+
+def _cost_bar(name: str, cost: UnitCost, count: int) -> Bar:
+    rounded = cost_text.round_parts(cost, count)
+    segments = []
+    start = 0.0
+    for part, amount in cost.parts.items():
+        end = start + float(amount * count)
+        meaning = f"{PART_NAMES[part]}: {rounded.parts[part]:,f}"
+        segments.append((start, end, COLORS[part], meaning))
+        start = end
+    whisker = None
+    if cost.low is not None and cost.high is not None and cost.low != cost.high:
+        whisker = (float(cost.low * count), float(cost.high * count))
+    interval = cost_text.format_interval_of(cost, count)
+    label = f"{format_money(cost.total * count)} {interval}"
+    return Bar(name, label, segments, whisker)
+
+
+def _sensitivity_bars(result: PricedResult, comparison: CostComparison) -> Bars:
+    """Return a bar per input with the costs of a lower and a higher input. The line is the cost."""
+    cost = result.costs[comparison.unit]
+    count = PRINTED_UNITS[comparison.unit].quantity
+    if cost is None:
+        return Bars(rows=())
+    bars = []
+    for sensitivity in comparison.sensitivities:
+        if sensitivity.offer != result.name:
+            continue
+        down = sensitivity.down * count
+        up = sensitivity.up * count
+        low, high = sorted((down, up))
+        meaning = f"{sensitivity.input}: down {format_money(down)}, up {format_money(up)}"
+        bars.append(
+            Bar(
+                f"{sensitivity.input}, {sensitivity.change}",
+                f"{format_money(low)} to {format_money(high)}",
+                [(float(low), float(high), "c1", meaning)],
+            )
+        )
+    total = cost.total * count
+    return Bars(rows=bars, title=f"{result.name}: {format_money(total)}", line=float(total))
+
+
+def _break_even_chart(break_even: BreakEven, comparison: CostComparison) -> Chart:
+    """Return the chart of cost per day over units per day, for machines and for a price per token.
+
+    Machines have a fixed cost, and a cost per unit up to their capacity.
+    """
+    unit = comparison.unit
+    by_name = {result.name: result for result in comparison.results}
+    machines = by_name[break_even.machines]
+    machine_cost = machines.costs[unit]
+    token_cost = by_name[break_even.per_token].costs[unit]
+    units_per_day = break_even.units_per_day
+    assert units_per_day is not None and machine_cost is not None and token_cost is not None
+    capacity = break_even.capacity_per_day
+    chart_end = max(units_per_day * 2, min(capacity, units_per_day * 6))
+    machines_end = min(chart_end, capacity)
+    fixed_cost = sum(machines.hourly.values()) * 24
+    marginal_cost = sum(amount for part, amount in machine_cost.parts.items() if part != MACHINES)
+    noun = PRINTED_UNITS[unit].name.removeprefix("1,000 ")
+    return Chart(
+        title=f"{break_even.machines} against {break_even.per_token}",
+        x=Axis(label=f"{noun} a day", min=0, max=float(chart_end)),
+        y=Axis(label=f"{comparison.prices.currency} a day", min=0),
+        series=(
+            Series(
+                name=break_even.machines,
+                x=(0.0, float(machines_end)),
+                y=(float(fixed_cost), float(fixed_cost + marginal_cost * machines_end)),
+                color="c1",
+            ),
+            Series(
+                name=break_even.per_token,
+                x=(0.0, float(chart_end)),
+                y=(0.0, float(token_cost.total * chart_end)),
+                color="c4",
+            ),
+        ),
+        marks=(Mark(x=float(units_per_day), label=f"{units_per_day:,.0f} a day", color="soft"),),
+    )

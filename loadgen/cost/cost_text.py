@@ -1,0 +1,570 @@
+"""Renders the sentences and tables of `loadgen cost`.
+
+`cost_report.py` assembles the report from them.
+
+Pure. Amounts are exact `Decimal` values. They are rounded only for printing, such that the printed
+parts add up to the printed total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from typing import NamedTuple
+
+from loadgen_sdk.price_file import PerToken
+
+from loadgen.core import format
+from loadgen.core.format import NONE
+from loadgen.cost.comparability import has_lower_bound, slo_words
+from loadgen.cost.comparison import CostComparison, CostRatio
+from loadgen.cost.yearly_cost import YEARS, compute_yearly_cost
+from loadgen.pricing.priced_result import PricedResult
+from loadgen.pricing.prices import Owned, describe_price
+from loadgen.pricing.unit_cost import UnitCost
+from loadgen.pricing.units import (
+    CACHE_WRITE,
+    CACHED,
+    EGRESS,
+    ENERGY,
+    GOOD,
+    INPUT,
+    MACHINES,
+    OUTPUT,
+    OUTPUT_TOKENS,
+    PARTS,
+    REQUEST,
+    TASK,
+    TOTAL,
+    UNITS,
+)
+from loadgen.render.section import Table, Warned
+from loadgen.repeated.capacity import Capacity
+from loadgen.runs.headline import missed_by
+from loadgen.runs.rates import MEASUREMENT_WINDOW, STEADY_STATE_WINDOW
+
+SIGNIFICANT_DIGITS = 4
+
+
+class PrintedUnit(NamedTuple):
+    """How the cost of a unit is printed.
+
+    Attributes:
+        quantity: How many units the printed cost is for.
+        name: The name of that quantity.
+        explanation: What the unit means.
+    """
+
+    quantity: int
+    name: str
+    explanation: str
+
+
+PRINTED_UNITS: Mapping[str, PrintedUnit] = {
+    REQUEST: PrintedUnit(
+        1000,
+        "1,000 requests",
+        "completed requests; failed ones are paid for and not counted",
+    ),
+    GOOD: PrintedUnit(
+        1000, "1,000 good requests", "completed within every SLO limit, in a valid run"
+    ),
+    TASK: PrintedUnit(
+        1000, "1,000 successful tasks", "conversations of which every turn was completed"
+    ),
+    OUTPUT: PrintedUnit(
+        1, "million output tokens", "all costs over output tokens, as MLPerf counts"
+    ),
+    TOTAL: PrintedUnit(
+        1,
+        "million input + output tokens",
+        "all costs over input + output tokens, as many public dashboards count",
+    ),
+}
+PART_NAMES: Mapping[str, str] = {
+    MACHINES: "GPU-hours",
+    ENERGY: "energy",
+    INPUT: "input tokens",
+    CACHED: "cached input tokens",
+    OUTPUT_TOKENS: "output tokens",
+    EGRESS: "egress",
+    CACHE_WRITE: "input tokens, written to a cache",
+}
+YEARLY_COST_EXPLANATION = (
+    "What is paid in each year at the measured rate, all hours times the utilization: machines "
+    "that were bought in the first year and when their years are over. Worth now: with the "
+    "discount of a price."
+)
+
+
+def format_money(amount: Decimal | None, digits: int = SIGNIFICANT_DIGITS) -> str:
+    """Return an amount with so many significant digits and with thousands separators."""
+    if amount is None:
+        return NONE
+    return f"{amount.quantize(_last_digit(amount, digits), rounding=ROUND_HALF_EVEN):,f}"
+
+
+def _last_digit(amount: Decimal, digits: int) -> Decimal:
+    """Return the value of the last printed digit of an amount. It is at most 1."""
+    exponent = amount.adjusted() - digits + 1 if amount else -digits + 1
+    return Decimal(1).scaleb(min(exponent, 0))
+
+
+class RoundedCost(NamedTuple):
+    """A total, and parts that are rounded such that they add up to it."""
+
+    total: Decimal
+    parts: dict[str, Decimal]
+
+
+def round_parts(cost: UnitCost, count: int) -> RoundedCost:
+    """Return the cost of `count` units and its parts, rounded as they are printed.
+
+    Parts are rounded down to the last printed digit of the total, and the remaining steps go to the
+    parts that lost most (the largest remainder method).
+    """
+    step = _last_digit(cost.total * count, SIGNIFICANT_DIGITS)
+    total = (cost.total * count).quantize(step, rounding=ROUND_HALF_EVEN)
+    exact = {part: amount * count for part, amount in cost.parts.items()}
+    parts = {part: amount.quantize(step, rounding=ROUND_FLOOR) for part, amount in exact.items()}
+    steps_left = int((total - sum(parts.values(), Decimal(0))) / step)
+    by_loss = sorted(parts, key=lambda part: parts[part] - exact[part])
+    for part in by_loss[:steps_left]:
+        parts[part] += step
+    return RoundedCost(total, parts)
+
+
+def format_interval_of(cost: UnitCost, count: int) -> str:
+    """Return the interval of the cost of `count` units, or a remark if it has none."""
+    if cost.low is None or cost.high is None:
+        return "(no interval)"
+    if cost.low == cost.high:
+        return "(as counted)"
+    return f"[{format_money(cost.low * count)}, {format_money(cost.high * count)}]"
+
+
+def _has_interval(cost: UnitCost) -> bool:
+    return cost.low is not None and cost.high is not None and cost.low != cost.high
+
+
+def _format_cost(cost: UnitCost | None, count: int) -> str:
+    if cost is None:
+        return NONE
+    interval = f" {format_interval_of(cost, count)}" if _has_interval(cost) else ""
+    return format_money(cost.total * count) + interval
+
+
+def _known_units(comparison: CostComparison) -> list[str]:
+    """Return the units in which at least one result has a cost."""
+    return [
+        unit
+        for unit in UNITS
+        if any(result.costs[unit] is not None for result in comparison.results)
+    ]
+
+
+def marked_names(comparison: CostComparison) -> list[str]:
+    """Return the names of the results, with a star if they are not comparable with the first."""
+    return [
+        f"{result.name} *" if differences else result.name
+        for result, differences in zip(
+            comparison.results, comparison.differences_from_first, strict=True
+        )
+    ]
+
+
+def warnings(comparison: CostComparison) -> Iterator[Warned]:
+    """Yield the warnings to show before any amount."""
+    simulated = [result.name for result in comparison.results if result.evidence.simulated]
+    if simulated:
+        yield Warned("SIMULATED", f"no real server was measured: {', '.join(simulated)}")
+    for result in comparison.results:
+        yield from _warnings_of_runs(result)
+    bounded = [result.name for result in comparison.results if has_lower_bound(result)]
+    if bounded:
+        yield Warned(
+            "A LOWER BOUND",
+            f"all that is known of the capacity of {', '.join(bounded)}; costs at most",
+        )
+    prices = comparison.prices
+    if prices.sample:
+        yield Warned("SAMPLE PRICES", f"nobody's offer ({prices.file}). {prices.notes}")
+
+
+def _warnings_of_runs(result: PricedResult) -> Iterator[Warned]:
+    """Yield what makes a price meaningless: a missed SLO, or a load that cannot be sustained."""
+    if is_slo_missed(result):
+        reasons = [reason for summary in result.evidence.summaries for reason in missed_by(summary)]
+        yield Warned("SLO MISSED", f"{result.name}: {'; '.join(dict.fromkeys(reasons))}", "bad")
+    if isinstance(result.price, PerToken):
+        # Tokens cost the same, however fast they come.
+        return
+    for heading, code in (
+        ("NOT SUSTAINED", "overloaded"),
+        ("NOT KNOWN TO LAST", "not_sustained"),
+    ):
+        for note in result.note_codes:
+            if note.code == code:
+                yield Warned(heading, f"{result.name}: {note.values['why']}")
+
+
+def is_slo_missed(result: PricedResult) -> bool:
+    """Return True if a run behind the result missed its SLO."""
+    return any(summary.goodput.met is False for summary in result.evidence.summaries)
+
+
+def own_beside_rent(owned: Sequence[str], rented: Sequence[str]) -> str:
+    """Return the caveat for owned beside rented hardware, or "" if there is only one kind."""
+    if not owned or not rented:
+        return ""
+    return (
+        f"Own hardware beside rent: an hour of {', '.join(owned)} is its purchase over the years "
+        "of the price file, with the power, people and space that the file names. "
+        f"{', '.join(rented)} can be given back and includes what the provider adds. The two "
+        "compare only where the owned machines are in use for all those years."
+    )
+
+
+def answers(comparison: CostComparison) -> Iterator[str]:
+    """Yield a sentence for each result: its cost in the compared unit, and an hour of its machines.
+
+    A result whose run missed its SLO has no price under it, so it gets none here. The tables have
+    its costs.
+    """
+    for name, result in zip(marked_names(comparison), comparison.results, strict=True):
+        yield _answer(name, result, comparison)
+
+
+def _answer(name: str, result: PricedResult, comparison: CostComparison) -> str:
+    unit = PRINTED_UNITS[comparison.unit]
+    cost = result.costs[comparison.unit]
+    if is_slo_missed(result):
+        return (
+            f"{name}: no price under the SLO, because the run missed it "
+            f"({describe_standing(result)}). What the requests of this run cost is below. To find "
+            "a load that meets the SLO, run loadgen search."
+        )
+    if cost is None:
+        return f"{name}: no cost per {unit.name} is known."
+    return (
+        f"{name}: {comparison.prices.currency} {_format_cost(cost, unit.quantity)} per {unit.name} "
+        f"({describe_standing(result)}){_describe_hour(result)}."
+    )
+
+
+def _describe_hour(result: PricedResult) -> str:
+    """Return what an hour of the machines costs, or "" for a price per token."""
+    if result.gpus_paid is None:
+        return ""
+    hourly = sum(result.hourly.values(), Decimal(0))
+    used = "always"
+    if result.utilization != 1:
+        used = f"{format.percent(float(result.utilization))} of the time"
+    return f", {float(result.gpus_paid):,g} GPUs at {format_money(hourly)} an hour, {used} in use"
+
+
+def describe_prices(comparison: CostComparison) -> str:
+    """Return the currency, the price file and the exchange rates that were used."""
+    prices = comparison.prices
+    exchanged = f" Exchanged at {'; '.join(prices.exchanged)}." if prices.exchanged else ""
+    return f"All amounts in {prices.currency}, prices from {prices.file}.{exchanged}"
+
+
+def describe_result_price(result: PricedResult) -> str:
+    """Return the price of a result as text: provider, rate, what it includes, and its date."""
+    price = result.price
+    if isinstance(price, PerToken):
+        rate = _describe_token_rate(price)
+    else:
+        gpus = f"{price.shape or price.gpu}, {result.gpus_paid:f} x {price.gpu}"
+        rate = f"{gpus}: {_describe_hourly_rate(result)}"
+    region = f" in {price.region}" if price.region else ""
+    return f"{price.provider}{region} {rate}; {describe_price(price)}"
+
+
+def _describe_token_rate(price: PerToken) -> str:
+    cached = ""
+    if price.per_million_cached is not None:
+        cached += f", {price.per_million_cached:f} cached"
+    if price.per_million_cache_write is not None:
+        cached += f", {price.per_million_cache_write:f} written"
+    return (
+        f"{price.model}: {price.per_million_input:f} input{cached}, "
+        f"{price.per_million_output:f} output per million"
+    )
+
+
+def _describe_hourly_rate(result: PricedResult) -> str:
+    text = f"{format_money(sum(result.hourly.values(), Decimal(0)))} per hour"
+    if len(result.hourly) > 1 or isinstance(result.price, Owned):
+        parts = [f"{part} {format_money(amount)}" for part, amount in result.hourly.items()]
+        text += f" ({' + '.join(parts)})"
+    if result.utilization != 1:
+        text += f", paid at {result.utilization:%} utilization".replace(".000000", "")
+    return text
+
+
+def describe_measurement(result: PricedResult) -> str:
+    """Return the measurement behind a result as text: its rate or tokens, SLO and folder."""
+    basis = result.basis
+    summary = result.evidence.summary
+    capacity = result.evidence.capacity
+    workload = summary.run.workload or summary.run.name
+    slo = slo_words(summary)
+    source = result.evidence.folder
+    if summary.target.region:
+        source = f"{summary.target.region}, {source}"
+    if capacity is not None:
+        rate = _describe_capacity(capacity, workload)
+        return f"capacity by {capacity.method}: {rate}; under {slo}; from {source}"
+    if isinstance(result.price, PerToken):
+        requests = format.counted(summary.requests.ok, "request")
+        return (
+            f"{basis.label}: {requests} of {workload}, tokens as counted; SLO: {slo}; from {source}"
+        )
+    window = MEASUREMENT_WINDOW if result.evidence.at_once else STEADY_STATE_WINDOW
+    return (
+        f"{basis.label}: {_describe_request_rate(result)} of {workload} completed in the {window}; "
+        f"SLO: {slo}; from {source}"
+    )
+
+
+def _describe_capacity(capacity: Capacity, workload: str) -> str:
+    at_least = "at least " if capacity.lower_bound else ""
+    interval = "no interval"
+    if capacity.low_per_s is not None and capacity.high_per_s is not None:
+        low = format.quantity(capacity.low_per_s)
+        high = format.quantity(capacity.high_per_s)
+        interval = f"{capacity.confidence * 100:g} % interval {low} to {high}"
+    state = capacity.state or ("confirmed" if capacity.confirmed else "")
+    state_text = f", {state}" if state else ""
+    tokens = ""
+    if capacity.output_tokens_per_s is not None:
+        tokens_per_s = format.quantity(capacity.output_tokens_per_s, 4)
+        tokens = f", {tokens_per_s} output tokens/s while its run offered load"
+    rate = f"{at_least}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
+    return f"{rate} ({interval}) of {workload}{state_text}{tokens}"
+
+
+def _describe_request_rate(result: PricedResult) -> str:
+    basis = result.basis
+    rate = basis.rates[REQUEST]
+    if not rate:
+        return NONE
+    text = f"{format.quantity(float(rate))}/s"
+    if basis.low is None or basis.high is None:
+        return text
+    low = format.quantity(float(rate * basis.low))
+    high = format.quantity(float(rate * basis.high))
+    return f"{text} (95 % interval {low} to {high})"
+
+
+def describe_standing(result: PricedResult) -> str:
+    """Return a short label for every cost of a result: the basis of its rate, and its caveats."""
+    note_codes = {note.code for note in result.note_codes}
+    labels = [result.basis.label]
+    if result.evidence.simulated:
+        labels.append("simulated")
+    if not result.evidence.valid:
+        labels.append("INVALID")
+    if is_slo_missed(result):
+        labels.append("SLO missed")
+    if "overloaded" in note_codes:
+        labels.append("not sustained")
+    if note_codes & {"other_gpu", "other_shape"}:
+        labels.append("ANOTHER MACHINE")
+    return ", ".join(labels)
+
+
+def unit_cost_table(comparison: CostComparison) -> Table:
+    """Return the costs by unit, with one column per result. Intervals are in a row below."""
+    results = comparison.results
+    rows = [("", *map(describe_standing, results))]
+    for unit in _known_units(comparison):
+        printed = PRINTED_UNITS[unit]
+        costs = [result.costs[unit] for result in results]
+        totals = [None if cost is None else cost.total * printed.quantity for cost in costs]
+        rows.append((printed.name, *map(format_money, totals)))
+        if any(cost is not None and _has_interval(cost) for cost in costs):
+            intervals = [
+                "" if cost is None else format_interval_of(cost, printed.quantity) for cost in costs
+            ]
+            rows.append(("", *intervals))
+    return Table((f"{comparison.prices.currency} per", *marked_names(comparison)), rows, split=True)
+
+
+def unit_explanations(comparison: CostComparison) -> Iterator[str]:
+    """Yield what each unit means, and what the star behind a name means."""
+    for unit in _known_units(comparison):
+        printed = PRINTED_UNITS[unit]
+        yield f"{printed.name}: {printed.explanation}"
+    if any(comparison.differences_from_first):
+        yield "* not comparable with the first: see above"
+
+
+def part_table(comparison: CostComparison) -> Table:
+    """Return the parts of the cost of the compared unit, with one column per result."""
+    unit = PRINTED_UNITS[comparison.unit]
+    costs = [result.costs[comparison.unit] for result in comparison.results]
+    rounded = [None if cost is None else round_parts(cost, unit.quantity) for cost in costs]
+    rows = []
+    for part in PARTS:
+        amounts = [None if cost is None else cost.parts.get(part) for cost in rounded]
+        if any(amount is not None for amount in amounts):
+            rows.append((PART_NAMES[part], *map(_format_exact, amounts)))
+    totals = [None if cost is None else cost.total for cost in rounded]
+    rows.append(("total", *map(_format_exact, totals)))
+    head = (f"{comparison.prices.currency} per {unit.name}", *marked_names(comparison))
+    return Table(head, rows, split=True)
+
+
+def _format_exact(amount: Decimal | None) -> str:
+    return NONE if amount is None else f"{amount:,f}"
+
+
+def class_table(comparison: CostComparison) -> Table:
+    """Return what the units of each request class cost, if a result has several classes."""
+    units = [unit for unit in _known_units(comparison) if unit in (REQUEST, TASK, OUTPUT)]
+    rows = []
+    for result in comparison.results:
+        for name, part in result.classes.items():
+            costs = [_format_cost(part.costs[unit], PRINTED_UNITS[unit].quantity) for unit in units]
+            share = format.percent(float(part.tokens_share))
+            rows.append((f"{result.name}: {name}", share, *costs))
+    head = (
+        f"{comparison.prices.currency} of a class",
+        "tokens",
+        *(f"per {PRINTED_UNITS[unit].name}" for unit in units),
+    )
+    return Table(head, rows)
+
+
+def step_table(comparison: CostComparison) -> Table:
+    """Return what each step of a task costs at the price of its endpoint, and their sum."""
+    rows: list[tuple[str, str, str]] = []
+    for result in comparison.results:
+        steps = result.steps.values()
+        for name, step in result.steps.items():
+            price_name = step.why if step.price is None else step.price.name
+            rows.append((f"{result.name}: {name}", format_money(step.per_task), price_name))
+        known_costs = [step.per_task for step in steps if step.per_task is not None]
+        missing = len(steps) - len(known_costs)
+        remark = "all steps"
+        if missing:
+            remark = f"without {missing} of its steps, whose price is not known"
+        if steps:
+            total = format_money(sum(known_costs, Decimal(0)))
+            rows.append((f"{result.name}: a task", total, remark))
+    return Table((f"{comparison.prices.currency} of a step", "per task", "price"), rows, "remarks")
+
+
+def yearly_table(comparison: CostComparison) -> Table:
+    """Return what each result costs in each year, in all, and the present value."""
+    rows = []
+    for name, result in zip(marked_names(comparison), comparison.results, strict=True):
+        cost = compute_yearly_cost(result)
+        if cost is not None:
+            amounts = (*cost.paid, cost.total, cost.present)
+            rows.append((name, *map(_format_rounded, amounts)))
+    years = [f"year {year}" for year in range(1, YEARS + 1)]
+    return Table((comparison.prices.currency, *years, "in all", "worth now"), rows)
+
+
+def _format_rounded(amount: Decimal | None) -> str:
+    return NONE if amount is None else f"{round(amount):,}"
+
+
+def power_table(comparison: CostComparison) -> Table:
+    """Return the energy at the measured rate by the price file, for results with known power."""
+    unit = PRINTED_UNITS[comparison.unit]
+    rows = []
+    for result in comparison.results:
+        power = result.power
+        if power is None:
+            continue
+        kwh = power.kwh[comparison.unit]
+        rows.append(
+            (
+                result.name,
+                _format_quantity(power.watts),
+                _format_quantity(power.joules_per_output_token),
+                _format_quantity(power.output_tokens_per_s_per_mw),
+                _format_quantity(None if kwh is None else kwh * unit.quantity),
+            )
+        )
+    head = (
+        "Energy at the measured rate",
+        "W with PUE",
+        "J/output token",
+        "output tok/s per MW",
+        f"kWh per {unit.name}",
+    )
+    return Table(head, rows)
+
+
+def measured_energy_table(comparison: CostComparison) -> Table:
+    """Return the energy that the accelerators used in the runs, for results that have it."""
+    rows = []
+    for result in comparison.results:
+        energy = result.measured
+        if energy is None:
+            continue
+        rows.append(
+            (
+                result.name,
+                _format_quantity(energy.watts),
+                _format_quantity(energy.joules_per_output_token),
+                format.percent(float(energy.error)),
+                _format_quantity(energy.joules_per_request),
+                format_money(energy.money[OUTPUT]),
+            )
+        )
+    head = (
+        "Energy as measured, accelerators alone",
+        "W",
+        "J/output token",
+        "+-",
+        "J/request",
+        f"{comparison.prices.currency} of energy/1M output tokens",
+    )
+    return Table(head, rows)
+
+
+def _format_quantity(value: Decimal | None) -> str:
+    return format.quantity(None if value is None else float(value))
+
+
+def ratio_heading(comparison: CostComparison) -> str:
+    """Return the heading above the ratios of costs."""
+    name = PRINTED_UNITS[comparison.unit].name
+    return f"Ratio of cost per {name.removeprefix('1,000 ').removesuffix('s')}"
+
+
+def describe_ratio(ratio: CostRatio) -> str:
+    """Return the ratio of the costs of two results, or why they are not compared."""
+    if ratio.ratio is None:
+        text = f"{ratio.judgment}: {'; '.join(ratio.differences)}"
+    else:
+        interval = ""
+        if ratio.low is not None:
+            interval = f" [{format_money(ratio.low)}, {format_money(ratio.high)}]"
+        text = f"{format_money(ratio.ratio)}{interval}: {ratio.judgment}"
+    notes = f" ({'; '.join(ratio.notes)})" if ratio.notes else ""
+    return f"{ratio.a} / {ratio.b}: {text}{notes}"
+
+
+def sensitivity_table(comparison: CostComparison) -> Table:
+    """Return the costs with a lower and a higher input, the largest effect first."""
+    unit = PRINTED_UNITS[comparison.unit]
+    rows = [
+        (
+            sensitivity.offer,
+            sensitivity.input,
+            sensitivity.change,
+            format_money(sensitivity.down * unit.quantity),
+            format_money(sensitivity.up * unit.quantity),
+        )
+        for sensitivity in comparison.sensitivities
+    ]
+    head = (f"{comparison.prices.currency} per {unit.name}", "input", "moved by", "down", "up")
+    return Table(head, rows, left=3)

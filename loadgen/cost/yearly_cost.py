@@ -1,0 +1,98 @@
+"""Computes what a result costs in each year: money when it is paid, not written off. Pure.
+
+The measured rate is served all year, times the utilization. Machines that were bought are paid in
+the first year, and again whenever their depreciation period is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from math import floor
+
+from loadgen_sdk.price_file import PerToken
+from msgspec import Struct
+
+from loadgen.pricing.machine_cost import (
+    hourly_cost_parts,
+    load_energy_cost_per_hour,
+    machines_paid,
+)
+from loadgen.pricing.priced_result import PricedResult
+from loadgen.pricing.prices import Owned, Rented
+from loadgen.pricing.unit_cost import UnitCost
+from loadgen.pricing.units import EGRESS, HOURS_PER_YEAR, REQUEST, SECONDS_PER_HOUR
+
+YEARS = 5
+
+
+class YearlyCost(Struct, frozen=True, kw_only=True):
+    """What is paid in each year.
+
+    Attributes:
+        paid: The amounts of the first year, the second, and so on.
+        present: Their present value, or None if the price has no discount rate.
+    """
+
+    paid: tuple[Decimal, ...]
+    present: Decimal | None
+
+    @property
+    def total(self) -> Decimal:
+        """The sum over all years."""
+        return sum(self.paid, Decimal(0))
+
+
+def compute_yearly_cost(result: PricedResult, years: int = YEARS) -> YearlyCost | None:
+    """Return what a result costs in each year, or None if it has no rate of requests."""
+    rate = result.basis.rates[REQUEST]
+    request_cost = result.costs[REQUEST]
+    if not rate or request_cost is None:
+        return None
+    requests_per_year = rate * SECONDS_PER_HOUR * HOURS_PER_YEAR * result.utilization
+    price = result.price
+    if isinstance(price, PerToken):
+        return YearlyCost(paid=(request_cost.total * requests_per_year,) * years, present=None)
+    running_cost = _running_cost_per_year(result, price, request_cost, requests_per_year)
+    if isinstance(price, Rented):
+        return YearlyCost(paid=(running_cost,) * years, present=None)
+    return _cost_of_owned_machines(result, price, running_cost, years)
+
+
+def _running_cost_per_year(
+    result: PricedResult, price: Rented | Owned, request_cost: UnitCost, requests_per_year: Decimal
+) -> Decimal:
+    """Return the cost of a year without the capital."""
+    assert result.gpus is not None, "a result priced by machines has GPUs"
+    hourly_parts = hourly_cost_parts(price)
+    hourly_parts.pop("capital", None)
+    load_energy = load_energy_cost_per_hour(price.energy) * result.utilization
+    per_hour = sum(hourly_parts.values(), Decimal(0)) + load_energy
+    egress = request_cost.parts.get(EGRESS, Decimal(0)) * requests_per_year
+    return per_hour * machines_paid(price, result.gpus) * HOURS_PER_YEAR + egress
+
+
+def _cost_of_owned_machines(
+    result: PricedResult, price: Owned, running_cost: Decimal, years: int
+) -> YearlyCost:
+    assert result.gpus is not None, "a result priced by machines has GPUs"
+    capital = price.capital * machines_paid(price, result.gpus)
+    purchase_years = list(_purchase_years(price.years, years))
+    paid = tuple(
+        running_cost + capital * purchase_years.count(year) for year in range(1, years + 1)
+    )
+    if price.discount is None:
+        return YearlyCost(paid=paid, present=None)
+    # Capital is paid at the start of a year, running costs at its end.
+    growth = 1 + price.discount
+    present_values = [running_cost / growth**year for year in range(1, years + 1)]
+    present_values += [capital / growth ** (year - 1) for year in purchase_years]
+    return YearlyCost(paid=paid, present=sum(present_values, Decimal(0)))
+
+
+def _purchase_years(lifetime_years: Decimal, years: int) -> Iterator[int]:
+    """Yield the years, counted from 1, in which machines with a lifetime are bought."""
+    elapsed_years = Decimal(0)
+    while elapsed_years < years:
+        yield floor(elapsed_years) + 1
+        elapsed_years += lifetime_years
