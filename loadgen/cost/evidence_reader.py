@@ -124,7 +124,7 @@ def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: b
     does not fit its run.
     """
     file = folder / CAPACITY_FILE
-    if capacity.unfinished:
+    if capacity.is_unfinished:
         _check_unfinished(capacity, file, allow_invalid)
     run = folder / capacity.evidence
     summary = _read_summary(run, allow_invalid, f"named as the evidence of {file}")

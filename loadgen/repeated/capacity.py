@@ -1,8 +1,4 @@
-"""The capacity that a search or sweep found (`capacity.json`).
-
-Pure: bytes and numbers in, values out. `search/` finds a capacity; `cost/` plans machines and cost
-from it.
-"""
+"""The capacity that a search or a sweep found, as `capacity.json` stores it."""
 
 from __future__ import annotations
 
@@ -22,63 +18,31 @@ if TYPE_CHECKING:
 SCHEMA = 1
 CAPACITY_FILE = "capacity.json"
 CONFIDENCE = 0.95
-HIGHEST_LOAD_PASSED = "the highest load that was tried still kept the SLO"  # why a rate is a lower bound, unless a reason is given
-
-
-def default_trial_ns(workload: Workload) -> int:
-    """How long a trial of a search lasts where nobody says: ten minutes, of tasks ten times as long as one may take.
-
-    The tasks that find an empty server are quick, and one in ten that may miss is few: of 600 s a
-    search found 0.849 of coding-agent, whose tasks may take 180 s, where runs of four hours keep
-    0.80 and miss at 0.83.
-    """
-    own = [one.slo for one in getattr(workload.requests, "classes", {}).values()]
-    tasks = [slo.task for slo in (workload.slo, *own) if slo is not None and slo.task is not None]
-    return max(600 * 10**9, *(10 * (task.within_ns or 0) for task in tasks), 0)
-
-
+HIGHEST_LOAD_PASSED = "the highest load that was tried still kept the SLO"
+"""Why a capacity is a lower bound, unless another reason is given."""
 HORIZON_S = 12 * 60.0
-"""The usual horizon: what comes back within this time was looked for (`contracts.schema.HORIZON_NS` says why)."""
-
-
-def describe_horizon(horizon_s: float) -> str:
-    """What an interval or a verdict holds for, in words; and below the usual horizon what was not looked for."""
-    words = f"what comes back within {format.duration(horizon_s)}"
-    if horizon_s >= HORIZON_S:
-        return words
-    usual = f"(usual: {format.duration(HORIZON_S)})"
-    return f"{words} {usual}; slow spells of minutes that come back less often were not looked for"
-
-
-def describe_sustained_period(state: str | None, sustained_s: float | None) -> str:
-    """Return the time that "sustained" covers, as it stands behind the word; "" if not known.
-
-    A server that leaks and restarts each hour looks sustained within 20 minutes.
-    """
-    if state != "sustained" or sustained_s is None:
-        return ""
-    return f" (no trend within {format.duration(sustained_s)})"
-
+"""The usual horizon: changes that recur within this time were looked for (see
+`contracts.schema.HORIZON_NS`).
+"""
+TRIAL_NS = 600 * 10**9
+TRIAL_LENGTHS_OF_TASKS = 10
+"""The length of a trial of tasks, as a multiple of the time that a task may take."""
 
 Unit = Literal["requests", "conversations", "starts"]
-"""What a rate counts: requests; conversations, tasks too; what a mix of conversations and single requests starts, the
-ones and the others."""
+"""What a rate counts.
 
-
-def rate_unit(summary: Summary) -> Unit:
-    """What a rate of what a run started counts."""
-    if summary.sessions is None:
-        return "requests"
-    return "starts" if any(part.sessions is None for part in summary.classes) else "conversations"
-
+- requests: requests.
+- conversations: conversations or tasks.
+- starts: what a mix of conversations and single requests starts, both together.
+"""
 
 State = Literal["sustained", "confirmed", "held", "stopped", "none"]
 """How far a capacity was shown.
 
 - sustained: a longer run showed that nothing grows at it.
-- confirmed: a run at full length from empty met every term, and nothing grew in it.
-- held: a level of a sweep met every term, or a trial of a search of which no trial could show that
-  nothing grows.
+- confirmed: a run at full length met every term, and nothing grew in it.
+- held: a load point of a sweep met every term, or a trial of a search of which no trial could show
+  that nothing grows.
 - stopped: the search was stopped before its confirmation. The rate is the highest load that passed
   to its end until then.
 - none: the search came to its end and no load passed or was confirmed.
@@ -86,7 +50,7 @@ State = Literal["sustained", "confirmed", "held", "stopped", "none"]
 
 
 class NoCapacityError(LoadgenError):
-    """A search that was stopped, or found nothing, where one of its runs has to stand for it: exit code 3."""
+    """A search without a capacity was given where one of its runs has to stand for it."""
 
     exit_code = UNSOUND
 
@@ -101,22 +65,38 @@ class Capacity(
         "sustained_reason": "sustained_why",
     },
 ):
-    """The highest rate at which every term of the SLO was seen to hold; documented in docs/cost.md.
+    """The highest rate at which every term of the SLO was met; documented in docs/cost.md.
 
-    `rate_per_s` is the offered rate of what `unit` says, by everything behind the endpoint
-    together, that the run named as `evidence` held at full length: never one that no run was
-    offered. `confirmed`: a search ran it as its confirmation. `output_tokens_per_s` and
-    `total_tokens_per_s` (with the prompts) are the steady ones of that run. `low_per_s` and
-    `high_per_s` are the interval of the highest rate, widened to the seen one and below a load that
-    was not sustained, at `confidence`; null when there is none. `horizon_s`: they hold for what
-    comes back within this time; null: of a server that does not change, or not known. `evidence` is
-    a folder, relative to this file. `recipe` is the fingerprint of what was asked, without the
-    rate: equal for two searches for the same thing. `lower_bound`: the capacity is at least this,
-    for the reason in `lower_bound_reason`: no load that was tried was too high, or the next one that was
-    tried is a step away. `sustained`: whether a longer run showed that nothing grows at this rate,
-    with the reason; false: something grows; null: not known, "rules only". `state`: see `State`. Of
-    a search that was stopped, or found nothing, `rate_per_s` may be 0: no load held to its end.
-    `resume_command`: the command that goes on with a stopped search.
+    Attributes:
+        schema: The version of the format.
+        rate_per_s: The offered rate, of everything behind the endpoint together, that the run
+            named by `evidence` passed. It is 0 if a search was stopped or found nothing and no
+            load passed.
+        low_per_s: The lower end of the interval of the highest rate, widened to include
+            `rate_per_s`. Null if there is no interval.
+        high_per_s: The upper end. It lies below any load that was not sustained.
+        confidence: The confidence level of the interval.
+        horizon_s: The interval covers changes of the server that recur within this time. Null if
+            the server does not change, or if it is not known.
+        lower_bound: Whether the capacity may be higher: no load that was tried was too high, or the
+            next one that was tried is a step away.
+        lower_bound_reason: Why it is a lower bound.
+        unit: What the rate counts.
+        method: How it was found.
+        recipe: The fingerprint of what was requested without the rate. It is equal for two searches
+            for the same capacity.
+        evidence: The directory of the run that shows it, relative to this file.
+        confirmed: Whether a search ran this rate as its confirmation.
+        output_tokens_per_s: The steady rate of output tokens of that run.
+        total_tokens_per_s: The same with the tokens of the prompts.
+        sustained: Whether a longer run showed that nothing grows at this rate. Null if it is not
+            known.
+        sustained_reason: Why it is known to be sustained or not, or why it is not known.
+        state: How far it was shown.
+        resume_command: The command that resumes a stopped search.
+        sustained_s: How long the load of its run lasted, in which nothing grew.
+        warnings: The warnings of its run about other work or another server than requested.
+        simulated: Whether a performance model responded instead of a real server.
     """
 
     schema: int = SCHEMA
@@ -138,90 +118,119 @@ class Capacity(
     sustained_reason: str = ""
     state: State | None = None
     resume_command: str = ""
-    sustained_s: float | None = None  # the load of its run, within which nothing grew
-    warnings: tuple[str, ...] = ()  # of its run: repeated prompts, a cache, other lengths, replicas
-    simulated: bool = False  # a performance model answered, and no real server was measured
+    sustained_s: float | None = None
+    warnings: tuple[str, ...] = ()
+    simulated: bool = False
 
     @property
-    def words(self) -> str:
-        """The capacity and its state in a few words: `29.82 requests/s, sustained`."""
+    def description(self) -> str:
+        """The capacity and its state in a few words, for example "29.82 requests/s, sustained"."""
         rate = f"{self.rate_per_s:.4g} {self.unit}/s"
         if self.state == "none":
             return "no load held"
         if self.state == "stopped":
-            if not self.rate_per_s:
-                return "stopped, no load was shown to hold"
-            return f"stopped, at least {rate}"
-        words = ", ".join(
-            filter(None, (("at least " if self.lower_bound else "") + rate, self.state or ""))
-        )
-        return words + describe_sustained_period(self.state, self.sustained_s)
+            return (
+                f"stopped, at least {rate}"
+                if self.rate_per_s
+                else "stopped, no load was shown to hold"
+            )
+        if self.lower_bound:
+            rate = f"at least {rate}"
+        state = "" if self.state is None else f", {self.state}"
+        return f"{rate}{state}{describe_sustained_period(self.state, self.sustained_s)}"
 
     @property
-    def unfinished(self) -> bool:
-        """Whether no machine may be counted by it: its search was stopped early, or showed no load that holds."""
+    def is_unfinished(self) -> bool:
+        """Whether no machine may be sized by it: the search was stopped, or no load passed."""
         return self.state in ("stopped", "none")
 
     @property
     def resume_hint(self) -> str:
-        """Return how to resume a search that was stopped, or "" if nothing is left to do."""
+        """How to resume a search that was stopped, or "" if nothing is left to do."""
         return f"go on with: {self.resume_command}" if self.resume_command else ""
 
     @property
     def comparison_note(self) -> str:
-        """Which run of its search is compared, and how much of its load was shown."""
-        how = (
-            "sustained"
-            if self.sustained
-            else "confirmed"
-            if self.confirmed
-            else "the highest that held"
-        )
+        """Which run of its search is compared, and how far its load was shown."""
+        if self.sustained:
+            state = "sustained"
+        else:
+            state = "confirmed" if self.confirmed else "the highest that held"
+        interval = ""
+        if self.low_per_s is not None:
+            interval = f" ({self.low_per_s:.4g} to {self.high_per_s:.4g})"
         run = "" if self.evidence == "." else f": {self.evidence}"
-        interval = (
-            "" if self.low_per_s is None else f" ({self.low_per_s:.4g} to {self.high_per_s:.4g})"
-        )
-        return f"the run of the search at its capacity, {self.rate_per_s:.4g} {self.unit}/s{interval}, {how}{run}"
+        rate = f"{self.rate_per_s:.4g} {self.unit}/s{interval}"
+        return f"the run of the search at its capacity, {rate}, {state}{run}"
+
+
+def default_trial_ns(workload: Workload) -> int:
+    """Return how long a trial of a search lasts by default: ten minutes, and for tasks longer.
+
+    A trial of tasks lasts ten times as long as one may take. The first tasks find an empty server
+    and are quick, and one in ten that may miss is few: in trials of 600 s a search found 0.849/s
+    for `coding-agent`, whose tasks may take 180 s, where runs of four hours meet the SLO at 0.80/s
+    and miss it at 0.83/s.
+    """
+    classes = getattr(workload.requests, "classes", {}).values()
+    slos = [workload.slo, *(request_class.slo for request_class in classes)]
+    task_limits_ns = [
+        slo.task.within_ns or 0 for slo in slos if slo is not None and slo.task is not None
+    ]
+    return max(TRIAL_NS, TRIAL_LENGTHS_OF_TASKS * max(task_limits_ns, default=0))
+
+
+def describe_horizon(horizon_s: float) -> str:
+    """Return which changes of a server an interval or a verdict covers, by how often they recur.
+
+    Below the usual horizon, the text states what was not looked for.
+    """
+    covered = f"what comes back within {format.duration(horizon_s)}"
+    if horizon_s >= HORIZON_S:
+        return covered
+    usual = f"(usual: {format.duration(HORIZON_S)})"
+    return (
+        f"{covered} {usual}; slow spells of minutes that come back less often were not looked for"
+    )
+
+
+def describe_sustained_period(state: str | None, sustained_s: float | None) -> str:
+    """Return how long a sustained load was observed, to stand behind the state, or "".
+
+    A server that leaks memory and restarts each hour looks sustained within 20 minutes.
+    """
+    if state != "sustained" or sustained_s is None:
+        return ""
+    return f" (no trend within {format.duration(sustained_s)})"
+
+
+def rate_unit(summary: Summary) -> Unit:
+    """Return what a rate of a run counts."""
+    if summary.sessions is None:
+        return "requests"
+    has_single_requests = any(part.sessions is None for part in summary.classes)
+    return "starts" if has_single_requests else "conversations"
 
 
 def dump_capacity(capacity: Capacity) -> bytes:
+    """Return the content of `capacity.json`."""
     return format.document(capacity)
 
 
 def load_capacity(data: bytes, where: str = CAPACITY_FILE) -> Capacity:
-    """The inverse of `dump_capacity`. Raises UserError if damaged, of a newer schema, or not low <= rate <= high."""
-    hint = "the search or sweep that wrote it can write it again: the same command, or loadgen search --resume"
+    """Return the capacity in the content of `capacity.json`.
+
+    Raises UserError if it is damaged, of a newer schema, or if its numbers are out of range.
+    """
+    hint = (
+        "the search or sweep that wrote it can write it again: the same command, or loadgen search "
+        "--resume"
+    )
     capacity = decoded(data, Capacity, where, "a capacity", hint, schema=SCHEMA)
-    low, rate, high = capacity.low_per_s, capacity.rate_per_s, capacity.high_per_s
-    if not (math.isfinite(rate) and (rate > 0 or (rate == 0 and capacity.unfinished))):
-        raise UserError(
-            "out_of_range",
-            f"a capacity of {rate:g} per second",
-            f"{where} (rate_per_s)",
-            "it is a rate above zero",
-        )
-    if (low is None) != (high is None):
-        raise UserError(
-            "missing_key",
-            "half an interval",
-            f"{where} (low_per_s, high_per_s)",
-            "give both ends, or neither",
-        )
-    if low is not None and high is not None and not 0 < low <= rate <= high < math.inf:
-        what = f"the interval {low:g} to {high:g} does not hold the rate {rate:g}"
-        raise UserError(
-            "out_of_range",
-            what,
-            f"{where} (low_per_s, high_per_s)",
-            "0 < low_per_s <= rate_per_s <= high_per_s",
-        )
-    for name in ("output_tokens_per_s", "total_tokens_per_s"):
-        tokens = getattr(capacity, name)
-        if tokens is not None and not 0 <= tokens < math.inf:
-            hint = "a rate, or null where none is known"
-            raise UserError(
-                "out_of_range", f"{tokens:g} tokens per second", f"{where} ({name})", hint
-            )
+    _check_rate(capacity, where)
+    _check_interval(capacity, where)
+    _check_tokens(capacity.output_tokens_per_s, f"{where} (output_tokens_per_s)")
+    _check_tokens(capacity.total_tokens_per_s, f"{where} (total_tokens_per_s)")
     if not 0 < capacity.confidence < 1:
         raise UserError(
             "out_of_range",
@@ -230,3 +239,41 @@ def load_capacity(data: bytes, where: str = CAPACITY_FILE) -> Capacity:
             "a share, like 0.95",
         )
     return capacity
+
+
+def _check_rate(capacity: Capacity, where: str) -> None:
+    """Raise UserError unless the rate is above zero, or zero for an unfinished search."""
+    rate = capacity.rate_per_s
+    is_positive = math.isfinite(rate) and rate > 0
+    if not is_positive and not (rate == 0 and capacity.is_unfinished):
+        raise UserError(
+            "out_of_range",
+            f"a capacity of {rate:g} per second",
+            f"{where} (rate_per_s)",
+            "it is a rate above zero",
+        )
+
+
+def _check_interval(capacity: Capacity, where: str) -> None:
+    """Raise UserError unless the interval has both ends, or none, and includes the rate."""
+    place = f"{where} (low_per_s, high_per_s)"
+    low = capacity.low_per_s
+    high = capacity.high_per_s
+    if low is None and high is None:
+        return
+    if low is None or high is None:
+        raise UserError("missing_key", "half an interval", place, "give both ends, or neither")
+    if not 0 < low <= capacity.rate_per_s <= high < math.inf:
+        raise UserError(
+            "out_of_range",
+            f"the interval {low:g} to {high:g} does not hold the rate {capacity.rate_per_s:g}",
+            place,
+            "0 < low_per_s <= rate_per_s <= high_per_s",
+        )
+
+
+def _check_tokens(tokens_per_s: float | None, where: str) -> None:
+    """Raise UserError unless the rate of tokens is not known, or is a finite number from zero."""
+    if tokens_per_s is not None and not 0 <= tokens_per_s < math.inf:
+        hint = "a rate, or null where none is known"
+        raise UserError("out_of_range", f"{tokens_per_s:g} tokens per second", where, hint)

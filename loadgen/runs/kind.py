@@ -78,7 +78,8 @@ def runs(folder: Path) -> list[Path]:
 def list_row(folder: Path) -> ListRow:
     held = capacity_in(folder)
     return ListRow(
-        word="" if held is None else held.words, runs=stored_summaries(folder.parent, [folder])
+        word="" if held is None else held.description,
+        runs=stored_summaries(folder.parent, [folder]),
     )
 
 

@@ -178,7 +178,7 @@ def list_row_of_runs(found: tuple[NamedSummary, ...], folder: Path, word: str = 
     interval = _interval(held, curve(found)) if found and held is not None else None
     if held is None:
         return ListRow(word=word, runs=found)
-    return ListRow(word=held.words, answer=held.evidence, runs=found, interval=interval)
+    return ListRow(word=held.description, answer=held.evidence, runs=found, interval=interval)
 
 
 def _interval(found: capacity.Capacity, levels: SweepCurve) -> RateInterval | None:

@@ -121,7 +121,7 @@ def list_row(folder: Path) -> ListRow:
 def _interval(stored: RepeatSummary, named: tuple[NamedSummary, ...]) -> RateInterval | None:
     """Return the interval of the mean output rate of repeats, or None if it is not known."""
     rate = next(
-        (figure for figure in stored.figures if figure.metric == "tokens.steady_output_per_s"), None
+        (figure for figure in stored.metrics if figure.metric == "tokens.steady_output_per_s"), None
     )
     if rate is None or rate.low is None or rate.high is None:
         return None

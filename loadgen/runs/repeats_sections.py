@@ -97,7 +97,9 @@ def _report(
     }
     marks = [simulated()] if any(one.simulated for one in made.values()) else []
     marks += [
-        Warned("INVALID", words.left_out_text(one), "warn") for one in made.values() if one.left_out
+        Warned("INVALID", words.left_out_text(one), "warn")
+        for one in made.values()
+        if one.excluded_runs
     ]
     return Report(
         title=" · ".join(filter(None, (runs.workload, runs.model, what))),

@@ -17,14 +17,12 @@ NO_VALID_RUN = "No run is a valid measurement: do not rely on these means."
 
 def left_out_text(repeats: RepeatSummary) -> str:
     """Return the sentence that names the INVALID runs that count in no mean, or ""."""
-    if not repeats.left_out:
+    if not repeats.excluded_runs:
         return ""
     counted = format.counted(len(repeats.runs), "run")
-    verb = "is" if len(repeats.left_out) == 1 else "are"
-    names = ", ".join(repeats.left_out)
-    return (
-        f"{len(repeats.left_out)} of {counted} {verb} INVALID and left out of the means: {names}."
-    )
+    verb = "is" if len(repeats.excluded_runs) == 1 else "are"
+    names = ", ".join(repeats.excluded_runs)
+    return f"{len(repeats.excluded_runs)} of {counted} {verb} INVALID and left out of the means: {names}."
 
 
 def figures_table(repeats: RepeatSummary) -> Table:
@@ -33,7 +31,7 @@ def figures_table(repeats: RepeatSummary) -> Table:
     columns = ("least", "most") if several else repeats.counted_runs
     head = ("", "mean", f"{repeats.confidence:.0%} interval", "spread", *columns)
     rows = []
-    for one in repeats.figures:
+    for one in repeats.metrics:
         values = (min(one.values), max(one.values)) if several else one.values
         rows.append(
             (
@@ -64,7 +62,7 @@ def sentence(repeats: RepeatSummary) -> str:
         for one in main_figures(repeats)
     )
     counted = format.counted(len(repeats.counted_runs), "run")
-    left_out = f" {left_out_text(repeats)}" if repeats.left_out else ""
+    left_out = f" {left_out_text(repeats)}" if repeats.excluded_runs else ""
     return f"{counted} of one load: {', '.join(known) or 'no figure of all'}.{left_out}"
 
 
@@ -73,7 +71,7 @@ def _bounds(one: RepeatedMetric) -> str:
 
 
 def main_figures(repeats: RepeatSummary) -> Iterator[RepeatedMetric]:
-    return (one for one in repeats.figures if one.metric in TIGHT_METRICS)
+    return (one for one in repeats.metrics if one.metric in TIGHT_METRICS)
 
 
 def headline_of_levels(levels: Sequence[tuple[str, RepeatSummary]]) -> str:
@@ -106,7 +104,7 @@ def levels_table(levels: Sequence[tuple[str, RepeatSummary]]) -> Table:
     head = ("level", "runs", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p50")
     rows: list[tuple[str, ...]] = []
     for name, repeats in levels:
-        figures = {one.metric: one for one in repeats.figures}
+        figures = {one.metric: one for one in repeats.metrics}
         cells = (_with_half(figures.get(path)) for path in paths)
         rows.append((name, _counted_runs_text(repeats), *cells))
     return Table(head, rows)
@@ -116,8 +114,8 @@ def _counted_runs_text(repeats: RepeatSummary) -> str:
     """Return how many runs the means of a level are of, and how many are not valid."""
     if not repeats.valid:
         return f"{len(repeats.runs)} (not valid)"
-    if repeats.left_out:
-        return f"{len(repeats.counted_runs)} ({len(repeats.left_out)} INVALID)"
+    if repeats.excluded_runs:
+        return f"{len(repeats.counted_runs)} ({len(repeats.excluded_runs)} INVALID)"
     return str(len(repeats.runs))
 
 

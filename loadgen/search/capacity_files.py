@@ -42,7 +42,9 @@ UNCONFIRMED = "loads held, and none of them when it was to be confirmed at full 
 RESUMABLE = ("", "interrupted", "gone", "nodes", "invalid", "refused", "probes", "time")
 """Stop reasons of a search that has not come to its end, so that it can be resumed."""
 UNRECOVERABLE_CODES = ("too_few", "unfinished", "all_unfinished", "none_due", "dropped")
-"""Reason codes of trials that the load itself made invalid, so that a repetition would be invalid too."""
+"""Reason codes of trials that the load itself made invalid, so that a repetition would be invalid
+too.
+"""
 EXTRA_TRIALS = 20
 """Half of the default limit of a search: enough for most confirmations."""
 
@@ -124,14 +126,14 @@ def usable_resume_command(
 ) -> str:
     """Return the command that resumes a stopped search, with a higher limit if it reached one.
 
-    Return "" if nothing is left to do, or if the search would stop at the same place again. A search
-    by MLPerf's rules has no limit that could be raised.
+    Return "" if nothing is left to do, or if the search would stop at the same place again. A
+    search by MLPerf's rules has no limit that could be raised.
     """
     if result.stop_reason not in RESUMABLE or not resume_command:
         return ""
-    if result.stop_reason == "invalid" and trials:
-        if trials[-1].reason_code in UNRECOVERABLE_CODES:
-            return ""
+    is_last_unrecoverable = bool(trials) and trials[-1].reason_code in UNRECOVERABLE_CODES
+    if result.stop_reason == "invalid" and is_last_unrecoverable:
+        return ""
     raised_limit = _raised_limit(result)
     if raised_limit and resume_command.startswith("loadgen mlperf"):
         return ""
@@ -155,8 +157,8 @@ def with_search_state(
 ) -> Capacity:
     """Return the capacity of a search with its state, even if no load was found.
 
-    Until a load is confirmed, the highest load that passed to its end is only a lower bound, without
-    an interval.
+    Until a load is confirmed, the highest load that passed to its end is only a lower bound,
+    without an interval.
     """
     state = capacity_state(
         result,
@@ -206,9 +208,9 @@ def _as_lower_bound(found: Capacity, reason: str) -> Capacity:
 def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) -> Capacity | None:
     """Return the capacity that the runs of a search or sweep show.
 
-    Its evidence is one run: of a search the highest confirmed one, or else the highest that passed to
-    its end; of a sweep the best load point. The rate and the tokens are those of this run, and never
-    the load that only half of the runs pass.
+    Its evidence is one run: of a search the highest confirmed one, or else the highest that passed
+    to its end; of a sweep the best load point. The rate and the tokens are those of this run, and
+    never the load that only half of the runs pass.
 
     Return None without an SLO, without a load that passed at full length, or if full-length runs
     failed where they should have passed.

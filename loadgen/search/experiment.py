@@ -1,4 +1,4 @@
-"""The directory of an experiment: runs of one workload at several loads, chosen by a search or a sweep.
+"""The directory of an experiment: the runs that a search or a sweep made.
 
 plan.json       what was requested (ExperimentPlan); the same command resumes it, others are refused
 probes.jsonl    the result of each run (TrialResult), one line each, appended when the run ended
@@ -138,7 +138,7 @@ class StoredSearch(
 
 
 def request_options(settings: Settings) -> dict[str, str]:
-    """Return the settings that change the requests and differ from the default, as text for a plan."""
+    """Return the settings that change the requests and differ from their default, as text."""
     defaults = type(settings)()
     values = {name: getattr(settings, name) for name in REQUEST_SETTINGS}
     return {name: str(value) for name, value in values.items() if value != getattr(defaults, name)}
@@ -173,7 +173,10 @@ def read_search_plan(output_dir: Path) -> ExperimentPlan:
 
 
 def command_of(output_dir: Path) -> str:
-    """Return the command that made a directory, "search" or "sweep". Return "" if no plan is readable."""
+    """Return the command that made a directory, "search" or "sweep".
+
+    Return "" if no plan is readable.
+    """
     try:
         return read_plan(output_dir).command_name
     except UserError:
@@ -186,7 +189,7 @@ def is_search(output_dir: Path) -> bool:
 
 
 def is_sweep(output_dir: Path) -> bool:
-    """Return whether a directory with a plan is that of a sweep. A damaged plan is taken for one."""
+    """Return whether a directory with a plan is that of a sweep, or the plan is damaged."""
     return command_of(output_dir) != "search"
 
 
@@ -311,8 +314,8 @@ def counted_unit(workload: Workload) -> Unit:
 def read_results(output_dir: Path, *, include_invalid: bool = False) -> list[TrialResult]:
     """Return the results of the runs so far, in their order.
 
-    Left out, and so run again, are an incomplete line with all lines after it, a run whose directory
-    is gone, and, unless `include_invalid`, a trial that was not valid.
+    Left out, and so run again, are an incomplete line with all lines after it, a run whose
+    directory is gone, and, unless `include_invalid`, a trial that was not valid.
     """
     path = output_dir / TRIALS_FILE
     lines = path.read_bytes().splitlines() if path.is_file() else []
@@ -338,7 +341,7 @@ def append_result(output_dir: Path, result: TrialResult) -> None:
 
 
 def new_run_dir(output_dir: Path, name: str) -> Path:
-    """Return the directory of a new run. What an earlier attempt left there moves to `unfinished/`."""
+    """Return the directory of a new run, after moving an earlier attempt to `unfinished/`."""
     run_dir = output_dir / name
     if run_dir.exists():
         unfinished_dir = output_dir / UNFINISHED_DIR

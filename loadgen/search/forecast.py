@@ -106,7 +106,8 @@ class DryRun(NamedTuple):
     def show(self) -> None:
         """Print the first trial of the search and the forecast of all.
 
-        Raises LoadgenError if the target refuses such requests, or the search would exceed --max-cost.
+        Raises LoadgenError if the target refuses such requests, or the search would exceed
+        --max-cost.
         """
         from loadgen.core.execution.run_header import describe
 
@@ -136,9 +137,9 @@ class DryRun(NamedTuple):
             return
         is_virtual = self.settings.virtual
         note = " on a real server; a simulation costs nothing" if is_virtual else ""
-        print(
-            f"cost: about {budget.format_amount(cost)}, at most {budget.format_amount(most_cost)}{note}"
-        )
+        expected = budget.format_amount(cost)
+        largest = budget.format_amount(most_cost)
+        print(f"cost: about {expected}, at most {largest}{note}")
         if not is_virtual:
             budget.check_limit(cost, "this search")
 

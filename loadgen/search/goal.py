@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Outcome = Literal["under", "over", "invalid"]
 PASSED: Final = "under"
-"""The outcome of a trial that met the SLO, as result files store it: its load is under the capacity."""
+"""The outcome of a trial that met the SLO, as result files store it: its load is under the
+capacity.
+"""
 FAILED: Final = "over"
 """The outcome of a trial that missed the SLO: its load is over the capacity."""
 INVALID: Final = "invalid"
@@ -46,7 +48,7 @@ class Decision(NamedTuple):
 
 
 class Goal(Struct, frozen=True, kw_only=True):
-    """What has to hold at a load: each term of an SLO at its quantile, and the joint share if one is set.
+    """What has to hold at a load: the terms of an SLO, each at its quantile.
 
     Attributes:
         slo: The SLO of all requests.
@@ -93,7 +95,7 @@ class Goal(Struct, frozen=True, kw_only=True):
         return tuple(limits)
 
     def find_misses(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return which of these finished requests miss which term, as a mask of shape (terms, rows).
+        """Return a mask of shape (terms, rows): which finished request misses which term.
 
         Failed and dropped requests miss every term. An unfinished request misses the terms whose
         limit it had exceeded when the run ended.

@@ -1,6 +1,7 @@
 """Decides which load a search tries next, from the results of the trials so far.
 
-`LoadSearch` runs no load and reads no clock, so a search is resumed by adding the same results again.
+`LoadSearch` runs no load and reads no clock, so a search is resumed by adding the same results
+again.
 
 It estimates the load at which half of all full-length runs pass (`posterior.py`). A trial at the
 median of that estimate is a bisection where outcomes are clear, and stays calibrated where they are
@@ -43,6 +44,8 @@ from loadgen.search.search_settings import (
 )
 from loadgen.search.sustained_search import SustainedSearch
 
+HAS_LOAD_WITHIN_SLO = (*FOUND, "highest")
+"""The stop reasons after which it is still to be shown that the load is sustained."""
 BOUNDS_MARGIN = 1.1  # by which the bounds of the capacity lie outside of the tried loads
 
 
@@ -89,9 +92,9 @@ class LoadSearch:
         """Add the result of the trial that `next_trial` returned.
 
         An invalid trial says nothing about its load, which is tried again; a second one in a row
-        ends the search. A refusal for a quota or a rate limit ends it at once, because every further
-        trial would be refused too. If every load so far failed and the next one sends too few
-        requests to be judged, no load passes, because lower ones would send even fewer.
+        ends the search. A refusal for a quota or a rate limit ends it at once, because every
+        further trial would be refused too. If every load so far failed and the next one sends too
+        few requests to be judged, no load passes, because lower ones would send even fewer.
         """
         follows_invalid = bool(self.results) and not self.results[-1].is_valid
         self.results.append(result)
@@ -112,13 +115,21 @@ class LoadSearch:
         The trial stays the same until its result is added.
         """
         reason = self._ordinary_stop_reason()
-        if reason in (*FOUND, "highest") and not self._is_out_of_time():
-            longer_trial = self._sustained_search().next_trial()
-            if longer_trial is None:
-                return None
-            return self._plan_trial(longer_trial.load, "sustain", longer_trial.length_factor)
-        if reason:
+        if not reason:
+            return self._next_ordinary_trial()
+        if reason in HAS_LOAD_WITHIN_SLO and not self._is_out_of_time():
+            return self._next_longer_trial()
+        return None
+
+    def _next_longer_trial(self) -> PlannedTrial | None:
+        """Return the next trial that has to show that a load is sustained, if one is left."""
+        longer_trial = self._sustained_search().next_trial()
+        if longer_trial is None:
             return None
+        return self._plan_trial(longer_trial.load, "sustain", longer_trial.length_factor)
+
+    def _next_ordinary_trial(self) -> PlannedTrial:
+        """Return the next trial that looks for the highest load within the SLO."""
         bounds = self._bounds()
         if bounds is None:
             return self._plan_trial(self._bracketing_load(), "bracket")
@@ -132,7 +143,10 @@ class LoadSearch:
 
     @property
     def relative_width(self) -> float | None:
-        """The half width of the interval, divided by the requested one. None while there are no bounds."""
+        """The half width of the interval, divided by the requested one.
+
+        None while there are no bounds.
+        """
         bounds = self._bounds()
         if bounds is None:
             return None
@@ -320,7 +334,7 @@ class LoadSearch:
         return posterior
 
     def _untried_end(self, posterior: CapacityPosterior) -> float | None:
-        """Return the end of the allowed loads at which all trials point, if it was not tried itself.
+        """Return the end of the allowed loads that all trials point to, unless it was tried.
 
         The capacity may lie outside of the bounds that the user gave.
         """
@@ -339,7 +353,7 @@ class LoadSearch:
         return interval.half_width <= self.settings.precision * interval.value
 
     def _confirmation_load(self, posterior: CapacityPosterior) -> float:
-        """Return the load of a confirmation: one that most likely passes, below any load that grew."""
+        """Return the load of a confirmation: it most likely passes, and no lower one grew."""
         likely = posterior.highest_load_passing(CONFIRMATION_PROBABILITY)
         interval_low = posterior.quantile((1 - INTERVAL_CONFIDENCE) / 2)
         below_growing = lowest_growing_load(self.results) * (1 - self.settings.precision)
@@ -355,7 +369,7 @@ class LoadSearch:
     def _stop_reason(self) -> str:
         """Return why the search has ended, or "" while it goes on."""
         reason = self._ordinary_stop_reason()
-        if reason not in (*FOUND, "highest"):
+        if reason not in HAS_LOAD_WITHIN_SLO:
             return reason
         sustained_search = self._sustained_search()
         if sustained_search.next_trial() is not None:
@@ -364,22 +378,29 @@ class LoadSearch:
 
     def _ordinary_stop_reason(self) -> str:
         """Return why no more trials of the ordinary length are needed, or "" while some are."""
-        if self.stop_reason:
-            return self.stop_reason
+        reason = self.stop_reason or self._end_of_loads() or self._confirmation_reason()
+        if reason:
+            return reason
+        if len(self.results) >= self.settings.max_trials:
+            return "probes"
+        return "time" if self._is_out_of_time() else ""
+
+    def _end_of_loads(self) -> str:
+        """Return "none" if the lowest load failed, "highest" if the highest passed, else ""."""
         passed = self._highest_passed
         failed = self._lowest_failed
         if passed is None and failed is not None and failed <= self.settings.low:
             return "none"
         if failed is None and passed is not None and passed >= self.settings.high:
             return "highest"
-        if self._confirmed_load is not None:
-            bounds = self._bounds()
-            if bounds is not None and self._is_precise(self._posterior(bounds)):
-                return "found"
-            if len(self.results) >= ENOUGH_TRIALS:
-                return "coarse"
-        elif len(self._confirmations()) >= MAX_CONFIRMATIONS:
-            return "unconfirmed"
-        if len(self.results) >= self.settings.max_trials:
-            return "probes"
-        return "time" if self._is_out_of_time() else ""
+        return ""
+
+    def _confirmation_reason(self) -> str:
+        """Return whether a load is confirmed, as a stop reason, or "" if it is still to be."""
+        if self._confirmed_load is None:
+            has_tried_enough = len(self._confirmations()) >= MAX_CONFIRMATIONS
+            return "unconfirmed" if has_tried_enough else ""
+        bounds = self._bounds()
+        if bounds is not None and self._is_precise(self._posterior(bounds)):
+            return "found"
+        return "coarse" if len(self.results) >= ENOUGH_TRIALS else ""

@@ -1,9 +1,9 @@
 """The posterior distribution of a server's capacity, given which trials passed.
 
-Near its capacity it is not certain whether a run passes, because the arrivals and lengths of one run
-differ from their distribution. Each outcome is therefore evidence about a psychometric curve,
-P(pass) = Phi((theta - log load) / sigma), where exp(theta) is the load that half of all full-length
-runs pass. The posterior is held on a grid of theta and sigma.
+Near its capacity it is not certain whether a run passes, because the arrivals and lengths of one
+run differ from their distribution. Each outcome is therefore evidence about a psychometric curve,
+P(pass) = Phi((theta - log load) / sigma), where exp(theta) is the load that half of all
+full-length runs pass. The posterior is held on a grid of theta and sigma.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class TrialOutcome(NamedTuple):
 class CapacityPosterior:
     """The posterior of theta and sigma.
 
-    The prior of theta is uniform in the logarithm of the load between two bounds. The prior of sigma
-    is lognormal around the value that is expected from the sampling of one run and from the
+    The prior of theta is uniform in the logarithm of the load between two bounds. The prior of
+    sigma is lognormal around the value that is expected from the sampling of one run and from the
     variation of the server from run to run.
     """
 
@@ -114,7 +114,7 @@ class CapacityPosterior:
         )
 
     def highest_load_passing(self, probability: float) -> float:
-        """Return the highest load at which the next full-length run passes with this probability."""
+        """Return the highest load that a full-length run passes with this probability."""
         matters = self.weights > NEGLIGIBLE_WEIGHT
         log_loads = np.broadcast_to(self.log_loads[:, None], matters.shape)[matters]
         sigmas = np.broadcast_to(self.sigmas, matters.shape)[matters]
@@ -139,7 +139,7 @@ def _log_load_grid(low: float, high: float) -> NDArray[np.float64]:
 # Each cached array takes 384 kB.
 @lru_cache(maxsize=48)
 def _log_likelihood(low: float, high: float, outcome: TrialOutcome) -> NDArray[np.float64]:
-    """Return the logarithm of the likelihood of an outcome at each grid point between two bounds."""
+    """Return the log likelihood of an outcome at each grid point between two bounds."""
     distances = _log_load_grid(low, high)[:, None] - math.log(outcome.load)
     deviations = distances / np.array(SIGMAS)[None, :]
     if not outcome.passed:

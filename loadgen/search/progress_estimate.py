@@ -1,8 +1,8 @@
 """Estimates how many trials a search still needs, and how long they send load.
 
 The estimate was checked with searches of synthetic servers, with and without bounds, some of which
-varied from run to run. Before the first trial it was always within a factor of two, and before later
-trials in 85 of 100 cases, which is the limit of the test.
+varied from run to run. Before the first trial it was always within a factor of two, and before
+later trials in 85 of 100 cases, which is the limit of the test.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from loadgen.search.sustained_search import GAP_TOLERANCE
 BRACKET_TRIALS = {BRACKET_STEP: 6.0, ESTIMATE_STEP: 2.0}
 """Trials until a load has passed and one has failed, by the factor between the first two loads."""
 EXTRA_TRIALS = 2.0
-"""Trials beyond those that halve the interval to the precision: outcomes near the end are less clear."""
+"""Trials beyond those that halve the interval to the precision: outcomes near the end are less
+clear.
+"""
 NOISE_TRIALS = 4.0
-"""Further trials if outcomes vary as much as the precision; proportional to the square of that ratio."""
+"""Further trials if outcomes vary as much as the precision; proportional to the square of that
+ratio.
+"""
 CONFIRMATION_TRIALS = 1.0
 SUSTAIN_TRIALS = 1.9
 """Longer trials: of nine packaged workloads, six took one, two took two and one took five."""
@@ -103,7 +107,10 @@ def _longer_trials_left(search: LoadSearch) -> float:
 
 
 def _noise(search: LoadSearch, trial_s: float) -> float:
-    """Return the share by which the outcome of a trial varies by chance: 1 / sqrt(n) for n requests."""
+    """Return the share by which the outcome of a trial varies by chance.
+
+    It is 1 / sqrt(n) for n requests.
+    """
     known = [result.sampling_noise for result in search.results if result.sampling_noise > 0]
     if known:
         return known[-1]

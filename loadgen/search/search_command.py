@@ -20,8 +20,8 @@ SustainOption = Annotated[
     bool | None,
     typer.Option(
         "--sustain/--no-sustain",
-        help="Also confirm the load in a run twice as long, in which nothing may grow: else the peak is by the rules "
-        "only.",
+        help="Also confirm the load in a run twice as long, in which nothing may grow: else the "
+        "peak is by the rules only.",
         show_default="--sustain in virtual time",
     ),
 ]
@@ -50,8 +50,8 @@ RunSpreadOption = Annotated[
     ),
     help_texts={
         "duration": "Full length of a trial.",
-        "warmup": "Unmeasured load before each trial, rising to the highest load that passed: for a server that scales "
-        "out.",
+        "warmup": "Unmeasured load before each trial, rising to the highest load that passed: for "
+        "a server that scales out.",
         "seed": "Of the search; every trial derives its own.",
         "out": "Folder of the search.",
     },
@@ -93,7 +93,8 @@ def search(
             "--start",
             metavar="LOAD",
             min=0,
-            help="First load, without --low and --high. Default: 1; of a simulated target what its preset lets expect.",
+            help="First load, without --low and --high. Default: 1; of a simulated target what "
+            "its preset lets expect.",
         ),
     ] = None,
     precision: Annotated[
@@ -133,8 +134,8 @@ def search(
 ) -> int:
     """Find the highest rate (or concurrency) at which every SLO term holds at its percentile, with an interval.
 
-    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 two trials in a row were not valid, or
-    --max-time or --max-probes stopped it, 130 interrupted.
+    Exit: 0 found, 1 no load holds or not confirmed, 2 wrong usage, 3 two trials in a row were not
+    valid, or --max-time or --max-probes stopped it, 130 interrupted.
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """

@@ -95,7 +95,7 @@ def report(search: OpenedSearch) -> Report:
     if search.stored is None:
         return _report_unfinished(search, resume_command)
     found = capacity_in(search.output_dir)
-    has_evidence = found is not None and not found.unfinished
+    has_evidence = found is not None and not found.is_unfinished
     source = SearchReportInput(
         search.stored,
         search.runs,
@@ -131,7 +131,7 @@ def _report_unfinished(search: OpenedSearch, resume_command: str) -> Report:
 def _describe_unfinished(output_dir: Path) -> str:
     """Return what is known of a search that was killed, as `cost` and `size` state it."""
     so_far = capacity_in(output_dir)
-    known = "" if so_far is None else f" ({so_far.words})"
+    known = "" if so_far is None else f" ({so_far.description})"
     return f"The search has not ended{known}: these are its trials so far."
 
 
@@ -155,7 +155,7 @@ def report_ended_search(output_dir: Path) -> Report:
     return report(OpenedSearch(output_dir, runs, stored, additions=()))
 
 
-def code(search: OpenedSearch, strict: bool) -> int:
+def code(search: OpenedSearch, _strict: bool) -> int:
     """Return the exit code of a search when its directory is read.
 
     A search that was interrupted or killed showed nothing, so no SLO was missed.
@@ -182,7 +182,7 @@ def compare_side(output_dir: Path) -> Side:
     Raises NoCapacityError if there is none.
     """
     found = capacity_in(output_dir)
-    if found is None or found.unfinished:
+    if found is None or found.is_unfinished:
         raise _no_capacity_error(output_dir, found)
     run = compared(output_dir / found.evidence)
     return Side(name="", runs=(run,), notes=(found.comparison_note,))

@@ -43,7 +43,8 @@ MAX_PRECISION = 0.5
 CHECKED_DURATION = "600s"  # for the check of the workload, where the options name no length
 
 PLAN_OPTIONS = ("slo", "goodput", "duration", "warmup", "limit", "grace", "seed")
-"""Options of the load that a plan has in another form, or not at all: every trial has its own seed."""
+"""Options of the load that a plan has in another form, or not at all: every trial has its own seed.
+"""
 
 
 @dataclass(frozen=True)
@@ -305,8 +306,8 @@ def _check_bounds(low: float | None, high: float | None) -> None:
 def parse_run_spread(text: str | None, settings: Settings) -> float | None:
     """Return the variation of the server from run to run, as a share. Raises UserError.
 
-    Return None if it is not known and has to be learned. In virtual time a run repeats itself, so it
-    is 0.
+    Return None if it is not known and has to be learned. In virtual time a run repeats itself, so
+    it is 0.
     """
     share = parse_option("--run-spread", text, units.share)
     if share is None:
@@ -343,7 +344,7 @@ def choose_sustain_factor(sustain: bool | None, settings: Settings) -> float:
 def _search_settings(
     checked: CheckedOptions, trial_workload: Workload, expected_rate: float | None
 ) -> SearchSettings:
-    """Return the settings of the search. `expected_rate` is the expected capacity, if it is known."""
+    """Return the settings of the search. `expected_rate` is the capacity if one is expected."""
     options = checked.options
     trial_s = checked.trial_ns / NS_PER_S
     is_closed_loop = options.is_closed_loop

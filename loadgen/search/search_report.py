@@ -211,7 +211,7 @@ def _output_tokens_per_s(result: SearchResult, trials: Sequence[TrialResult]) ->
 def _describe_limits(
     trials: Sequence[TrialResult], summaries: Mapping[str, Summary]
 ) -> Iterator[str]:
-    """Yield why the lowest load failed, and how often each term was missed by the trials that failed."""
+    """Yield why the lowest load failed, and how many of the failed trials missed each term."""
     failed = [trial for trial in trials if trial.has_failed]
     growing = [trial for trial in trials if trial.has_passed and not _may_last(trial)]
     lowest = min((*failed, *growing), key=lambda trial: trial.load, default=None)
@@ -291,7 +291,10 @@ def _chart_over_time(source: SearchReportInput) -> Chart:
 
 
 def _charts_of_terms(source: SearchReportInput) -> Iterator[Chart]:
-    """Yield a chart of each term of the SLO over the load. The term that is met last limits the load."""
+    """Yield a chart of each term of the SLO over the load.
+
+    The term that is met last limits the load.
+    """
     trials = source.trials
     terms = next((summary.goodput.slo for summary in source.summaries.values()), ())
     loads = [trial.load for trial in trials]

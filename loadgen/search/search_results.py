@@ -1,4 +1,4 @@
-"""The trials of a search, their results, and what a search found. These values are stored as JSON."""
+"""The trials of a search, their results, and what the search found, as they are stored as JSON."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class SearchResult(
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the result is the highest load that was allowed, so that the capacity may be higher."""
+        """Whether the highest allowed load passed, so that the capacity may be higher."""
         return self.stop_reason == "highest" and self.lowest_failed is None
 
     @property
@@ -289,7 +289,7 @@ def find_best_trial(results: Sequence[TrialResult]) -> TrialResult | None:
 
 
 def find_capacity_trial(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult | None:
-    """Return the trial that shows the capacity of a search, or a lower bound of one that was stopped.
+    """Return the trial that shows the capacity of a search, or a lower bound of it.
 
     For a stopped search, a trial that was too short to show whether its load is sustained bounds
     nothing: a short trial passes at a load at which the queue grows slowly. A search that came to

@@ -1,4 +1,4 @@
-"""Carries out a search: runs its trials one after the other, and prints the progress and the result."""
+"""Carries out a search: runs its trials, and prints the progress and the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadgen.search.load_search import LoadSearch
 from loadgen.search.progress_estimate import estimate_trials_left
 from loadgen.search.search_kind import report_ended_search
 from loadgen.search.search_results import PlannedTrial, SearchResult, TrialResult, exit_code
-from loadgen.search.trial_runner import Interrupted, TrialRunner
+from loadgen.search.trial_runner import TrialInterruptedError, TrialRunner
 
 if TYPE_CHECKING:
     from loadgen.runs.show import Show
@@ -63,7 +63,7 @@ class SearchRun:
                 raise
             say(str(error))
             self.search.stop("nodes" if error.code == "node_lost" else "gone")
-        except Interrupted:
+        except TrialInterruptedError:
             self.search.stop("interrupted")
         except KeyboardInterrupt:
             if not self.search.results:

@@ -25,7 +25,8 @@ FULL_LENGTH_LAPSE = 0.01
 EARLY_PASS_LAPSE = 0.05
 """The same for a trial that passed before its full length."""
 SIGMA_PER_NOISE = 1.5
-"""The expected sigma in units of 1 / sqrt(n): lengths and their order add to the noise of arrivals."""
+"""The expected sigma in units of 1 / sqrt(n): lengths and their order add to the noise of arrivals.
+"""
 DEFAULT_SIGMA = 0.01
 """The expected sigma before a trial shows how many requests it has."""
 MAX_SUSTAIN_TRIALS = 10
@@ -62,23 +63,23 @@ class SearchSettings(
         max_trials: The largest number of trials, without those of the highest sustained load.
         max_time_s: The longest time that all trials may take together. None without a limit.
         is_integer: Whether loads are whole numbers, as numbers of virtual users are.
-        sustain_length_factor: The duration of the trials that show that a load is sustained, in full
-            lengths of a trial; 1 without such trials.
+        sustain_length_factor: The duration of the trials that show that a load is sustained, in
+            full lengths of a trial; 1 without such trials.
         run_spread: The variation of the server from run to run, as a share. None if it has to be
             learned from the trials.
         stop_reason: Why the search was stopped; see `SearchResult.stop_reason`.
         real_trial_s: The full length of a trial on a real server. None for a server that does not
             change over time, such as a simulation.
-        first_step: The factor between the first two loads. The later ones grow to BRACKET_STEP until
-            both a load that passes and one that fails are known.
+        first_step: The factor between the first two loads. The later ones grow to BRACKET_STEP
+            until both a load that passes and one that fails are known.
         requires_sustained: Whether a load is only confirmed by a trial that showed that nothing
             grows. False if the SLO alone decides, as by the rules of MLPerf, and as is enough for a
             closed loop, in which requests cannot pile up.
         may_extend_trials: Whether a confirmation that cannot show whether its load is sustained is
             repeated for as long as that takes.
         trial_load_s: The full length of the load of a trial. None if it is not known.
-        warmup_s: The length of the warm-up before each trial, in which the load rises to the highest
-            one that has passed; 0 if the trials start with an empty server.
+        warmup_s: The length of the warm-up before each trial, in which the load rises to the
+            highest one that has passed; 0 if the trials start with an empty server.
     """
 
     low: float

@@ -1,4 +1,4 @@
-"""The result of a search as text: a line for each trial, the capacity, its interval and its confirmation."""
+"""The result of a search as text: its trials, the capacity, the interval and the confirmation."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ AFTER_WARMUP = "after a warm-up"
 STOP_LABELS = {
     "": "not finished",
     "found": "found, and confirmed by a run at full length {start}",
-    "coarse": "found, and confirmed by a run at full length {start}; its interval is wider than the "
-    f"precision asked for after {ENOUGH_TRIALS} trials",
+    "coarse": "found, and confirmed by a run at full length {start}; its interval is wider than "
+    f"the precision asked for after {ENOUGH_TRIALS} trials",
     "none": "no load holds: not even the lowest trial did",
     "highest": "the highest load allowed holds: give a larger --high",
     "unconfirmed": "not confirmed: runs at full length failed where they should pass. Either the "
-    "server does not come back to the same state between runs, or what builds up takes longer than a "
-    "trial: search again, with longer ones (--duration; of mlperf --min-duration)",
+    "server does not come back to the same state between runs, or what builds up takes longer than "
+    "a trial: search again, with longer ones (--duration; of mlperf --min-duration)",
     "undecided": "not confirmed: loads met the SLO, and no trial could show whether the server "
     "sustains them",
     "probes": "stopped: so many trials were allowed and no more",
@@ -102,7 +102,8 @@ def describe_late_responses(result: TrialResult, trial_s: float, warmup_s: float
     late_by = format.duration(result.duration_s - load_s)
     return (
         f"the last answers came {late_by} after a load of {format.duration(load_s)}: "
-        "what so short a load confirms, a longer one may not bear. Begin again with a longer --duration"
+        "what so short a load confirms, a longer one may not bear. Begin again with a "
+        "longer --duration"
     )
 
 
@@ -199,9 +200,9 @@ def describe_interval_coverage(result: SearchResult, *, simulated: bool) -> str:
     """Return what the interval of a search covers and what it does not, the largest first."""
     if simulated:
         return (
-            f"the model is wrong by {format.shares(MODEL_ERROR)} (docs/simulation.md); other sample "
-            f"orders and seeds change it by up to {SEED_SPREAD}; this interval covers the search's own "
-            "noise, and neither of these"
+            f"the model is wrong by {format.shares(MODEL_ERROR)} (docs/simulation.md); other "
+            f"sample orders and seeds change it by up to {SEED_SPREAD}; this interval covers the "
+            "search's own noise, and neither of these"
         )
     is_learned = result.run_spread_source == "learned"
     origin = "learned from these runs: --run-spread tells it" if is_learned else "as told"
@@ -236,8 +237,8 @@ def confirmation_rows(
     if result.confirmed_load is not None:
         used = "" if is_shown_longer else f"; {USED_BY_COST}"
         confirmed = (
-            f"{result.confirmed_load:.4g}{unit}, a run at full length {_start_label(result)} met every "
-            f"term{used}"
+            f"{result.confirmed_load:.4g}{unit}, a run at full length {_start_label(result)} met "
+            f"every term{used}"
         )
         confirmed_rows = [(confirmed_load_label(result, trials), confirmed)]
     steady = _describe_steady_load(result, unit)

@@ -20,7 +20,7 @@ GAP_TOLERANCE = 1.1  # times the precision: a smaller gap between two loads is n
 
 
 class SustainedBracket(NamedTuple):
-    """The trial at the highest sustained load, and the one at the lowest load that is not sustained."""
+    """The trials at the highest sustained load and at the lowest load that is not."""
 
     sustained: TrialResult | None
     unsustained: TrialResult | None
@@ -126,7 +126,7 @@ class SustainedSearch:
         return max(needed, default=0.0) or None
 
     def _growth_trials(self) -> list[TrialResult]:
-        """Return the longer trials, and the confirmations that passed without showing sustainability."""
+        """Return the longer trials, and the confirmations whose load may not be sustained."""
         return [
             result
             for result in self.results
@@ -150,7 +150,7 @@ class SustainedSearch:
         return result.has_passed and result.sustained is not False
 
     def _needs_longer_trial(self, result: TrialResult) -> bool:
-        """Return whether a trial passed and only a longer one could show that its load is sustained."""
+        """Return whether only a longer trial could show that the load of a pass is sustained."""
         return self.settings.requires_sustained and result.has_passed and result.is_too_short
 
     def _extended_trial(self, result: TrialResult) -> LongerTrial | None:
@@ -201,7 +201,7 @@ class SustainedSearch:
         return self._untried_load(math.sqrt(sustained.load * unsustained.load))
 
     def _is_untested(self, load: float) -> bool:
-        """Return whether no ordinary trial has shown that this load is sustained, although one has to."""
+        """Return whether an ordinary trial still has to show that this load is sustained."""
         if not self.settings.requires_sustained:
             return False
         ordinary = [

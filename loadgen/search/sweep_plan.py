@@ -1,4 +1,4 @@
-"""The load points that the options of `loadgen sweep` ask for, each with its workload and settings."""
+"""Turns the options of `loadgen sweep` into load points with their workloads and settings."""
 
 from __future__ import annotations
 

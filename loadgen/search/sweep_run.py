@@ -23,7 +23,7 @@ from loadgen.runs.load_points import counted_points
 from loadgen.search import capacity_files, experiment, stored_sweep
 from loadgen.search.goal import Goal
 from loadgen.search.search_results import PlannedTrial, TrialResult
-from loadgen.search.trial_runner import Interrupted, TrialRunner
+from loadgen.search.trial_runner import TrialInterruptedError, TrialRunner
 
 if TYPE_CHECKING:
     from loadgen.core.execution.run import Execute
@@ -74,7 +74,7 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
     lost: TargetError | None = None
     try:
         _run_points(to_run, folder, plan, done, show)
-    except Interrupted:
+    except TrialInterruptedError:
         interrupted = True
     except TargetError as error:
         lost = error

@@ -91,9 +91,9 @@ class TrialMonitor:
     tasks, allows, whatever the other requests do. It needs no independence of the requests.
 
     A pass is an extrapolation, and only made with `may_pass_early`. The start-up has passed (by
-    MSER), the number of requests in flight does not grow, and neither the quantiles of the terms nor
-    the misses will reach their limits by the planned end. This is judged by batch means over the
-    requests in the order of their arrival, with every unresolved request counted as a miss.
+    MSER), the number of requests in flight does not grow, and neither the quantiles of the terms
+    nor the misses will reach their limits by the planned end. This is judged by batch means over
+    the requests in the order of their arrival, with every unresolved request counted as a miss.
     """
 
     def __init__(self, goal: Goal, load: PlannedLoad, *, may_pass_early: bool = True) -> None:
@@ -217,25 +217,25 @@ class TrialMonitor:
         batches_left = int(self._due_ns[-1]) / batches.width_ns - batches.count
         batches_ahead = min(batches_left, batches.count - start)
         in_flight = batches.in_flight[start:]
-        mean_in_flight = float(in_flight.mean())
-        _, growth = intervals.growth(in_flight, batches_ahead, CONFIDENCE)
-        if growth > MAX_GROWTH * mean_in_flight + MAX_GROWTH_REQUESTS:
+        is_steady = not _will_grow(in_flight, batches_ahead) and not any_part_grows(
+            rows, batches.ends_ns[start:] + self._start_ns
+        )
+        stays_within_limits = all(
+            _stays_below(series[start:], math.log(term.limit_ns), batches_ahead)
+            for term, series in zip(self._goal.slo.terms, quantile_series, strict=True)
+        )
+        if not is_steady or not stays_within_limits:
             return ""
-        if any_part_grows(rows, batches.ends_ns[start:] + self._start_ns):
-            return ""
-        for term, series in zip(self._goal.slo.terms, quantile_series, strict=True):
-            if not _stays_below(series[start:], math.log(term.limit_ns), batches_ahead):
-                return ""
         if not self._will_allow_misses(batches, start, misses):
             return ""
         width_s = batches.width_ns / NS_PER_S
         return (
-            f"steady since {start * width_s:.0f} s: {batches.count - start} batches of "
-            f"{width_s:.0f} s, {mean_in_flight:,.0f} in flight"
+            f"steady since {start * width_s:.0f} s: {len(in_flight)} batches of "
+            f"{width_s:.0f} s, {float(in_flight.mean()):,.0f} in flight"
         )
 
     def _cut_into_batches(self, now_ns: int, rows: NDArray[np.void]) -> _Batches | None:
-        """Return the batches up to the first one with an open request, or None if they are too few."""
+        """Return the batches before the first one with an open request, or None if too few."""
         width_ns = self._batch_width_ns()
         count = int((now_ns - self._start_ns) // width_ns)
         if count < MIN_BATCHES + START_UP_BATCHES:
@@ -305,10 +305,10 @@ class TrialMonitor:
         return all_series
 
     def _will_allow_misses(self, batches: _Batches, start: int, misses: NDArray[np.bool_]) -> bool:
-        """Return whether the misses stay within what is allowed, with unresolved requests as misses.
+        """Return whether the misses stay allowed, if unresolved requests count as misses.
 
-        The share of misses after batch `start` is extrapolated to the requests that are not due yet.
-        It is never taken to be less than one request in all.
+        The share of misses after batch `start` is extrapolated to the requests that are not due
+        yet. It is never taken to be less than one request in all.
         """
         requests_left = self._request_count - int(batches.arrived.sum())
         is_in_batch = batches.batch_of_row < batches.count
@@ -335,6 +335,12 @@ def _end_of_start_up(all_series: Sequence[NDArray[np.float64]]) -> int | None:
             return None
         last_start = max(last_start, start)
     return last_start
+
+
+def _will_grow(in_flight: NDArray[np.float64], batches_ahead: float) -> bool:
+    """Return whether the requests in flight may grow noticeably in the batches ahead."""
+    _, growth = intervals.growth(in_flight, batches_ahead, CONFIDENCE)
+    return growth > MAX_GROWTH * float(in_flight.mean()) + MAX_GROWTH_REQUESTS
 
 
 def _log_of(value_ns: float) -> float:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 NS_PER_S = 1_000_000_000
 NEVER_NS = np.iinfo(np.int64).max
 SERVER_GONE_KINDS = tuple(KIND[name] for name in ("dns", "connect", "tls", "reset"))
-"""Kinds of failure of a server that is gone. One that is overloaded responds late, or with errors."""
+"""Kinds of failure of a server that is gone. One that is overloaded responds late, or with errors.
+"""
 
 
 class TrialRecords(NamedTuple):
@@ -166,10 +167,10 @@ def judge_search_trial(
 ) -> Decision:
     """Return the outcome of a trial by its SLO and by what a search requires beside it.
 
-    A trial says nothing about the load if the endpoint refused requests for a quota or a rate limit.
-    It has failed if more than 1 % of its requests failed, or if the server did not sustain the load.
-    A run by MLPerf's rules is not judged by these, and for a load point of a sweep its table states
-    them.
+    A trial says nothing about the load if the endpoint refused requests for a quota or a rate
+    limit. It has failed if more than 1 % of its requests failed, or if the server did not sustain
+    the load. A run by MLPerf's rules is not judged by these, and for a load point of a sweep its
+    table states them.
     """
     summary = records.summary
     decision = judge_trial(goal, records, early_decision)
@@ -225,8 +226,8 @@ def _describe_exceeded_terms(
 ) -> list[str]:
     """Return for each term that more requests missed than it allows by how many it was missed.
 
-    Unfinished requests that have not missed a term yet are left out. If they are too many to be left
-    out, they count as if they had met it, so that a term is only exceeded for certain.
+    Unfinished requests that have not missed a term yet are left out. If they are too many to be
+    left out, they count as if they had met it, so that a term is only exceeded for certain.
     """
     if not goal.request_terms:
         return []
@@ -248,16 +249,16 @@ def _describe_exceeded_terms(
 
 def _describe_unfinished(unfinished_count: int, count: int) -> str:
     return (
-        f"{unfinished_count:,} of {count:,} requests were unfinished when the drain ended: too many "
-        "to say whether the SLO holds; give a longer --grace, or none"
+        f"{unfinished_count:,} of {count:,} requests were unfinished when the drain ended: too "
+        "many to say whether the SLO holds; give a longer --grace, or none"
     )
 
 
 def _find_invalidity(records: TrialRecords, *, ended_early: bool) -> _Invalidity | None:
     """Return why a trial says nothing about its load, or None if it does.
 
-    Few requests are enough for a trial that ended early, because its misses were counted against the
-    planned number of requests.
+    Few requests are enough for a trial that ended early, because its misses were counted against
+    the planned number of requests.
     """
     summary = records.summary
     for code in summary.verdict.codes:

@@ -1,9 +1,9 @@
-"""Runs the trials of a search or a sweep, and stores their results in the directory of the experiment.
+"""Runs the trials of a search or a sweep, and stores their results.
 
 A trial is an ordinary run that may end early. Over HTTP, the monitor reads the records while they
-are written. In virtual time, it is asked about sessions while they are simulated. Single requests are
-simulated to the end first, which costs less than asking the monitor on the way; it then looks at the
-records step by step, and a trial that it decides early is simulated again up to that time.
+are written. In virtual time, it is asked about sessions while they are simulated. Single requests
+are simulated to the end first, which costs less than asking the monitor on the way; it then looks
+at the records step by step, and a trial that it decides early is simulated again up to that time.
 """
 
 from __future__ import annotations
@@ -65,11 +65,13 @@ if TYPE_CHECKING:
 NS_PER_S = 1_000_000_000
 CHECK_INTERVAL_S = 5.0
 ROWS_PER_CHECK_INTERVAL = 400_000
-"""With each so many records, the monitor looks less often at a simulation: it reads all of them each time."""
+"""With each so many records, the monitor looks less often at a simulation: it reads all of them
+each time.
+"""
 TRIAL_SEED_STREAM = "probe"
 
 
-class Interrupted(Exception):
+class TrialInterruptedError(Exception):
     """The user stopped a trial."""
 
 
@@ -114,7 +116,7 @@ class TrialRunner:
     def run(self, trial: PlannedTrial) -> TrialResult:
         """Run one trial and store its result.
 
-        Raises Interrupted if the user stopped it, and UserError if it cannot run.
+        Raises TrialInterruptedError if the user stopped it, and UserError if it cannot run.
         """
         finished = self._run_to_end(trial)
         result = trial_result(finished, self.goal, has_own_seed=self.has_seed_per_trial)
@@ -122,7 +124,7 @@ class TrialRunner:
         return result
 
     def save_progress(self, search: LoadSearch) -> SearchResult:
-        """Return the result so far, and write the curve and the capacity in case the search is killed."""
+        """Return the result so far, and write it in case the search is killed."""
         result = search.result
         trial = PlannedTrial(number=0, load=result.load or 1.0, kind="probe", may_pass_early=False)
         capacity_files.write_outputs(
@@ -133,7 +135,7 @@ class TrialRunner:
         return result
 
     def save_result(self, search: LoadSearch) -> SearchResult:
-        """Return the result of a search, and write it with its trials, the curve and the capacity."""
+        """Return the result of a search, and write all of its files."""
         result = self.save_progress(search)
         stored = StoredSearch(
             result=result,
@@ -163,7 +165,7 @@ class TrialRunner:
         finally:
             monitored.stop_following()
         if summary.run.state == "interrupted" and monitored.decision is None:
-            raise Interrupted
+            raise TrialInterruptedError
         rows = monitored.simulated_rows
         if rows is None:
             rows = store.read_run(run_dir).rows

@@ -1,4 +1,4 @@
-"""The workload of a trial: one stage of a given load and length, after a warm-up if there is one."""
+"""The workload of a trial: a stage of a given load and length, after a warm-up if there is one."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def as_trial_workload(workload: Workload, length_ns: int) -> Workload:
 def with_load(workload: Workload, load: float) -> Workload:
     """Return the workload at another load.
 
-    That is the rate of its measured open-loop stages, or the virtual users of its closed-loop stages.
-    Raises UserError for a stage without a rate.
+    That is the rate of its measured open-loop stages, or the virtual users of its closed-loop
+    stages. Raises UserError for a stage without a rate.
     """
     stages = []
     for stage in workload.stages:

@@ -21,7 +21,7 @@ from loadgen.contracts.stored_validation import judge_again
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution import run as execution
 from loadgen.core.execution.plan import Settings
-from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.core.results import checksums
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats import intervals
@@ -51,15 +51,15 @@ def shown(made: RepeatSummary, runs: Sequence[Summary]) -> str:
 
 def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
     three = summaries(1, 2, 3, by=(0.9, 1.0, 1.1))
-    made = summarize_repeats([(f"r{i}", one) for i, one in enumerate(three)])
-    tpot = next(one for one in made.figures if one.metric == "tpot_ms.p50")
+    made = summarize_repeats([NamedSummary(f"r{i}", one) for i, one in enumerate(three)])
+    tpot = next(one for one in made.metrics if one.metric == "tpot_ms.p50")
     values = [one.tpot_ms.p50 for one in three]
     assert tpot.values == tuple(values)
     assert tpot.mean == pytest.approx(np.mean(values))
     half = intervals.t_quantile(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
     assert tpot.high is not None and tpot.high - tpot.mean == pytest.approx(half)
     assert tpot.spread == pytest.approx(0.1, abs=0.03)
-    ok = next(one for one in made.figures if one.metric == "ok_share")
+    ok = next(one for one in made.metrics if one.metric == "ok_share")
     assert ok.mean == 1.0 and ok.low is not None and 0.99 < ok.low < 0.999, (
         "900 requests without a failure"
     )
@@ -71,12 +71,14 @@ def test_repeats_say_whether_the_slo_was_met() -> None:
     """The list said "SLO missed", and the report of the same folder nothing but VALID."""
     three = summaries(1, 2, 3, by=(1.0, 20.0, 20.0))
     said = " ".join(
-        shown(summarize_repeats([(f"r{i}", one) for i, one in enumerate(three)]), three).split()
+        shown(
+            summarize_repeats([NamedSummary(f"r{i}", one) for i, one in enumerate(three)]), three
+        ).split()
     )
     assert "SLO met by 1 of 3 runs; missed by r1, r2: TTFT p99" in said and " MISSED " in said
     kept = [three[0]] * 2
     assert "SLO met by 2 of 2 runs: TTFT p99" in shown(
-        summarize_repeats([("a", kept[0]), ("b", kept[1])]), kept
+        summarize_repeats([NamedSummary("a", kept[0]), NamedSummary("b", kept[1])]), kept
     )
 
 
@@ -88,20 +90,24 @@ def invalid(summary: Summary) -> Summary:
 
 def test_an_invalid_repeat_counts_in_no_mean() -> None:
     first, second, third = summaries(1, 2, 3, by=(1.0, 1.0, 9.0))
-    repeats = [("r1", first), ("r2", second), ("r3", invalid(third))]
+    repeats = [
+        NamedSummary("r1", first),
+        NamedSummary("r2", second),
+        NamedSummary("r3", invalid(third)),
+    ]
     made = summarize_repeats(repeats)
-    tpot = next(one for one in made.figures if one.metric == "tpot_ms.p50")
+    tpot = next(one for one in made.metrics if one.metric == "tpot_ms.p50")
     assert tpot.values == (first.tpot_ms.p50, second.tpot_ms.p50)
-    assert made.valid and made.left_out == ("r3",) and made.runs == ("r1", "r2", "r3")
+    assert made.valid and made.excluded_runs == ("r3",) and made.runs == ("r1", "r2", "r3")
     text = " ".join(shown(made, [first, second, invalid(third)]).split())
     assert "1 of 3 runs is INVALID and left out of the means: r3" in text
 
 
 def test_repeats_of_which_none_is_valid_keep_their_means_and_are_not_valid() -> None:
     two = [invalid(one) for one in summaries(1, 2)]
-    made = summarize_repeats([("r1", two[0]), ("r2", two[1])])
-    assert not made.valid and made.left_out == ()
-    assert all(len(one.values) == 2 for one in made.figures)
+    made = summarize_repeats([NamedSummary("r1", two[0]), NamedSummary("r2", two[1])])
+    assert not made.valid and made.excluded_runs == ()
+    assert all(len(one.values) == 2 for one in made.metrics)
 
 
 def test_auto_repeats_until_enough_runs_are_valid() -> None:
@@ -112,8 +118,8 @@ def test_auto_repeats_until_enough_runs_are_valid() -> None:
 
 
 def test_one_run_has_no_interval() -> None:
-    made = summarize_repeats([("r1", summaries(1)[0])])
-    assert all(one.low is None and one.high is None and one.spread is None for one in made.figures)
+    made = summarize_repeats([NamedSummary("r1", summaries(1)[0])])
+    assert all(one.low is None and one.high is None and one.spread is None for one in made.metrics)
     assert "no interval" in shown(made, summaries(1))
 
 

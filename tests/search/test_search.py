@@ -1559,7 +1559,7 @@ def test_the_report_of_a_killed_search_states_the_bound_that_cost_and_size_state
     capsys.readouterr()
     assert exits("report", str(folder)) == 3
     text_of_report = " ".join(capsys.readouterr().out.split())
-    assert stored.words in text_of_report
+    assert stored.description in text_of_report
 
 
 def test_a_trial_too_short_to_show_growth_bounds_nothing_of_a_stopped_search() -> None:

@@ -221,4 +221,4 @@ def test_the_highest_load_that_is_allowed_is_confirmed_at_full_length() -> None:
 def test_the_time_that_sustained_covers_stands_behind_it(state: State) -> None:
     """A server that leaks and restarts each hour was called sustained, without a limit of time."""
     capacity = Capacity(rate_per_s=30, method="search", state=state, sustained_s=1200)
-    assert ("20 min" in capacity.words) is (state == "sustained")
+    assert ("20 min" in capacity.description) is (state == "sustained")

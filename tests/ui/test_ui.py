@@ -20,7 +20,7 @@ from browser import Browser, find
 from canned import answering
 
 from loadgen.cli.app import run_command_line
-from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
+from loadgen.core.metrics.summary import NamedSummary, Summary, dump_summary, load_summary
 from loadgen.pricing.price_file import load_prices
 from loadgen.repeated.capacity import Capacity, dump_capacity
 from loadgen.repeated.repeats import summarize_repeats
@@ -140,7 +140,7 @@ def _invalid(summary: Summary) -> Summary:
 
 def _store_repeats(folder: Path, *repeats: Summary) -> None:
     """Store runs in a folder as `run --repeat` leaves it."""
-    named = [(f"r{number}", summary) for number, summary in enumerate(repeats, 1)]
+    named = [NamedSummary(f"r{number}", summary) for number, summary in enumerate(repeats, 1)]
     for name, summary in named:
         _store(folder / name, summary)
     (folder / "repeats.json").write_bytes(msgspec.json.encode(summarize_repeats(named)))
@@ -171,7 +171,7 @@ def test_an_invalid_repeat_is_not_in_the_mean_of_the_list(tmp_path: Path) -> Non
 
 def test_a_sweep_that_was_repeated_is_listed_with_the_mean_of_its_best_load(tmp_path: Path) -> None:
     folder = tmp_path / "swept"
-    levels: dict[str, list[tuple[str, Summary]]] = {"r1": [], "r2": []}
+    levels: dict[str, list[NamedSummary]] = {"r1": [], "r2": []}
     for number, factor in ((1, 1.0), (2, 1.4)):
         for level, rate in (("r1", 1), ("r2", 2)):
             name = f"r{number}/{level}"
@@ -179,7 +179,7 @@ def test_a_sweep_that_was_repeated_is_listed_with_the_mean_of_its_best_load(tmp_
             load = msgspec.structs.replace(summary.load, offered_rps=float(rate))
             summary = msgspec.structs.replace(summary, load=load)
             _store(folder / name, summary)
-            levels[level].append((name, summary))
+            levels[level].append(NamedSummary(name, summary))
     made = {level: summarize_repeats(named) for level, named in levels.items()}
     (folder / "repeats.json").write_bytes(msgspec.json.encode({"levels": made}))
     (found,) = results_in(tmp_path)
