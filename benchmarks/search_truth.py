@@ -327,8 +327,8 @@ def main() -> None:
                 "cpu_s": time.process_time() - began,
                 "told": [
                     (
-                        one.trial.kind,
-                        round(one.trial.load, 2),
+                        one.kind,
+                        round(one.load, 2),
                         one.outcome,
                         one.ended_early,
                         round(one.duration_s),

@@ -647,7 +647,7 @@ def _find_peak(
     confirmed = [
         trial
         for trial in search.results
-        if trial.trial.kind == kind
+        if trial.kind == kind
         and trial.has_passed
         and (kind == "confirm" or trial.sustained is not False)
     ]

@@ -229,8 +229,8 @@ def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) 
         return None
     # In a closed loop the interval of the result is in virtual users, and not in requests.
     interval = None if is_closed_loop else _interval_with(rate, result)
-    is_load_point = best.trial.kind == "level"
-    is_longer_trial = best.trial.kind == "sustain"
+    is_load_point = best.kind == "level"
+    is_longer_trial = best.kind == "sustain"
     lower_bound_reason = _lower_bound_reason(outcome)
     return Capacity(
         rate_per_s=rate,
@@ -243,7 +243,7 @@ def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) 
         method="sweep" if is_load_point else "search",
         recipe="" if workload is None else _recipe(workload, summary),
         evidence=best.run_name or ".",
-        confirmed=best.trial.kind in CONFIRMING_KINDS,
+        confirmed=best.kind in CONFIRMING_KINDS,
         output_tokens_per_s=summary.tokens.steady_output_per_s,
         total_tokens_per_s=summary.tokens.steady_total_per_s,
         sustained=_is_sustained(best, result),
@@ -284,7 +284,7 @@ def _interval_with(rate: float, result: SearchResult) -> _Interval | None:
 
 def _is_sustained(best: TrialResult, result: SearchResult) -> bool | None:
     """Return whether the load of a run is sustained. Only a longer run can show that it is."""
-    if best.trial.kind == "sustain":
+    if best.kind == "sustain":
         return result.sustained
     return False if best.sustained is False else None
 

@@ -271,14 +271,16 @@ def _decode_plan(path: Path) -> ExperimentPlan:
 def resume_command(output_dir: Path, plan: ExperimentPlan) -> str:
     """Return the command that resumes a search, with the arguments that are not stored."""
     arguments = ["--resume", str(output_dir), *arguments_to_type_again(plan.command)]
-    command_name = plan.command[1:2]
-    if command_name == ("mlperf",):
-        command = " ".join(plan.command[:3])
-    elif command_name == ("search",):
-        command = " ".join(plan.command[:2])
-    else:
-        command = "the same command and"
-    return f"{command} {shlex.join(arguments)}"
+    return f"{_command_words(plan)} {shlex.join(arguments)}"
+
+
+def _command_words(plan: ExperimentPlan) -> str:
+    """Return the command of a search without its arguments, such as "loadgen mlperf server"."""
+    if plan.command[1:2] == ("mlperf",):
+        return " ".join(plan.command[:3])
+    if plan.command[1:2] == ("search",):
+        return " ".join(plan.command[:2])
+    return "the same command and"
 
 
 # Units
@@ -319,7 +321,7 @@ def read_results(output_dir: Path, *, include_invalid: bool = False) -> list[Tri
     """
     path = output_dir / TRIALS_FILE
     lines = path.read_bytes().splitlines() if path.is_file() else []
-    by_number = {result.trial.number: result for result in decoded_lines(lines, TrialResult)}
+    by_number = {result.number: result for result in decoded_lines(lines, TrialResult)}
     return [
         result
         for result in by_number.values()

@@ -180,9 +180,7 @@ class LoadSearch:
             trial_count=len(self.results),
             duration_s=sum(result.duration_s for result in self.results),
             confirmation_s=sum(
-                result.duration_s
-                for result in self.results
-                if result.trial.kind in CONFIRMING_KINDS
+                result.duration_s for result in self.results if result.kind in CONFIRMING_KINDS
             ),
             horizon_s=horizon_s,
             run_spread=run_spread,
@@ -199,7 +197,7 @@ class LoadSearch:
         length_factor = self.settings.sustain_length_factor
         sustained_for_s = None
         if sustained is not None:
-            length_factor = sustained.trial.length_factor
+            length_factor = sustained.length_factor
             if self.settings.trial_load_s is not None:
                 sustained_for_s = length_factor * self.settings.trial_load_s
         return msgspec.structs.replace(
@@ -234,7 +232,7 @@ class LoadSearch:
         lowest_failed = math.inf if self._lowest_failed is None else self._lowest_failed
         is_clearly_lower = load * (1 + self.settings.precision) <= lowest_failed
         # Not the number of results: a resumed search lacks those of trials that were not valid.
-        last_number = max((result.trial.number for result in self.results), default=-1)
+        last_number = max((result.number for result in self.results), default=-1)
         return PlannedTrial(
             number=last_number + 1,
             load=load,
@@ -256,9 +254,7 @@ class LoadSearch:
 
     def _ordinary_results(self) -> list[TrialResult]:
         """Return the valid results of the trials that are not longer than usual."""
-        return [
-            result for result in self.results if result.is_valid and result.trial.kind != "sustain"
-        ]
+        return [result for result in self.results if result.is_valid and result.kind != "sustain"]
 
     @property
     def _highest_passed(self) -> float | None:
@@ -271,7 +267,7 @@ class LoadSearch:
         return min(failed, default=None)
 
     def _confirmations(self) -> list[TrialResult]:
-        return [result for result in self._ordinary_results() if result.trial.kind == "confirm"]
+        return [result for result in self._ordinary_results() if result.kind == "confirm"]
 
     @property
     def _confirmed_load(self) -> float | None:

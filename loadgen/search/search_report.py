@@ -74,12 +74,12 @@ class SearchReportInput:
     @property
     def trials(self) -> list[TrialResult]:
         """The trials in the order in which they ran."""
-        return sorted(self.search.trials, key=lambda trial: trial.trial.number)
+        return sorted(self.search.trials, key=lambda trial: trial.number)
 
     @property
     def trials_by_load(self) -> list[TrialResult]:
         """The trials in the order of their loads."""
-        return sorted(self.search.trials, key=lambda trial: (trial.load, trial.trial.number))
+        return sorted(self.search.trials, key=lambda trial: (trial.load, trial.number))
 
 
 def render_search_report(source: SearchReportInput) -> Report:
@@ -217,7 +217,7 @@ def _describe_limits(
     lowest = min((*failed, *growing), key=lambda trial: trial.load, default=None)
     if lowest is None:
         return
-    factor = lowest.trial.length_factor
+    factor = lowest.length_factor
     length = f" (over {factor:g} times the length of a trial)" if factor > 1 else ""
     what_happened = "missed" if lowest.has_failed else "held and grew"
     reason = lowest.reason if lowest.has_failed else lowest.sustained_reason
@@ -250,7 +250,7 @@ def _misses_by_term(
 
 def _may_last(trial: TrialResult) -> bool:
     """Return whether a trial did not show growth at full length."""
-    return trial.trial.kind not in CONFIRMING_KINDS or trial.sustained is not False
+    return trial.kind not in CONFIRMING_KINDS or trial.sustained is not False
 
 
 # Charts
@@ -336,7 +336,7 @@ def _dots_by_outcome(
         ]
         if not indices:
             continue
-        labels = [KIND_LABELS.get(trials[index].trial.kind, "") for index in indices]
+        labels = [KIND_LABELS.get(trials[index].kind, "") for index in indices]
         links = [levels_text.address(trials[index].run_name) for index in indices]
         yield Series(
             name=search_text.OUTCOME_LABELS[outcome],

@@ -106,9 +106,24 @@ class TrialResult(
     needed_load_s: float | None = None
 
     @property
+    def number(self) -> int:
+        """The number of the trial, from 0."""
+        return self.trial.number
+
+    @property
     def load(self) -> float:
         """The requested load."""
         return self.trial.load
+
+    @property
+    def kind(self) -> TrialKind:
+        """Why the load was tried."""
+        return self.trial.kind
+
+    @property
+    def length_factor(self) -> float:
+        """The duration of the trial, as a multiple of its full length."""
+        return self.trial.length_factor
 
     @property
     def is_valid(self) -> bool:
@@ -250,9 +265,7 @@ def lowest_growing_load(results: Iterable[TrialResult]) -> float:
 
 def lowest_load_failed_longer(results: Iterable[TrialResult]) -> float:
     """Return the lowest load that failed in a trial longer than the ordinary ones, or infinity."""
-    failed = [
-        result.load for result in results if result.trial.kind == "sustain" and result.has_failed
-    ]
+    failed = [result.load for result in results if result.kind == "sustain" and result.has_failed]
     return min(failed, default=math.inf)
 
 
@@ -266,7 +279,7 @@ def _full_length_passes(results: Sequence[TrialResult]) -> list[TrialResult]:
     failed_longer = lowest_load_failed_longer(results)
     passes = []
     for result in results:
-        limit = growing if result.trial.kind == "sustain" else min(growing, failed_longer)
+        limit = growing if result.kind == "sustain" else min(growing, failed_longer)
         if result.has_passed and not result.ended_early and result.load < limit:
             passes.append(result)
     return passes
@@ -280,8 +293,8 @@ def find_best_trial(results: Sequence[TrialResult]) -> TrialResult | None:
     """
 
     def rank(result: TrialResult) -> tuple[bool, bool, bool, float]:
-        is_confirming = result.trial.kind in CONFIRMING_KINDS
-        is_longer = result.trial.kind == "sustain"
+        is_confirming = result.kind in CONFIRMING_KINDS
+        is_longer = result.kind == "sustain"
         is_shown_sustained = is_confirming and result.sustained is True
         return is_shown_sustained, is_longer, is_confirming, result.load
 
@@ -335,6 +348,6 @@ def capacity_and_state(
     best = find_capacity_trial(result, trials)
     if best is None or result.load is None or result.stop_reason == "unconfirmed":
         return None, capacity_state(result, confirmed=None, sustained=None)
-    sustained = result.sustained if best.trial.kind == "sustain" else None
-    is_confirming = best.trial.kind in CONFIRMING_KINDS
+    sustained = result.sustained if best.kind == "sustain" else None
+    is_confirming = best.kind in CONFIRMING_KINDS
     return best.load, capacity_state(result, confirmed=is_confirming, sustained=sustained)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from loadgen.cli.output import print_report, say
@@ -44,6 +44,7 @@ class SearchRun:
     show: Show
     unit: str
     trial_s: float
+    _earlier_trial_count: int = field(default=0, init=False)
 
     def run(self, output: Output = "report") -> int:
         """Run trials until the search has ended, print the result and return the exit code.
@@ -138,7 +139,7 @@ class SearchRun:
         left = estimate_trials_left(self.search, runs_to_end=runs_to_end, trial_s=self.trial_s)
         own_results = self.search.results[self._earlier_trial_count :]
         if is_virtual:
-            lengths = sum(result.trial.length_factor for result in own_results)
+            lengths = sum(result.length_factor for result in own_results)
         else:
             lengths = sum(result.duration_s / self.trial_s for result in own_results)
         if not lengths:

@@ -95,7 +95,7 @@ def describe_late_responses(result: TrialResult, trial_s: float, warmup_s: float
 
     `trial_s` is the full length of the load of a trial, `warmup_s` that of its warm-up.
     """
-    load_s = trial_s * result.trial.length_factor + warmup_s
+    load_s = trial_s * result.length_factor + warmup_s
     is_timely = result.duration_s < MUCH_LONGER * load_s
     if result.ended_early or not result.is_valid or is_timely:
         return ""
@@ -191,7 +191,7 @@ def _describe_effort(result: SearchResult) -> str:
 def _invalid_trial_rows(trials: Sequence[TrialResult]) -> list[tuple[str, str]]:
     invalid = [trial for trial in trials if not trial.is_valid]
     return [
-        ("Not valid", f"trial {trial.trial.number}: {trial.reason}")
+        ("Not valid", f"trial {trial.number}: {trial.reason}")
         for trial in invalid[-MAX_INVALID_SHOWN:]
     ]
 
@@ -282,7 +282,7 @@ def describe_rules_only(result: SearchResult, trials: Sequence[TrialResult]) -> 
     reason = f"rules only: {result.sustained_reason}"
     if result.length_factor > 1:
         return reason
-    confirmations = [trial.duration_s for trial in trials if trial.trial.kind == "confirm"]
+    confirmations = [trial.duration_s for trial in trials if trial.kind == "confirm"]
     needed = format.duration(2 * max(confirmations, default=0.0))
     return f"{reason}; --sustain --resume with this folder confirms it, in about {needed} a try"
 
@@ -324,10 +324,10 @@ def describe_units(unit: str) -> str:
 
 def _kind_note(trial: TrialResult) -> str:
     notes = []
-    if trial.trial.kind == "confirm":
+    if trial.kind == "confirm":
         notes.append("confirmation")
-    if trial.trial.kind == "sustain":
-        notes.append(f"{trial.trial.length_factor:g} x length")
+    if trial.kind == "sustain":
+        notes.append(f"{trial.length_factor:g} x length")
     if trial.sustained is False:
         notes.append("grows")
     return ", ".join(notes)

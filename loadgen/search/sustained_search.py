@@ -22,8 +22,8 @@ GAP_TOLERANCE = 1.1  # times the precision: a smaller gap between two loads is n
 class SustainedBracket(NamedTuple):
     """The trials at the highest sustained load and at the lowest load that is not."""
 
-    sustained: TrialResult | None
-    unsustained: TrialResult | None
+    highest_sustained: TrialResult | None
+    lowest_unsustained: TrialResult | None
 
 
 class LongerTrial(NamedTuple):
@@ -78,7 +78,7 @@ class SustainedSearch:
 
     def next_trial(self) -> LongerTrial | None:
         """Return the next trial to run, or None if no further trial is needed or allowed."""
-        longer_trials = [result for result in self.results if result.trial.kind == "sustain"]
+        longer_trials = [result for result in self.results if result.kind == "sustain"]
         max_trials = self.settings.max_trials + MAX_SUSTAIN_TRIALS
         if len(longer_trials) >= MAX_SUSTAIN_TRIALS or len(self.results) >= max_trials:
             return None
@@ -88,20 +88,20 @@ class SustainedSearch:
         load = self._next_load()
         if load is None:
             return None
-        factors = [result.trial.length_factor for result in longer_trials]
+        factors = [result.length_factor for result in longer_trials]
         return LongerTrial(load, max(factors, default=self.settings.sustain_length_factor))
 
     def sustainability(self, confirmed_load: float | None) -> Sustainability:
         """Return whether the highest load is sustained. Only a longer trial can show that it is."""
-        sustained, unsustained = self.bracket()
-        if sustained is not None and sustained.trial.length_factor > 1:
-            factor = sustained.trial.length_factor
-            how_long = f"held over {factor:g} times the length of a trial; "
-            return Sustainability(sustained.sustained, how_long + sustained.sustained_reason)
-        if unsustained is not None:
-            return self._explain_unsustained(unsustained)
+        bracket = self.bracket()
+        highest = bracket.highest_sustained
+        if highest is not None and highest.length_factor > 1:
+            length = f"held over {highest.length_factor:g} times the length of a trial"
+            return Sustainability(highest.sustained, f"{length}; {highest.sustained_reason}")
+        if bracket.lowest_unsustained is not None:
+            return self._explain_unsustained(bracket.lowest_unsustained)
         too_short = [result for result in self._growth_trials() if self._needs_longer_trial(result)]
-        if sustained is None and too_short:
+        if highest is None and too_short:
             return Sustainability(None, too_short[-1].sustained_reason)
         if confirmed_load is None:
             return Sustainability(None, "no load was confirmed")
@@ -112,8 +112,8 @@ class SustainedSearch:
         if not self.settings.requires_sustained:
             return ""
         bracket = self.bracket()
-        is_open = bracket.unsustained is None and not self._is_untested(self._highest_load())
-        if bracket.sustained is not None or is_open:
+        is_open = bracket.lowest_unsustained is None and not self._is_untested(self._highest_load())
+        if bracket.highest_sustained is not None or is_open:
             return ""
         growth_trials = self._growth_trials()
         is_unknown = any(result.has_passed and result.sustained is None for result in growth_trials)
@@ -131,17 +131,15 @@ class SustainedSearch:
             result
             for result in self.results
             if result.is_valid
-            and (result.trial.kind == "sustain" or self._is_doubtful_confirmation(result))
+            and (result.kind == "sustain" or self._is_doubtful_confirmation(result))
         ]
 
     def _is_doubtful_confirmation(self, result: TrialResult) -> bool:
-        is_confirmation = result.trial.kind == "confirm" and result.has_passed
+        is_confirmation = result.kind == "confirm" and result.has_passed
         return is_confirmation and not self._is_sustained(result)
 
     def _confirmations(self) -> list[TrialResult]:
-        return [
-            result for result in self.results if result.is_valid and result.trial.kind == "confirm"
-        ]
+        return [result for result in self.results if result.is_valid and result.kind == "confirm"]
 
     def _is_sustained(self, result: TrialResult) -> bool:
         """Return whether a trial passed and showed of growth what the settings require."""
@@ -159,7 +157,7 @@ class SustainedSearch:
         Return None if trials may not be extended, or if the longest one would hardly decide either.
         """
         needed_factor = self._needed_length_factor(result)
-        is_longest = result.trial.length_factor >= MAX_LENGTH_FACTOR
+        is_longest = result.length_factor >= MAX_LENGTH_FACTOR
         is_hopeless = needed_factor > 2 * MAX_LENGTH_FACTOR
         if not self.settings.may_extend_trials or is_longest or is_hopeless:
             return None
@@ -167,7 +165,7 @@ class SustainedSearch:
 
     def _needed_length_factor(self, result: TrialResult) -> float:
         """Return how long a trial has to be to decide, at least twice as long as `result` was."""
-        doubled = 2 * result.trial.length_factor
+        doubled = 2 * result.length_factor
         if self.settings.trial_load_s is None or result.needed_load_s is None:
             return doubled
         needed_s = LENGTH_MARGIN * result.needed_load_s
@@ -207,7 +205,7 @@ class SustainedSearch:
         ordinary = [
             result
             for result in self.results
-            if result.is_valid and result.trial.kind != "sustain" and result.load >= load
+            if result.is_valid and result.kind != "sustain" and result.load >= load
         ]
         return not any(self._is_sustained(result) for result in ordinary)
 

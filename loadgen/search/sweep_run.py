@@ -120,7 +120,7 @@ def _run_points(
     assert plan.seed is not None
     # What a preflight finds out about a target is the same for all its load points.
     execute: Execute = partial(run.execute, known={})
-    number = max((result.trial.number for result in done), default=-1)
+    number = max((result.number for result in done), default=-1)
     for planned in to_run:
         number += 1
         show.step(f"load point {planned.point.name}")

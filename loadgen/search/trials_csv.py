@@ -25,13 +25,13 @@ def render_trials_csv(trials: Sequence[TrialResult]) -> bytes:
     the number of GPUs is not known) and more tokens/s per user.
     """
     points = {
-        trial.trial.number: (_throughput(trial), trial.metrics.get("tokens_per_s_per_user"))
+        trial.number: (_throughput(trial), trial.metrics.get("tokens_per_s_per_user"))
         for trial in trials
         if trial.is_valid
     }
     front = pareto(points)
     rows = [
-        (*_trial_cells(trial), int(trial.trial.number in front))
+        (*_trial_cells(trial), int(trial.number in front))
         for trial in sorted(trials, key=lambda trial: trial.load)
     ]
     return _render_csv((*COLUMNS, "pareto"), rows)

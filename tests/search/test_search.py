@@ -321,7 +321,7 @@ def test_a_point_outside_a_given_bracket_is_not_placed_inside(
         _tell(asking, outcome)
     answer = asking.result
     assert (answer.stop_reason, answer.load, answer.interval) == (reason, load, None)
-    assert asking.results[-1].trial.load == last and len(asking.results) < 12
+    assert asking.results[-1].load == last and len(asking.results) < 12
 
 
 def test_an_invalid_probe_is_tried_again_and_a_second_one_ends_the_search_with_what_it_knows() -> (
@@ -379,7 +379,7 @@ def test_what_is_known_after_many_trials_is_confirmed() -> None:
                 sampling_noise=0.03,
             )
         )
-    kinds = [result.trial.kind for result in search.results]
+    kinds = [result.kind for result in search.results]
     assert "confirm" not in kinds[:ENOUGH_TRIALS] and kinds[ENOUGH_TRIALS] == "confirm"
     assert (
         search.result.stop_reason == "coarse"
@@ -915,10 +915,10 @@ def test_a_search_on_a_simulated_target_begins_where_its_preset_is_full(tmp_path
     first, second, *others = experiment.read_results(folder)
     assert {first.outcome, second.outcome} == {"under", "over"}
     assert len(others) <= 9
-    loads = sorted((first.trial.load, second.trial.load))
+    loads = sorted((first.load, second.load))
     assert loads[1] / loads[0] == pytest.approx(ESTIMATE_STEP)
     assert exits(*asked, "--start", "100", "--max-probes", "1", "--out", str(tmp_path / "t")) == 3
-    assert experiment.read_results(tmp_path / "t")[0].trial.load == 100, "what is asked for stands"
+    assert experiment.read_results(tmp_path / "t")[0].load == 100, "what is asked for stands"
 
 
 def test_what_is_typed_again_stands_over_what_was_typed_before() -> None:
@@ -1425,12 +1425,11 @@ def test_longer_trials_that_are_left_are_told_from_those_that_failed() -> None:
     foretold = []
     while (trial := search.next_trial()) is not None:
         if trial.kind in ("confirm", "sustain"):
-            foretold.append((search.results[-1].trial.number, estimate_trials_left(search).lengths))
+            foretold.append((search.results[-1].number, estimate_trials_left(search).lengths))
         passes = trial.load <= (holds if trial.kind == "sustain" else 12.8)
         _tell(search, "under" if passes else "over", sustained=True)
     left = [
-        sum(told.trial.length_factor for told in search.results[number + 1 :])
-        for number, _ in foretold
+        sum(told.length_factor for told in search.results[number + 1 :]) for number, _ in foretold
     ]
     assert len(left) >= 5 and left[0] >= 9, "one confirmation, and longer ones at ever lower loads"
     ratios = [there / told for there, (_, told) in zip(left, foretold, strict=True)]
@@ -1445,7 +1444,7 @@ def test_a_first_load_that_is_far_off_takes_few_trials_to_a_bracket() -> None:
         )
         while (trial := search.next_trial()) is not None and trial.kind == "bracket":
             _tell(search, "under" if trial.load < true_load else "over")
-        assert len(search.results) <= most, (true_load, [one.trial.load for one in search.results])
+        assert len(search.results) <= most, (true_load, [one.load for one in search.results])
 
 
 def test_the_command_that_resumes_a_search_raises_the_limit_it_stopped_at() -> None:

@@ -111,11 +111,11 @@ def test_a_load_above_one_that_grew_is_never_the_capacity() -> None:
 
     search = steady_search()
     run_search(search, server)
-    growing = min(one.trial.load for one in search.results if one.sustained is False)
+    growing = min(one.load for one in search.results if one.sustained is False)
     load, state = capacity_and_state(search.result, search.results)
     assert state == "confirmed" and load is not None and load < growing
     best = find_best_trial(search.results)
-    assert best is not None and best.trial.load == load
+    assert best is not None and best.load == load
 
 
 def test_a_load_is_not_confirmed_where_growth_is_unknown() -> None:
@@ -149,7 +149,7 @@ def test_a_trial_that_is_too_short_is_repeated_as_long_as_it_has_to_be(longer: f
 
     search = run_search(steady_search(sustain_length_factor=longer), server)
     answer = search.result
-    longer_trials = [one.trial for one in search.results if one.trial.kind == "sustain"]
+    longer_trials = [one.trial for one in search.results if one.kind == "sustain"]
     assert [one.length_factor for one in longer_trials] == [3.0]
     assert (answer.stop_reason, answer.sustained, answer.sustained_load) == (
         "found",
@@ -168,7 +168,7 @@ def test_where_no_trial_may_be_longer_a_load_that_is_too_short_to_judge_stays_un
     assert search.result.stop_reason == "undecided"
     assert search.result.needed_load_s == 1500
     assert (search.result.sustained, search.result.sustained_reason) == (None, "too short")
-    assert not any(one.trial.kind == "sustain" for one in search.results)
+    assert not any(one.kind == "sustain" for one in search.results)
 
 
 def test_a_search_does_not_extend_its_trials_without_end() -> None:
@@ -178,7 +178,7 @@ def test_a_search_does_not_extend_its_trials_without_end() -> None:
 
     search = run_search(steady_search(sustain_length_factor=2.0), server)
     assert search.result.stop_reason == "undecided"
-    assert max(one.trial.length_factor for one in search.results) <= MAX_LENGTH_FACTOR
+    assert max(one.length_factor for one in search.results) <= MAX_LENGTH_FACTOR
 
 
 def test_an_invalid_trial_confirms_nothing() -> None:
@@ -214,7 +214,7 @@ def test_the_highest_load_that_is_allowed_is_confirmed_at_full_length() -> None:
     assert search.result.stop_reason == "highest"
     assert capacity_and_state(search.result, search.results) == (80, "confirmed")
     assert search.result.is_lower_bound
-    assert math.isclose(search.results[-1].trial.load, 80) and not search.results[-1].ended_early
+    assert math.isclose(search.results[-1].load, 80) and not search.results[-1].ended_early
 
 
 @pytest.mark.parametrize("state", ["sustained", "confirmed", "held"])

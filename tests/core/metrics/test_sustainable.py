@@ -359,9 +359,7 @@ def test_a_peak_that_holds_when_it_goes_on_is_sustained_after_one_longer_trial()
     answer = search.result
     assert (answer.stop_reason, answer.sustained, answer.is_by_rules_only) == ("found", True, False)
     assert answer.sustained_load == answer.confirmed_load and answer.unsustained_load is None
-    assert [
-        result.trial.length_factor for result in search.results if result.trial.kind == "sustain"
-    ] == [2.0]
+    assert [result.length_factor for result in search.results if result.kind == "sustain"] == [2.0]
 
 
 def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> None:
