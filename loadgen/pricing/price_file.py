@@ -15,7 +15,16 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loadgen_sdk.price_file import RANGES, TELL_APART, PerToken, absurd, latest, to_come, twice
+from loadgen_sdk.price_file import (
+    DUPLICATE_HINT,
+    PLAUSIBLE_RANGES,
+    PerToken,
+    PlausibleRange,
+    find_duplicates,
+    find_future_date,
+    find_implausible_amount,
+    latest_prices,
+)
 from msgspec.structs import replace
 
 from loadgen.core.errors import Code, CombinedError, LoadgenError, Place, UserError
@@ -41,13 +50,15 @@ KeyPath = tuple[str | int, ...]
 SAMPLE = Path(__file__).parent.parent / "data" / "prices_sample.yaml"
 EXAMPLE = "docs/prices.example.yaml"
 
-GPU_HOUR_RANGE = (Decimal("0.05"), Decimal(200), "per_gpu_hour", "a GPU-hour")
-CAPITAL_RANGE = (Decimal(500), Decimal(1_000_000), "capital_per_gpu", "a GPU's part of the capital")
-KILOWATT_HOUR_RANGE = (Decimal("0.001"), Decimal(5), "per_kwh", "a kilowatt-hour")
-"""Plausible amounts in dollars and similar currencies: lowest, highest, unit, noun for messages."""
+GPU_HOUR_RANGE = PlausibleRange(Decimal("0.05"), Decimal(200), "per_gpu_hour", "a GPU-hour")
+CAPITAL_RANGE = PlausibleRange(
+    Decimal(500), Decimal(1_000_000), "capital_per_gpu", "a GPU's part of the capital"
+)
+KILOWATT_HOUR_RANGE = PlausibleRange(Decimal("0.001"), Decimal(5), "per_kwh", "a kilowatt-hour")
+"""Plausible amounts in dollars and similar currencies."""
 
 _MONEY_KEYS = (
-    *RANGES,
+    *PLAUSIBLE_RANGES,
     "per_hour",
     "per_gpu_hour",
     "capital",
@@ -271,7 +282,7 @@ def _located_prices(written: WrittenPrices) -> list[LocatedPrice]:
 
 def _valid_at(located: Sequence[LocatedPrice], day: date | None) -> list[LocatedPrice]:
     """Return the latest price of each offer, or the latest that was valid at a day."""
-    valid = latest(located, lambda entry: entry.offer, lambda entry: entry.as_of, day)
+    valid = latest_prices(located, lambda entry: entry.offer, lambda entry: entry.as_of, day)
     if not valid and day is not None and located:
         raise UserError(
             "no_price",
@@ -290,7 +301,7 @@ def _check_consistency(written: WrittenPrices, file: _CheckedFile, today: date) 
     ]
     dates += [(entry.keys, entry.as_of) for entry in located]
     for keys, as_of in dates:
-        wrong_date = to_come(as_of, today)
+        wrong_date = find_future_date(as_of, today)
         if wrong_date is not None:
             file.add_error(wrong_date.code, wrong_date.what, (*keys, "as_of"), wrong_date.hint)
     for keys, price in located:
@@ -303,13 +314,13 @@ def _check_consistency(written: WrittenPrices, file: _CheckedFile, today: date) 
 
 
 def _check_repeated_offers(located: Sequence[LocatedPrice], file: _CheckedFile) -> None:
-    repeated = twice(located, lambda entry: entry.offer, lambda entry: entry.as_of)
+    repeated = find_duplicates(located, lambda entry: entry.offer, lambda entry: entry.as_of)
     for entry, first in repeated:
         file.add_error(
             "duplicate",
             f"two prices for {entry.product} of {entry.price.provider}",
             entry.keys,
-            f"the first is on line {file.line(first.keys)}; {TELL_APART}",
+            f"the first is on line {file.line(first.keys)}; {DUPLICATE_HINT}",
         )
 
 
@@ -465,14 +476,14 @@ class _Amount(NamedTuple):
 
     keys: tuple[str, ...]
     value: Decimal
-    plausible_range: tuple[Decimal, Decimal, str, str]
+    plausible_range: PlausibleRange
 
 
 def _check_plausibility(located: Sequence[LocatedPrice], file: _CheckedFile, currency: str) -> None:
     """Find amounts that are probably a mistake, such as cents instead of dollars."""
     for keys, price in located:
         for amount in _amounts_to_check(price):
-            wrong = absurd(amount.value, *amount.plausible_range, currency)
+            wrong = find_implausible_amount(amount.value, amount.plausible_range, currency)
             if wrong is not None:
                 file.add_error(wrong.code, wrong.what, (*keys, *amount.keys), wrong.hint)
 
@@ -488,7 +499,7 @@ def _amounts_to_check(price: Price) -> Iterator[_Amount]:
     energy = None if isinstance(price, PerToken) else price.energy
     if energy is not None and energy.per_kwh is not None:
         yield _Amount(("energy", "per_kwh"), energy.per_kwh, KILOWATT_HOUR_RANGE)
-    for key, plausible_range in RANGES.items():
+    for key, plausible_range in PLAUSIBLE_RANGES.items():
         value = getattr(price, key, None)
         if value is not None:
             yield _Amount((key,), value, plausible_range)

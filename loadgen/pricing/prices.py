@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from loadgen_sdk import price_file
 from loadgen_sdk.errors import WrongUse
-from loadgen_sdk.price_file import CHECKS, UNDATED, PerToken
+from loadgen_sdk.price_file import FIELD_PARSERS, UNDATED, PerToken
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 from pydantic import (
@@ -58,16 +58,16 @@ def _between(low: str, high: str, noun: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_number = _validator(price_file.number)
-Amount = Annotated[Decimal, _validator(price_file.amount)]
-Currency = Annotated[str, _validator(price_file.currency)]
+_number = _validator(price_file.parse_number)
+Amount = Annotated[Decimal, _validator(price_file.parse_positive_amount)]
+Currency = Annotated[str, _validator(price_file.parse_currency)]
 # The year alone is an integer in YAML.
 AsOf = Annotated[
     str,
-    _validator(price_file.as_of),
+    _validator(price_file.parse_as_of),
     WithJsonSchema({"type": ["string", "integer"]}),
 ]
-Text = Annotated[str, _validator(price_file.filled), Field(min_length=1)]
+Text = Annotated[str, _validator(price_file.parse_nonempty_text), Field(min_length=1)]
 Gpus = Annotated[int, Strict(), Field(ge=1, le=100_000)]
 
 
@@ -208,18 +208,20 @@ class Owned(_MachinePrice):
 
 
 _TYPES_BY_CHECK: dict[Callable[[object], object], Any] = {
-    price_file.amount_or_zero: Annotated[Decimal, _validator(price_file.amount_or_zero)],
-    price_file.as_of: AsOf,
-    price_file.currency: Currency,
-    price_file.filled: Text,
-    price_file.text: str,
-    price_file.token_threshold: Annotated[int, _validator(price_file.token_threshold), Field(ge=1)],
+    price_file.parse_amount: Annotated[Decimal, _validator(price_file.parse_amount)],
+    price_file.parse_as_of: AsOf,
+    price_file.parse_currency: Currency,
+    price_file.parse_nonempty_text: Text,
+    price_file.parse_text: str,
+    price_file.parse_token_threshold: Annotated[
+        int, _validator(price_file.parse_token_threshold), Field(ge=1)
+    ],
 }
 
 
 def _token_price_field(name: str, default: Any) -> tuple[Any, Any]:
     """Return the type and the default of a key of a price by the token."""
-    field_type = _TYPES_BY_CHECK[CHECKS[name]]
+    field_type = _TYPES_BY_CHECK[FIELD_PARSERS[name]]
     if default is NODEFAULT:
         return field_type, ...
     if default is None:

@@ -11,7 +11,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
 from loadgen_sdk.price_file import PerToken
-from loadgen_sdk.prices import token_costs
+from loadgen_sdk.prices import ByTokenKind, token_costs
 
 from loadgen.pricing.cost_basis import CostBasis
 from loadgen.pricing.machine_cost import hourly_cost, load_energy_cost_per_hour, machines_paid
@@ -144,14 +144,14 @@ def compute_token_parts(price: PerToken, tokens: TokenAmounts) -> dict[str, Deci
     written = Decimal(0)
     if has_write_price:
         written = tokens.fresh if tokens.written is None else tokens.written
-    amounts = (tokens.fresh - written, written, tokens.cached, tokens.output)
-    input_cost, write_cost, cached_cost, output_cost = token_costs(amounts, price.per_million)
+    amounts = ByTokenKind(tokens.fresh - written, written, tokens.cached, tokens.output)
+    costs = token_costs(amounts, price.per_million)
     parts: dict[str, Decimal] = {}
     if not has_write_price or tokens.written is not None:
-        parts[INPUT] = input_cost
+        parts[INPUT] = costs.plain
     if has_write_price:
-        parts[CACHE_WRITE] = write_cost
+        parts[CACHE_WRITE] = costs.written
     if tokens.cached and price.per_million_cached is not None:
-        parts[CACHED] = cached_cost
-    parts[OUTPUT_TOKENS] = output_cost
+        parts[CACHED] = costs.cached
+    parts[OUTPUT_TOKENS] = costs.output
     return parts

@@ -1,7 +1,7 @@
-"""The client SDK of loadgen: measure, throttle, retry and record an application's calls to an LLM endpoint.
+"""The client SDK of loadgen: measure, throttle, retry and record the LLM calls of an application.
 
-All public names are listed here and described in docs/sdk.md. A name is imported at its first use, so importing this
-package is cheap. It imports neither openai nor numpy nor pydantic.
+All public names are listed here and described in docs/sdk.md. A name is imported when it is first
+used, so that importing this package is cheap. It imports neither openai nor numpy nor pydantic.
 """
 
 from __future__ import annotations
@@ -74,23 +74,25 @@ __all__ = sorted(_MODULE_BY_NAME)  # noqa: PLE0605 - the names of the table
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULE_BY_NAME.get(name)
-    if module is None:
+    """Import a public name when it is first used."""
+    module_name = _MODULE_BY_NAME.get(name)
+    if module_name is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     try:
-        found = import_module(f"{__name__}.{module}")
+        module = import_module(f"{__name__}.{module_name}")
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(f"{__name__}."):
             raise
         raise ImportError(
             f"{__name__}.{name} is in loadgen-wire: pip install 'loadgen-sdk[client]'"
         ) from None
-    value = getattr(found, name)
+    value = getattr(module, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
+    """Return the names of the package, with those that are not imported yet."""
     return sorted({*globals(), *_MODULE_BY_NAME})

@@ -1,18 +1,22 @@
 """The errors of the client, and the kinds of failure of a request.
 
-    ClientError                     base of all errors of this client
-    ├── TargetUnusable              URL, key or model do not work at all (found before any load)
-    ├── ThrottleTimeout             a call waited longer for its Throttle than it may (also a TimeoutError)
-    ├── WrongUse                    an invalid argument: raised when it is given, never during a call
-    ├── BudgetExceeded              a call would cost more than is left of its budget
-    └── RequestFailed               one request failed; carries a Failure(kind, text, http_status)
+    ClientError                 the base class of all errors of this client
+    ├── TargetUnusable          URL, key or model do not work at all; found before any load
+    ├── ThrottleTimeout         a call waited too long for its Throttle; also a TimeoutError
+    ├── WrongUse                an invalid argument; raised when it is passed, never during a call
+    ├── BudgetExceeded          a call would cost more than is left of its budget
+    └── RequestFailed           one request failed; carries a Failure(kind, text, http_status)
 
-Kinds (metrics.md): network `dns connect tls reset`; time `timeout_total timeout_stall`; errors reported by the server
-`http_4xx http_429 http_5xx error_event`; the body `truncated empty no_finish_reason malformed`. For `http_4xx` the
-code is in `http_status`. The generator adds kinds for slots that were never sent, `in_flight_cap`, `prefill_cap` and
-`previous_turn_failed`, and `abandoned` for what a user of the load did not wait for.
-`over_budget` is of a call of an application alone. `client_resource` says that this host could not
-open a connection: it is out of file descriptors, ports or memory, or has no network.
+The kinds of failure are described in metrics.md:
+
+- network: `dns connect tls reset`
+- time: `timeout_total timeout_stall`
+- errors by the server: `http_4xx http_429 http_5xx error_event`, with the code in `http_status`
+- the body: `truncated empty no_finish_reason malformed`
+- this host: `client_resource`, if it has no file descriptors, ports, memory or network
+- calls of an application: `over_budget`
+- the load generator, for requests that were never sent: `in_flight_cap prefill_cap
+  previous_turn_failed`, and `abandoned` if the simulated user did not wait for the response
 """
 
 from __future__ import annotations
@@ -46,7 +50,8 @@ KINDS = (
     "prefill_cap",
     "client_resource",
 )
-"""The index of a kind is its code in a record. Append only, because stored runs hold these codes."""
+"""The index of a kind is its code in a record. Append only, because stored runs hold these codes.
+"""
 
 
 Code = Literal[
@@ -96,67 +101,113 @@ class ClientError(Exception):
     """Base class of the exceptions of this client."""
 
 
-class TargetUnusable(ClientError):
-    """The endpoint cannot serve any request. `code`: why, for programs; `hint`: what to do."""
+class TargetUnusable(ClientError):  # noqa: N818 - a public name
+    """The endpoint cannot serve any request.
+
+    Attributes:
+        code: The reason, for programs.
+        what: The reason, as a text.
+        hint: What to do.
+    """
 
     def __init__(self, code: Code, what: str, hint: str = "") -> None:
+        """Keep the reason and the hint."""
         super().__init__(code, what, hint)
-        self.code, self.what, self.hint = code, what, hint
+        self.code = code
+        self.what = what
+        self.hint = hint
 
     def __str__(self) -> str:
+        """Return the reason."""
         return self.what
 
 
-class WrongUse(ClientError, ValueError):
-    """An argument is invalid. `code`: what is wrong with it, for programs; `hint`: what to write instead."""
+class WrongUse(ClientError, ValueError):  # noqa: N818 - a public name
+    """An argument is invalid.
+
+    Attributes:
+        code: What is wrong with it, for programs.
+        what: What is wrong with it, as a text.
+        hint: What to write instead.
+    """
 
     def __init__(self, code: Code, what: str, hint: str = "") -> None:
+        """Keep the error and the hint."""
         super().__init__(code, what, hint)
-        self.code, self.what, self.hint = code, what, hint
+        self.code = code
+        self.what = what
+        self.hint = hint
 
     def __str__(self) -> str:
+        """Return the error with the hint."""
         return f"{self.what}; {self.hint}" if self.hint else self.what
 
 
-class RequestFailed(ClientError):
-    """One request failed. `kind`: one of KINDS; `http_status`: the status code, 0 if there was none."""
+class RequestFailed(ClientError):  # noqa: N818 - a public name
+    """One request failed.
+
+    Attributes:
+        kind: The kind of failure, one of KINDS.
+        text: The error message.
+        http_status: The HTTP status, or 0 if there was no response.
+    """
 
     def __init__(self, kind: str, text: str, http_status: int = 0) -> None:
+        """Keep the failure."""
         super().__init__(f"{kind}: {text}")
-        self.kind, self.text, self.http_status = kind, text, http_status
+        self.kind = kind
+        self.text = text
+        self.http_status = http_status
 
 
-class ThrottleTimeout(ClientError, TimeoutError):
-    """A call got no permit of its Throttle in time: nothing was sent. `hint`: what to change.
+class ThrottleTimeout(ClientError, TimeoutError):  # noqa: N818 - a public name
+    """A call got no permit of its Throttle in time, and nothing was sent.
 
     Through an instrumented client it is also an `openai.APITimeoutError`.
+
+    Attributes:
+        hint: What to change.
     """
 
     def __init__(self, what: str, hint: str = "") -> None:
+        """Keep the hint."""
         super().__init__(f"{what}; {hint}" if hint else what)
         self.hint = hint
 
 
-class BudgetExceeded(ClientError):
-    """A call may cost more than is left of its Budget: nothing was sent. `limit` and `spent`: in its currency."""
+class BudgetExceeded(ClientError):  # noqa: N818 - a public name
+    """A call may cost more than is left of its Budget, and nothing was sent.
+
+    Attributes:
+        what: The error message.
+        limit: The limit of the budget, in its currency.
+        spent: What was spent before the call, in the same currency.
+    """
 
     def __init__(self, what: str, limit: float, spent: float) -> None:
+        """Keep the message and the amounts."""
         super().__init__(what, limit, spent)
-        self.what, self.limit, self.spent = what, limit, spent
+        self.what = what
+        self.limit = limit
+        self.spent = spent
 
     def __str__(self) -> str:
+        """Return the message."""
         return self.what
 
 
-def refuse_unknown(given: Iterable[str], known: type, what: str) -> None:
-    """Raises TypeError for a keyword that `known`, a TypedDict, does not have: as Python does for parameters."""
-    names = known.__annotations__
-    if (unknown := next((name for name in given if name not in names), None)) is not None:
-        raise TypeError(f"{what} got an unexpected keyword argument {unknown!r}")
+def refuse_unknown(names: Iterable[str], options_type: type, function_name: str) -> None:
+    """Raise the TypeError of Python if a keyword argument is not a key of a TypedDict."""
+    for name in names:
+        if name not in options_type.__annotations__:
+            raise TypeError(f"{function_name} got an unexpected keyword argument {name!r}")
 
 
 def warn(text: str, category: type[Warning] = UserWarning, *, stacklevel: int) -> None:
-    """`warnings.warn` inside a call of the application: where filters make an error of it, it is logged, not raised."""
+    """Warn the application during one of its calls.
+
+    If the filters of the application turn the warning into an error, it is logged and not raised.
+    """
     import logging
     import warnings
 

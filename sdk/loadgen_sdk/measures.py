@@ -1,7 +1,8 @@
-"""The definitions of TTFT, TPOT, gaps and E2E of a request: one function each, used everywhere.
+"""The definitions of TTFT, TPOT, gaps and E2E latency of a request, one function each. Pure.
 
-Integer arithmetic on nanoseconds, which can be checked by hand. Instants are on one monotonic clock; NEVER (-1) means
-that the event did not happen. A value that is not defined is None.
+All of them use integer arithmetic on nanoseconds, which can be checked by hand. Timestamps are of
+one monotonic clock, and NEVER means that the event did not happen. A value that is not defined is
+None.
 """
 
 from __future__ import annotations
@@ -13,39 +14,53 @@ from loadgen_sdk.request import NEVER
 
 
 def ttft(due: int, first_token: int) -> int | None:
-    """Time to first token: `first_token - due`, from the planned instant, so that a late send counts.
+    """Return the time to first token from the time when the request was due.
 
-    Source: MLPerf LoadGen counts latency from the scheduled instant; wrk2 calls the alternative coordinated omission.
+    A request that is sent late counts as slow. MLPerf LoadGen defines latency like this. wrk2 calls
+    the alternative, to measure from the time of sending, coordinated omission.
     """
-    return None if NEVER in (due, first_token) else first_token - due
+    return _duration(due, first_token)
 
 
 def ttft_from_sent(sent: int, first_token: int) -> int | None:
-    """`first_token - sent`: the TTFT of most other tools; printed beside ours."""
-    return None if NEVER in (sent, first_token) else first_token - sent
+    """Return the time to first token from the time of sending, as most other tools define it."""
+    return _duration(sent, first_token)
 
 
 def first_answer(due: int, answer: int) -> int | None:
-    """`answer - due`: time to the first output that is not reasoning, the output that a reader waits for."""
-    return None if NEVER in (due, answer) else answer - due
+    """Return the time to the first output that is not reasoning, for which a reader waits."""
+    return _duration(due, answer)
 
 
 def streamed_tokens(output: int, reasoning: int, first_token: int, answer: int) -> int:
-    """The n of TPOT: output tokens by the server's count, without reasoning tokens that were not streamed.
+    """Return how many output tokens were streamed, for TPOT.
 
-    Reasoning comes before the answer: if the first output event is already answer, no reasoning was streamed.
-    `reasoning` <= 0: none or unknown.
+    Reasoning comes before the answer. If the first output event is already part of the answer, then
+    the reasoning tokens were not streamed.
+
+    Args:
+        output: The output tokens by the server's count.
+        reasoning: The reasoning tokens among them. It is not positive if there are none, or if
+            their number is not known.
+        first_token: The timestamp of the first output event.
+        answer: The timestamp of the first output event that is not reasoning.
     """
-    return output - reasoning if reasoning > 0 and first_token == answer else output
+    if reasoning > 0 and first_token == answer:
+        return output - reasoning
+    return output
 
 
 def tpot(first_token: int, last_token: int, n: float, n1: int = 1) -> int | None:
-    """Time per output token after the first event: `(last_token - first_token) // (n - n1)`, floored to the nanosecond.
+    """Return the time per output token after the first event, rounded down to a nanosecond.
 
-    n: tokens streamed (`streamed_tokens`), of one choice where there are several; n1: tokens of the
-    first output event if the server reports them, else 1.
-    None when n <= n1, because there is nothing to divide by, and when all output came at one instant, in one event or
-    one write: there is no span, and 0 would say that its tokens took no time.
+    It is not defined if no token follows the first event, and if all output came at one time, in
+    one event or in one write. A value of 0 would say that the tokens took no time.
+
+    Args:
+        first_token: The timestamp of the first output event.
+        last_token: The timestamp of the last output event.
+        n: The streamed tokens (`streamed_tokens`) of one choice.
+        n1: The tokens of the first output event if the server reports them, else 1.
     """
     if NEVER in (first_token, last_token) or n <= n1 or last_token == first_token:
         return None
@@ -53,28 +68,38 @@ def tpot(first_token: int, last_token: int, n: float, n1: int = 1) -> int | None
 
 
 def tpot_mlperf(due: int, first_token: int, end: int, n: int) -> int | None:
-    """LoadGen's TPOT: `(latency - ttft) // (n - 1)`, with latency and ttft from `due`; None when n <= 1.
+    """Return the TPOT of MLPerf LoadGen, `(latency - ttft) // (n - 1)`, or None if n <= 1.
 
-    Source: mlcommons/inference, loadgen/results.cc. It differs from `tpot` if latency ends after the last token.
+    The source is loadgen/results.cc of mlcommons/inference. The value differs from `tpot` if the
+    request ends after its last token.
     """
     if NEVER in (due, first_token, end) or n <= 1:
         return None
-    return ((end - due) - (first_token - due)) // (n - 1)
+    latency = end - due
+    return (latency - (first_token - due)) // (n - 1)
 
 
 def e2e(due: int, end: int) -> int | None:
-    """End to end: last output or finish event - `due`. Not the end of the body, which may have metrics after it."""
-    return None if NEVER in (due, end) else end - due
+    """Return the time from due to the last output or finish event.
+
+    The end of the body does not count, because metrics of the server may follow the output.
+    """
+    return _duration(due, end)
 
 
 def send_lag(due: int, sent: int) -> int | None:
-    """`sent - due`: the delay by the generator itself, with the time to connect."""
-    return None if NEVER in (due, sent) else sent - due
+    """Return how late the load generator sent a request, the time to connect included."""
+    return _duration(due, sent)
 
 
 def gaps(events: Sequence[int]) -> list[int]:
-    """The gaps between successive output events. Pooled over requests they are `inter_chunk`.
+    """Return the gaps between successive output events.
 
-    If every event carries one token they are also ITL.
+    Pooled over requests, they are the metric `inter_chunk`. If every event has one token, they are
+    inter-token latencies, too.
     """
     return [later - earlier for earlier, later in pairwise(events)]
+
+
+def _duration(start: int, end: int) -> int | None:
+    return None if NEVER in (start, end) else end - start

@@ -1,14 +1,16 @@
 """Tables of rows that other packages can extend by entry points.
 
-The rows of a table are the built-in ones, followed by those of plug-ins: objects of installed packages that are
-registered as entry points in the group of the table's name. A row refers to its functions directly.
+The rows of a table are the built-in ones, followed by those of plug-ins: objects of installed
+packages that are registered as entry points in the group of the table's name. A row refers to its
+functions directly.
 
-Where importing early would be slow or circular, there is one way to import late: a function without arguments that
-imports something and returns it. `OpenTable` gets its built-in rows from such a function, and rows that every command
-reads (commands, result kinds, backends) have one in their field `load`.
+Where importing early would be slow or circular, there is one way to import late: a function
+without arguments that imports something and returns it. `OpenTable` gets its built-in rows from
+such a function, and rows that every command reads (commands, result kinds, backends) have one in
+their field `load`.
 
-Plug-ins are looked for only when a name is not built in. Help texts take their names from a cache. The environment
-variable LOADGEN_PLUGINS=0 disables plug-ins, for the generator too.
+Plug-ins are looked for only when a name is not built in. Help texts take their names from a cache.
+The environment variable LOADGEN_PLUGINS=0 disables plug-ins, for the generator too.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class Row(Protocol):
     """What every row has."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the row."""
 
 
 RowT = TypeVar("RowT", bound=Row)
@@ -60,7 +63,9 @@ P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 Check = Callable[..., None]
-"""A check of what a function of a plug-in returned: called with the result and the arguments, raises TypeError."""
+"""A check of what a function of a plug-in returned: called with the result and the arguments,
+raises TypeError.
+"""
 
 
 def check_type(*types: type) -> Check:
@@ -68,14 +73,17 @@ def check_type(*types: type) -> Check:
 
     def check(result: object, *_: object) -> None:
         if not isinstance(result, types):
-            expected = " or ".join(one.__name__ for one in types)
+            expected = " or ".join(expected_type.__name__ for expected_type in types)
             raise TypeError(f"it gave {type(result).__name__}, not {expected}")
 
     return check
 
 
 class Plugin(Generic[RowT]):
-    """An entry point of another package. If it could not be loaded, `row` is None and `error` says why."""
+    """An entry point of another package.
+
+    If it could not be loaded, `row` is None and `error` says why.
+    """
 
     def __init__(
         self, name: str, package: str, version: str, row: RowT | None = None, error: str = ""
@@ -93,7 +101,10 @@ class Plugin(Generic[RowT]):
 
 
 class UsedPlugin(NamedTuple):
-    """A row of another package that this process has used. `table` is the group of its entry point."""
+    """A row of another package that this process has used.
+
+    `table` is the group of its entry point.
+    """
 
     table: str
     name: str
@@ -156,8 +167,8 @@ class OpenTable(Generic[RowT]):
     def find(self, name: str, *, foreign: bool = True) -> RowT | None:
         """Return the row with this name, or None.
 
-        Plug-ins are loaded only if no built-in row has the name. If the name is that of a plug-in that could not be
-        loaded, this raises `plugin_error`.
+        Plug-ins are loaded only if no built-in row has the name. If the name is that of a plug-in
+        that could not be loaded, this raises `plugin_error`.
         """
         for row in self.own:
             if row.name == name:
@@ -194,8 +205,8 @@ class OpenTable(Generic[RowT]):
     ) -> Callable[P, ResultT]:
         """Return the function of a row so that errors of a plug-in are reported as such.
 
-        Functions of built-in rows are returned unchanged. What a function of a plug-in raises, except `own_errors`, is
-        raised as `plugin_error`; so is what `check` raises for its result.
+        Functions of built-in rows are returned unchanged. What a function of a plug-in raises,
+        except `own_errors`, is raised as `plugin_error`; so is what `check` raises for its result.
         """
         if any(row is built_in for built_in in self.own):
             return function
@@ -208,18 +219,19 @@ class OpenTable(Generic[RowT]):
     def cached_fields(self, *fields: str) -> tuple[tuple[str, ...], ...]:
         """Return these text fields of the rows of plug-ins, from a cache if possible.
 
-        The cache is valid as long as no package was installed or removed. With it, no plug-in is imported.
+        The cache is valid as long as no package was installed or removed. With it, no plug-in is
+        imported.
         """
         if not self._enabled:
             return ()
         key = f"{self.group} {' '.join(fields)}"
         cache = _read_cache()
         entry = cache.get(key)
-        if isinstance(entry, dict) and entry.get("state") == list(installed.state()):
+        if isinstance(entry, dict) and entry.get("state") == list(installed.installation_state()):
             return tuple(tuple(row) for row in entry["rows"])
         rows = [[str(getattr(row, field)) for field in fields] for row in self.plugin_rows()]
         # The state is taken after the import, which may have created a __pycache__.
-        cache[key] = {"state": installed.state(), "rows": rows}
+        cache[key] = {"state": installed.installation_state(), "rows": rows}
         _write_cache(cache)
         return tuple(tuple(row) for row in rows)
 
@@ -236,7 +248,7 @@ class OpenTable(Generic[RowT]):
         entry_points = installed.entry_points(self.group)
         used_names = set(self.names(foreign=False))
         plugins: list[Plugin[RowT]] = []
-        for entry_point in sorted(entry_points, key=lambda one: (_package(one), one.name)):
+        for entry_point in sorted(entry_points, key=lambda point: (_package(point), point.name)):
             plugin = self._load_plugin(entry_point, used_names)
             if plugin.error:
                 message = f"plug-in {plugin} is left out: {plugin.error} ({SWITCH}=0 loads none)"
@@ -273,8 +285,9 @@ class OpenTable(Generic[RowT]):
 def _find_field_of_wrong_type(row: msgspec.Struct) -> str:
     """Return a text about the first field of a row that has a wrong type, or an empty string.
 
-    A Struct does not check types when it is created. A field has to be of the type of its default; without a default,
-    it is a text or a function. A field whose default is None is an optional function.
+    A Struct does not check types when it is created. A field has to be of the type of its default;
+    without a default, it is a text or a function. A field whose default is None is an optional
+    function.
     """
     names = row.__struct_fields__
     defaults = row.__struct_defaults__

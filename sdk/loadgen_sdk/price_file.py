@@ -1,7 +1,7 @@
-"""What a price file says of a price by the token: its keys, what each may be, which of them hold; and the SDK's reader.
+"""Read a price file: the keys of a price by the token, what each may be, and which prices apply.
 
-`loadgen cost` takes the value, the checks and the rules from here, and adds what it needs: the places of faults, and
-the machines that are rented or owned.
+`loadgen cost` uses the same keys, checks and rules. It adds the lines of errors in the file, and
+machines that are rented or owned.
 """
 
 from __future__ import annotations
@@ -13,16 +13,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
 from .errors import WrongUse
-from .prices import TokenPrice
+from .prices import ByTokenKind, TokenPrice
 
 Entry = TypeVar("Entry")
-UNDATED = "undated"  # as_of: of a price
+ParsedT = TypeVar("ParsedT")
+
+UNDATED = "undated"
+"""The value of `as_of` for a price whose date is not known."""
+
 EARLIEST_YEAR = 2015
+_MAX_AMOUNT = 10**15
+
+DUPLICATE_HINT = "keep one, or tell them apart by region, commitment or as_of"
+_EXAMPLE_HINT = (
+    "like docs/prices.example.yaml: currency:, and per_token: with model, per_million_…, as_of and "
+    "source"
+)
+_DATE = re.compile(r"(\d{4})(?:-(\d\d)(?:-(\d\d))?)?")
+
+
+class Offer(NamedTuple):
+    """What a price is for, in lower case. Prices of different days may be for the same offer."""
+
+    provider: str
+    model: str
+    url: str
+    region: str
+    commitment: str
 
 
 class PerToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,22 +58,30 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
         "date": "as_of",
     }
 
-    name: str = ""  # by which `--price DIR=NAME` and the reports call it; made from provider and model when left out
+    # The name in `--price DIR=NAME` and in reports. By default made from provider and model.
+    name: str = ""
     provider: str
-    currency: str | None = None  # of the file when left out
+    # None for the currency of the file
+    currency: str | None = None
     as_of: str
     source: str
     quality: str = ""
-    commitment: str = ""  # pay as you go, 1 year, ...
+    # pay as you go, 1 year, ...
+    commitment: str = ""
     region: str = ""
-    egress_per_gb: Decimal | None = None  # per 1e9 bytes that leave the provider
-    model: str  # as the endpoint calls it
-    url: str = ""  # how the target's URL starts, where several providers serve a model of this name
+    # of 1e9 bytes that leave the provider
+    egress_per_gb: Decimal | None = None
+    # as the endpoint calls it
+    model: str
+    # the beginning of the target's URL, if several providers serve a model of this name
+    url: str = ""
     per_million_input: Decimal
     per_million_output: Decimal
-    per_million_cached: Decimal | None = None  # prompt tokens from the provider's prefix cache
-    per_million_cache_write: Decimal | None = None  # those written to it; nobody says: all others
-    # a request with a longer prompt, cached tokens included, is paid at the prices below
+    # prompt tokens from the provider's prefix cache
+    per_million_cached: Decimal | None = None
+    # prompt tokens that are written to it; all others if the number is not known
+    per_million_cache_write: Decimal | None = None
+    # A request with a longer prompt, cached tokens included, costs the prices below.
     above_prompt_tokens: int | None = None
     per_million_input_above: Decimal | None = None
     per_million_output_above: Decimal | None = None
@@ -59,20 +89,20 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
     per_million_cache_write_above: Decimal | None = None
 
     @property
-    def per_million(self) -> tuple[Decimal, Decimal, Decimal, Decimal]:
-        """Return the prices as `token_costs` takes them.
+    def per_million(self) -> ByTokenKind[Decimal]:
+        """Return the prices of a million tokens of each kind.
 
         Without a price of its own, writing to the cache costs as much as plain input, and reading
         from it nothing.
         """
-        write = self.per_million_cache_write
-        if write is None:
-            write = self.per_million_input
-        return (
-            self.per_million_input,
-            write,
-            self.per_million_cached or Decimal(0),
-            self.per_million_output,
+        write_price = self.per_million_cache_write
+        if write_price is None:
+            write_price = self.per_million_input
+        return ByTokenKind(
+            plain=self.per_million_input,
+            written=write_price,
+            cached=self.per_million_cached or Decimal(0),
+            output=self.per_million_output,
         )
 
     @property
@@ -90,51 +120,81 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, above_prompt_tokens=None, **changed)
 
     @property
-    def offer(self) -> tuple[str, str, str, str, str]:
-        """What it is a price of: prices of other days may be of the same offer."""
-        names = self.provider, self.model, self.url, self.region, self.commitment
-        provider, model, url, region, commitment = (name.lower() for name in names)
-        return provider, model, url, region, commitment
+    def offer(self) -> Offer:
+        """Return what the price is for."""
+        return Offer(
+            self.provider.lower(),
+            self.model.lower(),
+            self.url.lower(),
+            self.region.lower(),
+            self.commitment.lower(),
+        )
 
 
-def text(value: object) -> str:
-    """A text of a price file; a number or a day is one. Raises WrongUse."""
+class PlausibleRange(NamedTuple):
+    """The range in which an amount of money is plausible, in dollars or similar currencies.
+
+    An amount outside it is a mistake, such as cents instead of dollars.
+
+    Attributes:
+        low: The lowest amount.
+        high: The highest amount.
+        unit: The unit of the amount, for the hint.
+        noun: What costs this amount, for the message.
+    """
+
+    low: Decimal
+    high: Decimal
+    unit: str
+    noun: str
+
+
+def parse_text(value: object) -> str:
+    """Return a text of a price file. A number or a date counts as one. Raises WrongUse."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise WrongUse("wrong_type", "must be text", "put it in quotes")
     return str(value)
 
 
-def filled(value: object) -> str:
-    """A text that is not empty."""
-    if not (words := text(value)):
+def parse_nonempty_text(value: object) -> str:
+    """Return a text that is not empty. Raises WrongUse."""
+    text = parse_text(value)
+    if not text:
         raise WrongUse("missing_value", "must not be empty")
-    return words
+    return text
 
 
-def currency(value: object) -> str:
-    if not re.fullmatch(r"[A-Z]{3}", words := text(value)):
+def parse_currency(value: object) -> str:
+    """Return the code of a currency. Raises WrongUse."""
+    text = parse_text(value)
+    if not re.fullmatch(r"[A-Z]{3}", text):
         raise WrongUse(
             "invalid_value", "is not a currency", "three capital letters of ISO 4217, like USD"
         )
-    return words
+    return text
 
 
-def as_of(value: object) -> str:
-    """The day, month or year at which a price was valid, or `undated`."""
-    words = text(value)
+def parse_as_of(value: object) -> str:
+    """Return the day, month or year when a price was valid, or UNDATED. Raises WrongUse."""
+    text = parse_text(value)
+    if text == UNDATED:
+        return text
     try:
-        early = words != UNDATED and first_day(words).year < EARLIEST_YEAR
+        day = first_day(text)
     except ValueError:
         hint = f"2026-11-21, 2026-11 or 2026; {UNDATED} where nobody knows"
         raise WrongUse("invalid_value", "is not a date", hint) from None
-    if early:
+    if day.year < EARLIEST_YEAR:
         hint = "the day, month or year at which the price was valid"
         raise WrongUse("out_of_range", "is before any of these prices", hint)
-    return words
+    return text
 
 
-def number(value: object) -> Decimal:
-    """A number as Decimal. The shortest text of a float equals what was written, up to 15 digits."""
+def parse_number(value: object) -> Decimal:
+    """Return a number as Decimal, with the digits that were written. Raises WrongUse.
+
+    The shortest text of a float equals what was written, up to 15 digits.
+    """
     if isinstance(value, Decimal):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -145,26 +205,26 @@ def number(value: object) -> Decimal:
     return Decimal(str(value))
 
 
-def amount(value: object) -> Decimal:
-    """Return an amount of money above zero. Raises WrongUse for any other value."""
-    money = amount_or_zero(value)
-    if money == 0:
+def parse_positive_amount(value: object) -> Decimal:
+    """Return an amount of money above zero. Raises WrongUse."""
+    amount = parse_amount(value)
+    if amount == 0:
         hint = "the price you pay; leave the key out where nothing is paid"
         raise WrongUse("out_of_range", "is zero: nothing is free by default", hint)
-    return money
+    return amount
 
 
-def amount_or_zero(value: object) -> Decimal:
+def parse_amount(value: object) -> Decimal:
     """Return an amount of money, which may be zero: some tokens are free. Raises WrongUse."""
-    money = number(value)
-    if money < 0:
+    amount = parse_number(value)
+    if amount < 0:
         raise WrongUse("out_of_range", "is negative", "an amount like 10.50")
-    if money > 10**15:
+    if amount > _MAX_AMOUNT:
         raise WrongUse("out_of_range", "is more money than there is", "an amount, like 10.50")
-    return money
+    return amount
 
 
-def token_threshold(value: object) -> int:
+def parse_token_threshold(value: object) -> int:
     """Return a number of prompt tokens above which other prices apply. Raises WrongUse."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise WrongUse("invalid_value", "is no number of tokens", "a whole number like 200000")
@@ -172,53 +232,57 @@ def token_threshold(value: object) -> int:
 
 
 def check_tiers(price: PerToken) -> None:
-    """Raise WrongUse if only one of a threshold and the prices above it is there."""
-    named = [key for key in MONEY_ABOVE if getattr(price, key) is not None]
-    if price.above_prompt_tokens is None and named:
+    """Raise WrongUse if a price has only one of a threshold and the prices above it."""
+    keys_above = [key for key in MONEY_ABOVE if getattr(price, key) is not None]
+    if price.above_prompt_tokens is None and keys_above:
         hint = "above_prompt_tokens: 200000"
-        raise WrongUse("missing_key", f"{named[0]} without above_prompt_tokens", hint)
-    if price.above_prompt_tokens is not None and not named:
+        raise WrongUse("missing_key", f"{keys_above[0]} without above_prompt_tokens", hint)
+    if price.above_prompt_tokens is not None and not keys_above:
         hint = "per_million_input_above, per_million_output_above"
         raise WrongUse("missing_key", "above_prompt_tokens without a price above it", hint)
 
 
 MONEY = ("per_million_input", "per_million_output", "per_million_cached", "per_million_cache_write")
 MONEY_ABOVE = tuple(f"{key}_above" for key in MONEY)
-CHECKS: dict[str, Callable[[object], object]] = {
-    **dict.fromkeys((field.name for field in msgspec.structs.fields(PerToken)), text),
-    **dict.fromkeys(("provider", "source", "model"), filled),
-    **dict.fromkeys((*MONEY, *MONEY_ABOVE, "egress_per_gb"), amount_or_zero),
-    "above_prompt_tokens": token_threshold,
-    "as_of": as_of,
-    "currency": currency,
-}
-"""What the value of each key of an entry has to be."""
 
-# A price outside its range is a mistake: cents instead of dollars. Only for currencies of the dollar's order of
-# magnitude; in others only the sign of a price is checked.
+FIELD_PARSERS: dict[str, Callable[[object], object]] = {
+    **dict.fromkeys((field.name for field in msgspec.structs.fields(PerToken)), parse_text),
+    **dict.fromkeys(("provider", "source", "model"), parse_nonempty_text),
+    **dict.fromkeys((*MONEY, *MONEY_ABOVE, "egress_per_gb"), parse_amount),
+    "above_prompt_tokens": parse_token_threshold,
+    "as_of": parse_as_of,
+    "currency": parse_currency,
+}
+"""The function that parses the value of each key of an entry."""
+
 DOLLAR_LIKE = frozenset(("USD", "EUR", "GBP", "CHF", "CAD", "AUD"))
-RANGES = {
-    **dict.fromkeys(
-        (*MONEY, *MONEY_ABOVE),
-        (Decimal("0.001"), Decimal(2000), "per_million", "a million tokens"),
+"""Currencies of the dollar's order of magnitude. Plausible ranges apply only to them."""
+
+_TOKEN_PRICE_RANGE = PlausibleRange(
+    Decimal("0.001"), Decimal(2000), "per_million", "a million tokens"
+)
+PLAUSIBLE_RANGES = {
+    **dict.fromkeys((*MONEY, *MONEY_ABOVE), _TOKEN_PRICE_RANGE),
+    "egress_per_gb": PlausibleRange(
+        Decimal("0.0001"), Decimal(5), "egress_per_gb", "a gigabyte of egress"
     ),
-    "egress_per_gb": (Decimal("0.0001"), Decimal(5), "egress_per_gb", "a gigabyte of egress"),
 }
-"""Of each amount the least, the most, its unit, and what costs that much."""
+"""The plausible range of each amount of an entry."""
 
 
-def absurd(
-    amount: Decimal, low: Decimal, high: Decimal, unit: str, noun: str, currency: str
+def find_implausible_amount(
+    amount: Decimal, plausible_range: PlausibleRange, currency: str
 ) -> WrongUse | None:
-    """Return what is wrong with an amount of this currency, or None. A price of zero is right."""
+    """Return what is wrong with an amount of this currency, or None. Zero is plausible."""
+    low, high, unit, noun = plausible_range
     if currency not in DOLLAR_LIKE or not amount or low <= amount <= high:
         return None
     hint = f"between {low} and {high:,} {currency}; check the unit ({unit})"
     return WrongUse("out_of_range", f"{noun} of {amount.normalize():,f} {currency} is absurd", hint)
 
 
-def to_come(as_of: str, today: date) -> WrongUse | None:
-    """What is wrong with a price of a day that is still to come; None: nothing."""
+def find_future_date(as_of: str, today: date) -> WrongUse | None:
+    """Return what is wrong with the date of a price that is not valid yet, or None."""
     if as_of == UNDATED or first_day(as_of) <= today:
         return None
     hint = "the day at which the price was valid"
@@ -226,162 +290,232 @@ def to_come(as_of: str, today: date) -> WrongUse | None:
 
 
 def first_day(as_of: str) -> date:
-    """The first day that `2026`, `2026-11` or `2026-11-21` can mean. Raises ValueError for what is none of these."""
-    match = re.fullmatch(r"(\d{4})(?:-(\d\d)(?:-(\d\d))?)?", as_of)
+    """Return the first day that `2026`, `2026-11` or `2026-11-21` can mean.
+
+    Raises:
+        ValueError: The text is none of these.
+    """
+    match = _DATE.fullmatch(as_of)
     if match is None:
         raise ValueError(f"as_of: {as_of} is no day")
-    return date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
+    year, month, day = match.groups(default="1")
+    return date(int(year), int(month), int(day))
 
 
-def since(as_of: str) -> date:
-    """From when a price is valid: one without a date is older than any other."""
+def valid_since(as_of: str) -> date:
+    """Return the day since when a price is valid. One without a date is older than any other."""
     return date.min if as_of == UNDATED else first_day(as_of)
 
 
-def latest(
+def latest_prices(
     entries: Sequence[Entry],
     offer: Callable[[Entry], object],
     as_of: Callable[[Entry], str],
     day: date | None = None,
 ) -> list[Entry]:
-    """Of each offer what is valid at a day (None: today and later): its latest price up to it. In the order given."""
-    days = [since(as_of(entry)) for entry in entries]
-    valid = [one for one in zip(entries, days, strict=True) if day is None or one[1] <= day]
-    last: dict[object, date] = {}
-    for entry, since_day in valid:
-        last[offer(entry)] = max(since_day, last.get(offer(entry), since_day))
-    return [entry for entry, since_day in valid if since_day == last[offer(entry)]]
+    """Return the latest price of each offer that is valid at a day, in the given order.
+
+    Args:
+        entries: The prices.
+        offer: Returns the offer of a price.
+        as_of: Returns the date of a price.
+        day: The day, or None for any.
+    """
+    valid = [entry for entry in entries if day is None or valid_since(as_of(entry)) <= day]
+    latest_day: dict[object, date] = {}
+    for entry in valid:
+        since = valid_since(as_of(entry))
+        latest_day[offer(entry)] = max(since, latest_day.get(offer(entry), since))
+    return [entry for entry in valid if valid_since(as_of(entry)) == latest_day[offer(entry)]]
 
 
-def twice(
+def find_duplicates(
     entries: Sequence[Entry], offer: Callable[[Entry], object], as_of: Callable[[Entry], str]
 ) -> Iterator[tuple[Entry, Entry]]:
-    """Each price whose offer has one of the same day already, with that one."""
-    first_of: dict[object, Entry] = {}
+    """Yield each price whose offer has an earlier entry of the same day, with that entry."""
+    first_by_offer: dict[object, Entry] = {}
     for entry in entries:
-        first = first_of.setdefault((offer(entry), since(as_of(entry))), entry)
+        first = first_by_offer.setdefault((offer(entry), valid_since(as_of(entry))), entry)
         if first is not entry:
             yield entry, first
-
-
-TELL_APART = "keep one, or tell them apart by region, commitment or as_of"
 
 
 def read_prices(
     path: str | os.PathLike[str], *, provider: str | None = None
 ) -> dict[str, TokenPrice]:
-    """The prices by model of a price file, the one that `loadgen cost --prices` reads: its `per_token:` entries.
+    """Return the prices by model in a price file, which is the file of `loadgen cost --prices`.
 
-    provider: whose, where several sell a model of one name. Of one offer the latest `as_of` counts. A file that does
-    not end in .json needs PyYAML. Raises WrongUse, with the key, for a file that cannot be read, for what `cost` would
-    not take either, and where there is no such price, or are two for one model.
+    Only the entries of `per_token:` are read. Of several prices of one offer the latest is used. A
+    file whose name does not end in .json needs PyYAML.
+
+    Args:
+        path: The file.
+        provider: The provider whose prices are used if several sell a model of one name.
+
+    Raises:
+        WrongUse: The file cannot be read, `loadgen cost` would refuse it, it has no such price, or
+            it has two for one model. The message names the key.
     """
-    written = _read(Path(path), f"{path}")
-    if not isinstance(written, Mapping):
-        raise WrongUse("wrong_type", f"{path}: the top must be a mapping (key: value)", _EXAMPLE)
-    entries = written.get("per_token") or ()
-    if not isinstance(entries, Sequence) or isinstance(entries, str):
+    prices = [entry.price for entry in _read_entries(Path(path), f"{path}")]
+    offered = [price for price in prices if provider in (None, price.provider)]
+    price_by_model: dict[str, PerToken] = {}
+    for price in latest_prices(offered, lambda entry: entry.offer, lambda entry: entry.as_of):
+        other = price_by_model.setdefault(price.model, price)
+        if other is not price:
+            raise _ambiguous_model(f"{path}", price, other)
+    if not price_by_model:
+        of_provider = f" of {provider}" if provider is not None else ""
+        message = f"{path}: there is no price by the token{of_provider}"
+        raise WrongUse("no_price", message, _EXAMPLE_HINT)
+    return {model: _token_price(price) for model, price in price_by_model.items()}
+
+
+class _FileEntry(NamedTuple):
+    """A price and its position in the list of the file, from 0."""
+
+    position: int
+    price: PerToken
+
+
+def _read_entries(path: Path, shown_path: str) -> list[_FileEntry]:
+    """Return the prices in a file. Raises WrongUse."""
+    content = _decode_file(path, shown_path)
+    if not isinstance(content, Mapping):
+        message = f"{shown_path}: the top must be a mapping (key: value)"
+        raise WrongUse("wrong_type", message, _EXAMPLE_HINT)
+    written_entries = content.get("per_token") or ()
+    if not isinstance(written_entries, Sequence) or isinstance(written_entries, str):
+        message = f"{shown_path}: per_token must be a list"
+        raise WrongUse("wrong_type", message, "start each item with a dash")
+    if "currency" not in content:
+        raise WrongUse("missing_key", f'{shown_path}: missing "currency"', _EXAMPLE_HINT)
+    currency = _parse_located(f"{shown_path}: currency", parse_currency, content["currency"])
+    entries = []
+    for index, written in enumerate(written_entries):
+        price = _parse_entry(f"{shown_path}: per_token[{index}]", written, currency)
+        entries.append(_FileEntry(index, price))
+    _check_duplicates(shown_path, entries)
+    return entries
+
+
+def _check_duplicates(shown_path: str, entries: Sequence[_FileEntry]) -> None:
+    duplicates = find_duplicates(
+        entries, lambda entry: entry.price.offer, lambda entry: entry.price.as_of
+    )
+    for duplicate, first in duplicates:
+        price = duplicate.price
         raise WrongUse(
-            "wrong_type", f"{path}: per_token must be a list", "start each item with a dash"
+            "duplicate",
+            f"{shown_path}: per_token[{duplicate.position}]: two prices for {price.model} of "
+            f"{price.provider}",
+            f"the first is per_token[{first.position}]; {DUPLICATE_HINT}",
         )
-    if "currency" not in written:
-        raise WrongUse("missing_key", f'{path}: missing "currency"', _EXAMPLE)
-    of_file = _checked(f"{path}: currency", currency, written["currency"])
-    prices = [
-        _entry(f"{path}: per_token[{index}]", entry, of_file) for index, entry in enumerate(entries)
-    ]
-    for (at, price), (other, _) in twice(
-        list(enumerate(prices)), lambda one: one[1].offer, lambda one: one[1].as_of
-    ):
-        problem = f"{path}: per_token[{at}]: two prices for {price.model} of {price.provider}"
-        raise WrongUse("duplicate", problem, f"the first is per_token[{other}]; {TELL_APART}")
-    found: dict[str, PerToken] = {}
-    own = [price for price in prices if provider in (None, price.provider)]
-    for price in latest(own, lambda one: one.offer, lambda one: one.as_of):
-        other_offer = found.setdefault(price.model, price)
-        if other_offer is not price:
-            problem = f"{path}: two prices for {price.model}, of {other_offer.provider} and {price.provider}"
-            advice = f"read_prices({str(path)!r}, provider={price.provider!r})"
-            if other_offer.provider == price.provider:
-                advice = "keep one: a call does not say which url, region or commitment it pays"
-            raise WrongUse("conflict", problem, advice)
-    if not found:
-        of = f" of {provider}" if provider is not None else ""
-        raise WrongUse("no_price", f"{path}: there is no price by the token{of}", _EXAMPLE)
-    return {model: _token_price(price) for model, price in found.items()}
 
 
-_EXAMPLE = "like docs/prices.example.yaml: currency:, and per_token: with model, per_million_…, as_of and source"
+def _ambiguous_model(shown_path: str, price: PerToken, other: PerToken) -> WrongUse:
+    """Return the error for two prices of one model."""
+    message = (
+        f"{shown_path}: two prices for {price.model}, of {other.provider} and {price.provider}"
+    )
+    if other.provider == price.provider:
+        hint = "keep one: a call does not say which url, region or commitment it pays"
+    else:
+        hint = f"read_prices({shown_path!r}, provider={price.provider!r})"
+    return WrongUse("conflict", message, hint)
 
 
 def _token_price(price: PerToken) -> TokenPrice:
     """Return the price of a model as the SDK computes with it."""
-    amounts = [getattr(price, key) for key in MONEY]
-    into, out, cached, write = (None if amount is None else float(amount) for amount in amounts)
-    assert into is not None and out is not None
-    flat = TokenPrice(into, out, cached, price.currency or "", write)
-    if price.above is None:
-        return flat
-    return msgspec.structs.replace(
-        flat, above_prompt_tokens=price.above_prompt_tokens, above=_token_price(price.above)
+    above = price.above
+    return TokenPrice(
+        input=float(price.per_million_input),
+        output=float(price.per_million_output),
+        cached=_float_or_none(price.per_million_cached),
+        currency=price.currency or "",
+        cache_write=_float_or_none(price.per_million_cache_write),
+        above_prompt_tokens=None if above is None else price.above_prompt_tokens,
+        above=None if above is None else _token_price(above),
     )
 
 
-def _entry(at: str, written: object, of_file: str) -> PerToken:
+def _float_or_none(amount: Decimal | None) -> float | None:
+    return None if amount is None else float(amount)
+
+
+def _parse_entry(position: str, written: object, file_currency: str) -> PerToken:
+    """Return the price of an entry. `position` names the entry in messages. Raises WrongUse."""
     if not isinstance(written, Mapping):
-        raise WrongUse("wrong_type", f"{at} must be a mapping (key: value)", _EXAMPLE)
-    for key in written:
-        if key not in CHECKS:
-            similar = PerToken.synonyms.get(key)
-            hint = (
-                f'did you mean "{similar}"? ' if similar else ""
-            ) + f"known: {', '.join(CHECKS)}"
-            raise WrongUse("unknown_key", f'{at}.{key}: unknown key "{key}"', hint)
-    values: dict[str, Any] = {}
+        message = f"{position} must be a mapping (key: value)"
+        raise WrongUse("wrong_type", message, _EXAMPLE_HINT)
+    _check_keys(position, written)
+    values: dict[str, Any] = {"currency": file_currency}
     for field in msgspec.structs.fields(PerToken):
         if field.name in written:
             value = written[field.name]
             if value is not None or field.default is not None:
-                values[field.name] = _checked(f"{at}.{field.name}", CHECKS[field.name], value)
+                values[field.name] = _parse_located(
+                    f"{position}.{field.name}", FIELD_PARSERS[field.name], value
+                )
         elif field.default is msgspec.NODEFAULT:
-            raise WrongUse("missing_key", f'{at}: missing "{field.name}"', _EXAMPLE)
-    price = PerToken(**{"currency": of_file, **values})
-    _checked(at, lambda _: check_tiers(price), "")
-    if (fault := to_come(price.as_of, date.today())) is not None:
-        raise WrongUse(fault.code, f"{at}.as_of: {fault.what}", fault.hint)
-    for key, (low, high, unit, noun) in RANGES.items():
-        money = getattr(price, key)
-        if (
-            money is not None
-            and (fault := absurd(money, low, high, unit, noun, price.currency or "")) is not None
-        ):
-            raise WrongUse(fault.code, f"{at}.{key}: {fault.what}", fault.hint)
+            raise WrongUse("missing_key", f'{position}: missing "{field.name}"', _EXAMPLE_HINT)
+    price = PerToken(**values)
+    _check_entry(position, price)
     return price
 
 
-def _checked(at: str, check: Callable[[object], Any], value: object) -> Any:
+def _check_keys(position: str, written: Mapping[str, object]) -> None:
+    for key in written:
+        if key not in FIELD_PARSERS:
+            hint = f"known: {', '.join(FIELD_PARSERS)}"
+            synonym = PerToken.synonyms.get(key)
+            if synonym:
+                hint = f'did you mean "{synonym}"? {hint}'
+            raise WrongUse("unknown_key", f'{position}.{key}: unknown key "{key}"', hint)
+
+
+def _check_entry(position: str, price: PerToken) -> None:
+    """Raise WrongUse for keys that do not fit together, future dates and implausible amounts."""
+    _parse_located(position, lambda _: check_tiers(price), "")
+    future_date = find_future_date(price.as_of, date.today())
+    if future_date is not None:
+        message = f"{position}.as_of: {future_date.what}"
+        raise WrongUse(future_date.code, message, future_date.hint)
+    for key, plausible_range in PLAUSIBLE_RANGES.items():
+        amount = getattr(price, key)
+        if amount is None:
+            continue
+        implausible = find_implausible_amount(amount, plausible_range, price.currency or "")
+        if implausible is not None:
+            message = f"{position}.{key}: {implausible.what}"
+            raise WrongUse(implausible.code, message, implausible.hint)
+
+
+def _parse_located(position: str, parse: Callable[[object], ParsedT], value: object) -> ParsedT:
+    """Return the parsed value. Errors name its position in the file."""
     try:
-        return check(value)
-    except WrongUse as wrong:
-        shown = f'{at}: "{value}"' if isinstance(value, str | int | float) and value != "" else at
-        raise WrongUse(wrong.code, f"{shown} {wrong.what}", wrong.hint or _EXAMPLE) from None
+        return parse(value)
+    except WrongUse as error:
+        subject = position
+        if isinstance(value, str | int | float) and value != "":
+            subject = f'{position}: "{value}"'
+        message = f"{subject} {error.what}"
+        raise WrongUse(error.code, message, error.hint or _EXAMPLE_HINT) from None
 
 
-def _read(path: Path, shown: str) -> Any:
+def _decode_file(path: Path, shown_path: str) -> Any:
+    """Return the content of a JSON or YAML file. Raises WrongUse."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise WrongUse("unreadable_file", f"{shown}: {error.strerror}", _EXAMPLE) from None
-    decode: Callable[[bytes], Any] = (
-        msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
-    )
+        message = f"{shown_path}: {error.strerror}"
+        raise WrongUse("unreadable_file", message, _EXAMPLE_HINT) from None
     try:
-        return decode(content)
+        if path.suffix == ".json":
+            return msgspec.json.decode(content)
+        return msgspec.yaml.decode(content)
     except ImportError:
-        raise WrongUse(
-            "not_installed", f"{shown}: YAML needs the package PyYAML", "pip install pyyaml"
-        ) from None
+        message = f"{shown_path}: YAML needs the package PyYAML"
+        raise WrongUse("not_installed", message, "pip install pyyaml") from None
     except (msgspec.MsgspecError, ValueError) as error:
-        raise WrongUse(
-            "invalid_value", f"{shown}: {' '.join(str(error).split())}", _EXAMPLE
-        ) from None
+        message = f"{shown_path}: {' '.join(str(error).split())}"
+        raise WrongUse("invalid_value", message, _EXAMPLE_HINT) from None

@@ -1,4 +1,4 @@
-"""What tokens cost: the value of a price, and its arithmetic, by which `loadgen cost` computes too."""
+"""What tokens cost: the value of a price, and its arithmetic, which `loadgen cost` uses too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,32 +16,48 @@ Amount = TypeVar("Amount", float, Decimal)
 MILLION = 1_000_000
 
 
-def token_costs(
-    tokens: tuple[Amount, Amount, Amount, Amount], prices: tuple[Amount, Amount, Amount, Amount]
-) -> tuple[Amount, Amount, Amount, Amount]:
-    """What each kind of tokens costs. `prices`: of a million.
+class ByTokenKind(NamedTuple, Generic[Amount]):
+    """A number for each kind of tokens that has a price: tokens, prices per million, or costs.
 
-    The kinds: input that neither came from a cache nor was written to one; written to a cache; from a cache; output.
+    Attributes:
+        plain: Prompt tokens that neither came from a cache nor were written to one.
+        written: Prompt tokens that were written to a cache.
+        cached: Prompt tokens that came from a cache.
+        output: Output tokens.
     """
-    (plain, written, cached, output), (input_price, write_price, cached_price, output_price) = (
-        tokens,
-        prices,
-    )
-    return (
-        plain * input_price / MILLION,
-        written * write_price / MILLION,
-        cached * cached_price / MILLION,
-        output * output_price / MILLION,
+
+    plain: Amount
+    written: Amount
+    cached: Amount
+    output: Amount
+
+
+def token_costs(tokens: ByTokenKind[Amount], prices: ByTokenKind[Amount]) -> ByTokenKind[Amount]:
+    """Return what each kind of tokens costs. Prices are per million tokens."""
+    return ByTokenKind(
+        plain=tokens.plain * prices.plain / MILLION,
+        written=tokens.written * prices.written / MILLION,
+        cached=tokens.cached * prices.cached / MILLION,
+        output=tokens.output * prices.output / MILLION,
     )
 
 
 class TokenPrice(msgspec.Struct, frozen=True):
-    """The price of a million tokens. `cached`, `cache_write` None: as `input`. `currency`: "" where nobody says.
+    """The price of a million tokens of a model.
 
-    A call whose prompt, cached tokens included, has more than `above_prompt_tokens` tokens is paid
-    at the price `above` as a whole.
+    Attributes:
+        input: The price of prompt tokens.
+        output: The price of output tokens.
+        cached: The price of prompt tokens from a cache, or None if it is that of `input`.
+        currency: The currency, or "" if it is not stated.
+        cache_write: The price of prompt tokens written to a cache, or None if it is that of
+            `input`.
+        above_prompt_tokens: The length of prompts, cached tokens included, above which a call costs
+            the price `above`.
+        above: The price of calls with longer prompts.
 
-    Raises WrongUse for a price that is negative or not a finite number.
+    Raises:
+        WrongUse: A price is negative or not a finite number.
     """
 
     input: float
@@ -53,44 +69,52 @@ class TokenPrice(msgspec.Struct, frozen=True):
     above: TokenPrice | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input", "output", "cached", "cache_write"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and 0 <= value < math.inf) and not (
-                name.startswith("cache") and value is None
-            ):
-                raise WrongUse(
-                    "out_of_range",
-                    f"the {name} price is {value!r}",
-                    "give the price of a million tokens, 0 or more",
-                )
+        """Check the prices."""
+        _check_price("input", self.input)
+        _check_price("output", self.output)
+        if self.cached is not None:
+            _check_price("cached", self.cached)
+        if self.cache_write is not None:
+            _check_price("cache_write", self.cache_write)
 
     def cost(self, input: int, output: int, cached: int = 0, written: int = 0) -> float:
-        """The cost of one call. Of its `input` tokens `cached` came from the server's cache, `written` went into it."""
+        """Return the cost of one call.
+
+        Args:
+            input: The prompt tokens.
+            output: The output tokens.
+            cached: The prompt tokens that came from the cache of the server.
+            written: The prompt tokens that were written to it.
+        """
         if self.above is not None and input > (self.above_prompt_tokens or 0):
             return self.above.cost(input, output, cached, written)
-        if not (cached or written):
-            return (
-                input * self.input / MILLION + output * self.output / MILLION
-            )  # most calls: the same, less the zeros
-        cached_price = self.input if self.cached is None else self.cached
-        write_price = self.input if self.cache_write is None else self.cache_write
-        cached = min(cached, input)  # a server may say more than there is
-        fresh = input - cached
-        written = min(written, fresh)
-        prices = self.input, write_price, cached_price, self.output
-        plain, stored, found, answer = token_costs(
-            (fresh - written, written, cached, output), prices
+        # A server may report more cached or written tokens than the prompt has.
+        cached = min(cached, input)
+        written = min(written, input - cached)
+        tokens = ByTokenKind[float](input - cached - written, written, cached, output)
+        prices = ByTokenKind(
+            plain=self.input,
+            written=self.input if self.cache_write is None else self.cache_write,
+            cached=self.input if self.cached is None else self.cached,
+            output=self.output,
         )
-        return plain + stored + found + answer
+        costs = token_costs(tokens, prices)
+        return costs.plain + costs.written + costs.cached + costs.output
 
 
 Prices = TokenPrice | Mapping[str, TokenPrice] | None
-"""One price for all models, or prices by model name. The answering model comes first, then the requested one."""
+"""One price for all models, or prices by model name.
+
+The name of the model that responded is looked up first, then that of the requested model.
+"""
 
 
 def checked_prices(prices: Prices) -> Prices:
-    """`prices`, checked. Raises WrongUse when they are neither a TokenPrice nor a mapping of names to them."""
+    """Return the prices.
+
+    Raises:
+        WrongUse: They are neither a TokenPrice nor a mapping of names to prices.
+    """
     if prices is None or isinstance(prices, TokenPrice):
         return prices
     hint = "give TokenPrice(input=…, output=…), or a mapping of model names to them"
@@ -98,24 +122,37 @@ def checked_prices(prices: Prices) -> Prices:
         raise WrongUse("wrong_type", f"prices is a {type(prices).__name__}", hint)
     for model, price in prices.items():
         if not isinstance(model, str) or not isinstance(price, TokenPrice):
-            raise WrongUse(
-                "wrong_type", f"the price of {model!r} is a {type(price).__name__}", hint
-            )
+            message = f"the price of {model!r} is a {type(price).__name__}"
+            raise WrongUse("wrong_type", message, hint)
     return prices
 
 
 def price_of(prices: Prices, *models: str) -> TokenPrice | None:
-    """The price of the first of `models` that has one, else None with a warning, once per process and model."""
+    """Return the price of the first model that has one.
+
+    If none has one, return None and warn once per process and model.
+    """
     if prices is None or isinstance(prices, TokenPrice):
         return prices
     for model in models:
         if model in prices:
             return prices[model]
-    known = ", ".join(sorted(prices)) or "none"
-    warn_once(f"no price for the model {models[-1]!r}: its cost is None (known: {known})")
+    known_models = ", ".join(sorted(prices)) or "none"
+    warn_once(f"no price for the model {models[-1]!r}: its cost is None (known: {known_models})")
     return None
 
 
 @functools.cache
 def warn_once(text: str) -> None:
+    """Warn the application, but only once per process and text."""
     warn(text, stacklevel=5)
+
+
+def _check_price(name: str, value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]  # It is a number.
+        raise WrongUse(
+            "out_of_range",
+            f"the {name} price is {value!r}",
+            "give the price of a million tokens, 0 or more",
+        )

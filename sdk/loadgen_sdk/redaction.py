@@ -1,4 +1,4 @@
-"""What others wrote, as it may be shown: without keys, and without what steers a terminal. Pure."""
+"""Make texts of others safe to show, without keys and without terminal controls. Pure."""
 
 from __future__ import annotations
 
@@ -6,38 +6,48 @@ import re
 from collections.abc import Iterable
 
 HIDDEN = "***"
-SHORTEST_SECRET = (
-    4  # shorter ones are hidden in URLs only: replacing them in texts would garble the texts
-)
+
+SHORTEST_SECRET = 4
+"""Shorter secrets are hidden in URLs only, because replacing them in texts would garble them."""
+
 _LOOKS_SECRET = re.compile(
-    r"(?i)(\b(?:bearer|basic)\s+|\b(?:x-)?api[-_]key[\"']?\s*[:=]\s*[\"']?)[\w+/=.~*-]{4,}|\b(?:sk|pk|nvapi|hf)[-_][\w*-]{8,}"
+    r"(?i)(\b(?:bearer|basic)\s+|\b(?:x-)?api[-_]key[\"']?\s*[:=]\s*[\"']?)[\w+/=.~*-]{4,}"
+    r"|\b(?:sk|pk|nvapi|hf)[-_][\w*-]{8,}"
 )
+_LINE_BREAKS = re.compile(r"[\r\n\t]+")
+_TERMINAL_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` with every one of `secrets` (of 4 characters and more) and everything that looks like a key hidden.
+    """Return a text in which the secrets and everything that looks like a key are hidden.
 
-    The beginning of a secret at the end of the text (or of a quotation there) is hidden too: the text may have been cut
-    in the middle of it.
+    The beginning of a secret at the end of the text is hidden too, because the text may have been
+    cut in the middle of it.
     """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if len(secret) >= SHORTEST_SECRET:
-            text = text.replace(secret, HIDDEN)
-            quoted = text.rstrip("'\"")
-            ends = (
-                n
-                for n in range(len(secret) - 1, SHORTEST_SECRET - 1, -1)
-                if quoted.endswith(secret[:n])
-            )
-            if length := next(ends, 0):
-                text = quoted[:-length] + HIDDEN + text[len(quoted) :]
-    return _LOOKS_SECRET.sub(lambda match: (match.group(1) or "") + HIDDEN, text)
+            text = _hide_cut_secret(text.replace(secret, HIDDEN), secret)
+    return _LOOKS_SECRET.sub(_hide_match, text)
 
 
 def shown(text: str) -> str:
-    """`text` on one line, with the characters that steer a terminal (escape, bidi) written as `\\x1b` and `\\u202e`."""
-    text = re.sub(r"[\r\n\t]+", " ", text)
-    return re.sub(_STEERING, lambda match: match.group().encode("unicode_escape").decode(), text)
+    r"""Return a text on one line, with characters that steer a terminal escaped as `\x1b`."""
+    return _TERMINAL_CONTROLS.sub(_escape_match, _LINE_BREAKS.sub(" ", text))
 
 
-_STEERING = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+def _hide_cut_secret(text: str, secret: str) -> str:
+    """Hide the beginning of a secret at the end of a text, or before quotation marks at its end."""
+    unquoted = text.rstrip("'\"")
+    for length in range(len(secret) - 1, SHORTEST_SECRET - 1, -1):
+        if unquoted.endswith(secret[:length]):
+            return unquoted[:-length] + HIDDEN + text[len(unquoted) :]
+    return text
+
+
+def _hide_match(match: re.Match[str]) -> str:
+    """Hide a key, but not the word before it that names it."""
+    return (match.group(1) or "") + HIDDEN
+
+
+def _escape_match(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode()

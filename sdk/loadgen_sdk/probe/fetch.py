@@ -1,8 +1,8 @@
 """Send HTTP requests of the probe over TCP and TLS, one connection per request.
 
 This is simple and complete rather than fast: asyncio streams, `transport/http1.py`, limits of size
-and time, and errors with a hint for the user. A load uses `transport/reactor.py` instead. Errors name
-the address or the redacted URL, never the URL itself.
+and time, and errors with a hint for the user. A load uses `transport/reactor.py` instead. Errors
+name the address or the redacted URL, never the URL itself.
 """
 
 from __future__ import annotations
