@@ -25,7 +25,7 @@ from loadgen_sdk import (
     instrument,
     read_prices,
 )
-from loadgen_sdk.app.budget import FileLedger, Ledger, MemoryLedger, RedisLedger, Sum
+from loadgen_sdk.app.budget import FileLedger, Ledger, MemoryLedger, RedisLedger, LedgerEntry
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.price_file import PerToken
 from refusals import refused
@@ -60,13 +60,13 @@ def test_a_ledger_adds_until_the_limit(
     where: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     ledger = ledgers(where, request, tmp_path)
-    assert ledger().add("2026-11-23", 0.75, 1.0) == Sum(0.75, booked=True)
-    assert ledger().add("2026-11-23", 0.5, 1.0) == Sum(0.75, booked=False)
-    assert ledger().add("2026-11-23", 0.25, 1.0) == Sum(1.0, booked=True)
-    assert ledger().add("2026-11-23", -0.5, float("inf")) == Sum(0.5, booked=True)
-    assert ledger().add("2026-11-24", 0.5, 1.0) == Sum(0.5, booked=True)  # a new day
+    assert ledger().add("2026-11-23", 0.75, 1.0) == LedgerEntry(0.75, booked=True)
+    assert ledger().add("2026-11-23", 0.5, 1.0) == LedgerEntry(0.75, booked=False)
+    assert ledger().add("2026-11-23", 0.25, 1.0) == LedgerEntry(1.0, booked=True)
+    assert ledger().add("2026-11-23", -0.5, float("inf")) == LedgerEntry(0.5, booked=True)
+    assert ledger().add("2026-11-24", 0.5, 1.0) == LedgerEntry(0.5, booked=True)  # a new day
     ledger().add("2026-11-23", 9.0, float("inf"))  # settled after midnight: of the old day
-    assert ledger().add("2026-11-24", 0.5, 1.0) == Sum(1.0, booked=True)
+    assert ledger().add("2026-11-24", 0.5, 1.0) == LedgerEntry(1.0, booked=True)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -705,9 +705,9 @@ def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> No
             if read:
                 cycle.append(iter(cycle[0]))
                 next(cycle[2])
-            lane = throttle._gate_queue("sk-the-key-1234", "m")
+            queue = throttle._gate_queue("sk-the-key-1234", "m")
             del cycle
-            with lane._gate_lock, lane._lock:
+            with queue._gate_lock, queue._waiters_lock:
                 gc.collect()  # hung here: the stream's end took the same lock in the same thread
         done.set()
 

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk import Permit, Retry, Throttle, ThrottleTimeout, WrongUse, priority
 from loadgen_sdk.app.finishing import flush
-from loadgen_sdk.app.gate import FOREVER, Gate, Limits, Rate, rate
+from loadgen_sdk.app.gate import FOREVER, Gate, Limits, Rate, parse_rate
 from loadgen_sdk.app.rate_limit_headers import duration_ns, retry_after_s
 from loadgen_sdk.app.retry import curable
 from loadgen_sdk.app.throttle import _Waiter
@@ -43,18 +43,18 @@ S = 1_000_000_000
     ],
 )
 def test_rates_as_people_write_them(text: Any, limit: float, period_s: float) -> None:
-    assert rate(text, "requests") == Rate(limit, int(period_s * S))
+    assert parse_rate(text, "requests") == Rate(limit, int(period_s * S))
 
 
 def test_requests_within_any_stretch_of_the_period() -> None:
     gate = Gate(Limits(requests=Rate(3, S)))
     for now in (0, 100, 200):
-        assert gate.ask(now, 1) == 0
-        gate.enter(now, 1)
-    assert gate.ask(300, 1) == S
-    assert gate.ask(S, 1) == 0  # the first has left the window
-    gate.enter(S, 1)
-    assert gate.ask(S, 1) == S + 100
+        assert gate.retry_at(now, 1) == 0
+        gate.book(now, 1)
+    assert gate.retry_at(300, 1) == S
+    assert gate.retry_at(S, 1) == 0  # the first has left the window
+    gate.book(S, 1)
+    assert gate.retry_at(S, 1) == S + 100
 
 
 @pytest.mark.processes
@@ -64,12 +64,12 @@ def test_no_stretch_ever_holds_more_than_the_limit(steps: list[int], limit: int)
     now, granted = 0, []
     for step in steps:
         now += step
-        again = gate.ask(now, 1)
+        again = gate.retry_at(now, 1)
         if again:
             assert now < again <= now + S
             now = again
-            assert gate.ask(now, 1) == 0
-        gate.enter(now, 1)
+            assert gate.retry_at(now, 1) == 0
+        gate.book(now, 1)
         granted.append(now)
     for start in granted:
         assert sum(start <= at < start + S for at in granted) <= limit
@@ -77,21 +77,21 @@ def test_no_stretch_ever_holds_more_than_the_limit(steps: list[int], limit: int)
 
 def test_tokens_are_estimated_then_corrected() -> None:
     gate = Gate(Limits(tokens=Rate(100, S)))
-    booked = gate.enter(0, 60)
-    assert gate.ask(1, 60) == S  # 60 + 60 would be too many
-    gate.leave(booked, 20)
-    assert gate.ask(1, 60) == 0  # it really took 20
-    gate.enter(1, 60)
-    assert gate.ask(2, 500) == S + 1  # more than the limit itself: alone, when all is empty
-    assert gate.ask(S + 1, 500) == 0
+    booked = gate.book(0, 60)
+    assert gate.retry_at(1, 60) == S  # 60 + 60 would be too many
+    gate.end_call(booked, 20)
+    assert gate.retry_at(1, 60) == 0  # it really took 20
+    gate.book(1, 60)
+    assert gate.retry_at(2, 500) == S + 1  # more than the limit itself: alone, when all is empty
+    assert gate.retry_at(S + 1, 500) == 0
 
 
 def test_calls_at_once() -> None:
     gate = Gate(Limits(concurrency=1))
-    booked = gate.enter(0, 1)
-    assert gate.ask(5, 1) == FOREVER and gate.in_flight == 1
-    gate.leave(booked, None)
-    assert gate.ask(5, 1) == 0
+    booked = gate.book(0, 1)
+    assert gate.retry_at(5, 1) == FOREVER and gate.in_flight == 1
+    gate.end_call(booked, None)
+    assert gate.retry_at(5, 1) == 0
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_what_the_server_asks_for_is_obeyed(
     headers: dict[str, str], refused: bool, again: int
 ) -> None:
     gate = Gate(Limits())
-    gate.heed(0, headers, refused)
-    assert gate.ask(0, 10) == again
-    assert gate.ask(max(again, 0), 10) == 0
+    gate.apply_headers(0, headers, refused)
+    assert gate.retry_at(0, 10) == again
+    assert gate.retry_at(max(again, 0), 10) == 0
 
 
 def bucket(of: str, limit: int, remaining: int, reset: str) -> dict[str, str]:
@@ -181,18 +181,18 @@ def test_a_bucket_whose_limit_is_known_is_waited_for_no_longer_than_the_call_nee
     headers: dict[str, str], tokens: int, again: int
 ) -> None:
     gate = Gate(Limits())
-    gate.heed(0, headers, refused=False)
-    assert gate.ask(0, tokens) == again
-    assert gate.ask(again, tokens) == 0
+    gate.apply_headers(0, headers, refused=False)
+    assert gate.retry_at(0, tokens) == again
+    assert gate.retry_at(again, tokens) == 0
 
 
 def test_each_call_after_an_exhausted_bucket_waits_for_its_own() -> None:
     gate, granted, now = Gate(Limits()), [], 0
-    gate.heed(0, bucket("requests", 100, 0, "10s"), refused=False)
+    gate.apply_headers(0, bucket("requests", 100, 0, "10s"), refused=False)
     for _ in range(3):
-        now = gate.ask(now, 1)
-        assert gate.ask(now, 1) == 0
-        gate.enter(now, 1)
+        now = gate.retry_at(now, 1)
+        assert gate.retry_at(now, 1) == 0
+        gate.book(now, 1)
         granted.append(now)
     assert granted == pytest.approx([S // 10, 2 * S // 10, 3 * S // 10], abs=10)
 
@@ -322,10 +322,10 @@ def test_no_call_waits_longer_than_it_may() -> None:
 def test_evenly_spaced_calls() -> None:
     gate, granted, now = Gate(Limits(requests=Rate(600, 60 * S), burst_ns=20_000_000)), [], 0
     for _ in range(600):
-        if again := gate.ask(now, 1):
+        if again := gate.retry_at(now, 1):
             now = again + 1_000_000  # each wake-up is 1 ms late
-        assert gate.ask(now, 1) == 0
-        gate.enter(now, 1)
+        assert gate.retry_at(now, 1) == 0
+        gate.book(now, 1)
         granted.append(now)
     gaps = [later - earlier for earlier, later in itertools.pairwise(granted)]
     assert min(gaps) >= S // 10 - 20_000_000 and max(gaps) <= S // 10 + 2_000_000
@@ -336,11 +336,11 @@ def test_evenly_spaced_calls() -> None:
 
 def test_input_and_output_have_budgets_of_their_own() -> None:
     gate = Gate(Limits(input_tokens=Rate(1000, S), output_tokens=Rate(100, S)))
-    first = gate.enter(0, 560, 60)
-    assert gate.ask(1, 100, 50) == S  # 60 + 50 output tokens
-    assert gate.ask(1, 500, 0) == 0  # input has room
-    gate.leave(first, 510, 10)
-    assert gate.ask(1, 100, 50) == 0  # it really wrote 10
+    first = gate.book(0, 560, 60)
+    assert gate.retry_at(1, 100, 50) == S  # 60 + 50 output tokens
+    assert gate.retry_at(1, 500, 0) == 0  # input has room
+    gate.end_call(first, 510, 10)
+    assert gate.retry_at(1, 100, 50) == 0  # it really wrote 10
 
 
 @pytest.mark.processes

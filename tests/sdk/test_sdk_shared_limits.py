@@ -143,9 +143,9 @@ class Watched(FileStore):
 
     threads: set[int]
 
-    def _step(self, name: str, step: Callable[[SharedGate, int], Any]) -> Any:
+    def _run_step(self, name: str, step: Callable[[SharedGate, int], Any]) -> Any:
         self.threads.add(threading.get_ident())
-        return super()._step(name, step)
+        return super()._run_step(name, step)
 
 
 @pytest.mark.processes

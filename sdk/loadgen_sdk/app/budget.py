@@ -1,7 +1,7 @@
-"""A budget that stops: a call that may cost more than is left of it is refused before anything is sent.
+"""A budget that stops: a call that may cost more than is left is refused before anything is sent.
 
-A call is booked before it is sent, by an estimate at the application's own prices, and settled by what it cost. The sum
-of a period is kept in this process, in a file that processes of this host lock, or in Redis.
+A call is booked by an estimate before it is sent, and settled by what it cost. The sum of a period
+is kept in this process, in a file that processes of this host lock, or in Redis.
 """
 
 from __future__ import annotations
@@ -19,82 +19,121 @@ import msgspec
 from ..errors import BudgetExceeded, WrongUse
 from . import event_loop
 from .finishing import collecting, later, lock_of
-from .shared_limits import DOWN_NS, is_redis, locked_file, redacted, redis_client, writable
+from .shared_limits import (
+    RETRY_FAILED_STORE_NS,
+    connect_to_redis,
+    is_redis_url,
+    locked_file,
+    redacted_url,
+    writable_path,
+)
 
 log = logging.getLogger("loadgen_sdk")
 
-_PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m", "": "ever"}
-_WRITTEN = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?) *([A-Z]{3}) *(?:/ *(hour|day|month))?")
-_KEPT_S = 40 * 86_400  # of a period in Redis: longer than a month
+_NO_LIMIT = float("inf")
+_LARGEST_REDIS_LIMIT = 1e300
+"""Stands for no limit in Redis, which reads no "inf"."""
+
+_PERIOD_FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m", "": "ever"}
+_BUDGET_TEXT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?) *([A-Z]{3}) *(?:/ *(hour|day|month))?")
+_REDIS_KEPT_S = 40 * 86_400
+"""How long Redis keeps a period, which is longer than a month."""
 
 
-class Sum(NamedTuple):
-    """What a ledger answers. spent: in this period by all. booked: the amount was added."""
+class LedgerEntry(NamedTuple):
+    """The result of adding an amount to a ledger.
+
+    Attributes:
+        spent: The sum of this period, by all processes.
+        booked: The amount was added.
+    """
 
     spent: float
     booked: bool
 
 
 class Ledger(Protocol):
-    """Where the sum of a period is. Each step may raise one of `errors`."""
+    """Keeps the sum of a period. Each step may raise one of `errors`."""
 
     errors: tuple[type[Exception], ...]
 
-    def add(self, period: str, amount: float, limit: float) -> Sum:
-        """Add `amount` unless the sum would be above `limit`. What is added to a period that is over counts no more."""
+    def add(self, period: str, amount: float, limit: float) -> LedgerEntry:
+        """Add an amount unless the sum would be above the limit.
+
+        An amount for a period that is over does not count any more.
+        """
 
 
 class MemoryLedger:
-    """The sum of this process."""
+    """Keeps the sum of this process."""
 
     errors: tuple[type[Exception], ...] = ()
 
     def __init__(self) -> None:
-        self._period, self._spent = "", 0.0
+        """Start without a period."""
+        self._period = ""
+        self._spent = 0.0
         self._lock = lock_of(self)
 
-    def add(self, period: str, amount: float, limit: float) -> Sum:
+    def add(self, period: str, amount: float, limit: float) -> LedgerEntry:
+        """Add an amount unless the sum would be above the limit."""
         with self._lock:
             if period < self._period:
-                return Sum(self._spent, booked=False)
+                return LedgerEntry(self._spent, booked=False)
             if period > self._period:
-                self._period, self._spent = period, 0.0
-            if booked := self._spent + amount <= limit:
+                self._period = period
+                self._spent = 0.0
+            is_allowed = self._spent + amount <= limit
+            if is_allowed:
                 self._spent = max(0.0, self._spent + amount)
-            return Sum(self._spent, booked)
+            return LedgerEntry(self._spent, is_allowed)
 
-    def learn(self, period: str, spent: float) -> None:
-        """Others say what was spent in all."""
+    def set_spent(self, period: str, spent: float) -> None:
+        """Replace the sum by that of all processes."""
         with self._lock:
-            self._period, self._spent = period, spent
+            self._period = period
+            self._spent = spent
 
 
 class FileLedger:
-    """A file of one line, `{"period":"2026-11-23","spent":12.5}`, which is locked while it is read and written."""
+    """Keeps the sum in a file of one line, `{"period":"2026-11-23","spent":12.5}`.
+
+    The file is locked while it is read and written.
+    """
 
     errors: tuple[type[Exception], ...] = (OSError,)
 
     def __init__(self, path: Any) -> None:
-        self._path = writable(path)
+        """Keep the path. Raises WrongUse if its directory cannot be written."""
+        self._path = writable_path(path)
 
     def __str__(self) -> str:
+        """Return the path."""
         return str(self._path)
 
-    def add(self, period: str, amount: float, limit: float) -> Sum:
+    def add(self, period: str, amount: float, limit: float) -> LedgerEntry:
+        """Add an amount unless the sum would be above the limit. Raises OSError."""
         with locked_file(str(self._path)) as file:
-            ledger = MemoryLedger()
-            if old := file.read():
-                try:
-                    ledger.learn(**msgspec.json.decode(old, type=dict[str, Any]))
-                except (msgspec.MsgspecError, TypeError) as error:
-                    raise OSError(f"it is no ledger of a budget: {error}") from None
-            answer = ledger.add(period, amount, limit)
-            if answer.booked:
-                new = msgspec.json.encode({"period": period, "spent": answer.spent}) + b"\n"
+            ledger = _read_ledger(file.read())
+            entry = ledger.add(period, amount, limit)
+            if entry.booked:
+                content = msgspec.json.encode({"period": period, "spent": entry.spent}) + b"\n"
                 file.seek(0)
-                file.write(new)
-                file.truncate(len(new))
-            return answer
+                file.write(content)
+                file.truncate(len(content))
+            return entry
+
+
+def _read_ledger(content: bytes) -> MemoryLedger:
+    """Return the ledger in a file, which may be empty. Raises OSError for any other content."""
+    ledger = MemoryLedger()
+    if not content:
+        return ledger
+    try:
+        ledger.set_spent(**msgspec.json.decode(content, type=dict[str, Any]))
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise OSError(f"it is no ledger of a budget: {error}") from None
+    return ledger
 
 
 _SCRIPT = """
@@ -107,21 +146,30 @@ return {1, string.format('%.17g', math.max(0, after))}
 
 
 class RedisLedger:
-    """A number in Redis for each period (`loadgen_sdk:budget:NAME:2026-11-23`), one round trip a step."""
+    """Keeps the sum of each period under a key of Redis, `loadgen_sdk:budget:NAME:2026-11-23`.
+
+    Each step takes one round trip.
+    """
 
     def __init__(self, url: str) -> None:
-        self._redis, self._name, self.errors = redis_client(url, "a budget")
-        self._script, self._where = self._redis.register_script(_SCRIPT), redacted(url)
+        """Connect to Redis. Raises WrongUse if that is not possible."""
+        connection = connect_to_redis(url, "a budget")
+        self.errors = connection.errors
+        self._name = connection.name
+        self._script = connection.client.register_script(_SCRIPT)
+        self._shown_url = redacted_url(url)
 
     def __str__(self) -> str:
-        return self._where
+        """Return the URL without user and password."""
+        return self._shown_url
 
-    def add(self, period: str, amount: float, limit: float) -> Sum:
-        # Redis reads no "inf"; a settled call is added whatever the limit.
-        most = repr(min(limit, 1e300))
-        key = f"loadgen_sdk:budget:{self._name}:{period}"
-        booked, spent = self._script(keys=[key], args=[repr(amount), most, _KEPT_S])
-        return Sum(float(spent), bool(booked))
+    def add(self, period: str, amount: float, limit: float) -> LedgerEntry:
+        """Add an amount unless the sum would be above the limit."""
+        booked, spent = self._script(
+            keys=[f"loadgen_sdk:budget:{self._name}:{period}"],
+            args=[repr(amount), repr(min(limit, _LARGEST_REDIS_LIMIT)), _REDIS_KEPT_S],
+        )
+        return LedgerEntry(float(spent), bool(booked))
 
 
 class BudgetHold:
@@ -130,32 +178,49 @@ class BudgetHold:
     __slots__ = ("_amount", "_budget", "_period")
 
     def __init__(self, budget: Budget, period: str, amount: float) -> None:
-        self._budget, self._period, self._amount = budget, period, amount
+        """Keep what was booked."""
+        self._budget = budget
+        self._period = period
+        self._amount = amount
 
     def settle(self, cost: float) -> None:
-        """The call has really cost this. Once."""
-        difference = cost - self._amount
-        if difference:
-            self._budget._aside(partial(self._budget._add, self._period, difference, float("inf")))
+        """Replace the estimate by what the call has cost. To be called once."""
+        self._budget.correct(self._period, cost - self._amount)
 
 
 class Budget:
-    """The most that calls may cost: `Budget("50 USD/day")`; `/hour`, `/day` and `/month` are those of UTC, without one
-    it is for ever. The amount is in the currency of the prices; a currency that they name has to be this one.
+    """The most that calls may cost: `Budget("50 USD/day")`.
 
-    A call that may cost more than is left raises BudgetExceeded before anything is sent, and so does a call of a model
-    without a price. It is booked by an estimate (its prompt, and its output limit or 256 tokens), and settled by the
-    server's counts; where there are none, the estimate stays, but for a call that the server refused. So the sum goes
-    above the limit only by what the calls in flight are longer than estimated.
+    The periods `/hour`, `/day` and `/month` are those of UTC. A budget without a period holds for
+    ever. It is in the currency of the prices; a currency that the prices name has to be the same.
 
-    shared: the path of a file by which all processes of this host keep one sum, or "redis://HOST:6379/0#NAME", by which
-    those of all hosts do. Without it the sum is this process's, and begins at 0. Where the store fails, that is logged
-    once, and this process goes on by what it knows of the sum. One object may serve several clients.
-    Raises WrongUse for a text that is no budget.
+    A call that may cost more than is left raises BudgetExceeded before anything is sent, and so
+    does a call of a model without a price. A call is booked by an estimate (its prompt, and its
+    output limit or 256 tokens), and settled by the token counts of the server. Without counts the
+    estimate stays, except for a call that the server refused. The sum therefore exceeds the limit
+    only by what the calls in flight are longer than estimated.
+
+    One object may serve several clients.
+
+    Attributes:
+        limit: The amount.
+        currency: Its currency.
     """
 
     def __init__(self, limit: str, *, shared: Any = None) -> None:
-        match = _WRITTEN.fullmatch(limit.strip()) if isinstance(limit, str) else None
+        """Parse a budget.
+
+        Args:
+            limit: The amount, the currency and the period.
+            shared: The path of a file by which all processes of this host keep one sum, or
+                "redis://HOST:6379/0#NAME", by which those of all hosts do. Without it the sum is
+                that of this process, and begins at 0. If the store fails, that is logged once, and
+                this process continues with what it knows of the sum.
+
+        Raises:
+            WrongUse: The text is no budget, or the store cannot be used.
+        """
+        match = _BUDGET_TEXT.fullmatch(limit.strip()) if isinstance(limit, str) else None
         if match is None:
             raise WrongUse(
                 "invalid_value",
@@ -163,72 +228,116 @@ class Budget:
                 'budget="50 USD/day"; or /hour, /month, or none',
             )
         self.limit = float(match[1].replace(",", "").replace("_", ""))
-        self.currency, self._period_form = match[2], _PERIODS[match[3] or ""]
-        self._text, self._own, self._store = limit.strip(), MemoryLedger(), _ledger(shared)
-        self._down_until, self._warned = 0, False
+        self.currency = match[2]
+        self._text = limit.strip()
+        self._period_format = _PERIOD_FORMATS[match[3] or ""]
+        self._own_ledger = MemoryLedger()
+        self._store = _open_ledger(shared)
+        self._store_failed_until = 0
+        self._has_warned = False
 
     @property
     def spent(self) -> float:
-        """What was spent in this period, calls in flight by their estimate; of a shared one, what its store says."""
-        return self._add(self._period(), 0.0, float("inf")).spent
+        """The sum of this period. Calls in flight count by their estimates."""
+        return self._add(self._period(), 0.0, _NO_LIMIT).spent
 
     def book(self, cost: float | None, model: str) -> BudgetHold:
-        """Book a call that will cost about so much; None: nobody knows. Raises BudgetExceeded."""
-        period = self._period()
+        """Book a call by its estimated cost, or None if that is not known.
+
+        Raises:
+            BudgetExceeded: The call may cost more than is left, or its model has no price.
+        """
         if cost is None:
-            problem = f"the model {model!r} has no price, and a budget of {self._text} holds: add it to prices="
-            raise BudgetExceeded(problem, self.limit, 0.0)
-        answer = self._add(period, cost, self.limit)
-        if not answer.booked:
-            problem = f"a call of about {cost:.4g} {self.currency} is refused: {answer.spent:.4g} of {self._text} is spent"
-            raise BudgetExceeded(problem, self.limit, answer.spent)
+            message = (
+                f"the model {model!r} has no price, and a budget of {self._text} holds: add it to "
+                "prices="
+            )
+            raise BudgetExceeded(message, self.limit, 0.0)
+        period = self._period()
+        entry = self._add(period, cost, self.limit)
+        if not entry.booked:
+            message = (
+                f"a call of about {cost:.4g} {self.currency} is refused: {entry.spent:.4g} of "
+                f"{self._text} is spent"
+            )
+            raise BudgetExceeded(message, self.limit, entry.spent)
         return BudgetHold(self, period, cost)
 
     def booker(
         self, blocking: bool
     ) -> Callable[[float | None, str], BudgetHold | Awaitable[BudgetHold]]:
-        """`book`, or in an event loop where it may wait for a store, the same in a thread."""
+        """Return `book` for blocking or for async callers.
+
+        In an event loop it runs in a thread if it may have to wait for a store.
+        """
         if blocking or self._store is None:
             return self.book
-        return lambda cost, model: event_loop.in_thread(partial(self.book, cost, model))
+        return self._book_in_thread
+
+    def correct(self, period: str, difference: float) -> None:
+        """Add a difference to the sum of a period, whatever its limit is.
+
+        It is added later where the code below may hold a lock (in a destructor), or where a store
+        may hold up an event loop.
+        """
+        if not difference:
+            return
+        add = partial(self._add, period, difference, _NO_LIMIT)
+        if collecting() or (self._store is not None and event_loop.is_running()):
+            later(add)
+        else:
+            add()
+
+    async def _book_in_thread(self, cost: float | None, model: str) -> BudgetHold:
+        hold: BudgetHold = await event_loop.in_thread(partial(self.book, cost, model))
+        return hold
 
     def _period(self) -> str:
-        return datetime.now(UTC).strftime(self._period_form)
+        return datetime.now(UTC).strftime(self._period_format)
 
-    def _aside(self, work: Callable[[], object]) -> None:
-        """As of a Throttle: in a destructor a lock may be held, in an event loop a store may take too long."""
-        if collecting() or (self._store is not None and event_loop.is_running()):
-            later(work)
-        else:
-            work()
+    def _add(self, period: str, amount: float, limit: float) -> LedgerEntry:
+        """Add an amount to the shared sum, or to that of this process while the store fails."""
+        entry = self._add_to_store(period, amount, limit)
+        if entry is None:
+            return self._own_ledger.add(period, amount, limit)
+        self._own_ledger.set_spent(period, entry.spent)
+        return entry
 
-    def _add(self, period: str, amount: float, limit: float) -> Sum:
-        if self._store is not None and monotonic_ns() >= self._down_until:
-            try:
-                answer = self._store.add(period, amount, limit)
-                self._own.learn(period, answer.spent)
-                return answer
-            except self._store.errors as error:
-                self._down_until = monotonic_ns() + DOWN_NS
-                if not self._warned:
-                    self._warned = True
-                    log.warning(
-                        "a budget is not shared with other processes: %s: %s", self._store, error
-                    )
-        return self._own.add(period, amount, limit)
+    def _add_to_store(self, period: str, amount: float, limit: float) -> LedgerEntry | None:
+        if self._store is None or monotonic_ns() < self._store_failed_until:
+            return None
+        try:
+            return self._store.add(period, amount, limit)
+        except self._store.errors as error:
+            self._store_failed_until = monotonic_ns() + RETRY_FAILED_STORE_NS
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "a budget is not shared with other processes: %s: %s", self._store, error
+                )
+            return None
 
 
-def _ledger(shared: Any) -> Ledger | None:
+def _open_ledger(shared: Any) -> Ledger | None:
     if shared is None:
         return None
-    return RedisLedger(shared) if is_redis(shared) else FileLedger(shared)
+    return RedisLedger(shared) if is_redis_url(shared) else FileLedger(shared)
 
 
-Given = Budget | str | None
+BudgetOption = Budget | str | None
 
 
-def checked_budget(budget: Given, currencies: set[str], *, priced: bool) -> Budget | None:
-    """`budget` as one, a text too. Raises WrongUse, also for one without prices, or with prices of another currency."""
+def checked_budget(budget: BudgetOption, currencies: set[str], *, priced: bool) -> Budget | None:
+    """Return the budget of an option, which may be a text.
+
+    Args:
+        budget: The option.
+        currencies: The currencies of the prices.
+        priced: There are prices.
+
+    Raises:
+        WrongUse: It is no budget, there are no prices, or they have another currency.
+    """
     if budget is None:
         return None
     if isinstance(budget, str):
@@ -243,10 +352,8 @@ def checked_budget(budget: Given, currencies: set[str], *, priced: bool) -> Budg
             "a budget without prices would never be used up",
             "give prices= as well",
         )
-    if others := sorted(currencies - {"", budget.currency}):
-        raise WrongUse(
-            "conflict",
-            f"a budget in {budget.currency}, and prices in {', '.join(others)}",
-            "one currency",
-        )
+    other_currencies = sorted(currencies - {"", budget.currency})
+    if other_currencies:
+        message = f"a budget in {budget.currency}, and prices in {', '.join(other_currencies)}"
+        raise WrongUse("conflict", message, "one currency")
     return budget

@@ -39,7 +39,7 @@ from ..wire_formats.server_profiles import (
     ServerProfile,
     server_names,
 )
-from .budget import Given
+from .budget import BudgetOption
 from .call import Call, Observed, Setting
 from .fallback import Fallback, checked_fallback, failure_of_client
 from .finishing import collecting, later
@@ -118,7 +118,7 @@ class ClientOptions(SendingOptions, total=False):
     record: ShapeRecorder | None
     keep_content: bool
     labels: Labels | None
-    budget: Given
+    budget: BudgetOption
     fallback: Fallback | None
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import WrongUse
 from ..prices import Prices
-from .budget import Given
+from .budget import BudgetOption
 from .fallback import Fallback, checked_fallback
 from .labels import Labels
 from .packages import OPTIONS, Options, install, measured_litellm, measured_router, package_of
@@ -37,7 +37,7 @@ def instrument(
     ask_usage: bool | None = None,
     keep_content: bool = False,
     labels: Labels | None = None,
-    budget: Given = None,
+    budget: BudgetOption = None,
     fallback: Fallback | None = None,
 ) -> C:
     """A copy of `client` whose calls are measured. `client` itself is not changed; both share its connections.

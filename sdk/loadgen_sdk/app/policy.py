@@ -18,7 +18,7 @@ import msgspec
 
 from ..errors import WrongUse
 from ..prices import Prices, TokenPrice, checked_prices
-from .budget import Budget, Given, checked_budget
+from .budget import Budget, BudgetOption, checked_budget
 from .finishing import later
 from .labels import Labels, checked_labels, current_labels, usable_labels
 from .measurement import Measurement, tell_latest
@@ -124,7 +124,7 @@ def make_policy(
     record: ShapeRecorder | None,
     keep_content: bool,
     labels: Labels | None = None,
-    budget: Given = None,
+    budget: BudgetOption = None,
 ) -> Policy:
     """A Policy of these settings, checked. Raises WrongUse for an argument of the wrong type."""
     observers = (on_measurement,) if callable(on_measurement) else tuple(on_measurement or ())

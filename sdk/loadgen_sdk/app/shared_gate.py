@@ -1,7 +1,10 @@
-"""The limits of one key and model that several processes keep together, and the line in which they wait. Without IO.
+"""The limits of one key and model that several processes keep together, and their waiting line.
 
-Each process has one place in the line, its ticket, for the first of its own waiting calls. So turns go round between
-processes, however many calls wait in each. Who is granted in his absence finds his grant when he asks again.
+Pure.
+
+Each process has one place in the line, for the first of its waiting calls. Processes therefore take
+turns, however many calls wait in each. A process whose call is granted while it does not ask finds
+the grant when it asks again.
 """
 
 from __future__ import annotations
@@ -10,80 +13,122 @@ from typing import Any, NamedTuple
 
 from .gate import Booking, Gate, Limits, amounts_of
 
-KEPT_NS = 60_000_000_000  # a grant that its process does not fetch is forgotten: it has died
+UNFETCHED_GRANT_NS = 60_000_000_000
+"""A grant is dropped if its process does not fetch it within this time, because it has died."""
 
 
 class Grant(NamedTuple):
-    """What was booked for a call, and when (by the store's clock, for each kind of amount where they differ)."""
+    """What was booked for a call.
+
+    Attributes:
+        at: When it was booked, by the clock of the store. A file has a time for each kind of
+            amount.
+        tokens: The input and output tokens.
+        output: The output tokens among them.
+    """
 
     at: Any
     tokens: float
     output: float
 
 
+class _Place(NamedTuple):
+    """The place of a process in the line, with the tokens of its first call."""
+
+    ticket: str
+    tokens: float
+    output: float
+
+
 class SharedGate:
-    """The state of all processes. Instants are of one clock that all have."""
+    """The limits and the line of all processes. Times are of one clock that all of them have."""
 
     def __init__(self, limits: Limits) -> None:
+        """Start without bookings. The concurrency is limited by each process alone."""
         self._limits = limits._replace(concurrency=None)
         self._gate = Gate(self._limits)
-        self._line: list[tuple[str, float, float]] = []  # ticket, tokens, output
-        self._ready: dict[str, Grant] = {}
+        self._line: list[_Place] = []
+        self._granted: dict[str, Grant] = {}
 
     def enter(self, now: int, ticket: str, tokens: float, output: float) -> Grant | int:
-        """The grant, or the instant at which it will be this ticket's turn as things are. Its amounts may change."""
-        asked = (ticket, tokens, output)
-        if ticket not in self._ready:
-            self._line = [asked if place[0] == ticket else place for place in self._line]
-            if asked not in self._line:
-                self._line.append(asked)
-        while self._line and not self._gate.ask(now, *self._line[0][1:]):
-            first, *amounts = self._line.pop(0)
-            self._ready[first] = Grant(self._gate.enter(now, *amounts).at, *amounts)
-        if (grant := self._ready.pop(ticket, None)) is not None:
-            self.correct(grant, tokens, output)
-            return Grant(grant.at, tokens, output)
-        return self._turn(now, ticket)
+        """Return the grant of a process, or the time at which it will probably be its turn.
 
-    def _turn(self, now: int, ticket: str) -> int:
-        rehearsal, at = Gate(self._limits), now
-        rehearsal.restore(self._gate.state(), now)
-        for other, *amounts in self._line:
-            at = rehearsal.ask(at, *amounts) or at
-            if other == ticket:
-                break
-            rehearsal.enter(at, *amounts)
-        return at
+        A process that waits may ask again with other amounts.
+        """
+        if ticket not in self._granted:
+            self._update_place(_Place(ticket, tokens, output))
+        self._grant_first_places(now)
+        grant = self._granted.pop(ticket, None)
+        if grant is None:
+            return self._expected_turn(now, ticket)
+        self.correct(grant, tokens, output)
+        return Grant(grant.at, tokens, output)
 
     def correct(self, grant: Grant, tokens: float, output: float | None) -> None:
-        """A call has really used this. `output` None: not known."""
-        self._gate.correct(
-            Booking(amounts_of(grant.tokens, grant.output), grant.at), tokens, output
-        )
+        """Replace the estimate of a grant by the tokens that the call used.
+
+        `output` is None if the number of output tokens is not known.
+        """
+        booking = Booking(amounts_of(grant.tokens, grant.output), grant.at)
+        self._gate.correct(booking, tokens, output)
 
     def cancel(self, ticket: str) -> None:
-        """The process waits no longer. A grant that it did not fetch counts as a request without tokens."""
-        self._line = [place for place in self._line if place[0] != ticket]
-        if (grant := self._ready.pop(ticket, None)) is not None:
+        """Remove a process from the line.
+
+        A grant that it did not fetch counts as a request without tokens.
+        """
+        self._line = [place for place in self._line if place.ticket != ticket]
+        grant = self._granted.pop(ticket, None)
+        if grant is not None:
             self.correct(grant, 0, 0)
 
     def pause(self, now: int, pause_ns: int) -> None:
-        """The server asks all for no call for so long."""
+        """Allow no call of any process for a time, as the server asks."""
         self._gate.pause(now + pause_ns)
 
     def state(self) -> dict[str, Any]:
-        return {**self._gate.state(), "line": self._line, "ready": self._ready}
+        """Return the state to store."""
+        return {**self._gate.state(), "line": self._line, "ready": self._granted}
 
     def restore(self, state: dict[str, Any], now: int) -> None:
+        """Continue from a stored state, without grants of processes that have died."""
         self._gate.restore(state, now)
         self._line = [
-            (str(ticket), float(tokens), float(output))
+            _Place(str(ticket), float(tokens), float(output))
             for ticket, tokens, output in state.get("line", ())
         ]
-        ready = {str(ticket): Grant(*grant) for ticket, grant in state.get("ready", {}).items()}
-        oldest = now - KEPT_NS
-        self._ready = {
-            ticket: grant
-            for ticket, grant in ready.items()
-            if max(grant.at.values(), default=0) > oldest
-        }
+        self._granted = {}
+        for ticket, values in state.get("ready", {}).items():
+            grant = Grant(*values)
+            if max(grant.at.values(), default=0) > now - UNFETCHED_GRANT_NS:
+                self._granted[str(ticket)] = grant
+
+    def _update_place(self, new: _Place) -> None:
+        """Replace the place of a process in the line, or append it."""
+        for index, place in enumerate(self._line):
+            if place.ticket == new.ticket:
+                self._line[index] = new
+                return
+        self._line.append(new)
+
+    def _grant_first_places(self, now: int) -> None:
+        """Grant the calls at the front of the line that are allowed now."""
+        while self._line:
+            ticket, tokens, output = self._line[0]
+            if self._gate.retry_at(now, tokens, output):
+                return
+            del self._line[0]
+            booking = self._gate.book(now, tokens, output)
+            self._granted[ticket] = Grant(booking.at, tokens, output)
+
+    def _expected_turn(self, now: int, ticket: str) -> int:
+        """Return when it will be the turn of a process if nothing changes."""
+        rehearsal = Gate(self._limits)
+        rehearsal.restore(self._gate.state(), now)
+        turn = now
+        for place in self._line:
+            turn = rehearsal.retry_at(turn, place.tokens, place.output) or turn
+            if place.ticket == ticket:
+                break
+            rehearsal.book(turn, place.tokens, place.output)
+        return turn

@@ -1,7 +1,8 @@
-"""Limits that several processes keep together: their state is in a small file of this host, or in Redis.
+"""Limits that several processes keep together, in a small file of this host or in Redis.
 
-One step before a call that need not wait, two for one that does, and one after it. Each is some input and output, so an
-event loop has them done in a thread. How long to wait is known after the first; nobody polls.
+A call that need not wait takes one step before it, one that waits takes two, and each takes one
+after it. A step is some input and output, so an event loop runs it in a thread. The first step
+tells how long to wait, so that nobody polls.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -26,226 +27,312 @@ from .gate import Limits
 from .redis_script import SCRIPT
 from .shared_gate import Grant, SharedGate
 
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 log = logging.getLogger("loadgen_sdk")
 
-LOCK_WAIT_S = 0.5  # a process that holds the file longer than this is stopped, or dead on a broken file system
-LOCK_POLL_S = 0.0002
-DOWN_NS = 5_000_000_000  # a store that failed is not asked again before
-REDIS_TIMEOUT_S = 0.5
+LOCK_TIMEOUT_S = 0.5
+"""A process that locks the file for longer was stopped, or died on a broken file system."""
+
+_LOCK_POLL_S = 0.0002
+RETRY_FAILED_STORE_NS = 5_000_000_000
+"""A store that failed is used again after this time."""
+
+_REDIS_TIMEOUT_S = 0.5
+_MAX_READABLE_CHARS = 60
+_NO_BURST_LIMIT = -1
+"""Stands for no limit of bursts in the rules for the script of Redis."""
 
 
 class Store(Protocol):
-    """Where the state is. `name` is of a key and model. Each step may raise one of `errors`."""
+    """Keeps the state of limits. `name` is that of a key and model.
+
+    Each step may raise one of `errors`.
+    """
 
     errors: tuple[type[Exception], ...]
 
     def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int:
-        """The grant for the process with this ticket, or the ns to wait before it asks again."""
+        """Return the grant of a process, or how many ns it has to wait before it asks again."""
 
-    def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None: ...
+    def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
+        """Replace the estimate of a grant by the tokens that the call used."""
 
-    def cancel(self, name: str, ticket: str) -> None: ...
+    def cancel(self, name: str, ticket: str) -> None:
+        """Remove a process from the waiting line."""
 
-    def pause(self, name: str, pause_ns: int) -> None: ...
+    def pause(self, name: str, pause_ns: int) -> None:
+        """Allow no call of any process for a time."""
 
 
 class FileStore:
-    """One file per key and model (`PATH.NAME`), which a process locks while it reads and writes it."""
+    """Keeps the state of each key and model in a file, which a process locks during a step."""
 
     def __init__(self, path: str | os.PathLike[str], limits: Limits) -> None:
-        self._path, self._limits = writable(path), limits
+        """Keep the path, to which the names of key and model are appended."""
         self.errors: tuple[type[Exception], ...] = (OSError,)
+        self._path = writable_path(path)
+        self._limits = limits
 
     def __str__(self) -> str:
+        """Return the path."""
         return str(self._path)
 
     def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int:
-        def step(gate: SharedGate, now: int) -> Grant | int:
-            answer = gate.enter(now, ticket, tokens, output)
-            return answer if isinstance(answer, Grant) else answer - now
+        """Return the grant of a process, or how many ns it has to wait before it asks again."""
 
-        return self._step(name, step)
+        def step(gate: SharedGate, now: int) -> Grant | int:
+            result = gate.enter(now, ticket, tokens, output)
+            return result if isinstance(result, Grant) else result - now
+
+        return self._run_step(name, step)
 
     def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
-        self._step(name, lambda gate, _: gate.correct(grant, tokens, output))
+        """Replace the estimate of a grant by the tokens that the call used."""
+        self._run_step(name, lambda gate, _now: gate.correct(grant, tokens, output))
 
     def cancel(self, name: str, ticket: str) -> None:
-        self._step(name, lambda gate, _: gate.cancel(ticket))
+        """Remove a process from the waiting line."""
+        self._run_step(name, lambda gate, _now: gate.cancel(ticket))
 
     def pause(self, name: str, pause_ns: int) -> None:
-        self._step(name, lambda gate, now: gate.pause(now, pause_ns))
+        """Allow no call of any process for a time."""
+        self._run_step(name, lambda gate, now: gate.pause(now, pause_ns))
 
-    def _step(self, name: str, step: Callable[[SharedGate, int], T]) -> T:
+    def _run_step(self, name: str, step: Callable[[SharedGate, int], ResultT]) -> ResultT:
+        """Read the state from the file, run a step and write the state."""
         with locked_file(f"{self._path}.{name}") as file:
-            gate, now = SharedGate(self._limits), monotonic_ns()
-            if old := file.read():
-                try:
-                    gate.restore(msgspec.msgpack.decode(old), now)
-                except (ValueError, TypeError, LookupError, AttributeError) as error:
-                    log.warning(
-                        "limits are not shared with other processes: %s is damaged: %s",
-                        self._path,
-                        error,
-                    )
-                    gate = SharedGate(self._limits)
-            answer = step(gate, now)
-            new = msgspec.msgpack.encode(gate.state())
+            now = monotonic_ns()
+            gate = self._restore(file.read(), now)
+            result = step(gate, now)
+            state = msgspec.msgpack.encode(gate.state())
             file.seek(0)
-            file.write(new)
-            file.truncate(len(new))
-            return answer
+            file.write(state)
+            file.truncate(len(state))
+            return result
+
+    def _restore(self, content: bytes, now: int) -> SharedGate:
+        """Return the gate with the state of a file. A damaged file is logged, and starts anew."""
+        gate = SharedGate(self._limits)
+        if not content:
+            return gate
+        try:
+            gate.restore(msgspec.msgpack.decode(content), now)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            log.warning(
+                "limits are not shared with other processes: %s is damaged: %s", self._path, error
+            )
+            return SharedGate(self._limits)
+        return gate
 
 
-def writable(path: str | os.PathLike[str]) -> Path:
-    """The path of a file that processes share. Raises WrongUse for a folder that cannot be written."""
-    found = Path(path).absolute()
-    if not found.parent.is_dir() or not os.access(found.parent, os.W_OK):
+def writable_path(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a file that processes share.
+
+    Raises:
+        WrongUse: Its directory cannot be written.
+    """
+    absolute = Path(path).absolute()
+    if not absolute.parent.is_dir() or not os.access(absolute.parent, os.W_OK):
         hint = "give a path in a folder that all processes can write"
-        raise WrongUse("unwritable_file", f"cannot write to {found.parent}", hint)
-    return found
+        raise WrongUse("unwritable_file", f"cannot write to {absolute.parent}", hint)
+    return absolute
 
 
 @contextmanager
 def locked_file(path: str) -> Iterator[FileIO]:
-    """The file, made if it is not there, locked against other processes. Raises OSError."""
+    """Open a file, create it if it does not exist, and lock it against other processes.
+
+    Raises:
+        OSError: The file cannot be opened, or another process keeps it locked.
+    """
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"another process has locked it for {LOCK_WAIT_S} s"
-                    ) from None
-                time.sleep(LOCK_POLL_S)
+        _lock(file)
         try:
             yield file
-        finally:  # closing it is not enough: a process that was forked meanwhile has it open as well
+        finally:
+            # To close the file is not enough, because a process that was forked meanwhile has it
+            # open as well.
             fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 
+def _lock(file: FileIO) -> None:
+    deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                message = f"another process has locked it for {LOCK_TIMEOUT_S} s"
+                raise TimeoutError(message) from None
+            time.sleep(_LOCK_POLL_S)
+
+
+class RedisConnection(NamedTuple):
+    """A client of the package redis.
+
+    Attributes:
+        client: The client.
+        name: The name behind `#` in the URL.
+        errors: The exceptions that the client raises.
+    """
+
+    client: Any
+    name: str
+    errors: tuple[type[Exception], ...]
+
+
 class RedisStore:
-    """One key of Redis per key and model (`loadgen_sdk:NAME:...`), which a script there reads and writes: one round
-    trip a step. Redis forgets a state that nobody needs.
+    """Keeps the state of each key and model under a key of Redis, `loadgen_sdk:NAME:...`.
+
+    A script in Redis runs each step, which takes one round trip. Redis drops a state that nobody
+    needs any more.
     """
 
     def __init__(self, url: str, limits: Limits, kept_ns: int) -> None:
-        self._redis, self._name, self.errors = redis_client(url, "limits")
-        self._script = self._redis.register_script(SCRIPT)
-        self._where, self._rules, self._kept_ms = (
-            redacted(url),
-            _rules(limits),
-            max(1, kept_ns // 1_000_000),
-        )
+        """Connect to Redis, which keeps a state for `kept_ns` after its last use."""
+        connection = connect_to_redis(url, "limits")
+        self.errors = connection.errors
+        self._name = connection.name
+        self._script = connection.client.register_script(SCRIPT)
+        self._shown_url = redacted_url(url)
+        self._rules = _encode_rules(limits)
+        self._kept_ms = max(1, kept_ns // 1_000_000)
 
     def __str__(self) -> str:
-        return self._where
+        """Return the URL without user and password."""
+        return self._shown_url
 
     def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int:
-        granted, number = self._step(name, "enter", ticket, tokens, output)
-        return Grant(int(number), tokens, output) if granted else int(number) * 1000
+        """Return the grant of a process, or how many ns it has to wait before it asks again."""
+        is_granted, time_us = self._run_step(name, "enter", ticket, tokens, output)
+        return Grant(int(time_us), tokens, output) if is_granted else int(time_us) * 1000
 
     def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
-        output = min(tokens, grant.output) if output is None else output
-        self._step(name, "correct", grant.at, grant.tokens, grant.output, tokens, output)
+        """Replace the estimate of a grant by the tokens that the call used."""
+        if output is None:
+            output = min(tokens, grant.output)
+        self._run_step(name, "correct", grant.at, grant.tokens, grant.output, tokens, output)
 
     def cancel(self, name: str, ticket: str) -> None:
-        self._step(name, "cancel", ticket)
+        """Remove a process from the waiting line."""
+        self._run_step(name, "cancel", ticket)
 
     def pause(self, name: str, pause_ns: int) -> None:
-        self._step(name, "pause", pause_ns // 1000)
+        """Allow no call of any process for a time."""
+        self._run_step(name, "pause", pause_ns // 1000)
 
-    def _step(self, name: str, *arguments: Any) -> Any:
-        step, *rest = arguments
+    def _run_step(self, name: str, step: str, *arguments: Any) -> Any:
         return self._script(
             keys=[f"loadgen_sdk:{self._name}:{name}"],
-            args=[step, self._rules, self._kept_ms, *rest],
+            args=[step, self._rules, self._kept_ms, *arguments],
         )
 
 
-def is_redis(where: Any) -> bool:
-    return isinstance(where, str) and where.startswith(("redis://", "rediss://", "unix://"))
+def is_redis_url(location: Any) -> bool:
+    """Return True for a URL of Redis, and False for the path of a file."""
+    return isinstance(location, str) and location.startswith(("redis://", "rediss://", "unix://"))
 
 
-def redis_client(url: str, what: str) -> tuple[Any, str, tuple[type[Exception], ...]]:
-    """A client of the package redis for `shared=`, the NAME behind #, and its errors. Raises WrongUse."""
+def connect_to_redis(url: str, noun: str) -> RedisConnection:
+    """Return a client for a URL with a name behind `#`. `noun` says what is shared.
+
+    Raises:
+        WrongUse: The package redis is missing, or the URL is not valid.
+    """
     try:
         import redis
     except ImportError:
-        problem = f"{what} shared through Redis: the package redis is missing"
-        raise WrongUse("not_installed", problem, "pip install redis") from None
+        message = f"{noun} shared through Redis: the package redis is missing"
+        raise WrongUse("not_installed", message, "pip install redis") from None
     address, _, name = url.partition("#")
     try:
         client = redis.Redis.from_url(
-            address, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+            address, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
         )
     except ValueError as error:
-        problem = f"shared={redacted(url)!r}: {error}"
-        raise WrongUse("invalid_url", problem, 'shared="redis://HOST:6379/0#NAME"') from None
-    return client, name, (redis.RedisError, OSError)
+        message = f"shared={redacted_url(url)!r}: {error}"
+        raise WrongUse("invalid_url", message, 'shared="redis://HOST:6379/0#NAME"') from None
+    return RedisConnection(client, name, (redis.RedisError, OSError))
 
 
-def _rules(limits: Limits) -> str:
-    """The limits as the script reads them, in microseconds."""
-    rules = []
-    for name, rate in limits.rates().items():
-        burst = -1 if limits.burst_ns is None else limits.burst_ns / 1000
-        period = rate.period_ns / 1000
-        grain = period / limits.grain if limits.grain else 1
-        rules.append(
-            {"name": name, "limit": rate.limit, "period": period, "burst": burst, "grain": grain}
-        )
-    return json.dumps(rules)
-
-
-def redacted(url: str) -> str:
-    """The URL without user and password."""
+def redacted_url(url: str) -> str:
+    """Return a URL without user and password."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
+def _encode_rules(limits: Limits) -> str:
+    """Return the limits as JSON for the script of Redis, with times in microseconds."""
+    rules = []
+    for name, rate in limits.rates().items():
+        period_us = rate.period_ns / 1000
+        burst_us = _NO_BURST_LIMIT if limits.burst_ns is None else limits.burst_ns / 1000
+        rules.append(
+            {
+                "name": name,
+                "limit": rate.limit,
+                "period": period_us,
+                "burst": burst_us,
+                "grain": period_us / limits.grain if limits.grain else 1,
+            }
+        )
+    return json.dumps(rules)
+
+
 class SharedLimits:
-    """The limits of one Throttle in a store. A store that fails is logged once; the steps then answer None, and the
-    process keeps the limits by itself and asks again a little later.
+    """The limits of one Throttle in a store.
+
+    If the store fails, that is logged once, and the steps return None for a few seconds. The
+    process then keeps the limits alone.
     """
 
-    def __init__(self, where: Any, limits: Limits, kept_ns: int) -> None:
-        self._store: Store = (
-            RedisStore(where, limits, kept_ns) if is_redis(where) else FileStore(where, limits)
-        )
-        self._down_until = 0
-        self._warned = False
+    def __init__(self, location: Any, limits: Limits, kept_ns: int) -> None:
+        """Choose the store: a URL of Redis, or the path of a file."""
+        self._store: Store
+        if is_redis_url(location):
+            self._store = RedisStore(location, limits, kept_ns)
+        else:
+            self._store = FileStore(location, limits)
+        self._failed_until = 0
+        self._has_warned = False
 
-    def lane_name(self, key_values: tuple[str, ...], model: str) -> str:
-        """The name of a key and model in the store and in logs: the model, and a hash in which no key can be read."""
+    def state_name(self, key_values: tuple[str, ...], model: str) -> str:
+        """Return the name of a key and model in the store and in logs.
+
+        It is the model and a hash, from which the key cannot be read.
+        """
         digest = hashlib.blake2b("\0".join(key_values).encode(), digest_size=6).hexdigest()
-        readable = "".join(char if char.isalnum() or char in "-." else "_" for char in model)[:60]
+        characters = [char if char.isalnum() or char in "-." else "_" for char in model]
+        readable = "".join(characters)[:_MAX_READABLE_CHARS]
         return f"{readable}-{digest}" if readable else digest
 
     def enter(self, name: str, ticket: str, tokens: float, output: float) -> Grant | int | None:
-        return self._ask(lambda store: store.enter(name, ticket, tokens, output))
+        """Return the grant of a process, or how many ns it has to wait before it asks again."""
+        return self._run_step(lambda store: store.enter(name, ticket, tokens, output))
 
     def correct(self, name: str, grant: Grant, tokens: float, output: float | None) -> None:
-        self._ask(lambda store: store.correct(name, grant, tokens, output))
+        """Replace the estimate of a grant by the tokens that the call used."""
+        self._run_step(lambda store: store.correct(name, grant, tokens, output))
 
     def cancel(self, name: str, ticket: str) -> None:
-        self._ask(lambda store: store.cancel(name, ticket))
+        """Remove a process from the waiting line."""
+        self._run_step(lambda store: store.cancel(name, ticket))
 
     def pause(self, name: str, pause_ns: int) -> None:
-        self._ask(lambda store: store.pause(name, pause_ns))
+        """Allow no call of any process for a time."""
+        self._run_step(lambda store: store.pause(name, pause_ns))
 
-    def _ask(self, step: Callable[[Store], T]) -> T | None:
-        if monotonic_ns() < self._down_until:
+    def _run_step(self, step: Callable[[Store], ResultT]) -> ResultT | None:
+        """Run a step, or return None if the store fails or has failed a short time ago."""
+        if monotonic_ns() < self._failed_until:
             return None
         try:
             return step(self._store)
         except self._store.errors as error:
-            self._down_until = monotonic_ns() + DOWN_NS
-            if not self._warned:
-                self._warned = True
+            self._failed_until = monotonic_ns() + RETRY_FAILED_STORE_NS
+            if not self._has_warned:
+                self._has_warned = True
                 log.warning(
                     "limits are not shared with other processes: %s: %s", self._store, error
                 )
