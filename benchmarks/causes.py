@@ -35,8 +35,9 @@ from loadgen.sim.engine.replica import Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import make_router
 from loadgen.sim.load_bounds import LoadBounds
 from loadgen.sim.presets.preset import load_preset
+from loadgen.sim.request_lengths import RequestSize
 from loadgen.sim.simulation import Simulation
-from loadgen.sim.virtual_records import build_records
+from loadgen.sim.virtual_records import RecordOptions, build_records
 
 S, MS = 1_000_000_000, 1_000_000
 LENGTH_S = 150
@@ -147,8 +148,8 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
     planned = build_schedule(workload, seed)
     replicas = [Disturbed(preset.costs.at_speed(speed), limits, slower, stall) for speed in speeds]
 
-    def size(number: int) -> tuple[int, int, tuple[()]]:
-        return int(inputs[number % n]), int(outputs[number % n]), ()
+    def size(number: int) -> RequestSize:
+        return RequestSize(int(inputs[number % n]), int(outputs[number % n]))
 
     simulation = Simulation(
         planned, size, replicas, make_router(speeds, "round_robin"), LoadBounds(timeout_ns=600 * S)
@@ -158,11 +159,9 @@ def simulate(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample
         simulation.requests,
         simulation.ends,
         planned,
-        interval=1,
-        source="estimate",
-        kept_cache=False,
+        RecordOptions(interval=1, source="estimate", reports_cached_tokens=False),
     )
-    rows = recorded.rows[:]
+    rows = recorded.records[:]
     _add_client_and_network(rows, cause, seed, rng)
     return rows, _samples(replicas)
 

@@ -50,7 +50,7 @@ def rows(rate: str, seed: int, n: int) -> NDArray[np.void]:
         lambda number: (prompts[number], answers[number], ()),
         SimulatedSystem(costs=found.costs, limits=replace(found.limits, max_batch_size=BATCH)),
     )
-    return made.rows[:]
+    return made.records[:]
 
 
 def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:

@@ -98,7 +98,9 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
             costs=where.preset.costs, limits=where.preset.limits, speeds=where.preset.speeds
         ),
     )
-    return planned.stages[0].arrivals_ns, made.rows[np.argsort(made.rows["done_ns"], kind="stable")]
+    return planned.stages[0].arrivals_ns, made.records[
+        np.argsort(made.records["done_ns"], kind="stable")
+    ]
 
 
 def passes(where: World, due: Any, rows: Any) -> bool:

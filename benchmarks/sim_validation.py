@@ -152,7 +152,7 @@ def run(
         ),
     )
     used = time.process_time() - began
-    rows = made.rows
+    rows = made.records
     first, last, due, got = (
         rows[name].astype(np.float64)
         for name in ("first_token_ns", "last_token_ns", "due_ns", "output_tokens")

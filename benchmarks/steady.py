@@ -46,7 +46,7 @@ def run(
             costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
         ),
     )
-    rows = made.rows[:]
+    rows = made.records[:]
     header = RunManifest(
         state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),)
     )

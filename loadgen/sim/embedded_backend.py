@@ -1,4 +1,4 @@
-"""The backend of `embedded` in Python: a simulated server over HTTP, in real time, while the run goes."""
+"""The backend `embedded`: a simulated server over HTTP that runs as long as the load."""
 
 from __future__ import annotations
 
@@ -17,32 +17,39 @@ from loadgen.sim.server.options import PHYSICAL, Options
 
 @contextlib.contextmanager
 def serve(settings: Settings) -> Iterator[Settings]:
-    """The settings with the URL of an endpoint that serves while inside. Raises TargetError if it does not start."""
-    simulation = embedded.start(Options(**_options(settings)))
+    """Start a simulated server, yield the settings with its URL, and stop it.
+
+    Raises TargetError if it does not start.
+    """
+    server = embedded.start(Options(**_server_options(settings)))
     try:
-        yield replace(settings, url=simulation.url)
+        yield replace(settings, url=server.url)
     finally:
-        simulation.stop()
+        server.stop()
 
 
 def known(settings: Settings) -> KnownTarget:
-    """What its options say of it. Raises UserError for a preset that there is not."""
-    name = _options(settings).get("preset")
+    """Return what is known of the server by its options.
+
+    Raises UserError if they name a preset that does not exist.
+    """
+    name = _server_options(settings).get("preset")
     if not name:
         return KnownTarget("embedded simulation")
     preset = load_preset(name)
+    note = (
+        f"simulated in real time: {preset.words}; prompt and answer have "
+        f"{preset.limits.max_seq_len:,} tokens at most; with fewer than "
+        f"{preset.valid_from_sequences.value:,.0f} sequences per replica the model extrapolates"
+    )
     return KnownTarget(
         name=f"embedded simulation: {name}",
         words=preset.words,
         context=Context(preset.model.name, preset.limits.max_seq_len),
-        notes=(
-            f"simulated in real time: {preset.words}; prompt and answer have {preset.limits.max_seq_len:,} tokens at "
-            f"most; with fewer than {preset.valid_from_sequences.value:,.0f} sequences per replica the model "
-            "extrapolates",
-        ),
+        notes=(note,),
         virtual_url=f"sim:{name}",
     )
 
 
-def _options(settings: Settings) -> dict[str, Any]:
+def _server_options(settings: Settings) -> dict[str, Any]:
     return PHYSICAL if settings.embedded is None else settings.embedded

@@ -1,4 +1,4 @@
-"""The gaps between the output events of each request of a virtual run, for `--keep gaps`. Pure, on columns only."""
+"""The gaps between the output events of each request of a virtual run, for `--keep gaps`."""
 
 from __future__ import annotations
 
@@ -11,46 +11,75 @@ from numpy.typing import NDArray
 from loadgen.core.results.gaps import RequestGaps
 
 Ints = NDArray[np.int64]
-GROUP_EVENTS = 1 << 20
+
+EVENTS_PER_BATCH = 1 << 20  # limits the memory in use
 
 
-class Stretches(NamedTuple):
-    """Unbroken series of iterations in which a request got tokens: one per request, more of those that were paused."""
+class TokenSpans(NamedTuple):
+    """Unbroken spans of iterations in which a request gets one token each, as columns.
 
-    row: Ints
-    replica: Ints
-    first: Ints
-    last: Ints
-
-
-class Emitted(NamedTuple):
-    """What the replicas emitted. `slots`: of each row. `ends`: of the iterations of each replica. `interval`: a
-    stretch has an event at its first iteration, at every `interval`-th after it, and at its last.
+    A request has one span, and one more for each time that it was paused.
     """
 
-    slots: Ints
-    stretches: Stretches
-    ends: Sequence[Ints]
+    record_index: Ints
+    replica: Ints
+    first: Ints  # iteration of the first token
+    last: Ints  # iteration of the last token
+
+
+class EmittedEvents(NamedTuple):
+    """The output events of a run, in compact form.
+
+    A span has an event at its first iteration, at every `interval`-th after it, and at its last.
+    """
+
+    slots: Ints  # of each record
+    spans: TokenSpans
+    iteration_ends: Sequence[Ints]  # of each replica, in ns
     interval: int
 
 
-def gaps(emitted: Emitted) -> Iterator[RequestGaps]:
-    """The gaps of all requests that have one, in the order of the rows, some at a time."""
-    slots, stretches, ends, interval = emitted
-    order = np.lexsort((stretches.first, stretches.row))
-    row, replica, first, last = (column[order] for column in stretches)
-    events = 1 - (first - last) // interval  # the last rounds up
-    instants, offsets = np.concatenate(ends), np.cumsum([0, *map(len, ends)])
-    begins = np.flatnonzero(np.diff(row, prepend=-1))  # of the stretches of each row
-    groups = (np.cumsum(events) - events)[begins] // GROUP_EVENTS
-    cuts = begins[np.flatnonzero(np.diff(groups, prepend=-1))].tolist()
-    for part in map(slice, cuts, [*cuts[1:], len(row)]):
-        count = events[part]
-        of = np.repeat(np.arange(len(count)), count)
-        place = np.arange(len(of)) - (np.cumsum(count) - count)[of]
-        iteration = np.minimum(first[part][of] + place * interval, last[part][of])
-        steps = np.diff(instants[offsets[replica[part]][of] + iteration])
-        of_row = row[part][of]
-        is_gap = of_row[1:] == of_row[:-1]
-        rows, counts = np.unique(of_row[1:][is_gap], return_counts=True)
-        yield RequestGaps(slots[rows], counts, steps[is_gap])
+def iterate_gaps(events: EmittedEvents) -> Iterator[RequestGaps]:
+    """Yield the gaps of all requests that have one, in the order of the records, in batches."""
+    spans = _sorted_spans(events.spans)
+    event_counts = _count_events(spans, events.interval)
+    all_ends = np.concatenate(events.iteration_ends)
+    replica_offsets = np.cumsum([0, *map(len, events.iteration_ends)])
+    for batch in _batches(spans.record_index, event_counts):
+        counts = event_counts[batch]
+        span_of_event = np.repeat(np.arange(len(counts)), counts)
+        first_event_of_span = np.cumsum(counts) - counts
+        index_in_span = np.arange(len(span_of_event)) - first_event_of_span[span_of_event]
+        iteration = np.minimum(
+            spans.first[batch][span_of_event] + index_in_span * events.interval,
+            spans.last[batch][span_of_event],
+        )
+        offsets = replica_offsets[spans.replica[batch]][span_of_event]
+        gaps_ns = np.diff(all_ends[offsets + iteration])
+        record_of_event = spans.record_index[batch][span_of_event]
+        is_same_record = record_of_event[1:] == record_of_event[:-1]
+        records, gap_counts = np.unique(record_of_event[1:][is_same_record], return_counts=True)
+        yield RequestGaps(events.slots[records], gap_counts, gaps_ns[is_same_record])
+
+
+def _sorted_spans(spans: TokenSpans) -> TokenSpans:
+    """Return the spans in the order of the records, those of one record in order of time."""
+    order = np.lexsort((spans.first, spans.record_index))
+    return TokenSpans(*(column[order] for column in spans))
+
+
+def _count_events(spans: TokenSpans, interval: int) -> Ints:
+    """Return the number of events of each span: one, and one per interval, rounded up."""
+    rounded_up: Ints = -((spans.first - spans.last) // interval)
+    return 1 + rounded_up
+
+
+def _batches(record_index: Ints, event_counts: Ints) -> Iterator[slice]:
+    """Yield slices of spans with about EVENTS_PER_BATCH events; no record is in two of them."""
+    first_spans = np.flatnonzero(np.diff(record_index, prepend=-1))  # of each record
+    events_before = np.cumsum(event_counts) - event_counts
+    batch_of_record = events_before[first_spans] // EVENTS_PER_BATCH
+    starts = first_spans[np.flatnonzero(np.diff(batch_of_record, prepend=-1))].tolist()
+    ends = [*starts[1:], len(record_index)]
+    for start, end in zip(starts, ends, strict=True):
+        yield slice(start, end)

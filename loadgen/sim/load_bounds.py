@@ -1,4 +1,4 @@
-"""What bounds a simulated load."""
+"""The limits of a simulated load."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from loadgen.sim.engine.replica import NEVER
 
 
 class LoadBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The caps of a load (None: none), and its times, as over HTTP (NEVER: none).
+    """How many requests may be in flight, and when requests and the load end.
 
-    timeout_ns: of a request. drain_ns: what may go on after the horizon. stop_ns: when the load is stopped; what is in
-    flight then may end within the drain.
+    Attributes:
+        max_in_flight: The most requests in flight, or None for no limit.
+        max_in_prefill: The most requests in flight without a first token, or None for no limit.
+        timeout_ns: How long a request may take.
+        drain_ns: How long requests may go on after the horizon of the schedule.
+        stop_ns: When the load is stopped. Requests in flight may then end within the drain.
     """
 
     max_in_flight: int | None = None
@@ -22,17 +26,15 @@ class LoadBounds(msgspec.Struct, frozen=True, kw_only=True):
     stop_ns: int = NEVER
 
     @property
-    def capped(self) -> bool:
-        return not (self.max_in_flight is self.max_in_prefill is None)
-
-    @property
     def after_stop_ns(self) -> int:
         """How long requests may go on after a stop."""
         return min(self.drain_ns, MAX_DRAIN_AFTER_STOP_NS)
 
     def end_ns(self, horizon_ns: int | None) -> int:
-        """When all is over, of a load with this horizon."""
-        return NEVER if horizon_ns is None or self.drain_ns >= NEVER else horizon_ns + self.drain_ns
+        """Return when the run ends at the latest; NEVER if it ends with its last request."""
+        if horizon_ns is None or self.drain_ns >= NEVER:
+            return NEVER
+        return horizon_ns + self.drain_ns
 
 
 UNBOUNDED = LoadBounds()

@@ -1,4 +1,4 @@
-"""Rows of a run as columns, in a third of the memory of an array of them: a column of one value takes none. Pure."""
+"""Request records stored by column, in a third of the memory of an array of records."""
 
 from __future__ import annotations
 
@@ -11,55 +11,63 @@ from numpy.typing import NDArray
 from loadgen.core.results.record import ROW
 
 Column = NDArray[Any] | int
+"""The values of one field, or the one value that all records have."""
 
 
 class RecordColumns:
-    """What an array of `record.ROW` says, by column. `rows["due_ns"]` is a column, read only; `rows[:10]` are rows.
+    """A sequence of records of the type `record.ROW`, stored by column.
 
-    Fields that are one value for all rows are stored once, and so are fields that are given as the same array.
+    `records["due_ns"]` is a read-only column. `records[:10]` is an array of records, as
+    `records[mask]` is. Constant columns take no memory, and fields that are given as the same array
+    share it. Missing fields are 0.
     """
 
     def __init__(self, length: int, columns: Mapping[str, Column]) -> None:
         self._length = length
         self._columns: dict[str, NDArray[Any]] = {}
-        made: dict[tuple[int, str], NDArray[Any]] = {}  # of each array that was given, in each type
+        # Arrays that were converted already, by the identity of the given array and by type.
+        converted: dict[tuple[int, str], NDArray[Any]] = {}
         for name in ROW.names or ():
-            given, dtype = columns.get(name, 0), ROW[name]
-            if isinstance(given, int):
-                self._columns[name] = np.broadcast_to(np.array(given, dtype), length)
+            values = columns.get(name, 0)
+            dtype = ROW[name]
+            if isinstance(values, int):
+                self._columns[name] = np.broadcast_to(np.array(values, dtype), length)
                 continue
-            key = id(given), dtype.str
-            if key not in made:
-                made[key] = _narrow(given, dtype)
-            self._columns[name] = made[key]
+            key = (id(values), dtype.str)
+            if key not in converted:
+                converted[key] = _convert(values, dtype)
+            self._columns[name] = converted[key]
 
     def __len__(self) -> int:
         return self._length
 
     @overload
-    def __getitem__(self, which: str) -> NDArray[Any]: ...
+    def __getitem__(self, key: str) -> NDArray[Any]: ...
     @overload
-    def __getitem__(self, which: slice | NDArray[Any]) -> NDArray[np.void]: ...
-    def __getitem__(self, which: str | slice | NDArray[Any]) -> NDArray[Any]:
-        if isinstance(which, str):
-            return self._columns[which]
-        rows = np.zeros(len(np.empty(self._length, np.bool_)[which]), ROW)
+    def __getitem__(self, key: slice | NDArray[Any]) -> NDArray[np.void]: ...
+    def __getitem__(self, key: str | slice | NDArray[Any]) -> NDArray[Any]:
+        if isinstance(key, str):
+            return self._columns[key]
+        selected = len(np.empty(self._length, np.bool_)[key])
+        records = np.zeros(selected, ROW)
         for name, column in self._columns.items():
-            rows[name] = column[which]
-        return rows
+            records[name] = column[key]
+        return records
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self[:])
 
-    def part(self, which: slice) -> RecordColumns:
-        """Neighbouring rows, in the memory of these."""
-        found = RecordColumns.__new__(RecordColumns)
-        found._columns = {name: column[which] for name, column in self._columns.items()}
-        found._length = len(range(*which.indices(self._length)))
-        return found
+    def part(self, span: slice) -> RecordColumns:
+        """Return consecutive records without copying their columns."""
+        part = RecordColumns.__new__(RecordColumns)
+        part._columns = {name: column[span] for name, column in self._columns.items()}
+        part._length = len(range(*span.indices(self._length)))
+        return part
 
 
-def _narrow(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if len(values) and dtype.itemsize < 8 and (values == values[0]).all():
+def _convert(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the values in another type. Small types of one value take no memory."""
+    is_small_type = dtype.itemsize < np.dtype(np.int64).itemsize
+    if is_small_type and len(values) and (values == values[0]).all():
         return np.broadcast_to(values[0].astype(dtype), len(values))
     return values.astype(dtype, copy=False)

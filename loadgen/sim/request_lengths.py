@@ -1,20 +1,19 @@
-"""Lengths of simulated requests, and the prompt prefixes that they share, without generating their texts. Pure.
+"""Lengths of simulated requests and the prompt prefixes that they share, without generating texts.
 
-A block of a prompt is shared by all prompts that are equal up to the end of that block. So one number identifies it.
-The number encodes the block's position and who owns the block's last token: everybody, a prefix group, or one
-conversation.
+The key-value cache of a server consists of blocks of tokens. Two prompts share a block if they are
+equal up to its end, so one hash identifies a block. Most hashes here are numbers. They encode the
+position of the block in the prompt and the owner of its last token: all requests, a prefix group,
+or one conversation.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+from msgspec import Struct
 
 from loadgen.core.requests.file_prompts import FilePrompts
 from loadgen.core.requests.synthetic_prompts import SyntheticPrompts
@@ -25,252 +24,314 @@ if TYPE_CHECKING:
     from loadgen.core.requests.task_prompts import TaskPrompts
     from loadgen.core.requests.trace_prompts import TracePrompts
 
-Sizes = Callable[[int], tuple[int, int, Sequence[Hashable]]]
-"""Maps a request's number to prompt tokens, output tokens, and the hashes of its prompt's shareable blocks.
-
-A request for values (embeddings, rerank) has no output tokens; in the place of the hashes stand the tokens of each
-sequence that is prefilled for it.
-"""
-
-BLOCK = 1024  # number of requests whose lengths are drawn together
-BLOCKS = 1024  # blocks in memory; lanes of a closed loop ask out of order
-_GROUP, _CONVERSATION = 1 << 40, 1 << 60
+DRAWS_PER_BATCH = 1024  # requests whose lengths are drawn together
+MAX_BATCHES = 1024  # in memory, because virtual users of a closed loop ask out of order
+POSITION_BITS = 24  # of a block in its prompt
+GROUP_STRIDE = 1 << 40  # distance between the first hashes of two prefix groups
+CONVERSATION_BASE = 1 << 60  # first hash of the blocks of conversations
 
 
-def of_workload(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
-    """Lengths of synthetic requests. With `per_block` 0 no block is shared.
+class RequestSize(Struct, frozen=True, gc=False):
+    """The lengths of one request in tokens, and its shareable blocks.
 
-    For a single request only the shared part of the prompt is hashed: no other request has the rest.
+    A request for values (embeddings, rerank) has no output tokens and no blocks. Instead it has the
+    length of each sequence that is prefilled for it.
     """
-    if per_block and getattr(spec, "chunks", None) is not None:
-        return _with_chunks(spec, prompts, per_block)
-    shared = spec.system_tokens or spec.shared_prefix_tokens or getattr(spec, "cache", None)
-    if prompts.turns > 1 or (per_block and shared):
-        return SharedPrefixes(spec, prompts, per_block)
+
+    input_tokens: int
+    output_tokens: int
+    blocks: Sequence[Hashable] = ()  # the hashes of the prompt's full blocks that may be shared
+    sequence_lengths: Sequence[int] = ()
+
+
+RequestSizer = Callable[[int], RequestSize]
+"""Returns the size of the request with a number."""
+
+
+def create_request_sizer(
+    spec: Any, prompts: Any, tokens_per_block: int, *, requests_values: bool = False
+) -> RequestSizer:
+    """Return the sizer of a workload's requests. No text is built if the lengths need none.
+
+    Args:
+        spec: The part `requests` of the workload.
+        prompts: The requests that are built from it.
+        tokens_per_block: The block size of the prefix cache, or 0 if prompts share nothing.
+        requests_values: Whether the API returns values (embeddings, rerank) instead of tokens.
+    """
+    if hasattr(spec, "classes"):
+        parts = [
+            create_request_sizer(
+                request_class.requests, part, tokens_per_block, requests_values=requests_values
+            )
+            for request_class, part in zip(spec.classes.values(), prompts.parts, strict=True)
+        ]
+        return MixSizer(prompts, parts)
+    if hasattr(spec, "steps"):
+        return TaskSizer(prompts, tokens_per_block)
+    if requests_values:
+        return ValueSizer(prompts)
+    if hasattr(spec, "trace"):
+        return TraceSizer(prompts, tokens_per_block)
+    if hasattr(spec, "path"):
+        return FileSizer(prompts, tokens_per_block)
+    return create_synthetic_sizer(spec, prompts, tokens_per_block)
+
+
+def create_synthetic_sizer(
+    spec: Any, prompts: SyntheticPrompts, tokens_per_block: int
+) -> RequestSizer:
+    """Return the sizer of synthetic requests. With `tokens_per_block` 0 no block is shared."""
+    if tokens_per_block and getattr(spec, "chunks", None) is not None:
+        return ChunkSizer(spec, prompts, tokens_per_block)
+    has_shared_prefix = (
+        spec.system_tokens or spec.shared_prefix_tokens or getattr(spec, "cache", None)
+    )
+    if prompts.turns > 1 or (tokens_per_block and has_shared_prefix):
+        return PrefixSizer(spec, prompts, tokens_per_block)
     if spec.input_tokens.tag == spec.output_tokens.tag == "fixed":
-        return OneLength(prompts.requested_input_tokens(0), prompts.requested_output_tokens(0))
-    return Drawn(prompts, spec.system_tokens)
+        return FixedSizer(prompts.requested_input_tokens(0), prompts.requested_output_tokens(0))
+    return DrawnSizer(prompts, spec.system_tokens)
 
 
-def of_values(prompts: SyntheticPrompts | FilePrompts) -> Sizes:
-    """Lengths of texts to embed, or of documents to rank."""
+class ValueSizer:
+    """Sizes of texts to embed, or of documents to rank."""
 
-    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        sequences = prompts.sequence_lengths(number)
-        return sum(sequences), 0, sequences
+    def __init__(self, prompts: SyntheticPrompts | FilePrompts) -> None:
+        self._prompts = prompts
 
-    return sizes
-
-
-@runtime_checkable
-class DrawnAtOnce(Protocol):
-    """Lengths of requests that share nothing, of many at once."""
-
-    def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]: ...
-    def of_many(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Prompt and output tokens of many requests, in ascending order of their numbers."""
+    def __call__(self, number: int) -> RequestSize:
+        """Return the size of the request with this number."""
+        return _size_of_sequences(self._prompts.sequence_lengths(number))
 
 
-class OneLength:
-    """All requests have the same lengths."""
+def _size_of_sequences(lengths: Sequence[int]) -> RequestSize:
+    return RequestSize(sum(lengths), 0, sequence_lengths=lengths)
+
+
+class FixedSizer:
+    """All requests have the same lengths and share nothing."""
 
     def __init__(self, input_tokens: int, output_tokens: int) -> None:
-        self._sizes: tuple[int, int, Sequence[Hashable]] = input_tokens, output_tokens, ()
+        self._size = RequestSize(input_tokens, output_tokens)
 
-    def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
-        return self._sizes
-
-    def of_many(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As `DrawnAtOnce.of_many`."""
-        input_tokens, output_tokens, _ = self._sizes
-        return np.broadcast_to(np.int64(input_tokens), len(numbers)), np.broadcast_to(
-            np.int64(output_tokens), len(numbers)
-        )
+    def __call__(self, number: int) -> RequestSize:  # noqa: ARG002 - all have the same size
+        """Return the size of the request with this number."""
+        return self._size
 
 
-class Drawn:
-    """Lengths of requests that share nothing, drawn for many numbers at a time: requests come roughly in order."""
+class DrawnSizer:
+    """Sizes of requests that share nothing.
+
+    Lengths are drawn for many numbers at a time, because requests come roughly in order.
+    """
 
     def __init__(self, prompts: SyntheticPrompts, system_tokens: int) -> None:
-        self._drawn, self._system_tokens = prompts.sample_lengths, system_tokens
-        self._block = functools.lru_cache(maxsize=BLOCKS)(self._draw)
+        self._prompts = prompts
+        self._system_tokens = system_tokens
+        self._batch = functools.lru_cache(maxsize=MAX_BATCHES)(self._draw_batch)
 
-    def _draw(self, number: int) -> tuple[array[int], array[int]]:
-        numbers = range(number * BLOCK, (number + 1) * BLOCK)
-        input_tokens = array(
-            "q", [self._system_tokens + tokens for tokens in self._drawn("input", numbers)]
-        )
-        return input_tokens, array("q", self._drawn("output", numbers))
+    def __call__(self, number: int) -> RequestSize:
+        """Return the size of the request with this number."""
+        batch_number, index = divmod(number, DRAWS_PER_BATCH)
+        input_tokens, output_tokens = self._batch(batch_number)
+        return RequestSize(input_tokens[index], output_tokens[index])
 
-    def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
-        block_number, index = divmod(number, BLOCK)
-        input_tokens, output_tokens = self._block(block_number)
-        return input_tokens[index], output_tokens[index], ()
-
-    def of_many(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As `DrawnAtOnce.of_many`."""
-        input_tokens, output_tokens = np.empty_like(numbers), np.empty_like(numbers)
-        blocks, places = np.divmod(numbers, BLOCK)
-        bounds = np.flatnonzero(np.diff(blocks)) + 1
-        for start, end in itertools.pairwise([0, *bounds.tolist(), len(numbers)]):
-            if start < end:
-                drawn = self._draw(int(blocks[start]))
-                for column, values in zip((input_tokens, output_tokens), drawn, strict=True):
-                    column[start:end] = np.frombuffer(values, np.int64)[places[start:end]]
-        return input_tokens, output_tokens
+    def _draw_batch(self, batch_number: int) -> tuple[array[int], array[int]]:
+        """Return the input tokens and the output tokens of a batch of requests."""
+        start = batch_number * DRAWS_PER_BATCH
+        numbers = range(start, start + DRAWS_PER_BATCH)
+        message_tokens = self._prompts.sample_lengths("input", numbers)
+        input_tokens = array("q", [self._system_tokens + tokens for tokens in message_tokens])
+        return input_tokens, array("q", self._prompts.sample_lengths("output", numbers))
 
 
-class SharedPrefixes:
-    """Lengths of requests that share what they begin with: a system prompt, a prefix, their conversation."""
+class PrefixSizer:
+    """Sizes of requests that share a beginning: a system prompt, a prefix, or their conversation.
 
-    def __init__(self, spec: Any, prompts: SyntheticPrompts, per_block: int) -> None:
-        self._system, self._prompts, self._per_block = spec.system_tokens, prompts, per_block
-        self._system_blocks = (
-            spec.system_tokens // per_block if per_block else 0
-        )  # that all prompts share
-        self._is_one_group = spec.prefixes == 1
+    Of a single request only the shared part is hashed, because no other request has the rest.
+    """
 
-    def __call__(self, number: int) -> tuple[int, int, Sequence[Hashable]]:
+    def __init__(self, spec: Any, prompts: SyntheticPrompts, tokens_per_block: int) -> None:
+        self._prompts = prompts
+        self._tokens_per_block = tokens_per_block
+        self._system_tokens = spec.system_tokens
+
+    def __call__(self, number: int) -> RequestSize:
+        """Return the size of the request with this number."""
         prompts = self._prompts
-        tokens, output_tokens = (
-            prompts.requested_input_tokens(number),
-            prompts.requested_output_tokens(number),
-        )
-        if not self._per_block:
-            return tokens, output_tokens, ()
+        input_tokens = prompts.requested_input_tokens(number)
+        output_tokens = prompts.requested_output_tokens(number)
+        if not self._tokens_per_block:
+            return RequestSize(input_tokens, output_tokens)
         conversation = number // prompts.turns
-        full_blocks = tokens // self._per_block
-        # of a group
-        shared_blocks = min(
-            (self._system + prompts.shared_tokens(conversation)) // self._per_block, full_blocks
-        )
-        blocks = list(range(min(self._system_blocks, full_blocks)))
-        if shared_blocks > self._system_blocks:
-            base = _GROUP * (1 + prompts.prefix_group(conversation))
-            blocks += range(base + self._system_blocks, base + shared_blocks)
-        if prompts.turns > 1 and full_blocks > shared_blocks:
-            base = _CONVERSATION + (conversation << 24)
-            blocks += range(base + shared_blocks, base + full_blocks)
-        return tokens, output_tokens, blocks
+        return RequestSize(input_tokens, output_tokens, self._blocks(conversation, input_tokens))
+
+    def _blocks(self, conversation: int, input_tokens: int) -> list[int]:
+        """Return the hashes of the shareable blocks of a prompt."""
+        prompts = self._prompts
+        per_block = self._tokens_per_block
+        full_blocks = input_tokens // per_block
+        system_blocks = self._system_tokens // per_block  # shared by all prompts
+        prefix_tokens = self._system_tokens + prompts.shared_tokens(conversation)
+        prefix_blocks = min(prefix_tokens // per_block, full_blocks)  # shared by a prefix group
+        blocks = list(range(min(system_blocks, full_blocks)))
+        if prefix_blocks > system_blocks:
+            base = GROUP_STRIDE * (1 + prompts.prefix_group(conversation))
+            blocks += range(base + system_blocks, base + prefix_blocks)
+        if prompts.turns > 1 and full_blocks > prefix_blocks:
+            base = CONVERSATION_BASE + (conversation << POSITION_BITS)
+            blocks += range(base + prefix_blocks, base + full_blocks)
+        return blocks
 
 
-def _with_chunks(spec: Any, prompts: SyntheticPrompts, per_block: int) -> Sizes:
-    """Lengths of prompts that begin with retrieved chunks: two share a block if they have the same chunks up to it."""
-    system, each = spec.system_tokens, spec.chunks.tokens
+class ChunkSizer:
+    """Sizes of prompts that begin with retrieved chunks.
 
-    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
+    Two prompts share a block if they have the same chunks up to the end of the block.
+    """
+
+    def __init__(self, spec: Any, prompts: SyntheticPrompts, tokens_per_block: int) -> None:
+        self._prompts = prompts
+        self._tokens_per_block = tokens_per_block
+        self._system_tokens = spec.system_tokens
+        self._chunk_tokens = spec.chunks.tokens
+
+    def __call__(self, number: int) -> RequestSize:
+        """Return the size of the request with this number."""
+        prompts = self._prompts
         chunks = prompts.chunks_of(number)
+        shared_tokens = self._system_tokens + self._chunk_tokens * len(chunks)
         blocks: list[Hashable] = []
-        for block in range((system + each * len(chunks)) // per_block):
-            chunks_in_it = max(0, -(-((block + 1) * per_block - system) // each))
-            blocks.append((block, *chunks[:chunks_in_it]))
-        return (
-            prompts.requested_input_tokens(number),
-            prompts.requested_output_tokens(number),
-            blocks,
+        for position in range(shared_tokens // self._tokens_per_block):
+            end = (position + 1) * self._tokens_per_block - self._system_tokens
+            chunks_up_to_end = max(0, -(-end // self._chunk_tokens))  # rounded up
+            blocks.append((position, *chunks[:chunks_up_to_end]))
+        return RequestSize(
+            prompts.requested_input_tokens(number), prompts.requested_output_tokens(number), blocks
         )
 
-    return sizes
 
+class TaskSizer:
+    """Sizes of the requests of tasks.
 
-def of_tasks(prompts: TaskPrompts, per_block: int) -> Sizes:
-    """Lengths of the requests of tasks. A block belongs to whoever brought its last token: a step, or a request.
-
-    Of documents it belongs to these and all before them, whichever task they are in.
+    A block belongs to whoever added its last token: a step of the task graph, a request, or a
+    sequence of documents. The latter is the same in all tasks.
     """
-    first_block = {
-        step: _GROUP * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)
-    }
 
-    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        if sequences := prompts.sequence_lengths(number):
-            return sum(sequences), 0, sequences
+    def __init__(self, prompts: TaskPrompts, tokens_per_block: int) -> None:
+        self._prompts = prompts
+        self._tokens_per_block = tokens_per_block
+        self._base_of_step = {
+            step: GROUP_STRIDE * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)
+        }
+
+    def __call__(self, number: int) -> RequestSize:
+        """Return the size of the request with this number."""
+        sequence_lengths = self._prompts.sequence_lengths(number)
+        if sequence_lengths:
+            return _size_of_sequences(sequence_lengths)
         blocks: list[Hashable] = []
-        end = 0
-        for owner, tokens in prompts.prompt_segments(number):
-            end += tokens
-            if not per_block:
+        input_tokens = 0
+        for owner, tokens in self._prompts.prompt_segments(number):
+            input_tokens += tokens
+            if not self._tokens_per_block:
                 continue
-            if isinstance(owner, tuple):
-                blocks += [(owner, place) for place in range(len(blocks), end // per_block)]
-            else:
-                first = (
-                    first_block[owner] if isinstance(owner, str) else _CONVERSATION + (owner << 24)
-                )
-                blocks += range(first + len(blocks), first + end // per_block)
-        return end, prompts.requested_output_tokens(number), blocks
+            positions = range(len(blocks), input_tokens // self._tokens_per_block)
+            if positions:
+                blocks += self._hashes(owner, positions)
+        return RequestSize(input_tokens, self._prompts.requested_output_tokens(number), blocks)
 
-    return sizes
+    def _hashes(self, owner: Any, positions: range) -> Sequence[Hashable]:
+        """Return the hashes of the blocks of an owner at these positions."""
+        if isinstance(owner, tuple):
+            return [(owner, position) for position in positions]
+        if isinstance(owner, str):
+            base = self._base_of_step[owner]
+        else:
+            base = CONVERSATION_BASE + (owner << POSITION_BITS)
+        return range(base + positions.start, base + positions.stop)
 
 
-def of_trace(prompts: TracePrompts, per_block: int) -> Sizes:
-    """Lengths of a trace's requests.
+class TraceSizer:
+    """Sizes of the requests of a trace.
 
-    A hash in the trace covers the prompt up to its end. So a block that ends inside the hashed part is identified by
-    that hash and the block's position.
+    A hash in the trace covers the prompt up to its end. So a block that ends inside the hashed part
+    is identified by that hash and the position of the block.
     """
-    trace = prompts.trace
 
-    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        cycle, row, _, _ = prompts.locate(number)
-        tokens = prompts.requested_input_tokens(number)
+    def __init__(self, prompts: TracePrompts, tokens_per_block: int) -> None:
+        self._prompts = prompts
+        self._tokens_per_block = tokens_per_block
+
+    def __call__(self, number: int) -> RequestSize:
+        """Return the size of the request with this number."""
+        input_tokens = self._prompts.requested_input_tokens(number)
+        output_tokens = max(1, self._prompts.requested_output_tokens(number))
+        if not self._tokens_per_block:
+            return RequestSize(input_tokens, output_tokens)
+        return RequestSize(input_tokens, output_tokens, self._blocks(number, input_tokens))
+
+    def _blocks(self, number: int, input_tokens: int) -> list[Hashable]:
+        trace = self._prompts.trace
+        request = self._prompts.locate(number)
         blocks: list[Hashable] = []
         end = 0
-        for trace_hash in trace.blocks(row) if per_block else ():
-            end = min(end + trace.tokens_of[trace_hash], tokens)
-            blocks += [
-                (cycle, trace_hash, position) for position in range(len(blocks), end // per_block)
-            ]
-        return tokens, max(1, prompts.requested_output_tokens(number)), blocks
-
-    return sizes
+        for trace_hash in trace.blocks(request.row):
+            end = min(end + trace.tokens_of[trace_hash], input_tokens)
+            positions = range(len(blocks), end // self._tokens_per_block)
+            blocks += [(request.cycle, trace_hash, position) for position in positions]
+        return blocks
 
 
-def of_mix(prompts: MixPrompts, parts: Sequence[Sizes]) -> Sizes:
-    """Lengths of the requests of several classes, of which no two share a block. `parts`: those of each class."""
+class MixSizer:
+    """Sizes of the requests of several classes, of which no two share a block."""
 
-    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        index, own_number = prompts.class_and_number(number)
-        input_tokens, output_tokens, blocks = parts[index](own_number)
-        if not output_tokens:
-            return input_tokens, 0, blocks
-        return input_tokens, output_tokens, [(index, block) for block in blocks]
+    def __init__(self, prompts: MixPrompts, sizer_of_class: Sequence[RequestSizer]) -> None:
+        self._prompts = prompts
+        self._sizer_of_class = sizer_of_class
 
-    return sizes
-
-
-def of_file(prompts: FilePrompts, per_block: int) -> Sizes:
-    """Lengths of the user's own requests. Each row's text is counted once; repeated rows have the same blocks."""
-    memo: dict[int, tuple[int, list[int]]] = {}
-
-    def sizes(number: int) -> tuple[int, int, Sequence[Hashable]]:
-        request = prompts[number]
-        row = number % len(prompts.rows)
-        if row not in memo:
-            tokens = prompts.input_tokens(number) or 1
-            memo[row] = (
-                tokens,
-                list(range(row << 24, (row << 24) + tokens // per_block)) if per_block else [],
-            )
-        tokens, blocks = memo[row]
-        return tokens, request.max_tokens or NATURAL_TOKENS, blocks
-
-    return sizes
+    def __call__(self, number: int) -> RequestSize:
+        """Return the size of the request with this number."""
+        class_index, number_in_class = self._prompts.class_and_number(number)
+        size = self._sizer_of_class[class_index](number_in_class)
+        if not size.blocks:
+            return size
+        blocks = [(class_index, block) for block in size.blocks]
+        return RequestSize(size.input_tokens, size.output_tokens, blocks)
 
 
-def sizes_of(spec: Any, requests: Any, per_block: int, settings: Any) -> Sizes:
-    """The lengths of requests, computed without building their text if possible."""
-    if hasattr(spec, "classes"):
-        classes = zip(spec.classes.values(), requests.parts, strict=True)
-        return of_mix(
-            requests, [sizes_of(one.requests, part, per_block, settings) for one, part in classes]
-        )
-    if hasattr(spec, "steps"):
-        return of_tasks(requests, per_block)
-    if settings.values:
-        return of_values(requests)
-    if hasattr(spec, "trace"):
-        return of_trace(requests, per_block)
-    if hasattr(spec, "path"):
-        return of_file(requests, per_block)
-    return of_workload(spec, requests, per_block)
+class _RowSize(Struct, frozen=True):
+    """The prompt of one row of a file."""
+
+    input_tokens: int
+    blocks: Sequence[Hashable]
+
+
+class FileSizer:
+    """Sizes of the user's own requests.
+
+    The text of each row is counted once, and repeated rows have the same blocks.
+    """
+
+    def __init__(self, prompts: FilePrompts, tokens_per_block: int) -> None:
+        self._prompts = prompts
+        self._tokens_per_block = tokens_per_block
+        self._size_of_row: dict[int, _RowSize] = {}
+
+    def __call__(self, number: int) -> RequestSize:
+        """Return the size of the request with this number."""
+        row = number % len(self._prompts.rows)
+        size = self._size_of_row.get(row)
+        if size is None:
+            size = self._measure_row(row)
+            self._size_of_row[row] = size
+        output_tokens = self._prompts.requested_output_tokens(number) or NATURAL_TOKENS
+        return RequestSize(size.input_tokens, output_tokens, size.blocks)
+
+    def _measure_row(self, row: int) -> _RowSize:
+        input_tokens = self._prompts.input_tokens(row) or 1
+        if not self._tokens_per_block:
+            return _RowSize(input_tokens, ())
+        first = row << POSITION_BITS
+        return _RowSize(input_tokens, range(first, first + input_tokens // self._tokens_per_block))

@@ -1,13 +1,14 @@
-"""The load at which a simulated machine is full, by the roofline of its preset alone: nothing is simulated. Pure.
+"""Estimates the load at which a simulated machine is full, by the roofline of its preset.
 
-A search begins there. It is an estimate: no queue, no chance, every request the mean of a sample.
+A search starts at this load. Nothing is simulated: there is no queue, and every request is the mean
+of a sample.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.schedule.sessions import build_sessions
-from loadgen.sim.request_lengths import sizes_of
+from loadgen.sim.request_lengths import RequestSize, create_request_sizer
 from loadgen.sim.virtual_backend import preset_of
 
 if TYPE_CHECKING:
@@ -26,156 +27,225 @@ if TYPE_CHECKING:
     from loadgen.core.slo import Slo
     from loadgen.core.workload import Workload
     from loadgen.sim.engine.replica import Costs, ServerLimits
+    from loadgen.sim.presets.preset import Preset
 
-SAMPLE = 1_000  # requests
-SCATTER = (
-    2_654_435_761  # consecutive numbers times this look drawn: turns meet the replicas by chance
-)
-HALVINGS = 20  # of an interval that holds what is looked for
+SAMPLED_REQUESTS = 1_000  # the first half of them only fills the caches
+BISECTION_STEPS = 20
+# Multiples of this number look random in their upper bits (Knuth's multiplicative hash), so that
+# consecutive turns of a conversation meet the replicas by chance.
+HASH_MULTIPLIER = 2_654_435_761
+HASH_SHIFT = 16
 
 
 class Work(NamedTuple):
-    """What the requests of a chain ask of the machine together: how many they are, tokens to compute of prompts and to
-    generate, other tokens that those of prompts attend to, and those in the cache that are read for those generated.
-    """
+    """What requests ask of a machine, summed over some of them."""
 
     requests: float
-    computed: float
-    generated: float
-    attended: float
-    read: float
+    computed_tokens: float  # of prompts, without those found in the cache
+    generated_tokens: float
+    attended_tokens: float  # sum over the computed tokens of the tokens that each attends to
+    read_tokens: float  # sum over the generated tokens of the cached tokens that each reads
 
 
-def filling_rate(workload: Workload, settings: Settings) -> float | None:
-    """The rate at which single requests, conversations or tasks fill the machine, as it has to be to keep TPOT, and
-    tasks in their time, within the SLO. None where no request can be served.
+SessionWork = dict[int, Work]
+"""The work of each sampled request of a session, by its number."""
+
+
+def estimate_saturation_rate(workload: Workload, settings: Settings) -> float | None:
+    """Return the rate per second at which single requests, conversations or tasks fill the machine.
+
+    The machine has to be fast enough to keep the limits of the SLO for TPOT and for the duration of
+    tasks. Return None if no request can be served.
     """
     preset = preset_of(settings)
-    sample = _sample(workload, settings)
-    work = _mean(sample)
-    if work is None:
+    sample = _sample_work(workload, settings)
+    mean_work = _mean_session_work(sample)
+    if mean_work is None:
         return None
-    limits_ns: list[float] = [
-        term.limit_ns for slo in _slos(workload) for term in slo.terms if term.metric == "tpot"
+    iteration_limits_ns: list[float] = [
+        term.limit_ns for slo in _all_slos(workload) for term in slo.terms if term.metric == "tpot"
     ]
     task = workload.slo.task if workload.slo is not None else None
     if task is not None and task.within_ns is not None:
-        limits_ns.append(_pace_ns(workload, sample, task.within_ns, task.share, preset.costs))
-    rate = _filled(work, preset.costs, preset.limits, min(limits_ns, default=math.inf))
-    return rate * sum(preset.speeds) if rate else None
+        timed_tasks = _timed_tasks(workload, sample, preset.costs)
+        iteration_limits_ns.append(_slowest_iteration_ns(timed_tasks, task.within_ns, task.share))
+    max_iteration_ns = min(iteration_limits_ns, default=math.inf)
+    rate_per_s = _replica_rate(mean_work, preset.costs, preset.limits, max_iteration_ns)
+    return rate_per_s * sum(preset.speeds) if rate_per_s else None
 
 
-def _slos(workload: Workload) -> Iterator[Slo]:
-    """The SLO of a workload, and those of its classes."""
+def _all_slos(workload: Workload) -> Iterator[Slo]:
+    """Yield the SLO of a workload, and those of its classes."""
     classes = getattr(workload.requests, "classes", {})
-    yield from (
-        slo for slo in (workload.slo, *(one.slo for one in classes.values())) if slo is not None
-    )
+    for slo in (workload.slo, *(request_class.slo for request_class in classes.values())):
+        if slo is not None:
+            yield slo
 
 
-def _filled(work: Work, costs: Costs, limits: ServerLimits, iteration_ns: float) -> float:
-    """Sessions per second of one replica that goes at most so slowly."""
-    x = limits.max_num_tokens / (work.computed + work.generated)
-    if work.generated:
-        x = min(x, limits.max_batch_size / work.generated)
-        x = min(x, limits.kv_blocks * limits.tokens_per_block / max(work.read, 1.0))
-    if _iteration_ns(x, work, costs) > iteration_ns:
-        low = 0.0
-        for _ in range(HALVINGS):
-            middle = (low + x) / 2
-            low, x = (
-                (low, middle) if _iteration_ns(middle, work, costs) > iteration_ns else (middle, x)
-            )
-        x = low
-    return x * 1e9 / _iteration_ns(x, work, costs)
+def _replica_rate(work: Work, costs: Costs, limits: ServerLimits, max_iteration_ns: float) -> float:
+    """Return the sessions per second that fill one replica.
 
-
-def _iteration_ns(x: float, work: Work, costs: Costs) -> float:
-    """The mean time of an iteration in which `x` of a chain is done. Prompts come by chance: an iteration with some
-    takes overhead + max(weights + kv_token * read, what is computed of prompts and of answers), another one as long as
-    its answers alone.
+    `work` is that of a mean session. The load is limited by the size of a batch, by the cache, and
+    by the time that an iteration may take.
     """
-    read_ns = costs.weights_ns + x * costs.kv_token_ns * work.read
-    answers_ns = x * (costs.token_ns * work.generated + costs.attended_ns * work.read)
-    prompts_ns = x * (costs.token_ns * work.computed + costs.attended_ns * work.attended)
-    share = -math.expm1(-x * work.requests)  # of the iterations with prompts
-    with_some_ns = max(share * read_ns, share * answers_ns + prompts_ns)
-    return costs.overhead_ns + (1 - share) * max(read_ns, answers_ns) + with_some_ns
+    sessions = limits.max_num_tokens / (work.computed_tokens + work.generated_tokens)
+    if work.generated_tokens:
+        cache_tokens = limits.kv_blocks * limits.tokens_per_block
+        sessions = min(
+            sessions,
+            limits.max_batch_size / work.generated_tokens,
+            cache_tokens / max(work.read_tokens, 1.0),
+        )
+    if _iteration_ns(sessions, work, costs) > max_iteration_ns:
+        sessions = _sessions_within(max_iteration_ns, sessions, work, costs)
+    return sessions * 1e9 / _iteration_ns(sessions, work, costs)
 
 
-def _pace_ns(
-    workload: Workload,
-    sample: dict[int, dict[int, Work]],
-    within_ns: int,
-    share: float,
-    costs: Costs,
+def _sessions_within(
+    max_iteration_ns: float, max_sessions: float, work: Work, costs: Costs
 ) -> float:
-    """The longest time of an iteration in which this share of the tasks ends in time."""
-    chains = build_sessions(workload.requests, workload.seed or 0)
-    tasks = [(chains.get(number), [*works.values()]) for number, works in sample.items()]
-    tasks = [
-        (chain, works)
-        for chain, works in tasks
-        if not chain.is_single_request and len(works) == chain.turn_count
-    ]
-    low, high = 0.0, float(within_ns)
-    for _ in range(HALVINGS if tasks else 0):
+    """Return the most sessions per iteration with which an iteration takes at most so long."""
+    low = 0.0
+    high = max_sessions
+    for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2
-        kept = np.mean([_duration_ns(*task, middle, costs) <= within_ns for task in tasks])
-        low, high = (middle, high) if kept >= share else (low, middle)
+        if _iteration_ns(middle, work, costs) > max_iteration_ns:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _iteration_ns(sessions: float, work: Work, costs: Costs) -> float:
+    """Return the mean duration of an iteration that does the work of this many sessions.
+
+    The number is a fraction: a session takes many iterations. Prompts arrive by chance. An
+    iteration with prompts takes as long as the memory or the computation of prompts and outputs,
+    whatever is longer. Any other takes as long as its outputs alone.
+    """
+    memory_ns = costs.weights_ns + sessions * costs.kv_token_ns * work.read_tokens
+    output_ns = sessions * (
+        costs.token_ns * work.generated_tokens + costs.attended_ns * work.read_tokens
+    )
+    prompt_ns = sessions * (
+        costs.token_ns * work.computed_tokens + costs.attended_ns * work.attended_tokens
+    )
+    share_with_prompts = -math.expm1(-sessions * work.requests)
+    with_prompts_ns = max(
+        share_with_prompts * memory_ns, share_with_prompts * output_ns + prompt_ns
+    )
+    without_prompts_ns = (1 - share_with_prompts) * max(memory_ns, output_ns)
+    return costs.overhead_ns + without_prompts_ns + with_prompts_ns
+
+
+class _TimedTask:
+    """A sampled task: the graph of its requests, and the work of each of them."""
+
+    def __init__(self, session: Session, works: Sequence[Work], costs: Costs) -> None:
+        self._session = session
+        self._works = works
+        self._costs = costs
+
+    def duration_ns(self, iteration_ns: float) -> float:
+        """Return how long the task takes if every iteration takes so long.
+
+        Each request of it gets one token per iteration.
+        """
+        starts_ns = [0.0] * len(self._works)
+        end_ns = 0.0
+        for turn, work in enumerate(self._works):
+            prefill_ns = self._costs.token_ns * work.computed_tokens
+            decode_ns = (work.generated_tokens + 1) * iteration_ns
+            end_ns = starts_ns[turn] + self._session.pauses_ns[turn] + prefill_ns + decode_ns
+            for successor in self._session.successors[turn]:
+                starts_ns[successor] = max(starts_ns[successor], end_ns)
+        return end_ns
+
+
+def _timed_tasks(
+    workload: Workload, sample: dict[int, SessionWork], costs: Costs
+) -> list[_TimedTask]:
+    """Return the tasks all of whose requests were sampled."""
+    sessions = build_sessions(workload.requests, workload.seed or 0)
+    tasks = []
+    for number, works in sample.items():
+        session = sessions.get(number)
+        if not session.is_single_request and len(works) == session.turn_count:
+            tasks.append(_TimedTask(session, [*works.values()], costs))
+    return tasks
+
+
+def _slowest_iteration_ns(tasks: Sequence[_TimedTask], within_ns: int, share: float) -> float:
+    """Return the longest time of an iteration with which this share of the tasks ends in time."""
+    low = 0.0
+    high = float(within_ns)
+    if not tasks:
+        return high
+    for _ in range(BISECTION_STEPS):
+        middle = (low + high) / 2
+        in_time = np.mean([task.duration_ns(middle) <= within_ns for task in tasks])
+        if in_time >= share:
+            low = middle
+        else:
+            high = middle
     return high
 
 
-def _duration_ns(chain: Session, works: list[Work], iteration_ns: float, costs: Costs) -> float:
-    """How long a task takes, one token of each of its answers an iteration."""
-    starts_ns = [0.0] * len(works)
-    for place, work in enumerate(works):
-        own_ns = costs.token_ns * work.computed + (work.generated + 1) * iteration_ns
-        ends_ns = starts_ns[place] + chain.pauses_ns[place] + own_ns
-        for other in chain.successors[place]:
-            starts_ns[other] = max(starts_ns[other], ends_ns)
-    return ends_ns
-
-
-def _mean(sample: dict[int, dict[int, Work]]) -> Work | None:
-    """The mean work of a chain."""
+def _mean_session_work(sample: dict[int, SessionWork]) -> Work | None:
+    """Return the mean work of a session, or None if there is no session."""
+    if not sample:
+        return None
     totals = [np.sum([*works.values()], axis=0) for works in sample.values()]
-    return Work(*np.mean(totals, axis=0).tolist()) if totals else None
+    return Work(*np.mean(totals, axis=0).tolist())
 
 
-def _sample(workload: Workload, settings: Settings) -> dict[int, dict[int, Work]]:
-    """The work of each request, by its number, of some chains, by theirs. As many requests before only fill the
-    caches.
-    """
-    preset, seed = preset_of(settings), workload.seed or 0
-    requests = build_prompts(
+def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWork]:
+    """Return the work of the requests of some sessions, by the number of the session."""
+    preset = preset_of(settings)
+    prompts = build_prompts(
         workload,
-        seed,
+        workload.seed or 0,
         seeds.salt_number(""),
         load_tokenizer(settings.tokenizer),
         PromptTarget(api=settings.api),
     )
     limits = preset.limits
-    sizes = sizes_of(
-        workload.requests, requests, limits.tokens_per_block if limits.block_reuse else 0, settings
+    tokens_per_block = limits.tokens_per_block if limits.block_reuse else 0
+    request_size = create_request_sizer(
+        workload.requests, prompts, tokens_per_block, requests_values=settings.values
     )
-    kept: dict[int, set[Hashable]] = defaultdict(set)  # by replica: blocks in its cache
-    sample: dict[int, dict[int, Work]] = defaultdict(dict)
-    for place, number in enumerate(requests.numbers(SAMPLE)):
-        input_tokens, output_tokens, blocks = sizes(number)
-        computed = input_tokens
-        if output_tokens:
-            cache = kept[(place * SCATTER >> 16) % preset.replicas]
-            cached = next(
-                (at for at, block in enumerate(blocks) if block not in cache), len(blocks)
-            )
-            cache.update(blocks)
-            computed = max(1, input_tokens - cached * limits.tokens_per_block)
-            output_tokens = max(0, min(output_tokens, limits.max_seq_len - input_tokens))
-        if place >= SAMPLE // 2:
-            read = output_tokens * (input_tokens + output_tokens / 2)
-            attended = computed * (input_tokens - computed / 2)
-            sample[number // requests.turns][number] = Work(
-                1, computed, output_tokens, attended, read
-            )
+    caches: dict[int, set[Hashable]] = defaultdict(set)  # blocks by replica
+    sample: dict[int, SessionWork] = defaultdict(dict)
+    for index, number in enumerate(prompts.numbers(SAMPLED_REQUESTS)):
+        replica = (index * HASH_MULTIPLIER >> HASH_SHIFT) % preset.replicas
+        work = _work_of_request(request_size(number), caches[replica], preset)
+        if index >= SAMPLED_REQUESTS // 2:
+            sample[number // prompts.turns][number] = work
     return sample
+
+
+def _work_of_request(size: RequestSize, cache: set[Hashable], preset: Preset) -> Work:
+    """Return the work of one request, and add its blocks to the cache of its replica."""
+    limits = preset.limits
+    computed_tokens = size.input_tokens
+    output_tokens = size.output_tokens
+    if output_tokens:
+        cached_tokens = _count_cached_blocks(size.blocks, cache) * limits.tokens_per_block
+        cache.update(size.blocks)
+        computed_tokens = max(1, size.input_tokens - cached_tokens)
+        output_tokens = max(0, min(output_tokens, limits.max_seq_len - size.input_tokens))
+    return Work(
+        requests=1,
+        computed_tokens=computed_tokens,
+        generated_tokens=output_tokens,
+        attended_tokens=computed_tokens * (size.input_tokens - computed_tokens / 2),
+        read_tokens=output_tokens * (size.input_tokens + output_tokens / 2),
+    )
+
+
+def _count_cached_blocks(blocks: Sequence[Hashable], cache: set[Hashable]) -> int:
+    """Return how many blocks at the beginning of a prompt are in the cache."""
+    for index, block in enumerate(blocks):
+        if block not in cache:
+            return index
+    return len(blocks)

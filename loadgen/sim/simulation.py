@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ from loadgen.sim.engine.replica import DONE, NEVER
 from loadgen.sim.engine.routing import Router
 from loadgen.sim.engine.system import ReplicaChange
 from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
-from loadgen.sim.request_lengths import Sizes
+from loadgen.sim.request_lengths import RequestSizer
 from loadgen.sim.simulated_requests import Ints, SentColumns, SimulatedRequests
 from loadgen.sim.virtual_records import records_of_ended_requests
 
@@ -60,7 +59,7 @@ class Simulation:
     def __init__(
         self,
         schedule: Schedule,
-        sizes: Sizes,
+        request_sizer: RequestSizer,
         replicas: Sequence[Replica],
         next_replica: Router,
         bounds: LoadBounds = UNBOUNDED,
@@ -75,7 +74,7 @@ class Simulation:
             NDArray[np.int64]
         ] = []  # end times of the iterations of each replica, after `run`
         self._schedule = schedule
-        self._sizes = sizes
+        self._request_size = request_sizer
         self._next_replica = next_replica
         self._dispatcher = Dispatcher(
             schedule,
@@ -151,19 +150,21 @@ class Simulation:
         """Send one request to the next replica that serves."""
         number = start.slot_id
         due_ns = start.due_ns
-        input_tokens, output_tokens, blocks = self._sizes(number)
+        size = self._request_size(number)
         index = self._next_replica()
         while index >= self._serving:
             index = self._next_replica()
         replica = self.replicas[index]
-        if output_tokens:
-            request = replica.Request(number, due_ns, input_tokens, output_tokens, blocks)
-            is_accepted = replica.admissible(input_tokens)
+        if size.output_tokens:
+            request = replica.Request(
+                number, due_ns, size.input_tokens, size.output_tokens, size.blocks
+            )
+            is_accepted = replica.admissible(size.input_tokens)
             if is_accepted:
                 self._submit(request, replica, index)
         else:
-            lengths = cast("Sequence[int]", blocks)
-            request = replica.Request(number, due_ns, input_tokens, 0)
+            lengths = size.sequence_lengths
+            request = replica.Request(number, due_ns, size.input_tokens, 0)
             is_accepted = all(replica.admissible(tokens) for tokens in lengths)
             if is_accepted:
                 request = self._submit_sequences(start, lengths, replica, index)
@@ -247,7 +248,7 @@ class Simulation:
         if sequences:
             return False
         del self._sequences[request.key]
-        request.input_tokens = self._sizes(request.key)[0]
+        request.input_tokens = self._request_size(request.key).input_tokens
         return True
 
     def _apply_departures(self, index: int, now_ns: int) -> None:
@@ -288,7 +289,7 @@ class Simulation:
         if not request.requested_tokens:
             for sequence in self._sequences.pop(request.key):
                 replica.cancel(sequence)
-            request.input_tokens = self._sizes(request.key)[0]
+            request.input_tokens = self._request_size(request.key).input_tokens
         if request.resumed_iteration >= 0:
             # Tokens from before a pause are recorded already.
             tokens = generated - (request.output_tokens - request.remaining_tokens)

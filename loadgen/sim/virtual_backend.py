@@ -1,10 +1,8 @@
 """Runs a workload in virtual time, against simulated replicas in memory.
 
-Workload, schedule and dispatcher are those of a run over HTTP.
-
-There is no socket, no task per request and no event per token; the only clock is a heap of
-iteration ends. The result is an ordinary run folder that says *simulated* wherever it names its
-target.
+Workload, schedule and dispatcher are those of a run over HTTP. There is no socket, no task per
+request and no event per token. The result is an ordinary run directory that says *simulated*
+wherever it names its target.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import gc
 import hashlib
 import resource
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
 from typing import Any, cast
@@ -31,39 +29,39 @@ from loadgen.core.errors import UserError
 from loadgen.core.execution import run_header
 from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.events import Emit, Look, RunPlanned, Simulated, SimulationStarted
-from loadgen.core.execution.plan import Settings, prepare
+from loadgen.core.execution.plan import Plan, Settings, prepare
 from loadgen.core.execution.staggered_start import AnswerTime
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.stop_rules import CHECK_INTERVAL_NS, StopRuleMonitor
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import digest, resonance
-from loadgen.core.requests.prompts import Prompts
 from loadgen.core.results import checksums, store
-from loadgen.core.results.manifest import RunManifest, WorkerSample
+from loadgen.core.results.manifest import ReasonCode, RunManifest, WorkerSample
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Workload
-from loadgen.sim import virtual_run_files
 from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.presets.preset import Preset, load_preset
-from loadgen.sim.request_lengths import Sizes, sizes_of
+from loadgen.sim.request_lengths import RequestSizer, create_request_sizer
 from loadgen.sim.simulation import Simulation
-from loadgen.sim.virtual_records import VirtualRecords, build_records
-
-TEXTS = (
-    "not finished when its time was over",
-    "the simulated server refuses a prompt of this length",
-    "in flight when the drain ended (--grace)",
-    "not finished when the drain after the stop ended",
-    "its user went away in the middle of an answer",
-    "its replica went away",
+from loadgen.sim.virtual_records import (
+    ERROR_TEXTS,
+    RecordOptions,
+    VirtualRecords,
+    build_records,
+)
+from loadgen.sim.virtual_run_files import (
+    RunContents,
+    replica_count_samples,
+    timestamp_uncertainties,
+    write_run,
 )
 
 
 def simulate(
     schedule: Schedule,
-    sizes: Sizes,
+    request_sizer: RequestSizer,
     system: SimulatedSystem,
     bounds: LoadBounds = UNBOUNDED,
     *,
@@ -71,13 +69,20 @@ def simulate(
     looks: Sequence[Look] = (),
     keep_events: bool = False,
 ) -> tuple[VirtualRecords, Simulation]:
-    """Simulate a schedule on a system; return what was recorded, and the simulation after its end.
+    """Simulate a schedule, and return what was recorded and the simulation after its end.
 
-    `source` is where the prompt token counts come from. Each of `looks` may end the load early.
+    Args:
+        schedule: When requests start.
+        request_sizer: The lengths of the requests.
+        system: The simulated servers.
+        bounds: The limits of the load.
+        source: Where the prompt token counts come from, a name of `record.SOURCE`.
+        looks: Checks of what has ended so far, each of which may end the load early.
+        keep_events: Whether the single output events are kept.
     """
     simulation = Simulation(
         schedule,
-        sizes,
+        request_sizer,
         system.create_replicas(),
         system.make_router(),
         bounds,
@@ -86,16 +91,14 @@ def simulate(
     )
     with _collector_disabled():
         simulation.run()
-    recorded = build_records(
-        simulation.requests,
-        simulation.ends,
-        schedule,
+    options = RecordOptions(
         interval=system.interval,
         source=source,
-        kept_cache=system.limits.block_reuse,
+        reports_cached_tokens=system.limits.block_reuse,
         keep_events=keep_events,
     )
-    return recorded, simulation
+    results = build_records(simulation.requests, simulation.ends, schedule, options)
+    return results, simulation
 
 
 @contextlib.contextmanager
@@ -113,85 +116,119 @@ def _collector_disabled() -> Iterator[None]:
             gc.enable()
 
 
-def run(
-    workload: Workload,
-    settings: Settings,
-    folder: Path,
-    tell: Emit,
-) -> Summary:
-    """Carry out one simulated run in `folder`. Raises Fault or Faults if the run is not possible.
+def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Summary:
+    """Carry out one simulated run in its directory, and return its summary.
 
-    A prompt has exactly the tokens that the workload asks for; the chat template adds none. Client
+    A prompt has exactly the tokens that the workload requests; the chat template adds none. Client
     and network take no time.
+
+    Raises LoadgenError or CombinedError if the run is not possible.
     """
-    _check(settings)
+    _check_supported(settings)
     preset = preset_of(settings)
-    started = process_time()
+    start_cpu_s = process_time()
+    plan, run_manifest = _plan_run(workload, settings, preset, run_dir)
+    emit(RunPlanned(plan, run_manifest))
+    load = _simulate_load(plan, preset, emit)
+    run_manifest = _add_outcome(run_manifest, preset, load, plan)
+    contents = RunContents(
+        run_manifest=run_manifest,
+        results=load.results,
+        worker_samples=[_worker_sample(load, process_time() - start_cpu_s)],
+        replica_counts=replica_count_samples(preset),
+    )
+    summary = summarize(
+        run_manifest,
+        cast(Any, load.results.records),
+        load.results.gaps,
+        load.results.timeline,
+        contents.worker_samples,
+        ERROR_TEXTS,
+        timestamp_uncertainties(load.results),
+        contents.replica_counts,
+    )
+    write_run(run_dir, contents)
+    store.replace(run_dir / "summary.json", dump_summary(summary))
+    checksums.write(run_dir)
+    return summary
+
+
+def _plan_run(
+    workload: Workload, settings: Settings, preset: Preset, run_dir: Path
+) -> tuple[Plan, RunManifest]:
+    """Return the plan of a run, and its manifest before the start. Raises CombinedError."""
     settings = msgspec.structs.replace(settings, workers=1)
-    found, answer = (_probe_result(preset, settings),), AnswerTime(preset.answer_ns, "preset")
-    plan, begins = prepare(
+    plan, user_starts = prepare(
         workload,
         settings,
-        found,
-        folder=folder,
+        (_probe_result(preset, settings),),
+        folder=run_dir,
         simulated=True,
         known=known(settings),
-        answer=answer,
+        answer=AnswerTime(preset.answer_ns, "preset"),
     )
-    header = _with_target(run_header.header(plan, workload, begins), preset, settings)
-    tell(RunPlanned(plan, header))
+    run_manifest = run_header.header(plan, workload, user_starts)
+    return plan, _with_target(run_manifest, preset, settings)
+
+
+@dataclass(frozen=True)
+class _SimulatedLoad:
+    """A simulated load and why it ended.
+
+    Attributes:
+        results: What was recorded.
+        simulation: The simulation after its end.
+        broken_rule: The rule of `--stop-when` that ended the load, if one did.
+        is_decided: Whether an interim analysis ended the load.
+    """
+
+    results: VirtualRecords
+    simulation: Simulation
+    broken_rule: ReasonCode | None
+    is_decided: bool
+
+
+def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
+    """Simulate the load of a plan.
+
+    Listeners may add looks, which end the load while it is simulated, or stop times when it is
+    over. In the latter case it is simulated again up to the first of them.
+    """
+    workload = plan.job.workload
     looks: list[Look] = []
-    tell(SimulationStarted(looks))
+    emit(SimulationStarted(looks))
     monitor = StopRuleMonitor(workload.stop_when)
     if workload.stop_when:
         looks.append(_look_of_stop_rules(monitor, plan.schedule.horizon_ns))
-    per_block = preset.server.tokens_per_block if preset.server.block_reuse else 0
-    simulate_plan = partial(
-        simulate,
-        plan.schedule,
-        sizes_of(workload.requests, plan.requests, per_block, settings),
-        preset.system,
-        source=plan.tokenizer.tag,
-        keep_events=settings.keep == "gaps",
+    server = preset.server
+    tokens_per_block = server.tokens_per_block if server.block_reuse else 0
+    request_sizer = create_request_sizer(
+        workload.requests, plan.requests, tokens_per_block, requests_values=plan.job.settings.values
     )
-    bounds = _bounds_of(workload)
-    results, simulation = simulate_plan(bounds, looks=looks)
-    stops: list[int] = []
-    tell(Simulated(cast(Any, results.rows), stops))
-    if stops:
-        results, simulation = simulate_plan(msgspec.structs.replace(bounds, stop_ns=min(stops)))
-        tell(Simulated(cast(Any, results.rows), []))
-    header = _final_header(header, preset, simulation, plan.requests)
-    if monitor.breach is not None:
-        header = msgspec.structs.replace(header, state="stopped", stopped_by=monitor.breach)
-    elif simulation.is_decided or stops:
-        header = msgspec.structs.replace(header, state="decided")
-    if preset.routing == "round_robin":
-        values = resonance.find_resonance(
-            workload.requests,
-            plan.requests,
-            len(simulation.replicas),
-            "replica",
-            len(results.rows),
+
+    def simulate_plan(
+        bounds: LoadBounds, looks: Sequence[Look]
+    ) -> tuple[VirtualRecords, Simulation]:
+        return simulate(
+            plan.schedule,
+            request_sizer,
+            preset.system,
+            bounds,
+            source=plan.tokenizer.tag,
+            looks=looks,
+            keep_events=plan.job.settings.keep == "gaps",
         )
-        header = run_header.noted(header, reasons.coded("resonance", values))
-    seconds = [_own_second(results, simulation, process_time() - started)]
-    rows: Any = results.rows
-    counted = virtual_run_files.replicas_told(preset)
-    summary = summarize(
-        header,
-        rows,
-        results.gaps,
-        results.timeline,
-        seconds,
-        TEXTS,
-        virtual_run_files.no_errors(results),
-        counted,
-    )
-    virtual_run_files.write(folder, header, results, seconds, TEXTS, counted)
-    store.replace(folder / "summary.json", dump_summary(summary))
-    checksums.write(folder)
-    return summary
+
+    bounds = _load_bounds(workload)
+    results, simulation = simulate_plan(bounds, looks)
+    stops_ns: list[int] = []
+    emit(Simulated(cast(Any, results.records), stops_ns))
+    if stops_ns:
+        bounds = msgspec.structs.replace(bounds, stop_ns=min(stops_ns))
+        results, simulation = simulate_plan(bounds, [])
+        emit(Simulated(cast(Any, results.records), []))
+    is_decided = simulation.is_decided or bool(stops_ns)
+    return _SimulatedLoad(results, simulation, monitor.breach, is_decided)
 
 
 def _look_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> Look:
@@ -205,7 +242,7 @@ def _look_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> Loo
     return Look(CHECK_INTERVAL_NS, is_broken)
 
 
-def _bounds_of(workload: Workload) -> LoadBounds:
+def _load_bounds(workload: Workload) -> LoadBounds:
     return LoadBounds(
         max_in_flight=workload.max_in_flight,
         max_in_prefill=workload.max_in_prefill,
@@ -214,22 +251,14 @@ def _bounds_of(workload: Workload) -> LoadBounds:
     )
 
 
-def _check(settings: Settings) -> None:
+def _check_supported(settings: Settings) -> None:
     """Raise UserError if a run in virtual time does not support the settings."""
     if settings.ray is not None:
-        raise UserError(
-            "unsupported",
-            f"{settings.url} runs in virtual time, in one process",
-            "--ray",
-            "leave --ray out",
-        )
+        problem = f"{settings.url} runs in virtual time, in one process"
+        raise UserError("unsupported", problem, "--ray", "leave --ray out")
     if len(settings.endpoints) > 1:
-        raise UserError(
-            "unsupported",
-            "a simulated target cannot share a run with others",
-            f"--url {settings.url}",
-            "run it alone",
-        )
+        problem = "a simulated target cannot share a run with others"
+        raise UserError("unsupported", problem, f"--url {settings.url}", "run it alone")
 
 
 def known(settings: Settings) -> KnownTarget:
@@ -278,56 +307,83 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
     )
 
 
-def _with_target(header: RunManifest, preset: Preset, settings: Settings) -> RunManifest:
-    """Return the header with the simulated target and the notes about it."""
-    target = msgspec.structs.replace(header.targets[0], url="", gpus=settings.gpus or preset.gpus)
-    coded = reasons.coded("virtual_time", {"preset": preset.words})
+def _with_target(run_manifest: RunManifest, preset: Preset, settings: Settings) -> RunManifest:
+    """Return the manifest with the simulated target and the notes about it."""
+    gpus = settings.gpus or preset.gpus
+    target = msgspec.structs.replace(run_manifest.targets[0], url="", gpus=gpus)
+    notes = reasons.coded("virtual_time", {"preset": preset.words})
     return msgspec.structs.replace(
-        header,
+        run_manifest,
         targets=(target,),
         client="virtual",
         rtt_ms=None,
-        notes=(*coded, *header.notes),
-        note_codes=coded | header.note_codes,
+        notes=(*notes, *run_manifest.notes),
+        note_codes=notes | run_manifest.note_codes,
     )
 
 
-def _final_header(
-    header: RunManifest, preset: Preset, simulation: Simulation, requests: Prompts
+def _add_outcome(
+    run_manifest: RunManifest, preset: Preset, load: _SimulatedLoad, plan: Plan
 ) -> RunManifest:
-    replicas = simulation.replicas
-    steps = sum(map(len, simulation.ends))
-    mean_batch = sum(replica.decoded for replica in replicas) / steps if steps else 0.0
-    minimum = preset.valid_from_sequences.value
-    if mean_batch < minimum:
-        header = run_header.noted(
-            header, reasons.coded("extrapolated", {"sequences": mean_batch, "limit": minimum})
-        )
-    pauses = sum(replica.pauses for replica in replicas)
-    header = run_header.noted(
-        header, reasons.coded("paused", {"times": pauses} if pauses else None)
-    )
-    return msgspec.structs.replace(
-        header,
+    """Return the manifest with how the run ended, and with notes about what was simulated."""
+    for code, values in _outcome_notes(preset, load, plan).items():
+        run_manifest = run_header.noted(run_manifest, reasons.coded(code, values))
+    prompts_digest = digest.fingerprint(plan.requests, None)
+    run_manifest = msgspec.structs.replace(
+        run_manifest,
         ended=run_header.now(),
         state="finished",
-        fingerprints=msgspec.structs.replace(
-            header.fingerprints, prompts=digest.fingerprint(requests, None)
-        ),
+        fingerprints=msgspec.structs.replace(run_manifest.fingerprints, prompts=prompts_digest),
     )
+    if load.broken_rule is not None:
+        return msgspec.structs.replace(run_manifest, state="stopped", stopped_by=load.broken_rule)
+    if load.is_decided:
+        return msgspec.structs.replace(run_manifest, state="decided")
+    return run_manifest
 
 
-def _own_second(results: VirtualRecords, simulation: Simulation, cpu_s: float) -> WorkerSample:
+def _outcome_notes(
+    preset: Preset, load: _SimulatedLoad, plan: Plan
+) -> dict[str, dict[str, Any] | None]:
+    """Return the values of the notes about a simulation, by code; None for a note not needed."""
+    simulation = load.simulation
+    notes: dict[str, dict[str, Any] | None] = {}
+    min_sequences = preset.valid_from_sequences.value
+    mean_batch = _mean_batch_size(simulation)
+    if mean_batch < min_sequences:
+        notes["extrapolated"] = {"sequences": mean_batch, "limit": min_sequences}
+    pauses = sum(replica.pauses for replica in simulation.replicas)
+    notes["paused"] = {"times": pauses} if pauses else None
+    if preset.routing == "round_robin":
+        notes["resonance"] = resonance.find_resonance(
+            plan.job.workload.requests,
+            plan.requests,
+            len(simulation.replicas),
+            "replica",
+            len(load.results.records),
+        )
+    return notes
+
+
+def _mean_batch_size(simulation: Simulation) -> float:
+    """Return the mean number of decoding sequences of an iteration."""
+    iterations = sum(map(len, simulation.ends))
+    if not iterations:
+        return 0.0
+    return sum(replica.decoded for replica in simulation.replicas) / iterations
+
+
+def _worker_sample(load: _SimulatedLoad, cpu_s: float) -> WorkerSample:
     """Return what the simulation itself used.
 
     `span_s` is 0, so that it is not taken for the load of a client.
     """
-    last = max((int(ends[-1]) for ends in simulation.ends if len(ends)), default=0)
+    end_ns = max((int(ends[-1]) for ends in load.simulation.ends if len(ends)), default=0)
     return WorkerSample(
-        t_s=last / 1e9,
+        t_s=end_ns / 1e9,
         span_s=0.0,
         cpu_s=round(cpu_s, 4),
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        sent=len(results.rows),
-        done=len(results.rows),
+        sent=len(load.results.records),
+        done=len(load.results.records),
     )

@@ -1,10 +1,10 @@
-"""The folder of a run in virtual time: the files of any run, from what the simulation left in memory. IO."""
+"""Writes the files of a run in virtual time, which are those of any run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -14,66 +14,94 @@ from loadgen.core.results.spool import STAMPS
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.quantiles import Histogram
-from loadgen.sim import event_gaps
+from loadgen.sim.event_gaps import iterate_gaps
 from loadgen.sim.presets.preset import Preset
-from loadgen.sim.virtual_records import VirtualRecords
+from loadgen.sim.virtual_records import ERROR_TEXTS, VirtualRecords
 
-ROWS_PER_GROUP = 250_000  # per row group of the Parquet file, so that conversion needs no second copy of all rows
+# Records per row group of the Parquet file. So the conversion needs no second copy of all records.
+RECORDS_PER_GROUP = 250_000
 
 
-def replicas_told(preset: Preset) -> list[MetricSample]:
-    """How many replicas there were, as the page of a gateway tells it; [] where they stay."""
+class RunContents(NamedTuple):
+    """What the files of a run contain.
+
+    Attributes:
+        run_manifest: The description of the run.
+        results: The records and events.
+        worker_samples: What the simulation itself used.
+        replica_counts: How many replicas served, if their number changed.
+    """
+
+    run_manifest: RunManifest
+    results: VirtualRecords
+    worker_samples: Sequence[WorkerSample]
+    replica_counts: Sequence[MetricSample]
+
+
+def replica_count_samples(preset: Preset) -> list[MetricSample]:
+    """Return how many replicas served over time, as the metrics page of a gateway reports it.
+
+    The list is empty if their number does not change.
+    """
     if not preset.changes:
         return []
-    counts = [
-        (0.0, preset.replicas),
-        *((change.at_ns / 1e9, change.serving) for change in preset.changes),
-    ]
-    name, page = series.OURS + series.REPLICAS, series.SIMULATED
+    counts = [(0.0, preset.replicas)]
+    counts += [(change.at_ns / 1e9, change.serving) for change in preset.changes]
     return [
-        MetricSample(t_s=t_s, target=0, page=page, name=name, labels="", value=count)
+        MetricSample(
+            t_s=t_s,
+            target=0,
+            page=series.SIMULATED,
+            name=series.OURS + series.REPLICAS,
+            labels="",
+            value=count,
+        )
         for t_s, count in counts
     ]
 
 
-def no_errors(results: VirtualRecords) -> list[Histogram]:
-    """The stamp errors of the output events of each stage: in virtual time every stamp is exact."""
+def timestamp_uncertainties(results: VirtualRecords) -> list[Histogram]:
+    """Return the uncertainty of the timestamps of each stage: in virtual time, 0 for all events."""
     histograms = []
     for timeline in results.timeline:
-        histograms.append(Histogram())
-        histograms[-1].add_zeros(int(timeline.sum()))
+        histogram = Histogram()
+        histogram.add_zeros(int(timeline.sum()))
+        histograms.append(histogram)
     return histograms
 
 
-def write(
-    folder: Path,
-    header: RunManifest,
-    results: VirtualRecords,
-    seconds: Sequence[WorkerSample],
-    texts: Sequence[str],
-    counted: Sequence[MetricSample],
-) -> None:
+def write_run(run_dir: Path, contents: RunContents) -> None:
     """Write the files of a run as they are after a clean end (see `results/store.py`)."""
-    store.replace(folder / "run.json", manifest.encode(header))
-    store.replace(
-        folder / "seconds.jsonl",
-        b"".join(msgspec.json.encode(second) + b"\n" for second in seconds),
-    )
-    (folder / "flows").mkdir(exist_ok=True)
-    for stage, (histogram, timeline, errors) in enumerate(
-        zip(results.gaps, results.timeline, no_errors(results), strict=True)
-    ):
-        store.replace(folder / "flows" / f"w0.{STAMPS}{stage}", errors.to_bytes())
-        store.replace(folder / "flows" / f"w0.gaps.{stage}", histogram.to_bytes())
-        store.replace(folder / "flows" / f"w0.timeline.{stage}", timeline.astype("<i8").tobytes())
-    (folder / "requests").mkdir(exist_ok=True)
-    starts = range(0, max(len(results.rows), 1), ROWS_PER_GROUP)
-    parts = (results.rows.part(slice(start, start + ROWS_PER_GROUP)) for start in starts)
-    tables = (parquet.to_table(cast(Any, part), list(texts)) for part in parts)
-    parquet.write(folder / "requests" / store.MERGED, tables)
-    if results.emitted is not None:
-        gaps.write(folder, event_gaps.gaps(results.emitted))
-    if counted:
-        store.replace(
-            folder / series.FILE, b"".join(msgspec.json.encode(one) + b"\n" for one in counted)
-        )
+    results = contents.results
+    store.replace(run_dir / "run.json", manifest.encode(contents.run_manifest))
+    store.replace(run_dir / "seconds.jsonl", _json_lines(contents.worker_samples))
+    _write_event_timelines(run_dir / "flows", results)
+    _write_records(run_dir / "requests", results)
+    if results.events is not None:
+        gaps.write(run_dir, iterate_gaps(results.events))
+    if contents.replica_counts:
+        store.replace(run_dir / series.FILE, _json_lines(contents.replica_counts))
+
+
+def _json_lines(values: Sequence[msgspec.Struct]) -> bytes:
+    return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+
+
+def _write_event_timelines(directory: Path, results: VirtualRecords) -> None:
+    """Write the gaps, the timeline and the timestamp uncertainties of each stage."""
+    directory.mkdir(exist_ok=True)
+    for stage, uncertainties in enumerate(timestamp_uncertainties(results)):
+        timeline = results.timeline[stage].astype("<i8")
+        store.replace(directory / f"w0.{STAMPS}{stage}", uncertainties.to_bytes())
+        store.replace(directory / f"w0.gaps.{stage}", results.gaps[stage].to_bytes())
+        store.replace(directory / f"w0.timeline.{stage}", timeline.tobytes())
+
+
+def _write_records(directory: Path, results: VirtualRecords) -> None:
+    """Write the records to a Parquet file."""
+    directory.mkdir(exist_ok=True)
+    records = results.records
+    starts = range(0, max(len(records), 1), RECORDS_PER_GROUP)
+    parts = (records.part(slice(start, start + RECORDS_PER_GROUP)) for start in starts)
+    tables = (parquet.to_table(cast(Any, part), list(ERROR_TEXTS)) for part in parts)
+    parquet.write(directory / store.MERGED, tables)

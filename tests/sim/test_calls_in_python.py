@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from loadgen.core.workload.flags import read_flags
 from loadgen.sim.engine.implementation import compiled_module
 from loadgen.sim.engine.system import ReplicaChange, SimulatedSystem
 from loadgen.sim.presets.preset import load_preset
-from loadgen.sim.request_lengths import sizes_of
+from loadgen.sim.request_lengths import create_request_sizer
 from loadgen.sim.virtual_backend import simulate
 
 if compiled_module is None:
@@ -50,9 +49,7 @@ def test_a_request_costs_few_calls_and_a_quiet_iteration_none(name: str) -> None
     requests = build_prompts(workload, 1, 1, load_tokenizer())
     preset = load_preset("gb300-vm-128k")
     schedule = build_schedule(workload, 1)
-    sizes = sizes_of(
-        workload.requests, requests, preset.server.tokens_per_block, SimpleNamespace(values=False)
-    )
+    sizes = create_request_sizer(workload.requests, requests, preset.server.tokens_per_block)
     system = SimulatedSystem(
         costs=preset.costs, limits=preset.limits, speeds=preset.speeds, changes=changes
     )
@@ -68,5 +65,5 @@ def test_a_request_costs_few_calls_and_a_quiet_iteration_none(name: str) -> None
         rows, simulation = simulate(schedule, sizes, system)
     finally:
         sys.setprofile(None)
-    assert sum(map(len, simulation.ends)) > len(rows.rows) / 2
-    assert calls < 700 + most * len(rows.rows), f"{calls} calls for {len(rows.rows)} requests"
+    assert sum(map(len, simulation.ends)) > len(rows.records) / 2
+    assert calls < 700 + most * len(rows.records), f"{calls} calls for {len(rows.records)} requests"

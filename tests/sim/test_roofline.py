@@ -17,7 +17,7 @@ def filling(profile: str, url: str = VM, **flags: str) -> float:
     workload = loading.load(
         profile, read_flags(request_rate="1", duration="60s", warmup="0", **flags)
     )
-    rate = roofline.filling_rate(workload, Settings(url=url))
+    rate = roofline.estimate_saturation_rate(workload, Settings(url=url))
     assert rate is not None
     return rate
 
@@ -52,7 +52,7 @@ def test_tasks_that_have_more_time_let_a_machine_carry_more() -> None:
     for within_s in (20, 90, 180, 360):
         task = replace(slo.task, within_ns=within_s * 10**9)
         changed = workload.model_copy(update={"slo": replace(slo, task=task)})
-        rates.append(roofline.filling_rate(changed, Settings(url=f"{VM}-128k")) or 0.0)
+        rates.append(roofline.estimate_saturation_rate(changed, Settings(url=f"{VM}-128k")) or 0.0)
     assert rates == sorted(rates) and rates[3] > 1.5 * rates[2] > 3 * rates[1]
     assert rates[0] == 0, "nine of ten tasks do not end in 20 s even on an idle machine"
 
@@ -65,16 +65,16 @@ def test_more_machines_carry_more_and_a_slower_pace_too() -> None:
 def test_what_a_machine_keeps_of_earlier_turns_it_does_not_compute_again() -> None:
     """Turns meet four machines by chance: some find their conversation there."""
     workload = loading.load("agentic", read_flags(request_rate="1", duration="60s", warmup="0"))
-    work = roofline._mean(roofline._sample(workload, Settings(url=VM)))
+    work = roofline._mean_session_work(roofline._sample_work(workload, Settings(url=VM)))
     assert work is not None
     asked = sum(
         750 * turn + 250 * (turn - 1) + 750 for turn in range(1, 5)
     )  # see workloads/agentic.yaml
-    assert 0.5 * asked < work.computed < 0.9 * asked
-    assert work.generated == 1000
+    assert 0.5 * asked < work.computed_tokens < 0.9 * asked
+    assert work.generated_tokens == 1000
 
 
 def test_values_are_asked_of_the_prompt_alone() -> None:
     workload = loading.load("qa", read_flags(request_rate="1", duration="60s", warmup="0"))
-    rate = roofline.filling_rate(workload, Settings(url=VM, api="embeddings"))
+    rate = roofline.estimate_saturation_rate(workload, Settings(url=VM, api="embeddings"))
     assert rate is not None and rate > 3 * filling("qa")

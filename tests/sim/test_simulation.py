@@ -27,6 +27,7 @@ from loadgen.sim.engine.replica import NEVER, Costs, Replica, ServerLimits
 from loadgen.sim.engine.routing import make_router
 from loadgen.sim.engine.system import ReplicaChange
 from loadgen.sim.load_bounds import LoadBounds
+from loadgen.sim.request_lengths import RequestSize
 from loadgen.sim.simulation import Simulation
 
 if compiled_module is None:
@@ -126,8 +127,8 @@ def lengths_of(draw: random.Random, per_block: int, values: bool) -> Any:
         tokens, output, prefix = sizes[number % len(sizes)]
         if values and prefix == 3:
             parts = (tokens, 1 + tokens // 2, 7)[: 1 + number % 3]
-            return sum(parts), 0, parts
-        return (
+            return RequestSize(sum(parts), 0, sequence_lengths=parts)
+        return RequestSize(
             tokens,
             output,
             [(prefix, place) if prefix else place for place in range(tokens // per_block)],

@@ -31,6 +31,7 @@ from loadgen.sim import event_gaps
 from loadgen.sim.engine.fleet import Fleet
 from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.sim.engine.system import SimulatedSystem
+from loadgen.sim.request_lengths import RequestSize
 from loadgen.sim.virtual_backend import simulate
 
 MS = 1_000_000
@@ -69,8 +70,8 @@ def visited(
 
     for due, number in arrivals:
         note(due - 1)
-        tokens, asked, blocks = sizes(number)
-        fleet.submit(due, number, tokens, asked, blocks)
+        size = sizes(number)
+        fleet.submit(due, number, size.input_tokens, size.output_tokens, size.blocks)
     while (at := fleet.next_event_ns()) is not None:
         note(at)
     return events
@@ -96,8 +97,8 @@ def test_columns_are_what_a_visit_to_every_token_finds(
     schedule = build_schedule(workload(tmp_path_factory.mktemp("w"), text), 3)
     limits, speeds = (TIGHT if tight else WIDE), (1.0, 0.8)
 
-    def sizes(number: int) -> tuple[int, int, tuple[int, ...]]:
-        return *asked[number], ()
+    def sizes(number: int) -> RequestSize:
+        return RequestSize(*asked[number])
 
     made, simulation = simulate(
         schedule,
@@ -105,13 +106,15 @@ def test_columns_are_what_a_visit_to_every_token_finds(
         SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, interval=interval),
         keep_events=True,
     )
-    assert made.emitted is not None
+    assert made.events is not None
     emitted = {
-        slot: one.tolist() for part in event_gaps.gaps(made.emitted) for slot, one in part.each()
+        slot: one.tolist()
+        for part in event_gaps.iterate_gaps(made.events)
+        for slot, one in part.each()
     }
-    events = visited(made.rows, sizes, limits, speeds, interval)
+    events = visited(made.records, sizes, limits, speeds, interval)
     expected_gaps, bins = Histogram(), np.zeros(len(made.timeline[0]), np.int64)
-    for row in made.rows:
+    for row in made.records:
         times = [at for at, _ in events[int(row["slot"])]]
         assert (
             sum(tokens for _, tokens in events[int(row["slot"])])
