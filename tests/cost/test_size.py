@@ -313,7 +313,7 @@ def test_the_contract_of_one_machine_is_what_validate_takes(
         (term.metric, f"p{term.quantile * 100:g}", term.limit_ms * 1e6) for term in RAG.goodput.slo
     }
     promised.add(("goodput", "p0", RAG.goodput.share_limit))
-    assert {(one.kind, one.at, one.limit) for one in planned.level.must} == promised
+    assert {(one.kind, one.percentile, one.limit) for one in planned.level.must} == promised
     for wrong, why in (
         (asked, "this file exists"),
         ((*asked[:2], "published:gb300", *asked[2:5], "d.yaml"), "one machine"),
