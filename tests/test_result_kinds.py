@@ -31,7 +31,7 @@ from loadgen.answers import folder as answers
 from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import AnswerKey
 from loadgen.bundle import verify
-from loadgen.compare.inputs import read_sides
+from loadgen.compare.side_reader import read_sides
 from loadgen.core import run_folder
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.format import quantity

@@ -1,11 +1,10 @@
-"""`loadgen compare A B [C...]`: what differs between results, by how much, and whether it is significant; results that
-are kept by name.
-"""
+"""`loadgen compare A B [C...]`: what differs between results, and how certain that is."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,12 +14,19 @@ from loadgen.cli.output import print_answer, say_changed, write_file
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.result_kinds import reporting_damage
 
+if TYPE_CHECKING:
+    from loadgen.compare.comparison import Comparison
+    from loadgen.compare.thresholds import ThresholdOutcome
+
 
 def compare(
     results: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs, repeats or searches, or result files of other tools; the first is the base.",
+            help=(
+                "Folders of runs, repeats or searches, or result files of other tools; the first "
+                "is the base."
+            ),
             autocompletion=completion.complete_result,
         ),
     ],
@@ -29,8 +35,10 @@ def compare(
         typer.Option(
             "--fail-on",
             metavar="CONDITION",
-            help="Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both sides), "
-            "'goodput.share < 99%' (a value). Repeatable.",
+            help=(
+                "Exit 1 when it holds: 'ttft_ms.p99 > +5%' (a change; needs repeats on both "
+                "sides), 'goodput.share < 99%' (a value). Repeatable."
+            ),
         ),
     ] = None,
     beyond_noise: Annotated[
@@ -81,19 +89,21 @@ def compare(
         typer.Option("--junit", metavar="FILE", help="Write JUnit XML to this file too."),
     ] = None,
 ) -> int:
-    """Hold results against the first one: equal work first, then each metric's difference, its interval and a word.
+    """Hold results against the first one: equal work first, then each metric's difference, its
+    interval and a word.
 
-    Better or worse needs repeats on both sides (loadgen run --repeat 3); one run a side can differ, no more.
+    Better or worse needs repeats on both sides (loadgen run --repeat 3); one run a side can
+    differ, no more.
 
     Exit: 0, 1 a condition of --fail-on holds, 2 wrong usage, 3 a result is not valid, 4 a condition
     is undecided.
 
     Example: loadgen compare before after --fail-on 'ttft_ms.p99 > +5%'
     """
-    from loadgen.compare import baseline, comparison, inputs, thresholds
-    from loadgen.compare.text import cases, report
-    from loadgen.render import html as as_page
-    from loadgen.render.junit import render
+    from loadgen.compare import baselines, compare_text, comparison, thresholds
+    from loadgen.compare.side_reader import read_sides
+    from loadgen.render import html as html_renderer
+    from loadgen.render import junit as junit_renderer
 
     if save is not None:
         if against is not None or len(results) != 1:
@@ -103,10 +113,10 @@ def compare(
                 f"--save {save}",
                 "give one folder",
             )
-        print(baseline.save(save, results[0], kept, force=force))
+        print(baselines.save_baseline(save, results[0], kept, force=force))
         return OK
     if against is not None:
-        results = [baseline.find(against, kept), *results]
+        results = [baselines.find_baseline(against, kept), *results]
     if len(results) < 2:
         raise UserError(
             "too_few",
@@ -116,32 +126,42 @@ def compare(
         )
     for folder in results:
         say_changed(folder)
-    level = _confidence(confidence)
+    confidence_level = _parse_confidence(confidence)
     conditions = thresholds.parse_thresholds(fail_on or ())
-    also, sides = [condition.metric for condition in conditions], inputs.read_sides(results)
+    sides = read_sides(results)
     with reporting_damage(*results):
-        comparison_result = comparison.compare(sides, also=also, confidence=level, anyway=anyway)
-    outcomes = list(thresholds.hold(conditions, comparison_result, beyond_noise=beyond_noise))
-    said = report(comparison_result, outcomes)
-    values = {"comparison": comparison_result, "conditions": outcomes}
-    print_answer(values, said, as_json=as_json, as_markdown=as_markdown)
-    if html is not None:
-        write_file(html, as_page.render(said), "--html")
-    if junit is not None:
-        write_file(
-            junit, render("loadgen compare", list(cases(comparison_result, outcomes))), "--junit"
+        compared = comparison.compare(
+            sides,
+            also=[condition.metric for condition in conditions],
+            confidence=confidence_level,
+            anyway=anyway,
         )
-    if not comparison_result.valid:
+    outcomes = list(thresholds.check_thresholds(conditions, compared, beyond_noise=beyond_noise))
+    report = compare_text.report(compared, outcomes)
+    document = {"comparison": compared, "conditions": outcomes}
+    print_answer(document, report, as_json=as_json, as_markdown=as_markdown)
+    if html is not None:
+        write_file(html, html_renderer.render(report), "--html")
+    if junit is not None:
+        cases = list(compare_text.junit_cases(compared, outcomes))
+        write_file(junit, junit_renderer.render("loadgen compare", cases), "--junit")
+    return _exit_code(compared, outcomes)
+
+
+def _exit_code(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> int:
+    if not comparison.valid:
         return UNSOUND
     if any(outcome.failed for outcome in outcomes):
         return SLO_MISSED
-    return INCONCLUSIVE if any(outcome.failed is None for outcome in outcomes) else OK
+    if any(outcome.failed is None for outcome in outcomes):
+        return INCONCLUSIVE
+    return OK
 
 
-def _confidence(text: str) -> float:
-    level = parse_share_option("--confidence", text)
-    if not 0.5 <= level < 1:
+def _parse_confidence(text: str) -> float:
+    confidence = parse_share_option("--confidence", text)
+    if not 0.5 <= confidence < 1:
         raise UserError(
             "invalid_value", "no level of confidence", f"--confidence {text}", "from 50% to 99.9%"
         )
-    return level
+    return confidence

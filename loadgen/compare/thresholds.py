@@ -1,7 +1,7 @@
-"""Conditions of `--fail-on`: `ttft_ms.p99 > +5%`, `goodput.share < 99%`. Parsing them, and checking a comparison.
+"""The conditions of `--fail-on`, such as `ttft_ms.p99 > +5%` and `goodput.share < 99%`.
 
-Pure. A limit with a sign is a change against the first side: relative (%) or in the unit of the metric. A limit without
-a sign is a value of the other side itself.
+Pure. A limit with a sign is a change against the first side: relative (%) or in the unit of the
+metric. A limit without a sign is a value of the other side itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -19,139 +19,181 @@ from loadgen.compare.comparison import (
     UNLIKE,
     Comparison,
     Difference,
-    load_needed,
-    needed_in_words,
+    describe_needed_load,
 )
+from loadgen.compare.significance import load_needed
 from loadgen.core import format
-from loadgen.core.errors import CombinedError, UserError, closest
-from loadgen.repeated.comparable_metrics import SHARE_PATHS, find_metric, metric_paths
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, closest, collecting
+from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, find_metric, metric_paths
 
-_FORM = re.compile(
-    r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|>|<)\s*([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|us|ms|s|)\s*"
+_CONDITION = re.compile(
+    r"\s*(?P<metric>[A-Za-z0-9_.]+)\s*(?P<test>>=|<=|>|<)\s*"
+    r"(?P<sign>[+-]?)\s*(?P<digits>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>%|us|ms|s|)\s*"
 )
-_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _TESTS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "<": operator.lt,
     "<=": operator.le,
 }
+_NOT_JUDGED = {
+    UNLIKE: f"{UNLIKE}, so a change says nothing; --anyway takes it all the same",
+    SAME: f"{SAME}, so no change could be seen",
+}
 
+CHANGE_DIGITS = 9
+"""Digits to which a change is rounded, because 105 against 100 is 5 % and not a little more."""
 
-ONE_RUN = (
-    "undecided: one run on a side does not say what another start of the server would show; give folders of repeats "
-    "(loadgen run ... --repeat 3)"
+LARGEST_PRINTED_CHANGE = 99
+"""A change above this is printed as "any"."""
+
+SINGLE_RUN = (
+    "undecided: one run on a side does not say what another start of the server would show; give "
+    "folders of repeats (loadgen run ... --repeat 3)"
 )
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """A condition that makes a comparison fail.
 
-    `limit`: a relative change as a part of one, or a difference or a value in the unit of the metric, by `kind`.
+    Attributes:
+        text: The condition as it was written.
+        metric: The path of the metric.
+        test: The operator, such as ">".
+        limit: A relative change as a part of one, or else in the unit of the metric.
+        kind: Whether the limit is for a relative change, a difference or a value.
     """
 
     text: str
     metric: str
     test: str
     limit: float
-    kind: str  # change, difference, value
+    kind: Literal["change", "difference", "value"]
+
+    def is_met_by(self, value: float) -> bool:
+        """Return True if a value meets the condition, so that the comparison fails."""
+        return _TESTS[self.test](value, self.limit)
 
 
 class ThresholdOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A condition checked for one side.
 
-    `failed` is null where it is undecided: the metric does not have figures on both sides, or a change is asked of one
-    run a side, or of different work.
+    Attributes:
+        condition: The condition as it was written.
+        side: The name of the side.
+        failed: True if the condition holds. None if it is undecided: the metric is missing on a
+            side, or a change is limited for single runs or for other work.
+        text: The outcome as a sentence.
     """
 
     condition: str
     side: str
     failed: bool | None
-    said: str
+    text: str = msgspec.field(name="said")
 
 
 def parse_thresholds(texts: Sequence[str]) -> tuple[Condition, ...]:
-    """The conditions in these texts. Raises Faults with every fault found."""
-    faults: list[UserError] = []
+    """Return the conditions in texts.
+
+    Raises:
+        CombinedError: Everything that is wrong with them.
+    """
+    errors: list[LoadgenError] = []
     conditions = []
     for text in texts:
-        try:
+        with collecting(errors):
             conditions.append(_parse(text))
-        except UserError as fault:
-            faults.append(fault)
-    if faults:
-        raise CombinedError(faults)
+    if errors:
+        raise CombinedError(errors)
     return tuple(conditions)
 
 
+def check_thresholds(
+    conditions: Sequence[Condition], comparison: Comparison, *, beyond_noise: bool = False
+) -> Iterator[ThresholdOutcome]:
+    """Yield the outcome of each condition for each side but the first.
+
+    Args:
+        conditions: The conditions.
+        comparison: The comparison.
+        beyond_noise: True if a change fails only if its whole interval is beyond the limit, passes
+            only if none of it is, and is undecided otherwise.
+    """
+    run_count = min(comparison.runs, default=0)
+    for condition in conditions:
+        for difference in comparison.differences:
+            if difference.metric == condition.metric:
+                yield check_threshold(
+                    condition, difference, run_count=run_count, beyond_noise=beyond_noise
+                )
+
+
+def check_threshold(
+    condition: Condition, difference: Difference, *, run_count: int, beyond_noise: bool = False
+) -> ThresholdOutcome:
+    """Return the outcome of one condition for one difference. See `check_thresholds`."""
+    check = _ThresholdCheck(condition, difference, run_count)
+    return check.outcome(beyond_noise=beyond_noise)
+
+
 def _parse(text: str) -> Condition:
-    where = f"--fail-on '{text}'"
-    form = _FORM.fullmatch(text)
-    if form is None:
+    match = _CONDITION.fullmatch(text)
+    location = f"--fail-on '{text}'"
+    if match is None:
         raise UserError(
             "invalid_value",
             "not a condition",
-            where,
+            location,
             "write METRIC > +5% (a change) or METRIC > 500ms (a value)",
         )
-    name, test, sign, digits, unit = form.groups()
+    metric = _find_metric(match["metric"], location)
+    is_share = metric.path in SHARE_PATHS
+    limit = float(match["digits"])
+    if match["sign"] == "-":
+        limit = -limit
+    unit = match["unit"]
+    if unit in _MILLISECONDS:
+        if metric.unit != "ms":
+            hint = f"write the limit in {metric.unit or 'its own unit'}"
+            raise UserError("invalid_value", f"{metric.path} is no time", location, hint)
+        limit *= _MILLISECONDS[unit]
+    if unit == "%":
+        if not match["sign"] and not is_share:
+            raise UserError(
+                "invalid_value",
+                f"{metric.path} is no share",
+                location,
+                f"for a change write {match['metric']} {match['test']} +{match['digits']}%",
+            )
+        limit /= 100
+    kind: Literal["change", "difference", "value"] = "difference"
+    if not match["sign"]:
+        kind = "value"
+    elif unit == "%" and not is_share:
+        kind = "change"
+    return Condition(text=text, metric=metric.path, test=match["test"], limit=limit, kind=kind)
+
+
+def _find_metric(name: str, location: str) -> Metric:
+    """Return the metric of a name in one of its spellings, such as ttft.p99 or ttft_p99."""
     spellings = (
         name,
         name.replace(".", "_ms.", 1),
         re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name),
     )
-    path = next((spelled for spelled in spellings if find_metric(spelled) is not None), None)
-    if path is None:
-        similar = closest(name, metric_paths(), cutoff=0.5)
-        hint = (
-            f"did you mean {similar}?"
-            if similar
-            else "as in summary.json: ttft_ms.p99, goodput.share"
-        )
-        raise UserError("unknown_name", f'no metric is called "{name}"', where, hint)
-    known_metric = find_metric(path)
-    assert known_metric is not None
-    number = float(digits) * (-1 if sign == "-" else 1)
-    if unit in _MS:
-        if known_metric.unit != "ms":
-            hint = f"write the limit in {known_metric.unit or 'its own unit'}"
-            raise UserError("invalid_value", f"{path} is no time", where, hint)
-        number *= _MS[unit]
-    if unit == "%":
-        if not sign and path not in SHARE_PATHS:
-            raise UserError(
-                "invalid_value",
-                f"{path} is no share",
-                where,
-                f"for a change write {name} {test} +{digits}%",
-            )
-        number /= 100
-    kind = (
-        "value"
-        if not sign
-        else "change"
-        if unit == "%" and path not in SHARE_PATHS
-        else "difference"
-    )
-    return Condition(text=text, metric=path, test=test, limit=number, kind=kind)
+    for spelling in spellings:
+        metric = find_metric(spelling)
+        if metric is not None:
+            return metric
+    similar = closest(name, metric_paths(), cutoff=0.5)
+    hint = "as in summary.json: ttft_ms.p99, goodput.share"
+    if similar:
+        hint = f"did you mean {similar}?"
+    raise UserError("unknown_name", f'no metric is called "{name}"', location, hint)
 
 
-def hold(
-    conditions: Sequence[Condition], found: Comparison, *, beyond_noise: bool = False
-) -> Iterator[ThresholdOutcome]:
-    """Check each condition for each other side.
-
-    `beyond_noise`: a change fails only if its whole interval is beyond the limit, passes only if
-    none of it is, and is undecided otherwise.
-    """
-    runs = min(found.runs, default=0)
-    for condition in conditions:
-        for difference in found.differences:
-            if difference.metric == condition.metric:
-                yield _check(condition, difference, beyond_noise, runs)
-
-
-class CheckedChange(NamedTuple):
+class _Change(NamedTuple):
     """A change and the ends of its interval, in the unit of a condition's limit."""
 
     text: str
@@ -160,108 +202,118 @@ class CheckedChange(NamedTuple):
     high: float | None
 
 
-def _check(
-    condition: Condition, difference: Difference, beyond_noise: bool, runs: int
-) -> ThresholdOutcome:
-    """Check a condition for one difference. `runs`: the fewest runs that a side has."""
-    found = _checked_change(condition, difference)
-    if isinstance(found, ThresholdOutcome):
-        return found
-    if not difference.repeated:
-        return _outcome(condition, difference, None, f"{found.text}; {ONE_RUN}")
-    if beyond_noise:
-        return _check_beyond_noise(condition, difference, found, runs)
-    text = found.text
-    failed = _TESTS[condition.test](found.change, condition.limit)
-    if failed and difference.outcome != "different" and difference.low is not None:
-        text += f", which may be noise: interval {interval(difference, percent=True)}"
-    return _outcome(condition, difference, failed, text)
+class _ThresholdCheck:
+    """Checks one condition for one difference."""
+
+    def __init__(self, condition: Condition, difference: Difference, run_count: int) -> None:
+        self._condition = condition
+        self._difference = difference
+        self._run_count = run_count
+
+    def outcome(self, *, beyond_noise: bool) -> ThresholdOutcome:
+        """Return the outcome. With `beyond_noise`, the whole interval decides."""
+        difference = self._difference
+        is_value = self._condition.kind == "value"
+        if difference.after is None or (difference.before is None and not is_value):
+            return self._result(None, f"{difference.name} has no figure on both sides")
+        if is_value:
+            return self._check_value(difference.after)
+        if difference.why in _NOT_JUDGED:
+            return self._result(None, f"{difference.name}: {_NOT_JUDGED[difference.why]}")
+        change = self._change()
+        if change is None:
+            return self._result(None, f"{self._values()}: no relative change from zero")
+        if not difference.repeated:
+            return self._result(None, f"{change.text}; {SINGLE_RUN}")
+        return self._check_interval(change) if beyond_noise else self._check_change(change)
+
+    def _check_value(self, value: float) -> ThresholdOutcome:
+        difference = self._difference
+        text = f"{format.quantity(value)} {difference.unit}".rstrip()
+        return self._result(self._condition.is_met_by(value), f"{difference.name} is {text}")
+
+    def _check_change(self, change: _Change) -> ThresholdOutcome:
+        difference = self._difference
+        is_met = self._condition.is_met_by(change.change)
+        text = change.text
+        if is_met and difference.outcome != "different" and difference.low is not None:
+            text += f", which may be noise: interval {format_interval(difference, percent=True)}"
+        return self._result(is_met, text)
+
+    def _result(self, failed: bool | None, text: str) -> ThresholdOutcome:
+        return ThresholdOutcome(
+            condition=self._condition.text, side=self._difference.side, failed=failed, text=text
+        )
+
+    def _values(self) -> str:
+        difference = self._difference
+        before = format.quantity(difference.before)
+        after = format.quantity(difference.after)
+        return f"{difference.name}: {before} to {after} {difference.unit}".rstrip()
+
+    def _change(self) -> _Change | None:
+        """Return the change in the unit of the limit, or None for a relative change from zero."""
+        difference = self._difference
+        low = difference.low
+        high = difference.high
+        if self._condition.kind == "change":
+            if difference.change is None:
+                return None
+            text = f"{self._values()} ({difference.change * 100:+.1f} %)"
+            return _Change(text, round(difference.change, CHANGE_DIGITS), low, high)
+        assert difference.before is not None and difference.after is not None
+        if not difference.absolute:
+            # The interval is relative, but the limit is in the unit of the metric.
+            low = None if low is None else low * difference.before
+            high = None if high is None else high * difference.before
+        return _Change(self._values(), difference.after - difference.before, low, high)
+
+    def _check_interval(self, change: _Change) -> ThresholdOutcome:
+        """Check that the whole interval of a change is beyond the limit, or none of it.
+
+        The condition is undecided if the limit lies inside the interval. The text then says how
+        many runs would decide it.
+        """
+        if change.low is None or change.high is None:
+            text = f"{change.text}; without an interval: {self._difference.why}"
+            return self._result(None, text)
+        interval = format_interval(self._difference, percent=True)
+        text = f"{change.text}, interval {interval}"
+        is_low_beyond = self._condition.is_met_by(change.low)
+        is_high_beyond = self._condition.is_met_by(change.high)
+        if is_low_beyond == is_high_beyond:
+            return self._result(is_low_beyond, text)
+        limit = self._to_symmetric_scale(self._condition.limit)
+        low = self._to_symmetric_scale(change.low)
+        high = self._to_symmetric_scale(change.high)
+        needed = load_needed(abs(limit - (low + high) / 2), (high - low) / 2)
+        needed_load = describe_needed_load(self._difference, needed, self._run_count)
+        suffix = f"; {needed_load}" if needed_load else ""
+        return self._result(None, f"{text}, which holds the limit{suffix}")
+
+    def _to_symmetric_scale(self, change: float) -> float:
+        """Return a change on the scale on which intervals are symmetric: the log of a ratio."""
+        if self._condition.kind == "change":
+            return math.log1p(max(change, -0.999))
+        return change
 
 
-def _outcome(
-    condition: Condition, difference: Difference, failed: bool | None, text: str
-) -> ThresholdOutcome:
-    return ThresholdOutcome(
-        condition=condition.text, side=difference.side, failed=failed, said=text
-    )
+def format_interval(difference: Difference, *, percent: bool = False) -> str:
+    """Return the interval of a change, such as "+8.1 to +14.2 %", or "2.1x to 3.9x" for factors.
 
-
-def _checked_change(
-    condition: Condition, difference: Difference
-) -> CheckedChange | ThresholdOutcome:
-    """Return the change that a condition limits, or the outcome if none is needed."""
-    name = difference.name
-    if difference.after is None or (difference.before is None and condition.kind != "value"):
-        return _outcome(condition, difference, None, f"{name} has no figure on both sides")
-    if condition.kind == "value":
-        failed = _TESTS[condition.test](difference.after, condition.limit)
-        value = f"{format.quantity(difference.after)} {difference.unit}".rstrip()
-        return _outcome(condition, difference, failed, f"{name} is {value}")
-    if difference.why in (UNLIKE, SAME):
-        return _outcome(condition, difference, None, f"{name}: {_NOT_JUDGED[difference.why]}")
-    assert difference.before is not None
-    before, after = format.quantity(difference.before), format.quantity(difference.after)
-    text = f"{name}: {before} to {after} {difference.unit}".rstrip()
-    low, high = difference.low, difference.high
-    if condition.kind == "change":
-        if difference.change is None:
-            text = f"{text}: no relative change from zero"
-            return _outcome(condition, difference, None, text)
-        change = round(difference.change, 9)  # because 105 against 100 is 5 % and not a little more
-        return CheckedChange(f"{text} ({difference.change * 100:+.1f} %)", change, low, high)
-    if not difference.absolute:  # its interval is relative, its limit is not
-        low = None if low is None else low * difference.before
-        high = None if high is None else high * difference.before
-    return CheckedChange(text, difference.after - difference.before, low, high)
-
-
-_NOT_JUDGED = {
-    UNLIKE: f"{UNLIKE}, so a change says nothing; --anyway takes it all the same",
-    SAME: f"{SAME}, so no change could be seen",
-}
-
-
-def _check_beyond_noise(
-    condition: Condition, difference: Difference, found: CheckedChange, runs: int
-) -> ThresholdOutcome:
-    """Check a condition that holds only if the whole interval of a change is beyond its limit.
-
-    The condition is undecided if the limit lies inside the interval; the text then says how many
-    runs would decide it.
+    Args:
+        difference: The difference.
+        percent: True to write factors in percent, too.
     """
-    if found.low is None or found.high is None:
-        text = f"{found.text}; without an interval: {difference.why}"
-        return _outcome(condition, difference, None, text)
-    text = f"{found.text}, interval {interval(difference, percent=True)}"
-    test = _TESTS[condition.test]
-    is_low_beyond = test(found.low, condition.limit)
-    is_high_beyond = test(found.high, condition.limit)
-    if is_low_beyond == is_high_beyond:
-        return _outcome(condition, difference, is_low_beyond, text)
-    limit = _scaled(condition.limit, condition)
-    low = _scaled(found.low, condition)
-    high = _scaled(found.high, condition)
-    needed = load_needed(abs(limit - (low + high) / 2), (high - low) / 2)
-    decides = needed_in_words(difference, needed, runs)
-    text = f"{text}, which holds the limit{f'; {decides}' if decides else ''}"
-    return _outcome(condition, difference, None, text)
-
-
-def _scaled(change: float, condition: Condition) -> float:
-    """Return a change on the scale on which intervals are symmetric: the logarithm of a ratio."""
-    return math.log1p(max(change, -0.999)) if condition.kind == "change" else change
-
-
-def interval(one: Difference, *, percent: bool = False) -> str:
-    """The interval of a change as text: `+8.1 to +14.2 %`; of a factor `2.1x to 3.9x`, unless in `percent`, as the
-    change beside it is; of a share, in points.
-    """
-    if one.low is None or one.high is None:
+    low = difference.low
+    high = difference.high
+    if low is None or high is None:
         return format.NONE
-    if (
-        not percent and not one.absolute and one.change is not None and one.change >= 1
-    ):  # as `format.difference` writes it
-        return f"{format.quantity(1 + one.low)}x to {f'{format.quantity(1 + one.high)}x' if one.high < 99 else 'any'}"
-    unit = "points" if one.absolute else "%"
-    high = f"{one.high * 100:+.1f}" if one.high < 99 else "any"
-    return f"{one.low * 100:+.1f} to {high} {unit}"
+    is_bounded = high < LARGEST_PRINTED_CHANGE
+    is_factor = difference.change is not None and difference.change >= 1
+    if is_factor and not percent and not difference.absolute:
+        highest = f"{format.quantity(1 + high)}x" if is_bounded else "any"
+        return f"{format.quantity(1 + low)}x to {highest}"
+    unit = "points" if difference.absolute else "%"
+    highest = f"{high * 100:+.1f}" if is_bounded else "any"
+    return f"{low * 100:+.1f} to {highest} {unit}"

@@ -99,5 +99,5 @@ def _with_sections_of_records(
         slowest=latency_breakdown.slowest(measured, others, header),
         between=replica_differences.without(differences, summary.metrics_without("mean")),
         causes=causes.explain(measured, header, server_samples, summary.metrics_without("p50")),
-        within=within_run_variance.of_run(measured, summary, header.slo, run.tokens_in),
+        within=within_run_variance.metric_intervals(measured, summary, header.slo, run.tokens_in),
     )

@@ -235,8 +235,9 @@ class _Handler(BaseHTTPRequestHandler):
         return page if page is not None else self._plain(paths[0].name, opened.text)
 
     def _compare(self, query: dict[str, list[str]]) -> str:
-        from loadgen.compare import comparison, inputs
-        from loadgen.compare.text import report
+        from loadgen.compare import comparison
+        from loadgen.compare.compare_text import report
+        from loadgen.compare.side_reader import read_sides
         from loadgen.render import html
 
         paths = self._chosen(query)
@@ -247,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "compare",
                 "tick two or more in the list",
             )
-        return html.render(report(comparison.compare(inputs.read_sides(paths), anyway=True)))
+        return html.render(report(comparison.compare(read_sides(paths), anyway=True)))
 
     def _live(self, query: dict[str, list[str]]) -> str:
         """A run that goes on, drawn as on its terminal."""

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from queueing import fail, rows, send_late
 from refusals import refused
 
-from loadgen.compare import block_errors, comparison, thresholds
-from loadgen.compare import text as compared
-from loadgen.compare.block_errors import Known
-from loadgen.compare.comparison import ComparedRun, Difference, Side
+from loadgen.compare import block_errors, comparison, significance, thresholds
+from loadgen.compare import compare_text as compared
+from loadgen.compare.comparison import Difference
 from loadgen.core.analysis import within_run_variance
+from loadgen.core.analysis.within_run_variance import ScaledEstimate
 from loadgen.core.errors import CombinedError
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import load_summary
@@ -36,7 +36,7 @@ from loadgen.render import junit, table
 from loadgen.render import markdown as as_markdown
 from loadgen.render import text as as_text
 from loadgen.repeated import comparable_metrics
-from loadgen.runs.compared import SideFacts
+from loadgen.runs.compared import ComparedRun, Side, SideFacts
 
 EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
 INSTANTS = (
@@ -132,8 +132,8 @@ def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
     (tpot,) = (one for one in found.differences if one.metric == "tpot_ms.p99")
     assert (tpot.change or 0) > 1 and (tpot.low or 0) > 0
     assert tpot.word == "inconclusive" and "a few stretches of time only" in tpot.why
-    assert comparison.fisher(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
-    assert comparison.fisher(0, 20, 20, 20) < 1e-10
+    assert significance.fisher_exact(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
+    assert significance.fisher_exact(0, 20, 20, 20) < 1e-10
 
 
 def test_shares_of_repeats_without_a_failure_are_not_certain() -> None:
@@ -237,8 +237,8 @@ def test_a_result_beside_itself_or_its_copy_decides_nothing(repeats: int) -> Non
     found = comparison.compare([side("a", *runs_of_it), side("b", *others, runs_of_it[-1])])
     assert {(one.word, one.why) for one in found.differences} == {("inconclusive", comparison.SAME)}
     conditions = thresholds.parse_thresholds(["ttft_ms.p99 > +5%", "ttft_ms.p99 > 900s"])
-    changed, value = thresholds.hold(conditions, found, beyond_noise=False)
-    assert changed.failed is None and comparison.SAME in changed.said and value.failed is False
+    changed, value = thresholds.check_thresholds(conditions, found, beyond_noise=False)
+    assert changed.failed is None and comparison.SAME in changed.text and value.failed is False
 
 
 def test_too_few_samples_cannot_tell() -> None:
@@ -302,12 +302,12 @@ def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
     ],
 )
 def test_holm(chances: list[float | None], levels: list[float]) -> None:
-    assert comparison._holm(chances, 0.05) == pytest.approx(levels)
+    assert significance.holm_levels(chances, 0.05) == pytest.approx(levels)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
 def test_holm_rejects_what_the_step_down_rejects(chances: list[float]) -> None:
-    levels = comparison._holm(chances, 0.05)
+    levels = significance.holm_levels(chances, 0.05)
     expected = set()
     for place, i in enumerate(sorted(range(len(chances)), key=lambda i: (chances[i], i))):
         if chances[i] > 0.05 / (len(chances) - place):
@@ -317,12 +317,12 @@ def test_holm_rejects_what_the_step_down_rejects(chances: list[float]) -> None:
 
 
 def test_the_gap_of_two_figures() -> None:
-    gap = comparison._difference_of(Known(1.0, 0.3, 19), Known(2.0, 0.4, 9))
+    gap = significance.subtract(ScaledEstimate(1.0, 0.3, 19), ScaledEstimate(2.0, 0.4, 9))
     assert (gap.value, gap.error) == pytest.approx((1.0, 0.5))
     assert gap.freedom == pytest.approx(0.5**4 / (0.3**4 / 19 + 0.4**4 / 9))
     assert (
-        comparison._p_value(Known(0.0, 0.0, 9)) == 1.0
-        and comparison._p_value(Known(1.0, 0.0, 9)) == 0.0
+        significance.p_value(ScaledEstimate(0.0, 0.0, 9)) == 1.0
+        and significance.p_value(ScaledEstimate(1.0, 0.0, 9)) == 0.0
     )
 
 
@@ -332,7 +332,7 @@ def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
     n, sigma = 4000, 0.3
     truth = math.sqrt(math.pi / 2) * sigma / math.sqrt(n)
     values = draw.lognormal(15, sigma, n)
-    assert block_errors._quantile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
+    assert block_errors.percentile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
     drawn = [draw.lognormal(15, sigma, n) for _ in range(20)]
     ranks = [within_run_variance.rank_error(values, np.sort(values), 0.5, 20) for values in drawn]
     assert np.mean(ranks) == pytest.approx(truth, rel=0.2)
@@ -344,8 +344,8 @@ def test_what_hangs_together_has_a_larger_error() -> None:
     tied = np.exp(15 + steps + draw.normal(0, 0.05, 2000))
     free = draw.permutation(tied)
     assert (
-        block_errors._quantile_error(tied, 0.5)[0]
-        > 2.5 * block_errors._quantile_error(free, 0.5)[0]
+        block_errors.percentile_error(tied, 0.5)[0]
+        > 2.5 * block_errors.percentile_error(free, 0.5)[0]
     )
 
 
@@ -399,7 +399,9 @@ def test_conditions(text: str, before: float | None, after: float, failed: bool 
     change = after / before - 1 if before else None
     found = comparison.compare([side("a", rows(1, 20)), side("b", rows(2, 20))])
     one = difference(before=before, after=after, change=change)
-    (outcome,) = thresholds.hold([condition], msgspec.structs.replace(found, differences=(one,)))
+    (outcome,) = thresholds.check_thresholds(
+        [condition], msgspec.structs.replace(found, differences=(one,))
+    )
     assert outcome.failed is failed
 
 
@@ -419,9 +421,9 @@ def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(
     (condition,) = thresholds.parse_thresholds([text])
     one = difference(before=100.0, after=150.0, change=0.5, low=0.4, high=0.6, repeated=False)
     for beyond_noise in (False, True):
-        outcome = thresholds._check(condition, one, beyond_noise=beyond_noise, runs=3)
+        outcome = thresholds.check_threshold(condition, one, beyond_noise=beyond_noise, run_count=3)
         assert outcome.failed is failed
-        assert (failed is not None) or "--repeat" in outcome.said
+        assert (failed is not None) or "--repeat" in outcome.text
 
 
 @pytest.mark.parametrize(
@@ -437,9 +439,9 @@ def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(
         side("a", rows(1, 60), rows(3, 60)),
         side("b", rows(2, 60), rows(4, 60), fingerprints=other),
     ]
-    (found,) = thresholds.hold(conditions, comparison.compare(sides))
+    (found,) = thresholds.check_thresholds(conditions, comparison.compare(sides))
     assert found.failed is failed
-    (found,) = thresholds.hold(conditions, comparison.compare(sides, anyway=True))
+    (found,) = thresholds.check_thresholds(conditions, comparison.compare(sides, anyway=True))
     assert found.failed is not None
 
 
@@ -455,7 +457,7 @@ def test_an_interval_is_written_as_its_change_is(
     change: float, low: float, high: float, said: str
 ) -> None:
     assert (
-        thresholds.interval(
+        thresholds.format_interval(
             difference(before=1.0, after=1 + change, change=change, low=low, high=high)
         )
         == said
@@ -466,14 +468,14 @@ def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
     """ "(+105.8 %), interval 1.93x to 2.19x" stood in one row."""
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     one = difference(before=100.0, after=210.0, change=1.1, low=0.9, high=1.2)
-    said = thresholds._check(condition, one, beyond_noise=True, runs=3).said
+    said = thresholds.check_threshold(condition, one, beyond_noise=True, run_count=3).text
     assert said.endswith("(+110.0 %), interval +90.0 to +120.0 %")
 
 
 def test_a_share_can_change_by_no_more_than_there_is() -> None:
-    known = Known(value=-0.1, error=2.0, freedom=3)
+    known = ScaledEstimate(value=-0.1, error=2.0, freedom=3)
     share = difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
-    judged = comparison._judged(share, known, 1, 0.05, 0.05)
+    judged = comparison.judge(share, known, 1, 0.05, 0.05)
     assert (judged.low, judged.high, judged.detectable) == (-0.5, 0.5, None)
 
 
@@ -493,16 +495,18 @@ def test_beyond_noise_decides_where_the_limit_is_outside_the_interval(
 ) -> None:
     (condition,) = thresholds.parse_thresholds([text])
     one = difference(before=200.0, after=220.0, change=0.1, low=low, high=high)
-    assert thresholds._check(condition, one, beyond_noise=True, runs=3).failed is failed
+    assert (
+        thresholds.check_threshold(condition, one, beyond_noise=True, run_count=3).failed is failed
+    )
 
 
 def test_an_undecided_condition_names_the_runs_that_would_decide_it() -> None:
     """The limit is half a half width from the middle, so four times as many runs are needed."""
     (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
     one = difference(metric="ok_share", before=0.9, after=0.91, change=0.01, low=-0.02, high=0.04)
-    outcome = thresholds._check(condition, one, beyond_noise=True, runs=3)
+    outcome = thresholds.check_threshold(condition, one, beyond_noise=True, run_count=3)
     assert outcome.failed is None
-    assert "about 12 runs a side" in outcome.said
+    assert "about 12 runs a side" in outcome.text
 
 
 @pytest.mark.parametrize(
@@ -518,8 +522,8 @@ def test_an_undecided_condition_names_the_runs_that_would_decide_it() -> None:
 def test_a_difference_is_different_equivalent_or_inconclusive(
     value: float, error: float, word: str
 ) -> None:
-    known = Known(value=value, error=error, freedom=1000)
-    found = comparison._judged(difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05)
+    known = ScaledEstimate(value=value, error=error, freedom=1000)
+    found = comparison.judge(difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05)
     assert found.word == word
     assert found.outcome == {"worse": "different", "better": "different"}.get(word, word)
     assert (found.within is not None) is (word == "equivalent")
@@ -528,12 +532,12 @@ def test_a_difference_is_different_equivalent_or_inconclusive(
 
 
 def test_as_much_more_load_as_is_named_decides() -> None:
-    known = Known(value=0.02, error=0.1, freedom=1000)
+    known = ScaledEstimate(value=0.02, error=0.1, freedom=1000)
     base = difference(before=1.0, after=1.0, change=0.0)
-    found = comparison._judged(base, known, -1, 0.05, 0.05)
+    found = comparison.judge(base, known, -1, 0.05, 0.05)
     assert found.outcome == "inconclusive" and found.needed is not None
-    narrower = Known(value=0.02, error=0.1 / math.sqrt(found.needed * 1.01), freedom=1000)
-    assert comparison._judged(base, narrower, -1, 0.05, 0.05).outcome == "equivalent"
+    narrower = ScaledEstimate(value=0.02, error=0.1 / math.sqrt(found.needed * 1.01), freedom=1000)
+    assert comparison.judge(base, narrower, -1, 0.05, 0.05).outcome == "equivalent"
 
 
 def test_repeats_with_too_few_requests_for_a_percentile_are_inconclusive_in_it() -> None:
@@ -548,7 +552,7 @@ def test_repeats_with_too_few_requests_for_a_percentile_are_inconclusive_in_it()
     assert (ttft.outcome, ttft.low) == ("inconclusive", None)
     assert "288 samples" in ttft.why
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
-    (outcome,) = thresholds.hold([condition], found, beyond_noise=True)
+    (outcome,) = thresholds.check_thresholds([condition], found, beyond_noise=True)
     assert outcome.failed is None
 
 
@@ -578,7 +582,9 @@ def test_both_sides_are_named_with_what_was_measured_where_and_when() -> None:
 def test_beyond_noise_of_a_share_is_in_points(high: float, failed: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
     one = difference(metric="ok_share", before=0.9, after=0.85, change=-0.05, low=-0.1, high=high)
-    assert thresholds._check(condition, one, beyond_noise=True, runs=3).failed is failed
+    assert (
+        thresholds.check_threshold(condition, one, beyond_noise=True, run_count=3).failed is failed
+    )
 
 
 @pytest.mark.parametrize(
@@ -587,10 +593,10 @@ def test_beyond_noise_of_a_share_is_in_points(high: float, failed: bool) -> None
 def test_a_condition_that_noise_may_have_broken_says_so(word: str, noise: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     one = difference(before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, word=word)
-    outcome = thresholds._check(condition, one, beyond_noise=False, runs=3)
+    outcome = thresholds.check_threshold(condition, one, beyond_noise=False, run_count=3)
     assert outcome.failed is True
     assert (
-        outcome.said.endswith("(+10.0 %), which may be noise: interval -20.0 to +40.0 %") is noise
+        outcome.text.endswith("(+10.0 %), which may be noise: interval -20.0 to +40.0 %") is noise
     )
 
 
@@ -619,7 +625,7 @@ def test_text_markdown_and_junit_say_the_same() -> None:
         also=["load.achieved_rps"],
     )
     outcomes = list(
-        thresholds.hold(
+        thresholds.check_thresholds(
             thresholds.parse_thresholds(
                 ["tpot_ms.p50 > +5%", "e2e_ms.p50 > 1h".replace("1h", "9999s")]
             ),
@@ -636,7 +642,7 @@ def test_text_markdown_and_junit_say_the_same() -> None:
     assert "FAILED  tpot_ms.p50 > +5%" in plain and "passed  e2e_ms.p50 > 9999s" in plain
     assert "\x1b[31mworse" in as_text.render(said, color=True) and "\x1b" not in plain
     tree = ElementTree.fromstring(
-        junit.render("loadgen compare", list(compared.cases(found, outcomes)))
+        junit.render("loadgen compare", list(compared.junit_cases(found, outcomes)))
     )
     assert tree.attrib["failures"] == "1" and len(tree.findall(".//testcase")) == 2
 
@@ -820,4 +826,4 @@ def test_what_is_simulated_says_so_first() -> None:
     said = compared.report(found)
     assert as_text.render(said).startswith("SIMULATED: a model of a server answered: a\n")
     assert as_markdown.render(said).startswith("**SIMULATED**: a model of a server answered: a\n")
-    assert any("SIMULATED" in case.name for case in compared.cases(found, ()))
+    assert any("SIMULATED" in case.name for case in compared.junit_cases(found, ()))

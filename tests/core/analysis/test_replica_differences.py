@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from loadgen.cli.app import run_command_line
 from loadgen.cli.targets import load_targets
-from loadgen.compare.comparison import ComparedRun, Side, compare
+from loadgen.compare.comparison import compare
 from loadgen.core.errors import CombinedError
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
@@ -23,6 +23,7 @@ from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats.components import components, outliers
 from loadgen.runs import text
+from loadgen.runs.compared import ComparedRun, Side
 
 MS, S = 1_000_000, 1_000_000_000
 

@@ -58,28 +58,30 @@ def test_the_true_quantile_is_within_as_often_as_is_said(p: float, z: float) -> 
             1.0,
         )
         value = float(np.sort(values)[int(N * p)])
-        found = within_run_variance.Known(math.log(value), error, freedom).interval(math.exp)
+        found = within_run_variance.ScaledEstimate(math.log(value), error, freedom).interval(
+            math.exp
+        )
         hits += found.low <= truth <= found.high
     assert hits >= 181
 
 
 def test_a_rate_by_pieces_by_hand() -> None:
     """9 and 11 in turn: the error of the mean of 20 is sqrt(20/19) / sqrt(20), on the scale of logs a tenth."""
-    known = within_run_variance.rate([9.0, 11.0] * 10, 10.0)
+    known = within_run_variance.estimate_rate([9.0, 11.0] * 10, 10.0)
     assert known is not None
     half = t_quantile(0.975, 19) * math.sqrt(20 / 19) / math.sqrt(20) / 10
     found = known.interval(math.exp)
     assert (found.value, found.low, found.high) == pytest.approx(
         (10, 10 * math.exp(-half), 10 * math.exp(half))
     )
-    assert within_run_variance.rate([0.0] * 20, 1.0) is None
+    assert within_run_variance.estimate_rate([0.0] * 20, 1.0) is None
 
 
 def test_a_share_without_a_miss_is_not_known_to_be_one() -> None:
     """Of 100, two more of either kind: p = 102/104."""
-    known = within_run_variance.share([np.ones(100)], 1.0)
+    known = within_run_variance.estimate_share([np.ones(100)], 1.0)
     assert known is not None and known.error == pytest.approx(math.sqrt(102 / 104 * 2 / 104 / 104))
-    assert within_run_variance.share([np.ones(79)], 1.0) is None
+    assert within_run_variance.estimate_share([np.ones(79)], 1.0) is None
 
 
 def ran(folder: Path, output_tokens: int, length: str = "60s") -> Summary:

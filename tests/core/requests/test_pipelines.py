@@ -17,7 +17,7 @@ from runs import NO_PAGES
 
 from loadgen.cli.settings import build_settings
 from loadgen.compare.comparison import compare
-from loadgen.compare.inputs import read_sides
+from loadgen.compare.side_reader import read_sides
 from loadgen.core import run_folder
 from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution.plan import Endpoint, Settings

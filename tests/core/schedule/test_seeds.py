@@ -10,7 +10,7 @@ from command_line import exits
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import loadgen
-from loadgen.compare.comparison import ComparedRun, Side, compare
+from loadgen.compare.comparison import compare
 from loadgen.contracts.run import workload_of_run
 from loadgen.core import seeds
 from loadgen.core.errors import CombinedError
@@ -19,6 +19,7 @@ from loadgen.core.results import manifest
 from loadgen.core.workload import load, read_flags
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf
+from loadgen.runs.compared import ComparedRun, Side
 from loadgen.search import experiment
 
 SIM = "sim:gb300-vm"

@@ -20,7 +20,7 @@ from refusals import refused
 from runs import NO_PAGES
 from servers import start
 
-from loadgen.compare.comparison import Side, compare
+from loadgen.compare.comparison import compare
 from loadgen.contracts.loading import load_contract
 from loadgen.contracts.run import ValidationOptions, run_validation
 from loadgen.core import run_folder, seeds
@@ -36,6 +36,7 @@ from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.runs import text
+from loadgen.runs.compared import Side
 from loadgen.runs.kind import compared
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log

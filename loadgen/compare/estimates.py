@@ -1,0 +1,130 @@
+"""Estimates a metric of one side of a comparison, with its standard error. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from loadgen.compare.block_errors import (
+    EstimateOrReason,
+    error_within_runs,
+    estimate_latency,
+    estimate_token_rate,
+    too_few_samples,
+)
+from loadgen.core.analysis.within_run_variance import (
+    ScaledEstimate,
+    estimate_share,
+    least_share_error,
+    marks,
+)
+from loadgen.core.metrics import outcomes
+from loadgen.core.metrics.columns import OK, Columns
+from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, metric_value
+from loadgen.runs.compared import Side
+
+NO_INTERVAL = "no interval is known for it"
+
+
+def side_value(side: Side, metric: Metric) -> float | None:
+    """Return a metric of a side: its value, or the mean over repeats. None if a run has none."""
+    if side.told:
+        return side.told.get(metric.path)
+    values = [metric_value(run.summary, metric.path) for run in side.runs]
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return float(np.mean(known))
+
+
+def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateOrReason:
+    """Return a metric of a side with its standard error, or why it cannot be estimated.
+
+    Args:
+        side: The side.
+        metric: The metric.
+        is_repeated: True to estimate the error between repeats, False to estimate it within one
+            run.
+    """
+    if side.told or not side.runs:
+        return EstimateOrReason(None, f"{side.name} has figures only")
+    withheld = _withheld_reasons(side, metric)
+    if withheld:
+        return EstimateOrReason(None, f"withheld in {side.name}: {withheld}")
+    value = side_value(side, metric)
+    if value is None:
+        return EstimateOrReason(None, f"{side.name} has none")
+    if metric.path not in SHARE_PATHS and value <= 0:
+        return EstimateOrReason(None, "zero")
+    if is_repeated:
+        return _estimate_between_repeats(side, metric, value)
+    return _estimate_within_run(side, metric, value)
+
+
+def measured_runs(side: Side) -> list[Columns]:
+    """Return the measured records of the runs of a side that have records."""
+    records = [run.measured() for run in side.runs]
+    return [columns for columns in records if columns is not None]
+
+
+def _withheld_reasons(side: Side, metric: Metric) -> str:
+    """Return why a metric is missing in a run of a side because it is unreliable, or ""."""
+    distribution, _, statistic = metric.path.rpartition(".")
+    name = distribution.rpartition(".")[2].removesuffix("_ms")
+    reasons: dict[str, None] = {}
+    for run in side.runs:
+        if metric_value(run.summary, metric.path) is None:
+            reason = run.summary.withheld_reason(name, statistic)
+            if reason:
+                reasons[reason] = None
+    return "; ".join(reasons)
+
+
+def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> EstimateOrReason:
+    values = [metric_value(run.summary, metric.path) or 0.0 for run in side.runs]
+    is_share = metric.path in SHARE_PATHS
+    if not is_share and min(values) <= 0:
+        return EstimateOrReason(None, "zero")
+    scaled = np.array(values) if is_share else np.log(values)
+    error = float(scaled.std(ddof=1)) / math.sqrt(len(values))
+    if is_share:
+        # Three runs without a failure do not show that there is none.
+        request_count = sum(run.summary.requests.scheduled for run in side.runs)
+        error = max(error, least_share_error(mean * request_count, request_count))
+    estimate = ScaledEstimate(float(scaled.mean()), error, len(values) - 1)
+    records = measured_runs(side)
+    if not metric.per_request or len(records) < len(side.runs):
+        return EstimateOrReason(estimate)
+    reason = too_few_samples(records, metric)
+    if reason:
+        return EstimateOrReason(None, reason)
+    within_runs = error_within_runs(records, metric)
+    if within_runs.error > estimate.error:
+        estimate = ScaledEstimate(estimate.value, within_runs.error, within_runs.freedom)
+    return EstimateOrReason(estimate)
+
+
+def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOrReason:
+    records = measured_runs(side)
+    if len(records) < len(side.runs):
+        return EstimateOrReason(None, f"{side.name} has no records")
+    if metric.per_request:
+        return estimate_latency(records, metric, value)
+    if metric.path == "ok_share":
+        ok_marks = [marks(columns, columns.where(OK)) for columns in records]
+        return EstimateOrReason(estimate_share(ok_marks, value))
+    if metric.path == "goodput.share":
+        return _estimate_goodput(side, records, value)
+    if metric.path == "tokens.steady_output_per_s":
+        windows = [run.summary.window.steady for run in side.runs]
+        return estimate_token_rate(windows, records, value)
+    return EstimateOrReason(None, NO_INTERVAL)
+
+
+def _estimate_goodput(side: Side, records: list[Columns], value: float) -> EstimateOrReason:
+    slo = next((run.header.slo for run in side.runs if run.header is not None), None)
+    if slo is None:
+        return EstimateOrReason(None, "each class has an SLO of its own")
+    good_marks = [marks(columns, outcomes.meets(columns, slo), slo) for columns in records]
+    return EstimateOrReason(estimate_share(good_marks, value))

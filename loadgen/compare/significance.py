@@ -1,0 +1,90 @@
+"""Statistical tests for comparisons. Pure; the distributions are in `core.stats.intervals`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from loadgen.core.analysis.within_run_variance import ScaledEstimate
+from loadgen.core.stats import intervals
+
+MOST_NEEDED = 1000
+"""Times as much load, beyond which no number of runs is named."""
+
+
+def subtract(
+    first: ScaledEstimate, second: ScaledEstimate, *, is_pooled: bool = False
+) -> ScaledEstimate:
+    """Return the difference `second - first` of two independent estimates.
+
+    Args:
+        first: The estimate to subtract.
+        second: The estimate to subtract from.
+        is_pooled: True to take the variances of both as equal (Student) if they have as many
+            degrees of freedom. With three runs a side, Welch's degrees of freedom are a guess
+            themselves, and cost half of the power.
+    """
+    freedom = intervals.welch(first.error**2, first.freedom, second.error**2, second.freedom)
+    if is_pooled and first.freedom == second.freedom:
+        freedom = first.freedom + second.freedom
+    return ScaledEstimate(
+        second.value - first.value, math.hypot(first.error, second.error), freedom
+    )
+
+
+def p_value(difference: ScaledEstimate) -> float:
+    """Return the two-sided p-value: how probable a difference as large is by chance."""
+    if difference.value == 0:
+        return 1.0
+    if difference.error == 0:
+        return 0.0
+    t = abs(difference.value) / difference.error
+    return 2 * (1 - intervals.t_below(t, difference.freedom))
+
+
+def holm_levels(p_values: Sequence[float | None], risk: float) -> list[float]:
+    """Return the significance level of each metric by the method of Holm (1979).
+
+    The smallest p-value is tested at risk / m, the next at risk / (m - 1), and so on. The first one
+    that is not significant ends this, and all others are tested at its level.
+
+    Args:
+        p_values: The p-value of each metric. None for metrics that are not tested.
+        risk: The probability of any false alarm among all metrics.
+    """
+    tested = [(p_value, index) for index, p_value in enumerate(p_values) if p_value is not None]
+    levels = [risk] * len(p_values)
+    level = risk
+    is_over = False
+    for rank, (p_value, index) in enumerate(sorted(tested)):
+        if not is_over:
+            level = risk / (len(tested) - rank)
+            is_over = p_value > level
+        levels[index] = level
+    return levels
+
+
+def fisher_exact(hits_a: int, count_a: int, hits_b: int, count_b: int) -> float:
+    """Return the two-sided p-value of Fisher's exact test.
+
+    It is the probability of counts that are at least as unequal as these if both fractions are
+    equal.
+    """
+    hits = hits_a + hits_b
+    ways = [
+        math.comb(count_a, i) * math.comb(count_b, hits - i)
+        for i in range(max(0, hits - count_b), min(count_a, hits) + 1)
+    ]
+    observed = math.comb(count_a, hits_a) * math.comb(count_b, hits_b)
+    return sum(way for way in ways if way <= observed) / math.comb(count_a + count_b, hits)
+
+
+def load_needed(distance: float, half_width: float) -> float | None:
+    """Return how many times as much load narrows an interval to a half width of `distance`.
+
+    The half width falls with the square root of the load. Returns None if more than MOST_NEEDED
+    times as much would be needed.
+    """
+    if distance <= half_width / math.sqrt(MOST_NEEDED):
+        return None
+    return max((half_width / distance) ** 2, 1.0)

@@ -1,0 +1,155 @@
+"""Decides whether two sides of a comparison did the same work. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from loadgen.core import format
+from loadgen.core.limits import SHORTENED
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.validity import answered_share
+from loadgen.runs.compared import Side
+from loadgen.runs.headline import promises
+
+SEED_VARIATION = 0.1
+"""Relative difference by which mean lengths and durations of one recipe vary from seed to seed."""
+
+HASH_DIGITS = 12
+
+_LIMITS = {
+    "grace, s": "grace_s",
+    "timeout, s": "timeout_s",
+    "stall timeout, s": "stall_timeout_s",
+    "most in flight": "max_in_flight",
+    "most in prefill": "max_in_prefill",
+}
+"""Limits of a load: their names in messages, and their fields in the manifest of a run."""
+
+
+def describe_work_differences(first: Side, other: Side) -> list[str]:
+    """Return how the work of two sides differs.
+
+    Returns an empty list if it does not, or if it is not known for one side.
+    """
+    if not first.runs or not other.runs:
+        return []
+    shares = [_completed_share(side) for side in (first, other)]
+    if max(shares) - min(shares) > SHORTENED:
+        texts = [f"{share * 100:.1f} %" for share in shares]
+        return [f"answers: {_against(*texts)} of the output tokens asked for"]
+    work_first, work_other = _work_fingerprints(first, other)
+    if not work_first or not work_other or work_first == work_other:
+        return []
+    differences = [
+        *_setting_differences(first.runs[0].summary, other.runs[0].summary),
+        *_load_differences(first, other),
+        *_limit_differences(first, other),
+    ]
+    return differences or [f"recipe: {_against(work_first, work_other)}"]
+
+
+def describe_slo(side: Side) -> str:
+    """Return the SLO of a side as text, or "" without one."""
+    return ", ".join(promises(side.runs[0].summary)) if side.runs else ""
+
+
+def _setting_differences(first: Summary, other: Summary) -> Iterator[str]:
+    settings_first = _settings(first)
+    settings_other = _settings(other)
+    for name, value in settings_first.items():
+        if value != settings_other[name]:
+            yield f"{name}: {_against(value or 'none', settings_other[name] or 'none')}"
+
+
+def _settings(summary: Summary) -> dict[str, str]:
+    run = summary.run
+    tokenizer = f"{run.tokenizer} ({run.tokenizer_sha256[:HASH_DIGITS]})"
+    return {
+        "workload": run.workload,
+        "load": summary.load.arrival,
+        "SLO": ", ".join(promises(summary)),
+        "output counted by": ", ".join(summary.tokens.sources.output),
+        "tokenizer file": tokenizer if run.tokenizer_sha256 else "",
+    }
+
+
+def _load_differences(first: Side, other: Side) -> Iterator[str]:
+    summary_first = first.runs[0].summary
+    summary_other = other.runs[0].summary
+    durations = (_planned_s(first), _planned_s(other))
+    has_other_count = summary_first.requests.scheduled != summary_other.requests.scheduled
+    if has_other_count and _is_beyond_seed_variation(*durations):
+        yield f"load for: {_against(*map(format.duration, durations))}"
+    mean_tokens = {
+        "prompt": (_mean_prompt_tokens(summary_first), _mean_prompt_tokens(summary_other)),
+        "answer as asked": (
+            _mean_requested_tokens(summary_first),
+            _mean_requested_tokens(summary_other),
+        ),
+    }
+    for name, means in mean_tokens.items():
+        if _is_beyond_seed_variation(*means):
+            yield f"{name}: {_against(*map(format.quantity, means))} tokens, mean"
+
+
+def _limit_differences(first: Side, other: Side) -> Iterator[str]:
+    for name, field in _LIMITS.items():
+        limit_first = getattr(first.runs[0].header, field, None)
+        limit_other = getattr(other.runs[0].header, field, None)
+        if limit_first != limit_other:
+            yield f"{name}: {_against(_format_limit(limit_first), _format_limit(limit_other))}"
+
+
+def _format_limit(limit: float | None) -> str:
+    return "none" if limit is None else f"{limit:g}"
+
+
+def _against(first: str, other: str) -> str:
+    return f"{first} against {other}"
+
+
+def _is_beyond_seed_variation(first: float | None, other: float | None) -> bool:
+    """Return True if two means differ by more than another seed would explain."""
+    if first is None or other is None:
+        return False
+    return abs(first - other) > SEED_VARIATION * max(first, other)
+
+
+def _planned_s(side: Side) -> float | None:
+    """Return the planned duration of the measured load, or None if it was not planned."""
+    header = side.runs[0].header
+    if header is None:
+        return None
+    duration_ns = 0
+    for stage in header.stages:
+        if not stage.measured:
+            continue
+        if not stage.end_ns or stage.end_ns == stage.start_ns:
+            return None
+        duration_ns += stage.end_ns - stage.start_ns
+    return duration_ns / 1e9 if duration_ns else None
+
+
+def _mean_prompt_tokens(summary: Summary) -> float | None:
+    tokens = summary.tokens.input
+    return tokens / max(summary.requests.ok, 1) if tokens else None
+
+
+def _mean_requested_tokens(summary: Summary) -> float | None:
+    tokens = summary.tokens.asked_output
+    return tokens / max(summary.requests.ok, 1) if tokens else None
+
+
+def _work_fingerprints(first: Side, other: Side) -> tuple[str, str]:
+    """Return the fingerprints of the work, or of the recipes if a run has none of its work."""
+    prints_first = first.runs[0].summary.fingerprints
+    prints_other = other.runs[0].summary.fingerprints
+    if prints_first.work and prints_other.work:
+        return prints_first.work, prints_other.work
+    return prints_first.recipe, prints_other.recipe
+
+
+def _completed_share(side: Side) -> float:
+    """Return the output tokens of a side as a fraction of those requested."""
+    return statistics.fmean(answered_share(run.summary.verdict) for run in side.runs)
