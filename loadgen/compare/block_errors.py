@@ -48,7 +48,7 @@ class EstimateOrReason(NamedTuple):
     reason: str = ""
 
 
-class Stretches(NamedTuple):
+class StretchCount(NamedTuple):
     """How many stretches of time there are, and in how many of them a percentile is high."""
 
     above: int
@@ -145,7 +145,7 @@ def error_within_runs(runs: Sequence[Columns], metric: Metric) -> StandardError:
 
 def count_stretches_above(
     runs: Sequence[Columns], metric: Metric, threshold_ns: float
-) -> Stretches:
+) -> StretchCount:
     """Count the stretches of time of the runs whose own percentile is above a threshold."""
     stretches_per_run = max(BLOCKS[0] // len(runs), 2)
     above = 0
@@ -155,7 +155,7 @@ def count_stretches_above(
             if len(stretch):
                 total += 1
                 above += element(stretch, metric.p or 0.5) > threshold_ns
-    return Stretches(above, total)
+    return StretchCount(above, total)
 
 
 def percentile_error(values: NDArray[np.float64], p: float) -> StandardError:
