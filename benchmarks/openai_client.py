@@ -144,7 +144,7 @@ class OpenAIClient:
         flow: EventTimeline,
         *,
         name: str = "",
-        more: bytes = b"",
+        header_lines: bytes = b"",
         asked_output: int = 0,  # noqa: ARG002 - as Pool.send
         sink: Callable[[str, str, int], None] | None = None,
         on_first: Callable[[int], None] | None = None,
@@ -165,7 +165,7 @@ class OpenAIClient:
             sink=sink,
             on_first=on_first,
         )
-        run = self._run(exchange, _headers(name or (request.id if request else ""), more))
+        run = self._run(exchange, _headers(name or (request.id if request else ""), header_lines))
         task = self._tasks[exchange] = asyncio.get_running_loop().create_task(run)
 
         def ended(_: object) -> None:
@@ -268,9 +268,9 @@ def _json(event: Any) -> bytes:
     return event.model_dump_json(exclude_unset=True, warnings=False).encode()  # type: ignore[no-any-return]
 
 
-def _headers(name: str, more: bytes) -> dict[str, str]:
+def _headers(name: str, header_lines: bytes) -> dict[str, str]:
     """What `Pool.send` sends beside the target's own head."""
-    lines = [line.partition(": ") for line in more.decode("latin-1").splitlines()]
+    lines = [line.partition(": ") for line in header_lines.decode("latin-1").splitlines()]
     return ({"X-Request-Id": name} if name else {}) | {field: value for field, _, value in lines}
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import certifi
 import pytest
 from hypothesis import HealthCheck, settings
-from loadgen_sdk.transport.reactor import SO_TIMESTAMPNS
+from loadgen_sdk.transport.connection import SO_TIMESTAMPNS
 
 if TYPE_CHECKING:
     from browser import Browser

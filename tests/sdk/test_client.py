@@ -26,9 +26,11 @@ import uvloop
 from loadgen_sdk.app.client import Client, Event
 from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
+from loadgen_sdk.transport.connection import ClientConnection
 from loadgen_sdk.transport.exchange import Exchange
-from loadgen_sdk.transport.pool import CONNECT_NS, Pool
-from loadgen_sdk.transport.reactor import FOREVER, ClientConnection, Reactor
+from loadgen_sdk.transport.host_resources import Address
+from loadgen_sdk.transport.pool import CONNECT_NS, AddressList, Pool
+from loadgen_sdk.transport.reactor import FOREVER, Reactor
 from loadgen_sdk.transport.receiver import MAX_WRITE_BYTES, Receiver
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.tls import Tls
@@ -1021,7 +1023,7 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
             listening.bind(("127.0.0.1", 0))
             listening.listen(0)
             where = listening.getsockname()
-            client._addresses = [(socket.AF_INET, where)]
+            client._addresses = AddressList([Address(socket.AF_INET, where)])
             held = [socket.create_connection(where) for _ in range(1)]
             for _ in range(8):
                 client._open_spare()
@@ -1063,7 +1065,7 @@ def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
                         made.reused,
                         made.bytes_sent,
                         len(pool._idle),
-                        len(pool._awaited),
+                        len(pool._open_exchanges),
                     )
                 )
                 told = await done

@@ -569,7 +569,7 @@ def test_nothing_is_kept_alive() -> None:
 @pytest.mark.parametrize(("pure", "runs"), [("1", "python"), ("", "compiled")])
 def test_the_environment_chooses(pure: str, runs: str) -> None:
     script = (
-        "from loadgen_sdk import compiled; from loadgen_sdk.transport.reactor import ClientConnection as C;"
+        "from loadgen_sdk import compiled; from loadgen_sdk.transport.connection import ClientConnection as C;"
         "print(compiled.RUNS, C.__mro__[1].__module__)"
     )
     ran = subprocess.run(

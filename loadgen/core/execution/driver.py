@@ -81,7 +81,7 @@ class Sender(Protocol):
     ) -> object:
         """Send a request and call `on_done` when it has ended. Return a handle for `cancel`.
 
-        `more` holds further options: `more` (header lines), `sink` (is called with each output
+        `more` holds further options: `header_lines`, `sink` (is called with each output
         event) and `on_first` (is called with the time of the first output).
         """
 
@@ -276,9 +276,9 @@ class Driver:
         body, built = self._bodies.take(start.stage, number)
         more = self._session_options(start, start.session) if start.session is not None else {}
         if self._trace is not None:
-            more["more"] = self._trace.header(number) + more.get("more", b"")
+            more["header_lines"] = self._trace.header(number) + more.get("header_lines", b"")
         if self._head_lines is not None:
-            more["more"] = self._head_lines(number) + more.get("more", b"")
+            more["header_lines"] = self._head_lines(number) + more.get("header_lines", b"")
         if self._caps_prefill:
             more["on_first"] = partial(self._on_first_output, number)
         exchange = self._clients[target].send(
@@ -299,7 +299,7 @@ class Driver:
         options: dict[str, Any] = {}
         if self._session_header is not None:
             line = f"{self._session_header}: {self._run_id}-{session}\r\n"
-            options["more"] = line.encode("latin-1")
+            options["header_lines"] = line.encode("latin-1")
         abandonment = self._schedule.sessions.get(session).abandonment
         if abandonment is not None and abandonment.turn == start.turn:
             options["sink"] = self._abandon_after(start.slot_id, abandonment.tokens)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 MAX_DIGITS = 15
-"""The largest number of digits in a number of a head or a chunk size. A longer number is an error."""
+"""The largest number of digits in a number of a head or a chunk size. A longer number is an error.
+"""
 
 CHUNK_SIZES: dict[bytes, int] = {}
 """A cache of sizes by their line. A stream repeats a few dozen of them."""

@@ -134,10 +134,10 @@ class Exchange(ExchangeState):
     def _feed_with_uncertainty(self, decoded: DecodedRead, timestamp: int, earliest: int) -> None:
         """Pass on events, separating those that may have arrived before the timestamp.
 
-        The timestamp is that of the newest packet of the read, and no event can have arrived before
-        `earliest`. A single chunk is taken as one write of the server, whatever it holds. With several
-        chunks, or in a body without chunks, only the last event is certain to have come with the
-        newest packet. If bytes of a further event follow it, none of them is.
+        The timestamp is that of the newest packet of the read, and no event can have arrived
+        before `earliest`. A single chunk is taken as one write of the server, whatever it holds.
+        With several chunks, or in a body without chunks, only the last event is certain to have
+        come with the newest packet. If bytes of a further event follow it, none of them is.
         """
         chunks, events = decoded
         is_one_write = chunks == 1 and self.response.chunked

@@ -1,4 +1,4 @@
-"""What a client asks of the host: addresses of names and more open files."""
+"""What a client asks of its host: the addresses of a name, and more open files."""
 
 from __future__ import annotations
 
@@ -8,59 +8,81 @@ import functools
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import TargetUnusable
 
 T = TypeVar("T")
 
 
-async def resolve_host(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
-    """All addresses of a host as (family, sockaddr), in the resolver's order. Raises OSError (socket.gaierror).
+class Address(NamedTuple):
+    """An address as the module `socket` takes it."""
 
-    Where uvloop runs, a name is looked up in a thread that ends with it: its own four stay, and a process of several
-    threads cannot be forked.
+    family: int
+    sockaddr: tuple[Any, ...]
+
+
+async def resolve_host(host: str, port: int) -> list[Address]:
+    """Return all addresses of a host, in the order of the resolver.
+
+    Under uvloop, a name is looked up in a thread that ends with the lookup. Those of uvloop stay,
+    and a process with several threads cannot be forked.
+
+    Raises:
+        OSError: The name cannot be resolved (socket.gaierror).
     """
     loop = asyncio.get_running_loop()
-    name = (
-        host.encode() if host.isascii() else host
-    )  # for a text the tables of IDNA would be imported
-    find = functools.partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
+    # For a name of type str, the tables of IDNA would be imported.
+    name = host.encode() if host.isascii() else host
+    look_up = functools.partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
     try:
-        infos = find(flags=socket.AI_NUMERICHOST)  # an address is its own
+        infos = look_up(flags=socket.AI_NUMERICHOST)  # Nothing is looked up for an address.
     except OSError:
-        of_uvloop = type(loop).__module__.startswith("uvloop")
-        infos = await (
-            _in_a_thread(find)
-            if of_uvloop
-            else loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        )
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
+        if type(loop).__module__.startswith("uvloop"):
+            infos = await _run_in_thread(look_up)
+        else:
+            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = (Address(family, sockaddr) for family, _, _, _, sockaddr in infos)
+    return list(dict.fromkeys(addresses))
 
 
-async def _in_a_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises. Nobody waits for its thread if this is cancelled."""
+async def _run_in_thread(function: Callable[[], T]) -> T:
+    """Return what `function` returns in a thread of its own, or raise what it raises.
+
+    If this is cancelled, nothing waits for the thread.
+    """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
-    def tell(said: Callable[[Any], None], what: Any) -> None:
-        if not done.done():
-            said(what)
+    def set_result(result: T) -> None:
+        if not future.done():
+            future.set_result(result)
 
-    def carry_out() -> None:
+    def set_exception(error: Exception) -> None:
+        if not future.done():
+            future.set_exception(error)
+
+    def run() -> None:
+        # RuntimeError: the loop was closed meanwhile.
         try:
-            said: tuple[Callable[[Any], None], Any] = (done.set_result, work())
+            result = function()
         except Exception as error:
-            said = done.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(tell, *said)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(set_exception, error)
+        else:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(set_result, result)
 
-    threading.Thread(target=carry_out, daemon=True).start()
-    return await done
+    threading.Thread(target=run, daemon=True).start()
+    return await future
 
 
 def raise_file_limit(needed: int) -> int:
-    """Raise the soft limit of open files to the hard limit and return it. Raises TargetUnusable below `needed`."""
+    """Raise the soft limit of open files to the hard limit and return it.
+
+    Raises:
+        TargetUnusable: The limit is below `needed`.
+    """
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

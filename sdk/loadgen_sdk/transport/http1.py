@@ -47,9 +47,10 @@ def merge_headers(
 ) -> list[tuple[str, str]]:
     """Return the headers of a request, in which the user's replace ours of the same name.
 
-    Credentials of the user (any header of CREDENTIALS) replace our API keys, because a key from the
-    environment is not meant for a server for which the user specifies another one. User and password
-    of the URL are meant for this server, so only the user's own `Authorization` replaces them.
+    Credentials of the user (any header of CREDENTIALS) replace our API keys, because a key from
+    the environment is not meant for a server for which the user specifies another one. User and
+    password of the URL are meant for this server, so only the user's own `Authorization` replaces
+    them.
     """
     own_headers = list(own_headers)
     user_headers = list(user_headers)
@@ -64,8 +65,8 @@ def merge_headers(
 class ResponseHead(NamedTuple):
     """The parsed head of a response (see `ResponseParser`).
 
-    `mode` says how the body is framed: "chunked", "length", "close" (it ends with the connection) or
-    "end" (there is none).
+    `mode` says how the body is framed: "chunked", "length", "close" (it ends with the connection)
+    or "end" (there is none).
     """
 
     status: int
@@ -209,7 +210,10 @@ class ResponseParser(ResponseState):
 
     @property
     def missing_chunk_bytes(self) -> int:
-        """How many bytes of the current chunk are still to come, with its line end, or 0 if unknown."""
+        """The number of bytes of the current chunk that are still to come, or 0 if unknown.
+
+        The line end after the chunk is counted.
+        """
         if not self._bytes_left or self._mode != "chunked":
             return 0
         return self._bytes_left - len(self._unparsed)
@@ -372,7 +376,7 @@ def _cached_head(lines: bytes) -> ResponseHead:
 
 
 def _content_of_single_chunk(data: bytes) -> bytes | None:
-    """Return the content if the data is exactly one chunk with a known size line, the usual case."""
+    """Return the content if the data is exactly one chunk with a known size line, else None."""
     line_end = data.find(_LINE_END)
     size = CHUNK_SIZES.get(data[:line_end])
     content_start = line_end + len(_LINE_END)

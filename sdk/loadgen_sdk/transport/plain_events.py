@@ -5,8 +5,8 @@ A plain event differs from an earlier event of the same response in its text alo
 is several times cheaper than decoding them. What is not recognised here is left to `http1`, `sse`
 and `response_reader`, which define what a response means.
 
-This is the reference implementation. `_compiled.c` has a faster one, and `implementation.py` chooses
-between them.
+This is the reference implementation. `_compiled.c` has a faster one, and `implementation.py`
+chooses between them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _EVENT_END = b"\n\n"
 _CHUNK_END = b"\r\n"
 
 _beginnings: dict[int, bytes] = {}
-"""The bytes before the payload in a read that is one chunk of one event, by the size of the read."""
+"""The bytes before the payload in a read that is one chunk of one event, by the size of the read.
+"""
 
 _plain_texts: set[bytes] = set()
 """Plain texts that were seen before. The vocabulary of a model repeats itself."""
@@ -134,7 +135,7 @@ def scan_plain_chunks(data: bytes, before: bytes, after: bytes) -> PlainChunks:
 
 
 def _size_in_line(line: bytes) -> int:
-    """Return the size in the line before a chunk. Return 0 if it has none or is of the last chunk."""
+    """Return the size in the line before a chunk, or 0 if it has none or is the last one."""
     size = CHUNK_SIZES.get(line)
     if size is not None:
         return size

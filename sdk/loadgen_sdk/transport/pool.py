@@ -1,7 +1,8 @@
-"""A pool of kept-alive connections to one endpoint: it sends requests and returns measured completions.
+"""A pool of kept-alive connections to one endpoint, which sends requests and reports completions.
 
-The load generator calls `Pool.send`, which takes a callback and creates neither a task nor a future. This module only
-decides which connection carries which request. HTTP is in `exchange.py` and `wire_formats/`, sockets are in `reactor.py`.
+The load generator calls `Pool.send`, which takes a callback and creates neither a task nor a
+future. This module only decides which connection carries which request. HTTP is in `exchange.py`
+and `wire_formats/`, sockets are in `reactor.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from ..request import Failure, Request
 from ..wire_formats.event_timeline import EventTimeline
 from ..wire_formats.request_body import BodyEncoder, BodyFormat
 from ..wire_formats.server_profiles import ServerProfile
+from .connection import ClientConnection, Route
 from .exchange import Exchange
-from .host_resources import raise_file_limit, resolve_host
+from .host_resources import Address, raise_file_limit, resolve_host
 from .http1 import build_request_head, merge_headers
 from .proxy import Proxy
-from .reactor import TICK_NS, ClientConnection, Reactor
+from .reactor import TICK_NS, Reactor
 from .response_state import OnDone, Read, Run
 from .target import Target
 from .tls import Tls
@@ -31,26 +33,47 @@ from .tls import Tls
 if TYPE_CHECKING:
     from typing import Unpack
 
-SPARE = 2  # idle connections kept open ahead of need
-OPEN_PER_TICK = 32  # most connections opened ahead of need per tick
-CONNECT_NS = 10_000_000_000  # limit for one address; then the next address is tried
-BEING_MADE = ("connecting", "tunnel", "handshake")
-LOOK_NS = 1_000_000_000  # a round over the requests in flight; one sent during it is looked at in the next
-KEEP_ALIVE_MARGIN_S = (
-    1.0  # a connection is reused until this long before the server's own idle limit
-)
 TIMEOUT_NS = 600 * 1_000_000_000
 STALL_TIMEOUT_NS = 120 * 1_000_000_000
 
+CONNECT_NS = 10_000_000_000
+"""The time limit for one address. Then the next address is tried."""
 
-STALE_NS = 1_000_000  # no server waits less than this for a request before it answers 408
-HELD_EVENTS = 4  # an answer with fewer events to come is not held: moving it there and back costs as much as a read
-LARGE_READ = 2048  # bytes, of many events: to wait for more of them would save nothing
-TIMED_OUT_IDLE = (
-    b"HTTP/1.1 408",
-    b"HTTP/1.0 408",
-)  # how some servers close a connection that was idle for long
+OPEN_TIMEOUT_S = 30
+"""The time limit of `Pool.open`."""
 
+SPARE_CONNECTIONS = 2
+"""The number of idle connections that are kept open ahead of need."""
+
+OPEN_PER_TICK = 32
+"""The largest number of connections that one tick opens ahead of need."""
+
+FILES_BESIDE_CONNECTIONS = 64
+"""How many open files a process needs for other things than connections."""
+
+STALL_CHECK_PERIOD_NS = 1_000_000_000
+"""The time in which each request in flight is checked for a stall once."""
+
+KEEP_ALIVE_MARGIN_S = 1.0
+"""A connection is reused until this long before the server's own idle limit."""
+
+MIN_REUSE_S = 0.5
+"""It is reused for at least this long, however short the server's idle limit is."""
+
+STALE_NS = 1_000_000
+"""A 408 within this time of a request answers an idle connection. No server gives up sooner on a
+request that it has begun to receive."""
+
+IDLE_TIMEOUT_STARTS = (b"HTTP/1.1 408", b"HTTP/1.0 408")
+"""How some servers end a connection that was idle for long."""
+
+MIN_DEFERRED_EVENTS = 4
+"""A response with fewer events to come is not deferred, because moving its socket to the other
+epoll and back costs as much as a read.
+"""
+
+LARGE_READ_BYTES = 2048
+"""A read of this size has many events, so that waiting for more would save nothing."""
 
 _OUT_OF_RESOURCES = frozenset(
     (
@@ -66,17 +89,21 @@ _OUT_OF_RESOURCES = frozenset(
 """Error numbers that say that this host, not the server, is why a connection cannot be opened."""
 
 
-def _failure_to_connect(error: OSError) -> Failure:
-    """Return the failure of a request whose connection could not be opened."""
-    kind = "client_resource" if error.errno in _OUT_OF_RESOURCES else "connect"
-    return Failure(kind, error.strerror or str(error))
-
-
 class SendingOptions(TypedDict, total=False):
-    """How requests are sent: what a `Pool` and a `Client` have in common.
+    """How requests are sent. These options are common to `Pool` and `Client`.
 
-    headers: added to, or instead of, those of every request. extra_body: fields of every body. sources: local addresses
-    to connect from, used in turn; each has its own local ports. wire: shared by several pools.
+    Attributes:
+        stream: Request the response as a stream of events.
+        headers: Headers that are added to those of every request or replace them.
+        extra_body: Fields that are added to every body.
+        timeout_ns: The limit of a request, from its due time.
+        stall_timeout_ns: The limit of the time between two events of a stream. Comments of the
+            stream do not count as events.
+        continuous_usage: Request a usage with each event.
+        ahead: Open connections ahead of need while requests are sent, for an open loop. Otherwise a
+            connection is opened only for a request that finds no idle one.
+        sources: Local addresses to connect from, used in turn. Each has its own local ports.
+        reactor: A reactor that several pools share, or None for one of their own.
     """
 
     stream: bool
@@ -93,21 +120,60 @@ class SendingOptions(TypedDict, total=False):
 
 
 class PoolOptions(SendingOptions, total=False):
-    """What a `Pool` takes beside its target, model and server."""
+    """The options of a `Pool`."""
 
     keep_text: bool
     keep_headers: bool
     proxy: Proxy | None
 
 
-class Pool:
-    """Connections to one endpoint, for one model and one API. Create it in a running event loop; `open` it first.
+class AddressList:
+    """The addresses of a host, and which of them to try first."""
 
-    `timeout_ns` limits a request from its due instant, `stall_timeout_ns` the time between two events of a stream
-    (comments of the stream do not count as events). `ahead`: open connections ahead of need while requests are sent,
-    for an open loop; otherwise a connection is opened only for a request that finds no idle one. The host is resolved
-    once, in `open`. `sources`: local addresses to connect from, used in turn; each has its own local ports. `proxy`: on
-    the way to the endpoint.
+    def __init__(self, addresses: Sequence[Address] = ()) -> None:
+        self._addresses = list(addresses)
+        self._preferred_index = 0
+        self._refused: set[int] = set()  # since the last successful connection
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def get(self, index: int) -> Address:
+        """Return the address with this index."""
+        return self._addresses[index]
+
+    def index_to_try(self, tries: int) -> int:
+        """Return the index of the address to try after so many unsuccessful tries."""
+        return (self._preferred_index + tries) % len(self._addresses)
+
+    def note_success(self, index: int) -> None:
+        """Prefer the address that has just been connected."""
+        self._preferred_index = index
+        self._refused.clear()
+
+    def note_refusal(self, index: int) -> bool:
+        """Prefer another address from now on. Return False if all have failed."""
+        self._refused.add(index)
+        for other_index in range(len(self._addresses)):
+            if other_index not in self._refused:
+                self._preferred_index = other_index
+                return True
+        return False
+
+    def forget_refusals(self) -> None:
+        """Try every address again."""
+        self._refused.clear()
+
+
+class Pool:
+    """Connections to one endpoint, for one model and one API.
+
+    Create it in a running event loop, and `open` it first. The host is resolved once, in `open`.
+
+    Attributes:
+        prepare: Returns the body of a request for this endpoint, as bytes. Call it before the
+            request is due.
+        connections_opened: The number of connections so far.
     """
 
     def __init__(
@@ -119,140 +185,151 @@ class Pool:
         **options: Unpack[PoolOptions],
     ) -> None:
         refuse_unknown(options, PoolOptions, "Pool()")
-        self.target, self.model, self.server_profile = target, model, server_profile
-        self._streaming = stream = options.get("stream", True)
-        extra, continuous = options.get("extra_body"), options.get("continuous_usage", False)
+        self.target = target
+        self.model = model
+        self.server_profile = server_profile
+        self._stream = options.get("stream", True)
         self.prepare = BodyEncoder(
             BodyFormat(
                 server_profile,
                 target.api,
                 model,
-                stream,
-                extra_body=extra,
-                continuous_usage=continuous,
+                self._stream,
+                extra_body=options.get("extra_body"),
+                continuous_usage=options.get("continuous_usage", False),
             )
         ).encode
-        """A request's body for this endpoint, as bytes. Build it before the request is due."""
-        self._open_ahead = options.get("ahead", False)
+        self._opens_ahead = options.get("ahead", False)
         self._sources = tuple(options.get("sources", ()))
         self._timeout_ns = options.get("timeout_ns", TIMEOUT_NS)
         self._stall_ns = options.get("stall_timeout_ns", STALL_TIMEOUT_NS)
         self._keep_text = options.get("keep_text", False)
         self._keep_headers = options.get("keep_headers", False)
-        tls, reactor, proxy = options.get("tls"), options.get("reactor"), options.get("proxy")
-        self._tls: ssl.SSLContext | None = (tls or Tls()).context() if target.tls else None
-        self._owns_wire = reactor is None
-        try:
-            self.reactor = reactor or Reactor(asyncio.get_running_loop())
-        except RuntimeError:
-            raise WrongUse(
-                "event_loop",
-                "a client lives in an event loop, and none is running",
-                "make it inside a coroutine, or BlockingClient",
-            ) from None
-        self._send_on_idle, self._recycle, self._awaited = (
-            self.reactor.send_on_idle,
-            self.reactor.recycle,
-            self.reactor.open_exchanges,
-        )
-        if self._owns_wire:
-            self.reactor.on_tick = self.tick
-        accept = "text/event-stream" if stream else "application/json"
-        ours = [
-            ("Host", target.host_header),
-            *target.auth_headers(options.get("api_key")),
-            ("Content-Type", "application/json"),
-            ("Accept", accept),
-            ("User-Agent", "loadgen"),
-        ]
-        path = target.path
-        if proxy is not None and not target.tls:
-            path = f"http://{target.host_header}{path}"
-            ours += proxy.headers
-        self._head = build_request_head(
-            "POST", path, merge_headers(ours, options.get("headers", ()))
-        )
-        self._tunnel = proxy.connect_request(target) if proxy is not None and target.tls else b""
-        self._peer = (proxy.host, proxy.port) if proxy is not None else (target.host, target.port)
         self._reuse_ns = int(server_profile.max_idle_s * 1e9)
-        self._addresses: list[tuple[int, tuple[object, ...]]] = []
-        self._preferred_address = 0  # index of the address to try first: the one that worked last
-        self._refusing: set[int] = (
-            set()
-        )  # addresses that failed since the last successful connection
+        self._proxy = options.get("proxy")
+        self._route = self._make_route(options.get("tls"))
+        self._head = self._build_head(options.get("api_key"), options.get("headers", ()))
+        shared_reactor = options.get("reactor")
+        self._owns_reactor = shared_reactor is None
+        self.reactor = shared_reactor or _create_reactor()
+        if self._owns_reactor:
+            self.reactor.on_tick = self.tick
+        # These are used for each request.
+        self._send_on_idle = self.reactor.send_on_idle
+        self._recycle = self.reactor.recycle
+        self._open_exchanges = self.reactor.open_exchanges
+
+        self._addresses = AddressList()
         self._idle: deque[ClientConnection] = deque()
         self._connecting: deque[ClientConnection] = deque()
-        self._spares = 0  # connecting ahead of need
-        self._wanted_spares = SPARE
+        self._connecting_spares = 0
+        self._wanted_spares = SPARE_CONNECTIONS
         self._sent_this_tick = 0
         self._busiest_tick = 0
-        self._in_flight: dict[
-            Exchange, None
-        ] = {}  # in the order of sending; what has ended is not kept alive
-        self._round: deque[Exchange] = deque()  # those that are still to be looked at: see `tick`
-        self._open_done: asyncio.Future[None] | None = None
+        # Dictionaries keep the order of sending.
+        self._in_flight: dict[Exchange, None] = {}
+        self._stall_checks: deque[Exchange] = deque()  # those that are still to be checked
+        self._opening: asyncio.Future[None] | None = None  # while `open` runs
         self._left_to_open = 0
         self.connections_opened = 0
 
+    def _make_route(self, tls: Tls | None) -> Route:
+        target = self.target
+        if not target.tls:
+            return Route(target.host)
+        context: ssl.SSLContext = (tls or Tls()).context()
+        tunnel_request = self._proxy.connect_request(target) if self._proxy is not None else b""
+        return Route(target.host, context, tunnel_request)
+
+    def _build_head(self, api_key: str | None, user_headers: tuple[tuple[str, str], ...]) -> bytes:
+        """Return the part of the request head that is the same for all requests."""
+        target = self.target
+        headers = [
+            ("Host", target.host_header),
+            *target.auth_headers(api_key),
+            ("Content-Type", "application/json"),
+            ("Accept", "text/event-stream" if self._stream else "application/json"),
+            ("User-Agent", "loadgen"),
+        ]
+        path = target.path
+        if self._proxy is not None and not target.tls:
+            path = f"http://{target.host_header}{path}"
+            headers += self._proxy.headers
+        return build_request_head("POST", path, merge_headers(headers, user_headers))
+
     @property
     def in_flight(self) -> int:
-        """Requests sent and not over."""
+        """The number of requests that were sent and have not ended."""
         return len(self._in_flight)
 
-    # -- open, close ---------------------------------------------------------------------------------------------
+    # -- opening and closing -------------------------------------------------------------------
 
     async def open(self, connections: int = 0) -> None:
-        """Resolve the host and open this many connections. Raises TargetUnusable when that is not possible."""
+        """Resolve the host and open this many connections.
+
+        Raises:
+            TargetUnusable: That is not possible.
+        """
+        host, port = self.target.host, self.target.port
+        if self._proxy is not None:
+            host, port = self._proxy.host, self._proxy.port
         try:
-            self._addresses = await resolve_host(*self._peer)
+            self._addresses = AddressList(await resolve_host(host, port))
         except OSError as error:
             raise TargetUnusable(
-                "dns", f"cannot resolve {self._peer[0]!r}: {error.strerror}", "check the host name"
+                "dns", f"cannot resolve {host!r}: {error.strerror}", "check the host name"
             ) from None
-        if not connections:
-            return
-        raise_file_limit(connections + 64)
+        if connections:
+            raise_file_limit(connections + FILES_BESIDE_CONNECTIONS)
+            await self._open_connections(connections)
+
+    async def _open_connections(self, connections: int) -> None:
         self._wanted_spares = connections
-        self._refusing.clear()
+        self._addresses.forget_refusals()
         self._left_to_open = connections
-        self._open_done = asyncio.get_running_loop().create_future()
+        self._opening = asyncio.get_running_loop().create_future()
         for _ in range(min(connections, OPEN_PER_TICK * 4)):
             self._open_spare()
-        set_tick = (
+        needs_tick = (
             self.reactor.on_tick is None
-        )  # a shared wire has no housekeeping before its owner runs
-        if set_tick:
+        )  # A shared reactor has none before its owner runs.
+        if needs_tick:
             self.reactor.on_tick = self.tick
         try:
-            async with asyncio.timeout(30):
-                await self._open_done
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await self._opening
         except TimeoutError:
             raise TargetUnusable(
-                "timeout", f"connecting to {self.target.redacted} took more than 30 s", "is it up?"
+                "timeout",
+                f"connecting to {self.target.redacted} took more than {OPEN_TIMEOUT_S} s",
+                "is it up?",
             ) from None
         finally:
-            if set_tick:
+            if needs_tick:
                 self.reactor.on_tick = None
-            self._open_done = None
-            self._wanted_spares = SPARE
+            self._opening = None
+            self._wanted_spares = SPARE_CONNECTIONS
 
     @property
     def is_open(self) -> bool:
         """Whether `open` has resolved the host."""
-        return bool(self._addresses)
+        return len(self._addresses) > 0
 
     def close(self) -> None:
-        """Close every connection (of a shared wire only the idle ones). Requests in flight get no `on_done` call."""
-        if self._owns_wire:
+        """Close every connection, or only the idle ones if the reactor is shared.
+
+        `on_done` is not called for requests in flight.
+        """
+        if self._owns_reactor:
             self.reactor.shut_down()
             return
         for connection in self._idle:
             self.reactor.close(connection)
         self._idle.clear()
 
-    # -- requests ------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
-    def send(
+    def send(  # noqa: PLR0913 - one argument for each property of a request
         self,
         request: Request | None,
         body: bytes | memoryview,
@@ -261,31 +338,36 @@ class Pool:
         flow: EventTimeline,
         *,
         name: str = "",
-        more: bytes = b"",
+        header_lines: bytes = b"",
         asked_output: int = 0,
         sink: Callable[[str, str, int], None] | None = None,
         on_first: Callable[[int], None] | None = None,
     ) -> Exchange:
-        """Send now. `on_done` is called exactly once, with the Completion. `due`: the planned instant (monotonic ns).
+        """Send a request now.
 
-        `name` is sent as X-Request-Id, `more` after it (whole header lines). `asked_output`: tokens that the body asks
-        for, 0 or less if unknown; the end is expected with them. `sink` is called with (text, reasoning, instant) for
-        each output event, `on_first` with the instant of the first one.
+        Args:
+            request: The request, for the completion.
+            body: Its body, from `prepare`.
+            due: The planned time, monotonic in ns.
+            on_done: A function that is called exactly once, with the completion.
+            flow: The event timeline that gets the time of each output event.
+            name: The value of the header X-Request-Id, or "" for the id of the request.
+            header_lines: Further header lines, complete with their line ends.
+            asked_output: The number of output tokens that the body requests, or 0 if unknown. The
+                end of the response is expected with them.
+            sink: A function called with (text, reasoning, timestamp) for each output event.
+            on_first: A function called with the time of the first output event.
         """
+        request_id = name or (request.id if request else "")
         exchange = Exchange(
             request,
             b"%sX-Request-Id: %s\r\n%sContent-Length: %d\r\n\r\n"
-            % (
-                self._head,
-                (name or (request.id if request else "")).encode("latin-1", "replace"),
-                more,
-                len(body),
-            ),
+            % (self._head, request_id.encode("latin-1", "replace"), header_lines, len(body)),
             body,
             due,
             on_done,
             flow,
-            stream=self._streaming,
+            stream=self._stream,
             asked_output=asked_output,
             keep_text=self._keep_text,
             keep_headers=self._keep_headers,
@@ -295,36 +377,53 @@ class Pool:
         exchange.deadline = due + self._timeout_ns
         self._in_flight[exchange] = None
         self._sent_this_tick += 1
-        left = self._send_on_idle(exchange, self._idle, self._reuse_ns, self._awaited)
-        if left:
-            self._carried(exchange, left)
+        unsent_bytes = self._send_on_idle(
+            exchange, self._idle, self._reuse_ns, self._open_exchanges
+        )
+        if unsent_bytes < 0:
+            self._dispatch(exchange)
+        elif unsent_bytes > 0:
+            self._send_rest(exchange, unsent_bytes)
         return exchange
 
-    def _carried(self, exchange: Exchange, left: int) -> None:
-        """The socket did not take so many bytes; below 0: there was none."""
-        if left < 0:
-            self._dispatch(exchange)
-        elif isinstance(exchange.connection, ClientConnection):
-            parts = (exchange.head, exchange.payload)
-            self.reactor.send_rest(exchange.connection, parts, sum(map(len, parts)) - left)
+    def _send_rest(self, exchange: Exchange, unsent_bytes: int) -> None:
+        """Send the last bytes of a request later, because its socket did not accept them."""
+        parts = (exchange.head, exchange.payload)
+        if isinstance(exchange.connection, ClientConnection):
+            sent_bytes = sum(map(len, parts)) - unsent_bytes
+            self.reactor.send_rest(exchange.connection, parts, sent_bytes)
 
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
-        """End a request now and close its connection. `on_done` gets the Completion with this failure."""
+        """End a request now and close its connection. The completion has this failure."""
         connection = exchange.connection
         if isinstance(connection, ClientConnection) and not exchange.is_reported:
-            self.reactor.deliver(connection)  # what came before may be its end
+            self.reactor.deliver(connection)  # The reads so far may end the response.
         if exchange.is_reported:
             return
         if isinstance(connection, ClientConnection):
             self.reactor.close(connection)
-        self._end(exchange, monotonic_ns(), failure)
+        self._fail(exchange, failure)
 
-    # -- connections for requests --------------------------------------------------------------------------------
+    def _fail(self, exchange: Exchange, failure: Failure) -> None:
+        """End a request now with a failure."""
+        exchange.done = monotonic_ns()
+        exchange.failure = failure
+        self._report(exchange)
+
+    def _report(self, exchange: Exchange) -> None:
+        """Report the completion of a request that has ended."""
+        exchange.connection = None
+        exchange.payload = b""
+        self._open_exchanges.discard(exchange)
+        self._in_flight.pop(exchange, None)
+        exchange.report_completion()
+
+    # -- connections for requests --------------------------------------------------------------
 
     def _dispatch(self, exchange: Exchange) -> None:
-        idle = self._idle
-        while idle:
-            connection = idle.pop()
+        """Send a request on an idle connection, or on a new one if there is none."""
+        while self._idle:
+            connection = self._idle.pop()
             if connection.is_closed:
                 continue
             now = monotonic_ns()
@@ -336,266 +435,302 @@ class Pool:
             return
         self._connect(exchange)
 
-    def _connect(self, exchange: Exchange | None) -> None:
-        """Open a connection for this request, or ahead of need (None)."""
-        while True:
-            tries = exchange.tries if exchange is not None else 0
-            if tries >= len(self._addresses):
-                if exchange is not None:
-                    self._end(
-                        exchange,
-                        monotonic_ns(),
-                        Failure("connect", "no address of the host could be connected"),
-                    )
-                return
-            index = (self._preferred_address + tries) % len(self._addresses)
-            if exchange is not None:
-                exchange.tries += 1
+    def _connect(self, exchange: Exchange) -> None:
+        """Open a connection for a request, or report its failure if no address can be reached."""
+        failure = Failure("connect", "no address of the host could be connected")
+        while exchange.tries < len(self._addresses):
+            index = self._addresses.index_to_try(exchange.tries)
+            exchange.tries += 1
             try:
-                source = (
-                    self._sources[self.connections_opened % len(self._sources)]
-                    if self._sources
-                    else ""
-                )
-                connection = self.reactor.open(
-                    self._addresses[index],
-                    index,
-                    self,
-                    self._tls,
-                    self.target.host,
-                    source,
-                    self._tunnel,
-                )
+                connection = self._begin_connection(index)
             except OSError as error:
-                if exchange is None:
-                    self._refused(index, "connect", error.strerror or str(error))
-                    return
-                if exchange.tries >= len(self._addresses):
-                    self._end(exchange, monotonic_ns(), _failure_to_connect(error))
-                    return
+                failure = _connect_failure(error)
                 continue
-            self.connections_opened += 1
-            self._connecting.append(connection)
             connection.exchange = exchange
-            if exchange is None:
-                self._spares += 1
-            else:
-                exchange.connection = connection
+            exchange.connection = connection
             return
+        self._fail(exchange, failure)
 
     def _open_spare(self) -> None:
-        self._connect(None)
+        """Open a connection ahead of need."""
+        if not len(self._addresses):
+            return
+        index = self._addresses.index_to_try(0)
+        try:
+            self._begin_connection(index)
+        except OSError as error:
+            self._spare_failed(index, "connect", error.strerror or str(error))
+            return
+        self._connecting_spares += 1
+
+    def _begin_connection(self, address_index: int) -> ClientConnection:
+        """Begin to connect to one of the addresses.
+
+        Raises:
+            OSError: The connection cannot be begun.
+        """
+        source = ""
+        if self._sources:
+            source = self._sources[self.connections_opened % len(self._sources)]
+        connection = self.reactor.open(
+            self,
+            self._route,
+            self._addresses.get(address_index),
+            address_index=address_index,
+            source=source,
+        )
+        self.connections_opened += 1
+        self._connecting.append(connection)
+        return connection
 
     def _write(self, connection: ClientConnection, exchange: Exchange) -> None:
+        """Send a request on a connection."""
         connection.exchange = exchange
-        connection.may_batch, connection.template = False, None
+        connection.may_batch = False
+        connection.template = None
         exchange.connection = connection
         exchange.reused = connection.responses_served > 0
         if not exchange.reused:
-            exchange.tcp, exchange.tls = connection.tcp_ns, connection.tls_ns
-        self.reactor.open_exchanges.add(exchange)
+            exchange.tcp = connection.tcp_ns
+            exchange.tls = connection.tls_ns
+        self._open_exchanges.add(exchange)
         exchange.sent = self.reactor.send(connection, (exchange.head, exchange.payload))
         exchange.bytes_sent += len(exchange.head) + len(exchange.payload)
 
+    # -- calls from the reactor ----------------------------------------------------------------
+
+    def connection_made(self, connection: ClientConnection, at: int) -> None:
+        """Send the request that waits for this connection, or keep the connection as a spare."""
+        self._addresses.note_success(connection.address_index)
+        exchange = connection.exchange
+        if isinstance(exchange, Exchange):
+            exchange.ready = at
+            self._write(connection, exchange)
+            return
+        self._connecting_spares -= 1
+        connection.idle_since = at
+        self._idle.append(connection)
+        if self._opening is None:
+            return
+        self._left_to_open -= 1
+        if self._left_to_open <= 0 and not self._opening.done():
+            self._opening.set_result(None)
+        elif self._connecting_spares + len(self._idle) < self._wanted_spares:
+            self._open_spare()
+
+    def connection_failed(self, connection: ClientConnection, kind: str, text: str) -> None:
+        """Try the next address for the request of a connection that could not be made."""
+        exchange = connection.exchange
+        connection.exchange = None
+        if not isinstance(exchange, Exchange):
+            self._connecting_spares -= 1
+            self._spare_failed(connection.address_index, kind, text)
+        elif kind == "connect" and exchange.tries < len(self._addresses):
+            self._connect(exchange)
+        else:
+            self._fail(exchange, Failure(kind, text))
+
+    def _spare_failed(self, address_index: int, kind: str, text: str) -> None:
+        """Note that a spare connection failed. While `open` runs, try the next address."""
+        has_other_address = self._addresses.note_refusal(address_index)
+        if self._opening is None or self._opening.done():
+            return
+        if has_other_address and kind == "connect":
+            self._open_spare()
+            return
+        self._opening.set_exception(
+            TargetUnusable(
+                "tls" if kind == "tls" else "connect",
+                f"cannot connect to {self.target.redacted}: {text}",
+                "is it up?",
+            )
+        )
+
+    def receive_reads(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
+        """Pass reads to the exchange of the connection."""
+        exchange = connection.exchange
+        if not isinstance(exchange, Exchange):  # The server sent bytes without a request.
+            self.reactor.close(connection)
+            return
+        if _is_idle_timeout(connection, exchange, reads[0]):
+            self.reactor.close(connection)
+            connection.exchange = None
+            self._resend(exchange)
+        elif exchange.feed_reads(reads):
+            self.response_completed(connection)
+        elif connection.tls is None:
+            self._await_more(connection, exchange, reads[-1])
+
+    def _await_more(
+        self, connection: ClientConnection, exchange: Exchange, last_read: Read | Run
+    ) -> None:
+        """Tell the receiver how urgent the next reads of a response are."""
+        connection.may_batch = exchange.may_batch
+        connection.template = exchange.template
+        events = exchange.events_until_urgent if exchange.template is not None else 0
+        data_or_arrivals = last_read[0]
+        is_worth_deferring = (
+            events >= MIN_DEFERRED_EVENTS and len(data_or_arrivals) < LARGE_READ_BYTES
+        )
+        if connection.is_deferred or is_worth_deferring:
+            self.reactor.defer(connection, events)
+
+    def response_completed(self, connection: ClientConnection) -> None:
+        """Make the connection idle or close it, and report the completion."""
+        recycled = self._recycle(connection, self._idle, self._in_flight, self._open_exchanges)
+        if recycled is not None:
+            recycled.report_completion()
+            return
+        exchange = connection.exchange
+        assert isinstance(exchange, Exchange)
+        if self._can_reuse(connection, exchange):
+            self._keep_idle(connection)
+        else:
+            self.reactor.close(connection)
+        # The connection is free by now, because the next request of the virtual user may use it.
+        self._report(exchange)
+
+    def _can_reuse(self, connection: ClientConnection, exchange: Exchange) -> bool:
+        """Return whether the connection can carry another request. Note the server's idle limit."""
+        response = exchange.response
+        if not response.complete or not response.reusable or connection.unsent:
+            return False
+        if response.uses_left is not None and response.uses_left <= 1:
+            return False
+        if response.idle_limit_s is not None:
+            reuse_s = max(MIN_REUSE_S, response.idle_limit_s - KEEP_ALIVE_MARGIN_S)
+            self._reuse_ns = min(self._reuse_ns, int(reuse_s * 1e9))
+        return True
+
     def _keep_idle(self, connection: ClientConnection) -> None:
-        """An answer is over and its connection can be reused."""
         connection.exchange = None
         connection.responses_served += 1
         self.reactor.stop_deferring(connection)
         connection.idle_since = monotonic_ns()
         self._idle.append(connection)
 
-    def _end(self, exchange: Exchange, at: int, failure: Failure) -> None:
-        exchange.done = at
-        exchange.failure = failure
-        self._report(exchange)
-
-    def _report(self, exchange: Exchange) -> None:
-        exchange.connection = None
-        exchange.payload = b""
-        self.reactor.open_exchanges.discard(exchange)
-        self._in_flight.pop(exchange, None)
-        exchange.report_completion()
-
-    # -- calls from the wire -------------------------------------------------------------------------------------
-
-    def connection_made(self, connection: ClientConnection, at: int) -> None:
-        exchange = connection.exchange
-        self._preferred_address = connection.address
-        self._refusing.clear()
-        if isinstance(exchange, Exchange):
-            exchange.ready = at
-            self._write(connection, exchange)
-            return
-        self._spares -= 1
-        connection.idle_since = at
-        self._idle.append(connection)
-        if self._open_done is not None:
-            self._left_to_open -= 1
-            if self._left_to_open <= 0 and not self._open_done.done():
-                self._open_done.set_result(None)
-            elif self._spares + len(self._idle) < self._wanted_spares:
-                self._open_spare()
-
-    def connection_failed(self, connection: ClientConnection, kind: str, text: str) -> None:
-        exchange = connection.exchange
-        connection.exchange = None
-        if isinstance(exchange, Exchange):
-            if exchange.tries < len(self._addresses) and kind == "connect":
-                self._connect(exchange)
-            else:
-                self._end(exchange, monotonic_ns(), Failure(kind, text))
-        else:
-            self._spares -= 1
-            self._refused(connection.address, kind, text)
-
-    def _refused(self, address: int, kind: str, text: str) -> None:
-        """A connection ahead of need could not be made. While the pool is being opened, try the next address."""
-        self._refusing.add(address)
-        others = [i for i in range(len(self._addresses)) if i not in self._refusing]
-        if others:
-            self._preferred_address = others[0]
-        if self._open_done is None or self._open_done.done():
-            return
-        if others and kind == "connect":
-            self._open_spare()
-        else:
-            self._open_done.set_exception(
-                TargetUnusable(
-                    "tls" if kind == "tls" else "connect",
-                    f"cannot connect to {self.target.redacted}: {text}",
-                    "is it up?",
-                )
-            )
-
-    def receive_reads(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
-        exchange = connection.exchange
-        if not isinstance(exchange, Exchange):  # bytes without a request
-            self.reactor.close(connection)
-            return
-        first = reads[0]
-        if (
-            exchange.first_byte < 0
-            and not exchange.resent
-            and connection.idle_since > connection.connecting_since
-            and len(first) == 5
-            and first[1] < exchange.sent + STALE_NS
-            and first[0].startswith(TIMED_OUT_IDLE)
-        ):
-            self.reactor.close(
-                connection
-            )  # the server gave up the idle connection before it saw this request
-            connection.exchange = None
-            self._resend(exchange)
-            return
-        if exchange.feed_reads(reads):
-            self.response_completed(connection)
-        elif connection.tls is None:
-            connection.may_batch, connection.template = exchange.may_batch, exchange.template
-            events_until_urgent = (
-                exchange.events_until_urgent if exchange.template is not None else 0
-            )
-            if connection.is_deferred or (
-                events_until_urgent >= HELD_EVENTS and len(reads[-1][0]) < LARGE_READ
-            ):
-                self.reactor.defer(connection, events_until_urgent)
-
-    def response_completed(self, connection: ClientConnection) -> None:
-        if (
-            freed := self._recycle(connection, self._idle, self._in_flight, self._awaited)
-        ) is not None:
-            freed.report_completion()
-            return
-        exchange = connection.exchange
-        assert isinstance(exchange, Exchange)
-        response = exchange.response
-        if response.complete and response.reusable and not connection.unsent:
-            if response.uses_left is not None and response.uses_left <= 1:
-                self.reactor.close(connection)
-            else:
-                if response.idle_limit_s is not None:
-                    limit_ns = int(max(0.5, response.idle_limit_s - KEEP_ALIVE_MARGIN_S) * 1e9)
-                    self._reuse_ns = min(self._reuse_ns, limit_ns)
-                self._keep_idle(connection)
-        else:
-            self.reactor.close(connection)
-        self._report(
-            exchange
-        )  # after the connection is free: the next request of the lane may use it
-
-    def connection_lost(self, connection: ClientConnection, stamp: int, reset: str) -> None:
+    def connection_lost(self, connection: ClientConnection, timestamp: int, error: str) -> None:
+        """End the request of a lost connection, or send it again if the connection was idle."""
         exchange = connection.exchange
         connection.exchange = None
         if not isinstance(exchange, Exchange):
             return
-        was_idle = (
-            connection.idle_since > connection.connecting_since
-        )  # it was not opened for this request
-        if was_idle and not exchange.bytes_received and not exchange.resent:
+        if _was_idle(connection) and not exchange.bytes_received and not exchange.resent:
             self._resend(exchange)
             return
-        exchange.connection_ended(stamp, reset)
+        exchange.connection_ended(timestamp, error)
         self._report(exchange)
 
     def _resend(self, exchange: Exchange) -> None:
-        """The server closed an idle connection as the request was on its way: once more, on a new connection, with the
-        original due instant.
+        """Send a request again on a new connection, with its original due time.
+
+        The server has closed the idle connection while the request was on its way.
         """
         exchange.resent += 1
         exchange.reset_response()
         exchange.tries = 0
         self._connect(exchange)
 
-    # -- housekeeping --------------------------------------------------------------------------------------------
+    # -- housekeeping --------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Check timeouts, close idle connections, open connections ahead of need. Called about every TICK_NS."""
+        """Check timeouts, close idle connections and open spare ones, about every TICK_NS."""
+        self._cancel_overdue(now)
+        self._cancel_stalled(now)
+        self._fail_slow_connections(now)
+        self._close_old_idle(now)
+        self._busiest_tick = max(self._sent_this_tick, self._busiest_tick * 7 // 8)
+        self._sent_this_tick = 0
+        if self._opens_ahead and self._opening is None and self._busiest_tick:
+            self._open_ahead()
+
+    def _cancel_overdue(self, now: int) -> None:
         overdue = []
         for exchange in self._in_flight:
             if exchange.deadline > now:
                 break
             overdue.append(exchange)
+        text = f"not finished {self._timeout_ns / 1e9:g} s after it was due"
         for exchange in overdue:
-            timeout_s = self._timeout_ns / 1e9
-            self.cancel(
-                exchange, Failure("timeout_total", f"not finished {timeout_s:g} s after it was due")
-            )
-        if not self._round:
-            self._round = deque(self._in_flight)
-        # A few in each tick: all of them within LOOK_NS, or four times per stall timeout.
-        left = len(self._in_flight) * TICK_NS // min(LOOK_NS, self._stall_ns // 4 + 1) + 1
-        while self._round and left:
-            exchange = self._round.popleft()
+            self.cancel(exchange, Failure("timeout_total", text))
+
+    def _cancel_stalled(self, now: int) -> None:
+        """Check some of the requests in flight for a stall.
+
+        All of them are checked once within STALL_CHECK_PERIOD_NS, or four times per stall timeout.
+        A request that is sent meanwhile is checked in the next period.
+        """
+        if not self._stall_checks:
+            self._stall_checks = deque(self._in_flight)
+        period_ns = min(STALL_CHECK_PERIOD_NS, self._stall_ns // 4 + 1)
+        checks_left = len(self._in_flight) * TICK_NS // period_ns + 1
+        while self._stall_checks and checks_left:
+            exchange = self._stall_checks.popleft()
             connection = exchange.connection
-            if not isinstance(
-                connection, ClientConnection
-            ):  # it is over, or has just failed to connect
-                continue
-            left -= 1
+            if not isinstance(connection, ClientConnection):
+                continue  # The request has ended, or its connection has just failed.
+            checks_left -= 1
             self.reactor.deliver(connection)
-            if exchange.is_reported:
-                continue
-            if exchange.progress and now - exchange.progress >= self._stall_ns:
-                self.cancel(
-                    exchange, Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s")
-                )
+            has_stalled = exchange.progress and now - exchange.progress >= self._stall_ns
+            if has_stalled and not exchange.is_reported:
+                text = f"no event for {self._stall_ns / 1e9:g} s"
+                self.cancel(exchange, Failure("timeout_stall", text))
+
+    def _fail_slow_connections(self, now: int) -> None:
+        """Give up connections that have been in the making for too long."""
         connecting = self._connecting
-        while connecting and (
-            connecting[0].state not in BEING_MADE
-            or now - connecting[0].connecting_since > CONNECT_NS
-        ):
-            connection = connecting.popleft()
-            if connection.state in BEING_MADE:
-                self.reactor.give_up(
-                    connection, "connect", f"no answer within {CONNECT_NS / 1e9:g} s"
-                )
+        while connecting:
+            connection = connecting[0]
+            if connection.is_being_made and now - connection.connecting_since <= CONNECT_NS:
+                return
+            connecting.popleft()
+            if connection.is_being_made:
+                text = f"no answer within {CONNECT_NS / 1e9:g} s"
+                self.reactor.fail(connection, "connect", text)
+
+    def _close_old_idle(self, now: int) -> None:
+        """Close connections before the server does because they have been idle for long."""
         idle = self._idle
         while idle and (idle[0].is_closed or now - idle[0].idle_since > self._reuse_ns):
-            connection = idle.popleft()
-            self.reactor.close(connection)
-        self._busiest_tick = max(self._sent_this_tick, self._busiest_tick * 7 // 8)
-        self._sent_this_tick = 0
-        if self._open_ahead and self._open_done is None and self._busiest_tick:
-            missing = max(SPARE, self._busiest_tick) - len(idle) - self._spares
-            for _ in range(min(missing, OPEN_PER_TICK)):
-                self._open_spare()
+            self.reactor.close(idle.popleft())
+
+    def _open_ahead(self) -> None:
+        """Keep as many idle connections as the busiest of the last ticks needed."""
+        wanted = max(SPARE_CONNECTIONS, self._busiest_tick)
+        missing = wanted - len(self._idle) - self._connecting_spares
+        for _ in range(min(missing, OPEN_PER_TICK)):
+            self._open_spare()
+
+
+def _create_reactor() -> Reactor:
+    try:
+        return Reactor(asyncio.get_running_loop())
+    except RuntimeError:
+        raise WrongUse(
+            "event_loop",
+            "a client lives in an event loop, and none is running",
+            "make it inside a coroutine, or BlockingClient",
+        ) from None
+
+
+def _connect_failure(error: OSError) -> Failure:
+    """Return the failure of a request whose connection could not be opened."""
+    kind = "client_resource" if error.errno in _OUT_OF_RESOURCES else "connect"
+    return Failure(kind, error.strerror or str(error))
+
+
+def _was_idle(connection: ClientConnection) -> bool:
+    """Return True if the connection was not opened for the request that it carries."""
+    return connection.idle_since > connection.connecting_since
+
+
+def _is_idle_timeout(
+    connection: ClientConnection, exchange: Exchange, first_read: Read | Run
+) -> bool:
+    """Return True if the server ended the idle connection before it saw the request."""
+    if exchange.first_byte >= 0 or exchange.resent or not _was_idle(connection):
+        return False
+    data, timestamp = first_read[:2]
+    if not isinstance(data, bytes):  # It is a run of plain events.
+        return False
+    return timestamp < exchange.sent + STALE_NS and data.startswith(IDLE_TIMEOUT_STARTS)

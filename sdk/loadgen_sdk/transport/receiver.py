@@ -7,9 +7,9 @@ sockets are polled about every DEFER_NS, so that one wake-up serves tens of even
 few, the first epoll watches the second one.
 
 What was read waits in its `SocketBuffer` until the buffer is queued for its owner. Most reads of a
-stream can wait: a buffer that `may_batch` is queued only when a read may be the end of a response or
-when enough has arrived. Of a read that holds plain events only (see `plain_events.py`), only the
-timestamp and the number of events are kept.
+stream can wait: a buffer that `may_batch` is queued only when a read may be the end of a response
+or when enough has arrived. Of a read that holds plain events only (see `plain_events.py`), only
+the timestamp and the number of events are kept.
 
 This is the reference implementation. `_compiled.c` has a faster one with the same names and rules,
 and `implementation.py` chooses between them.
@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -183,7 +182,7 @@ class SocketBuffer:
         self.error = 0
         self.exchange: object | None = None
         self.owner: Any = None
-        self.tls: ssl.SSLObject | None = None
+        self.tls: object | None = None
         self.unsent: list[bytes | memoryview] = []
         self.is_closed = False
         self.idle_since = now
@@ -193,7 +192,7 @@ class SocketBuffer:
 
 
 class Receiver:
-    """Reads the sockets of two epoll instances and queues the buffers that their owners must look at.
+    """Reads the sockets of two epoll instances and queues the buffers for their owners.
 
     All times are monotonic, in ns.
 
@@ -202,8 +201,8 @@ class Receiver:
         ready_count: The number of descriptors that the last polls reported.
         last_poll: When the last poll began. A socket that it did not report was empty then.
         poll_started: When the next poll begins, or the current one has begun.
-        next_poll_at: While responses are awaited, the timer is set for this time at the latest. While
-            sockets are deferred, it is the time of their next poll instead.
+        next_poll_at: While responses are awaited, the timer is set for this time at the latest.
+            While sockets are deferred, it is the time of their next poll instead.
         timer_armed_for: The time for which the timer is set.
         wake_at: When the caller has to do something else.
         is_deferring: There are deferred sockets and many events.
@@ -277,7 +276,10 @@ class Receiver:
         self.is_deferring = self._has_many_events and self._deferred_count > 0
 
     def take_reads(self, buffer: SocketBuffer) -> list[Read | Run]:
-        """Return the reads of a buffer and empty it. If the buffer is queued, it stays in the queue."""
+        """Return the reads of a buffer and empty it.
+
+        If the buffer is queued, it stays in the queue.
+        """
         self._end_run(buffer)
         reads = buffer.reads
         if reads:
@@ -309,7 +311,11 @@ class Receiver:
         return now
 
     def send_on_idle(
-        self, exchange: Any, idle: deque[Any], reuse_ns: int, open_exchanges: set[object]
+        self,
+        exchange: Any,  # noqa: ARG002 - for the compiled receiver, as the following ones
+        idle: deque[Any],  # noqa: ARG002
+        reuse_ns: int,  # noqa: ARG002
+        open_exchanges: set[object],  # noqa: ARG002
     ) -> int:
         """Send a request on the connection that became idle last, if nothing else is to be done.
 
@@ -322,10 +328,10 @@ class Receiver:
 
     def recycle(
         self,
-        buffer: Any,
-        idle: deque[Any],
-        in_flight: dict[Any, None],
-        open_exchanges: set[object],
+        buffer: Any,  # noqa: ARG002 - for the compiled receiver, as the following ones
+        idle: deque[Any],  # noqa: ARG002
+        in_flight: dict[Any, None],  # noqa: ARG002
+        open_exchanges: set[object],  # noqa: ARG002
     ) -> Any:
         """Make the connection of a completed response idle, if nothing else is to be done.
 
@@ -403,8 +409,8 @@ class Receiver:
         until: int,
         tick_at: int,
         open_exchanges: set[object],
-        slice_ns: int,
-        deliver: Callable[[Any], None],
+        slice_ns: int,  # noqa: ARG002 - for the compiled receiver, as the following one
+        deliver: Callable[[Any], None],  # noqa: ARG002
     ) -> list[tuple[int, int]] | None:
         """Receive until `until`, `tick_at` or `wake_at`.
 
@@ -561,7 +567,7 @@ class Receiver:
         return timestamp
 
     def _keep(self, buffer: SocketBuffer, read: Read) -> None:
-        """Count a read of plain events or keep any other, and queue the buffer if that is necessary."""
+        """Count a read of plain events or keep any other. Queue the buffer if it is necessary."""
         if buffer.template is not None and not buffer.reads:
             if self._count_if_plain(buffer, buffer.template, read):
                 if len(buffer.run) >= MAX_RUN_READS:
@@ -583,7 +589,10 @@ class Receiver:
     def _count_if_plain(
         self, buffer: SocketBuffer, template: tuple[bytes, bytes], read: Read
     ) -> bool:
-        """Add a read to the run of the buffer if it holds plain events only. Return whether it does."""
+        """Add a read to the run of the buffer if it holds plain events only.
+
+        Return whether it does.
+        """
         chunks, events = count_plain_events(read.data, *template)
         if not events:
             return False

@@ -111,8 +111,8 @@ class ExchangeState:
         at_chunk_start: The next byte is the first one of a chunk and of an event.
         incomplete_chunk: The first bytes of a chunk that has not ended yet. They hold no complete
             event and were not decoded.
-        splits_chunks: The server writes a chunk in parts, and may send a part only after the one before
-            was acknowledged, which a read does.
+        splits_chunks: The server writes a chunk in parts, and may send a part only after the one
+            before was acknowledged, which a read does.
     """
 
     __slots__ = (
@@ -134,13 +134,13 @@ class ExchangeState:
         "head",
         "incomplete_chunk",
         "is_event_stream",
+        "is_reported",
         "keep_headers",
         "keep_text",
         "kernel_stamp",
+        "may_batch",
         "on_done",
         "on_first",
-        "is_reported",
-        "may_batch",
         "payload",
         "progress",
         "reader",

@@ -1,18 +1,26 @@
-"""TLS settings of a client and the text of TLS errors."""
+"""TLS settings of a client and TLS streams in memory. No socket."""
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
 from ..errors import TargetUnusable
 
+_READ_BYTES = 1 << 16
+
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS settings: whether to `verify` the server, and with which `ca` file (None: the system's authorities).
+    """TLS settings.
 
-    `cert` is a PEM file with the client certificate. Its private key is in the same file or in the file `key`.
+    Attributes:
+        verify: Verify the certificate of the server.
+        ca: A file of certificate authorities, or None for those of the system.
+        cert: A PEM file with the client certificate.
+        key: The file with its private key, or None if `cert` has it too.
     """
 
     verify: bool = True
@@ -21,7 +29,11 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """The SSL context of these settings. Raises TargetUnusable when a file is missing or holds no certificate."""
+        """Return the SSL context of these settings.
+
+        Raises:
+            TargetUnusable: A file is missing or holds no certificate.
+        """
         try:
             context = ssl.create_default_context(cafile=self.ca)
             if self.cert:
@@ -39,7 +51,68 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
         return context
 
 
+class Decrypted(NamedTuple):
+    """Decrypted bytes, whether the server ended the stream after them, and what failed."""
+
+    data: bytes
+    has_ended: bool = False
+    error: ssl.SSLError | None = None
+
+
+class TlsStream:
+    """The client's end of a TLS connection, in memory.
+
+    The owner passes the bytes of the socket to `receive` and sends the bytes of `take_output`.
+    """
+
+    def __init__(self, context: ssl.SSLContext, host: str) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+
+    def receive(self, encrypted: bytes) -> None:
+        """Take bytes that were read from the socket."""
+        self._incoming.write(encrypted)
+
+    def take_output(self) -> bytes:
+        """Return the bytes that have to be sent."""
+        return self._outgoing.read()
+
+    def continue_handshake(self) -> bool:
+        """Go on with the handshake and return whether it is complete.
+
+        Raises:
+            ssl.SSLError: The handshake failed.
+        """
+        try:
+            self._ssl.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
+
+    def encrypt(self, parts: Iterable[bytes | memoryview]) -> bytes:
+        """Return the encrypted parts, and whatever else has to be sent."""
+        for part in parts:
+            self._ssl.write(part)
+        return self.take_output()
+
+    def decrypt(self) -> Decrypted:
+        """Return all bytes that can be decrypted now."""
+        texts: list[bytes] = []
+        try:
+            while text := self._ssl.read(_READ_BYTES):
+                texts.append(text)
+        except ssl.SSLWantReadError:
+            return Decrypted(b"".join(texts))
+        except ssl.SSLZeroReturnError:
+            return Decrypted(b"".join(texts), has_ended=True)
+        except ssl.SSLError as error:
+            return Decrypted(b"".join(texts), error=error)
+        return Decrypted(b"".join(texts), has_ended=True)
+
+
 def tls_error_text(error: ssl.SSLError) -> str:
+    """Return the text of a TLS error for users."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
     return error.reason or str(error)
