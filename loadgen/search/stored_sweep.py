@@ -45,13 +45,13 @@ class JudgedSweep(NamedTuple):
     result: SearchResult
 
 
-def begin(folder: Path, plan: ExperimentPlan) -> ExperimentPlan:
+def begin(output_dir: Path, plan: ExperimentPlan) -> ExperimentPlan:
     """Create the directory of a sweep, or add load points to an existing one.
 
     Return the stored plan. Raises UserError if the directory holds anything but this sweep.
     """
-    experiment.begin(folder, plan)
-    stored = experiment.read_plan(folder)
+    experiment.begin(output_dir, plan)
+    stored = experiment.read_plan(output_dir)
     requested = {point.name: point for point in (*stored.load_points, *plan.load_points)}
     merged = msgspec.structs.replace(
         stored,
@@ -60,34 +60,35 @@ def begin(folder: Path, plan: ExperimentPlan) -> ExperimentPlan:
         command=plan.command,
     )
     if merged != stored:
-        store.replace(folder / experiment.PLAN_FILE, format.document(merged))
+        store.replace(output_dir / experiment.PLAN_FILE, format.document(merged))
     return merged
 
 
-def resume_command(folder: Path, plan: ExperimentPlan) -> str:
+def resume_command(output_dir: Path, plan: ExperimentPlan) -> str:
     """Return the command that resumes a sweep: as it was typed, with its directory.
 
     Secrets are not stored, so the user has to add those again.
     """
-    words = plan.command
-    if words[1:2] != ("sweep",):
-        return f"the same command, with -o {shlex.quote(str(folder))}"
-    has_folder = any(word.startswith(("-o", "--out")) for word in words)
-    return shlex.join([*words, *([] if has_folder else ["-o", str(folder)])])
+    if plan.command[1:2] != ("sweep",):
+        return f"the same command, with -o {shlex.quote(str(output_dir))}"
+    command = list(plan.command)
+    if not any(word.startswith(("-o", "--out")) for word in command):
+        command += ["-o", str(output_dir)]
+    return shlex.join(command)
 
 
 def judge(
-    folder: Path,
-    runs: Sequence[Path],
+    output_dir: Path,
+    run_dirs: Sequence[Path],
     read_summary: Callable[[Path], Summary] = run_folder.summary,
 ) -> JudgedSweep:
-    """Return what the runs of a sweep show. `runs` holds at least one directory.
+    """Return what the runs of a sweep show, which are at least one.
 
     `read_summary` computes the summary of a run from its records, or reads the stored one.
     """
-    named = [NamedSummary(run.name, read_summary(run)) for run in runs]
-    curve = curve_of(folder, named)
-    stored = experiment.read_results(folder, include_invalid=True)
+    named_summaries = [NamedSummary(run_dir.name, read_summary(run_dir)) for run_dir in run_dirs]
+    curve = read_curve(output_dir, named_summaries)
+    stored = experiment.read_results(output_dir, include_invalid=True)
     outcomes = {level.name: levels.outcome(level) for level in curve.levels}
     judged = [
         msgspec.structs.replace(
@@ -97,22 +98,25 @@ def judge(
     ]
     if curve.groups:
         return JudgedSweep(curve, judged, _empty_result())
-    return JudgedSweep(curve, judged, _sweep_result(curve, judged, [run.summary for run in named]))
+    return JudgedSweep(
+        curve, judged, _sweep_result(curve, judged, [run.summary for run in named_summaries])
+    )
 
 
-def curve_of(folder: Path, named: Sequence[NamedSummary]) -> SweepCurve:
+def read_curve(output_dir: Path, runs: Sequence[NamedSummary]) -> SweepCurve:
     """Return the curve of the runs of a sweep, with the load points that have not run."""
-    if experiment.command_of(folder) != "sweep":  # its plan is damaged
-        return levels.curve(named)
-    plan = experiment.read_plan(folder)
+    has_plan = experiment.command_of(output_dir) == "sweep"
+    if not has_plan:  # The plan is damaged, so that only the runs show the load points.
+        return levels.curve(runs)
+    plan = experiment.read_plan(output_dir)
     points = {point.name: point for point in plan.load_points}
-    curve = levels.curve(named, points)
+    curve = levels.curve(runs, points)
     finished = {level.name for level in curve.levels if level.state not in NOT_FINISHED}
     not_run = tuple(name for name in points if name not in finished)
     return msgspec.structs.replace(
         curve,
         not_run=not_run,
-        resume=resume_command(folder, plan) if not_run else "",
+        resume=resume_command(output_dir, plan) if not_run else "",
     )
 
 
@@ -144,48 +148,56 @@ def _sweep_result(
     return msgspec.structs.replace(result, unsustained_load=growing_load)
 
 
-def outcome_of(folder: Path, sweep: JudgedSweep) -> ExperimentOutcome:
+def outcome_of(output_dir: Path, sweep: JudgedSweep) -> ExperimentOutcome:
     """Return what the files of a sweep are derived from."""
-    return ExperimentOutcome(folder, sweep.trials, sweep.result, sweep.curve)
+    return ExperimentOutcome(output_dir, sweep.trials, sweep.result, sweep.curve)
 
 
-def write(folder: Path, sweep: JudgedSweep, workload: Workload) -> None:
+def write(output_dir: Path, sweep: JudgedSweep, workload: Workload) -> None:
     """Write the curve as CSV, and the capacity if the sweep gives one."""
-    capacity_files.write_outputs(outcome_of(folder, sweep), workload)
+    capacity_files.write_outputs(outcome_of(output_dir, sweep), workload)
 
 
-def store_capacity(folder: Path, workload: Workload) -> None:
+def store_capacity(output_dir: Path, workload: Workload) -> None:
     """Write what the sweep shows so far, for the case that it is killed.
 
     The summaries of the runs are read and not computed again, which would take longer with every
     load point.
     """
-    runs = [run for run in run_folder.runs_in(folder) if (run / run_folder.SUMMARY).is_file()]
-    if runs:
-        write(folder, judge(folder, runs, run_folder.kept_summary), workload)
+    run_dirs = _runs_with_summary(output_dir)
+    if run_dirs:
+        write(output_dir, judge(output_dir, run_dirs, run_folder.kept_summary), workload)
 
 
-def facts_without_capacity(folder: Path) -> CapacityFacts:
+def _runs_with_summary(output_dir: Path) -> list[Path]:
+    return [
+        run_dir
+        for run_dir in run_folder.runs_in(output_dir)
+        if (run_dir / run_folder.SUMMARY).is_file()
+    ]
+
+
+def facts_without_capacity(output_dir: Path) -> CapacityFacts:
     """Return why a sweep without a capacity file has no capacity.
 
     A sweep that was stopped before its first load point ended has a capacity of that state. A
     sweep with a single run says nothing, since its directory stands for this run.
     """
-    plan = experiment.read_plan(folder)
-    runs = [run for run in run_folder.runs_in(folder) if (run / run_folder.SUMMARY).is_file()]
-    if not runs:
+    plan = experiment.read_plan(output_dir)
+    run_dirs = _runs_with_summary(output_dir)
+    if not run_dirs:
         stopped = capacity.Capacity(
             rate_per_s=0.0,
             method="sweep",
             lower_bound=True,
             lower_bound_reason=capacity_files.SWEEP_STOPPED,
             state="stopped",
-            resume_command=resume_command(folder, plan),
+            resume_command=resume_command(output_dir, plan),
         )
         return CapacityFacts(stopped)
-    if len(runs) == 1:
+    if len(run_dirs) == 1:
         return CapacityFacts()
-    name_one = f"or name one of its runs, like {runs[0]}"
+    name_one = f"or name one of its runs, like {run_dirs[0]}"
     if len({point.group for point in plan.load_points}) > 1:
         return CapacityFacts(
             none_because="a sweep over several lengths or targets has no single capacity",

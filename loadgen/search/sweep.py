@@ -28,21 +28,21 @@ def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
 
     A series multiplies if its first numbers do, else it adds. Raises UserError for anything else.
     """
-    where = f"{flag} {text}"
+    place = f"{flag} {text}"
     parts = [part.strip() for part in text.split(",")]
     ellipses = [index for index, part in enumerate(parts) if part in ELLIPSES]
-    loads = [_parse_load(part, where, kind) for part in parts if part not in ELLIPSES]
+    loads = [_parse_load(part, place, kind) for part in parts if part not in ELLIPSES]
     if ellipses:
         if ellipses != [len(parts) - 2] or len(loads) < MIN_LOADS_OF_SERIES:
             hint = "write the first ones, then ..., then the last: 1,2,4,...,512"
-            raise UserError("invalid_value", "not a series that can be continued", where, hint)
-        loads = _continue_series(loads[:-1], loads[-1], where)
+            raise UserError("invalid_value", "not a series that can be continued", place, hint)
+        loads = _continue_series(loads[:-1], loads[-1], place)
     if len(loads) > MAX_LOADS:
         what = f"{len(loads)} levels are too many"
-        raise UserError("too_large", what, where, f"at most {MAX_LOADS}")
+        raise UserError("too_large", what, place, f"at most {MAX_LOADS}")
     if any(after <= before for before, after in pairwise(loads)):
         hint = "1,2,4,8: a low load first keeps a server from a cold start"
-        raise UserError("unordered", "levels must ascend, each once", where, hint)
+        raise UserError("unordered", "levels must ascend, each once", place, hint)
     return tuple(loads)
 
 
@@ -53,19 +53,19 @@ def parse_lengths(text: object, flag: str) -> tuple[int | None, ...]:
     """
     if text is None:
         return (None,)
-    where = f"{flag} {text}"
+    place = f"{flag} {text}"
     parts = [part.strip() for part in str(text).split(",")]
     for part in parts:
         if not LENGTH_PATTERN.fullmatch(part) or int(part) < 1:
             what = f'"{part}" is no number of tokens'
-            raise UserError("invalid_value", what, where, "like 500,1000,4000")
+            raise UserError("invalid_value", what, place, "like 500,1000,4000")
     lengths = sorted(map(int, parts))
     if len(set(lengths)) < len(lengths):
-        raise UserError("duplicate", "each length once", where, "like 500,1000,4000")
+        raise UserError("duplicate", "each length once", place, "like 500,1000,4000")
     return tuple(lengths)
 
 
-def point_groups(isl: object, osl: object, targets: Sequence[str]) -> list[PointGroup]:
+def combine_point_groups(isl: object, osl: object, targets: Sequence[str]) -> list[PointGroup]:
     """Return every pair of lengths for every target. `isl` and `osl` are as typed.
 
     Raises UserError.
@@ -84,7 +84,7 @@ def point_groups(isl: object, osl: object, targets: Sequence[str]) -> list[Point
     return groups
 
 
-def points_of(
+def combine_load_points(
     groups: Sequence[PointGroup], loads: Sequence[float], kind: LoadKind
 ) -> list[LoadPoint]:
     """Return a load point for each load of each group. Raises UserError if they are too many."""
@@ -105,7 +105,7 @@ def points_of(
     return points
 
 
-def _parse_load(text: str, where: str, kind: LoadKind) -> float:
+def _parse_load(text: str, place: str, kind: LoadKind) -> float:
     """Return one load. Raises UserError if it is not a load of this kind."""
     match = LOAD_PATTERN.fullmatch(text)
     if kind == "concurrency":
@@ -115,11 +115,11 @@ def _parse_load(text: str, where: str, kind: LoadKind) -> float:
         is_load = match is not None
         hint = "requests per second, above 0"
     if match is None or not is_load or float(match["number"]) <= 0:
-        raise UserError("invalid_value", f'"{text}" is no level', where, hint)
+        raise UserError("invalid_value", f'"{text}" is no level', place, hint)
     return float(match["number"])
 
 
-def _continue_series(first_loads: Sequence[float], last: float, where: str) -> list[float]:
+def _continue_series(first_loads: Sequence[float], last: float, place: str) -> list[float]:
     """Return a series of loads up to `last`. Raises UserError if the series does not reach it."""
     ratio = first_loads[-1] / first_loads[-2]
     step = first_loads[-1] - first_loads[-2]
@@ -135,7 +135,7 @@ def _continue_series(first_loads: Sequence[float], last: float, where: str) -> l
         raise UserError(
             "invalid_value",
             f"the series ({rule}) does not reach {last:g}",
-            where,
+            place,
             f"it comes to {loads[-1]:g}",
         )
     return loads

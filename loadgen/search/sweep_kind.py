@@ -16,8 +16,7 @@ from loadgen.result_kinds import (
     RegeneratedFile,
     ResultFunctions,
 )
-from loadgen.runs import levels, levels_text
-from loadgen.runs import levels_kind as runs
+from loadgen.runs import levels, levels_kind, levels_text
 from loadgen.runs.kind import capacity_in, stored_summaries
 from loadgen.runs.levels import SweepCurve
 from loadgen.runs.load_points import counted_points
@@ -34,13 +33,13 @@ class StoredSweep(NamedTuple):
     curve: SweepCurve
 
 
-def load(folder: Path) -> StoredSweep:
+def load(output_dir: Path) -> StoredSweep:
     """Read a sweep. Raises UserError without a run, and for runs of different work on a curve."""
-    named = runs.computed_summaries(folder, runs.existing_runs(folder))
-    curve = stored_sweep.curve_of(folder, named)
-    for one in curve.split():
-        names = {level.name for level in one.levels}
-        runs.of_one_work(folder, [run for run in named if run.name in names])
+    named = levels_kind.computed_summaries(output_dir, levels_kind.existing_runs(output_dir))
+    curve = stored_sweep.read_curve(output_dir, named)
+    for group_curve in curve.split():
+        names = {level.name for level in group_curve.levels}
+        levels_kind.of_one_work(output_dir, [run for run in named if run.name in names])
     return StoredSweep(named, curve)
 
 
@@ -56,7 +55,7 @@ def report(sweep: StoredSweep) -> Report:
 
 def document(sweep: StoredSweep) -> bytes:
     """Return the summaries of the runs as a JSON list."""
-    return runs.dump_summaries(sweep.runs)
+    return levels_kind.dump_summaries(sweep.runs)
 
 
 def code(sweep: StoredSweep, strict: bool) -> int:
@@ -64,17 +63,18 @@ def code(sweep: StoredSweep, strict: bool) -> int:
     return levels.exit_code(sweep.curve, strict=strict)
 
 
-def list_row(folder: Path) -> ListRow:
+def list_row(output_dir: Path) -> ListRow:
     """Return the row of a sweep in the list of results.
 
     The list draws one kind of work on a chart, so of a sweep over several lengths or targets it
     says only how far it got; its own page draws it.
     """
-    named = stored_summaries(folder, runs.runs(folder))
-    plan = experiment.read_plan(folder) if experiment.command_of(folder) == "sweep" else None
-    groups = {point.group for point in plan.load_points} if plan is not None else set()
-    if plan is None or len(groups) < 2:
-        return runs.list_row_of_runs(named, folder)
+    named = stored_summaries(output_dir, levels_kind.runs(output_dir))
+    if experiment.command_of(output_dir) != "sweep":
+        return levels_kind.list_row_of_runs(named, output_dir)
+    plan = experiment.read_plan(output_dir)
+    if len({point.group for point in plan.load_points}) < 2:
+        return levels_kind.list_row_of_runs(named, output_dir)
     summaries = [summary for _, summary in named]
     targets = [plan.target, *(point.target for point in plan.load_points)]
     is_simulated = any(target.startswith("sim:") for target in targets)
@@ -87,23 +87,23 @@ def list_row(folder: Path) -> ListRow:
     )
 
 
-def capacity_facts(folder: Path) -> CapacityFacts:
+def capacity_facts(output_dir: Path) -> CapacityFacts:
     """Return the capacity of a sweep, or why it has none."""
-    found = capacity_in(folder)
-    if found is not None or experiment.command_of(folder) != "sweep":
+    found = capacity_in(output_dir)
+    if found is not None or experiment.command_of(output_dir) != "sweep":
         return CapacityFacts(found)
-    return stored_sweep.facts_without_capacity(folder)
+    return stored_sweep.facts_without_capacity(output_dir)
 
 
-def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
+def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
     """Yield the derived files of a sweep, generated again from its runs."""
-    trials = experiment.read_results(folder, include_invalid=True)
-    yield regenerate_trials(folder, trials)
-    found = stored_sweep.judge(folder, run_folder.runs_in(folder))
-    reports = capacity_files.render_sweep_reports(levels_text.report(found.curve), TABLE_FILE)
+    trials = experiment.read_results(output_dir, include_invalid=True)
+    yield regenerate_trials(output_dir, trials)
+    judged = stored_sweep.judge(output_dir, run_folder.runs_in(output_dir))
+    reports = capacity_files.render_sweep_reports(levels_text.report(judged.curve), TABLE_FILE)
     for name, content in reports.items():
         yield RegeneratedFile(name, content, RECORDS)
-    yield from regenerate_outputs(stored_sweep.outcome_of(folder, found))
+    yield from regenerate_outputs(stored_sweep.outcome_of(output_dir, judged))
 
 
 FUNCTIONS = ResultFunctions(
@@ -116,7 +116,7 @@ FUNCTIONS = ResultFunctions(
     headline=headline,
     report=report,
     document=document,
-    runs=runs.runs,
-    compare_side=runs.compare_side,
+    runs=levels_kind.runs,
+    compare_side=levels_kind.compare_side,
     capacity=capacity_facts,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +14,7 @@ from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, closest, collecting
 from loadgen.core.workload.flags import select_load_options
 from loadgen.runs.load_points import LoadPoint, PointGroup
-from loadgen.search.sweep import LoadKind, parse_loads, point_groups, points_of
+from loadgen.search.sweep import LoadKind, combine_load_points, combine_point_groups, parse_loads
 
 if TYPE_CHECKING:
     from loadgen.cli.invocation import Invocation
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 LOAD_OPTIONS = ("concurrency", "request_rate")
 LENGTH_OPTIONS = ("input_tokens", "output_tokens")
-REQUESTS_PER_VIRTUAL_USER = 5  # at least, in a closed loop whose length is not given
+REQUESTS_PER_VIRTUAL_USER = 5
+"""The least number of requests of a virtual user, in a closed loop without a specified length."""
 
 
 class PlannedPoint(Struct, frozen=True):
@@ -38,15 +40,17 @@ class Sweep(Struct, frozen=True, kw_only=True):
     """A sweep as it was requested.
 
     Attributes:
-        name: The name of the workload as it was typed.
+        workload_name: The name of the workload as it was typed.
+        load_kind: What the loads are.
         target: The target as it is shown, "" if the load points have targets of their own.
-        flags: The options that change the load, without those that differ between load points.
+        options: The options that change the load, without those that differ between load points.
+        points: The load points.
     """
 
-    name: str
-    kind: LoadKind
+    workload_name: str
+    load_kind: LoadKind
     target: str
-    flags: dict[str, str]
+    options: dict[str, str]
     points: tuple[PlannedPoint, ...]
 
     @property
@@ -66,133 +70,175 @@ class Sweep(Struct, frozen=True, kw_only=True):
 
 
 class SweepRun(NamedTuple):
-    """A sweep that is carried out in a directory, and where its progress is shown."""
+    """A sweep that is carried out in a directory, and what shows its progress."""
 
     sweep: Sweep
-    folder: Path
+    output_dir: Path
     show: Show
 
 
-def plan_sweep(invocation: Invocation, workload: str | None, target: str | None) -> Sweep:
+@dataclass(frozen=True)
+class _PointPlanner:
+    """Makes the workload of each load point from the options of the command."""
+
+    invocation: Invocation
+    workload_name: str | None
+    load_kind: LoadKind
+
+    def plan_points(
+        self, points: Sequence[LoadPoint], settings_by_target: Mapping[str, Settings]
+    ) -> tuple[PlannedPoint, ...]:
+        """Return the load points with their workloads and settings.
+
+        Raises CombinedError with everything that is wrong at the first lengths at which something
+        is: the errors at other lengths are most often the same.
+        """
+        planned: list[PlannedPoint] = []
+        errors: list[LoadgenError] = []
+        group: PointGroup | None = None
+        for point in points:
+            if errors and point.group != group:
+                break
+            group = point.group
+            with collecting(errors):
+                workload = self.workload_at(point)
+                planned.append(PlannedPoint(point, workload, settings_by_target[point.target]))
+        if errors:
+            raise CombinedError(errors)
+        return tuple(planned)
+
+    def workload_at(self, point: LoadPoint) -> Workload:
+        """Return the workload at one load point.
+
+        A closed loop without a specified length gets at least REQUESTS_PER_VIRTUAL_USER requests
+        for each virtual user. Raises UserError for fewer requests than virtual users.
+        """
+        options = self._options_at(point)
+        workload = self.invocation.load_workload(self.workload_name, **options)
+        measured = (stage for stage in workload.stages if stage.measured)
+        request_count = next((stage.count for stage in measured), None)
+        if self.load_kind == "request_rate" or request_count is None:
+            return workload
+        has_count = self.invocation["num_requests"] is not None
+        if has_count:
+            _check_request_count(request_count, point.load)
+        has_length = has_count or self.invocation["duration"] is not None
+        enough = REQUESTS_PER_VIRTUAL_USER * point.load
+        if has_length or request_count >= enough:
+            return workload
+        return self.invocation.load_workload(
+            self.workload_name, **options, num_requests=f"{enough:g}"
+        )
+
+    def _options_at(self, point: LoadPoint) -> dict[str, str | None]:
+        """Return the options of the load and the lengths at one load point."""
+        options: dict[str, str | None] = dict.fromkeys(LOAD_OPTIONS)
+        options[self.load_kind] = f"{point.load:g}"
+        for option, length in zip(LENGTH_OPTIONS, (point.isl, point.osl), strict=True):
+            if length is not None:
+                options[option] = str(length)
+        return options
+
+
+def plan_sweep(invocation: Invocation, workload_name: str | None, target: str | None) -> Sweep:
     """Return the sweep that the options ask for.
 
-    `target` is the value of --target: the names of several targets. Raises Faults with
+    `target` is the value of --target: the names of several targets. Raises CombinedError with
     everything that is wrong.
     """
-    kind: LoadKind = "concurrency" if invocation["concurrency"] is not None else "request_rate"
-    has_groups = target is not None or any(
-        "," in str(invocation[option] or "") for option in LENGTH_OPTIONS
-    )
-    varied = LENGTH_OPTIONS if has_groups else ()
-    faults: list[LoadgenError] = []
-    settings: dict[str, Settings] = {}
+    is_closed_loop = invocation["concurrency"] is not None
+    load_kind: LoadKind = "concurrency" if is_closed_loop else "request_rate"
+    group_options = _options_of_groups(invocation, target)
+    errors: list[LoadgenError] = []
+    settings_by_target: dict[str, Settings] = {}
     loads: tuple[float, ...] = ()
     points: list[LoadPoint] = []
-    with collecting(faults):
-        settings = _settings_by_target(invocation, target)
-    with collecting(faults):
-        loads = _loads(invocation, kind)
-    with collecting(faults):
-        isl, osl = (invocation[option] if option in varied else None for option in LENGTH_OPTIONS)
-        groups = point_groups(isl, osl, [*settings] if target is not None else [])
-        points = points_of(groups, loads, kind)
-    if faults:
-        raise CombinedError(faults)
-    options = select_load_options(invocation.options)
+    with collecting(errors):
+        settings_by_target = _settings_by_target(invocation, target)
+    with collecting(errors):
+        loads = _parse_load_option(invocation, load_kind)
+    with collecting(errors):
+        isl, osl = (
+            invocation[option] if option in group_options else None for option in LENGTH_OPTIONS
+        )
+        targets = [] if target is None else list(settings_by_target)
+        groups = combine_point_groups(isl, osl, targets)
+        points = combine_load_points(groups, loads, load_kind)
+    if errors:
+        raise CombinedError(errors)
+    planner = _PointPlanner(invocation, workload_name, load_kind)
+    varied_options = (*LOAD_OPTIONS, *group_options)
     return Sweep(
-        name=workload or str(invocation["trace"] or invocation["dataset"]),
-        kind=kind,
-        target="" if target is not None else settings[""].shown,
-        flags={
+        workload_name=workload_name or str(invocation["trace"] or invocation["dataset"]),
+        load_kind=load_kind,
+        target="" if target is not None else settings_by_target[""].shown,
+        options={
             option: str(value)
-            for option, value in options.items()
-            if option not in (*LOAD_OPTIONS, *varied)
+            for option, value in select_load_options(invocation.options).items()
+            if option not in varied_options
         },
-        points=_planned_points(invocation, workload, kind, points, settings),
+        points=planner.plan_points(points, settings_by_target),
     )
 
 
-def _loads(invocation: Invocation, kind: LoadKind) -> tuple[float, ...]:
+def _options_of_groups(invocation: Invocation, target: str | None) -> tuple[str, ...]:
+    """Return the options of the lengths if the sweep has several lengths or targets."""
+    has_several_lengths = any("," in str(invocation[option] or "") for option in LENGTH_OPTIONS)
+    return LENGTH_OPTIONS if target is not None or has_several_lengths else ()
+
+
+def _parse_load_option(invocation: Invocation, load_kind: LoadKind) -> tuple[float, ...]:
     """Return the loads of --concurrency or --request-rate. Raises UserError."""
-    given = [option for option in LOAD_OPTIONS if invocation[option] is not None]
-    if len(given) != 1:
+    used_options = [option for option in LOAD_OPTIONS if invocation[option] is not None]
+    if len(used_options) != 1:
         hint = "either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
         raise UserError("missing_option", "one kind of levels is needed", "loadgen sweep", hint)
-    return parse_loads(invocation[kind], f"--{kind.replace('_', '-')}", kind)
+    return parse_loads(invocation[load_kind], f"--{load_kind.replace('_', '-')}", load_kind)
 
 
-def _planned_points(
-    invocation: Invocation,
-    workload: str | None,
-    kind: LoadKind,
-    points: list[LoadPoint],
-    settings: Mapping[str, Settings],
-) -> tuple[PlannedPoint, ...]:
-    """Return the load points with their workloads. Raises Faults for those of the first group."""
-    planned: list[PlannedPoint] = []
-    faults: list[LoadgenError] = []
-    group: PointGroup | None = None
-    for point in points:
-        if faults and point.group != group:
-            break  # the faults of other lengths are most often the same
-        group = point.group
-        with collecting(faults):
-            at_point = workload_at(invocation, workload, kind, point)
-            planned.append(PlannedPoint(point, at_point, settings[point.target]))
-    if faults:
-        raise CombinedError(faults)
-    return tuple(planned)
-
-
-def workload_at(
-    invocation: Invocation, name: str | None, kind: LoadKind, point: LoadPoint
-) -> Workload:
-    """Return the workload at one load point.
-
-    A closed loop without a given length gets at least REQUESTS_PER_VIRTUAL_USER requests for each
-    virtual user. Raises UserError for fewer requests than virtual users.
-    """
-    options: dict[str, str | None] = {
-        option: str(length)
-        for option, length in zip(LENGTH_OPTIONS, (point.isl, point.osl), strict=True)
-        if length is not None
-    }
-    options |= dict.fromkeys(LOAD_OPTIONS) | {kind: f"{point.load:g}"}
-    workload = invocation.load_workload(name, **options)
-    count = next((stage.count for stage in workload.stages if stage.measured), None)
-    if kind == "request_rate" or count is None:
-        return workload
-    enough = REQUESTS_PER_VIRTUAL_USER * point.load
-    if invocation["num_requests"] is not None and count < point.load:
-        few = format.counted(count, "request is", "requests are")
-        what = f"{few} fewer than {point.load:,.0f} lanes: so many would never be in flight"
-        hint = f"--num-requests {enough:g}, or leave it out"
-        raise UserError("out_of_range", what, f"--num-requests {count}", hint)
-    has_length = invocation["num_requests"] is not None or invocation["duration"] is not None
-    if not has_length and count < enough:
-        return invocation.load_workload(name, **options, num_requests=f"{enough:g}")
-    return workload
+def _check_request_count(request_count: int, virtual_users: float) -> None:
+    """Raise UserError for fewer requests than virtual users."""
+    if request_count >= virtual_users:
+        return
+    requests = format.counted(request_count, "request is", "requests are")
+    enough = REQUESTS_PER_VIRTUAL_USER * virtual_users
+    raise UserError(
+        "out_of_range",
+        f"{requests} fewer than {virtual_users:,.0f} lanes: so many would never be in flight",
+        f"--num-requests {request_count}",
+        f"--num-requests {enough:g}, or leave it out",
+    )
 
 
 def _settings_by_target(invocation: Invocation, target: str | None) -> dict[str, Settings]:
     """Return the settings for each target of --target by its name; "" without --target.
 
-    Raises Fault or Faults.
+    Raises LoadgenError.
     """
     if target is None:
         return {"": invocation.settings()}
-    where = f"--target {target}"
+    place = f"--target {target}"
     names = [part.strip() for part in target.split(",")]
     if len(set(names)) < len(names) or not all(names):
-        raise UserError("duplicate", "each target once, by a name", where, "--target a,b")
-    if invocation["targets"] is None:
-        if invocation["url"]:
-            what = "--url and --target exclude each other"
-            raise UserError("conflict", what, where, "leave out --url")
-        return {name: invocation.with_options(url=[name]).settings() for name in names}
-    settings = invocation.settings()
-    known = {endpoint.name: endpoint for endpoint in settings.endpoints}
-    if unknown := next((name for name in names if name not in known), None):
-        hint = closest(unknown, [*known]) or f"known: {', '.join(known)}"
-        raise UserError("unknown_name", f"no target is called {unknown}", where, hint)
-    return {name: replace(settings, targets=(known[name],), url=known[name].url) for name in names}
+        raise UserError("duplicate", "each target once, by a name", place, "--target a,b")
+    if invocation["targets"] is not None:
+        return _settings_of_known_targets(invocation.settings(), names, place)
+    if invocation["url"]:
+        what = "--url and --target exclude each other"
+        raise UserError("conflict", what, place, "leave out --url")
+    return {name: invocation.with_options(url=[name]).settings() for name in names}
+
+
+def _settings_of_known_targets(
+    settings: Settings, names: Sequence[str], place: str
+) -> dict[str, Settings]:
+    """Return the settings for some targets of --targets. Raises UserError for an unknown one."""
+    endpoints = {endpoint.name: endpoint for endpoint in settings.endpoints}
+    unknown_names = [name for name in names if name not in endpoints]
+    if unknown_names:
+        hint = closest(unknown_names[0], [*endpoints]) or f"known: {', '.join(endpoints)}"
+        raise UserError("unknown_name", f"no target is called {unknown_names[0]}", place, hint)
+    return {
+        name: replace(settings, targets=(endpoints[name],), url=endpoints[name].url)
+        for name in names
+    }

@@ -28,6 +28,7 @@ from loadgen.search.trial_runner import TrialInterruptedError, TrialRunner
 if TYPE_CHECKING:
     from loadgen.core.execution.run import Execute
     from loadgen.runs.show import PlannedRun, Show
+    from loadgen.search.experiment import ExperimentPlan
     from loadgen.search.sweep_plan import PlannedPoint, Sweep, SweepRun
 
 TABLE_FILE = "sweep.md"
@@ -40,131 +41,68 @@ class SweepOutcome(NamedTuple):
     interrupted: bool
 
 
-def points_to_run(sweep: Sweep, folder: Path) -> list[PlannedPoint]:
-    """Return the load points that have no valid run in the directory."""
-    done = {trial.run_name for trial in experiment.read_results(folder)}
-    return [planned for planned in sweep.points if planned.point.name not in done]
-
-
-def runs_to_come(sweep: Sweep, folder: Path, *, again: bool) -> list[PlannedRun]:
-    """Return the runs that are not in the directory yet, or with `again` all of them."""
-    return [
-        (planned.workload, planned.settings)
-        for planned in sweep.points
-        if again or not run_folder.is_run(folder / planned.point.name)
-    ]
-
-
 def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
     """Run the load points that are not in the directory yet, and write the files of the sweep.
 
     Raises TargetError if the target or the nodes are lost, after the files are written.
     """
-    sweep, folder, show = sweep_run
-    plan = stored_sweep.begin(folder, _plan(sweep, folder))
-    done = experiment.read_results(folder)
+    sweep, output_dir, show = sweep_run
+    plan = stored_sweep.begin(output_dir, _experiment_plan(sweep, output_dir))
+    earlier_results = experiment.read_results(output_dir)
     say(f"repeat with --seed {plan.seed}")
-    to_run = points_to_run(sweep, folder)
-    if done:
-        count = len(sweep.points) - len(to_run)
+    points = points_to_run(sweep, output_dir)
+    if earlier_results:
+        done_count = len(sweep.points) - len(points)
+        verb = "is" if done_count == 1 else "are"
         total = counted_points(len(sweep.points))
-        say(f"resuming {folder}: {count} of {total} {'is' if count == 1 else 'are'} done")
-    show.begin(len(to_run), weights=_weights(to_run))
-    interrupted = False
-    lost: TargetError | None = None
+        say(f"resuming {output_dir}: {done_count} of {total} {verb} done")
+    show.begin(len(points), weights=_relative_durations(points))
+    point_runner = _PointRunner(output_dir, plan, show)
+    is_interrupted = False
+    target_error: TargetError | None = None
     try:
-        _run_points(to_run, folder, plan, done, show)
+        point_runner.run_all(points, earlier_results)
     except TrialInterruptedError:
-        interrupted = True
+        is_interrupted = True
     except TargetError as error:
-        lost = error
-    curve = _write_result(sweep, folder)
-    if lost is not None:
-        raise lost
-    return SweepOutcome(curve, interrupted)
+        target_error = error
+    curve = _write_result(sweep, output_dir)
+    if target_error is not None:
+        raise target_error
+    return SweepOutcome(curve, is_interrupted)
 
 
-def _plan(sweep: Sweep, folder: Path) -> experiment.ExperimentPlan:
-    """Return the plan of a sweep, with the seed that its directory was begun with."""
-    settings = sweep.settings
-    return experiment.ExperimentPlan(
-        command_name="sweep",
-        load_kind=sweep.kind,
-        workload=sweep.name,
-        source_text=sweep.workload.source_text,
-        target=sweep.target,
-        metadata=dict(settings.metadata),
-        options=sweep.flags | experiment.request_options(settings),
-        seed=experiment.choose_seed(folder, sweep.workload.seed),
-        command=settings.command,
-        load_points=tuple(planned.point for planned in sweep.points),
-    )
+def points_to_run(sweep: Sweep, output_dir: Path) -> list[PlannedPoint]:
+    """Return the load points that have no valid run in the directory."""
+    done_names = {result.run_name for result in experiment.read_results(output_dir)}
+    return [planned for planned in sweep.points if planned.point.name not in done_names]
 
 
-def _weights(to_run: Sequence[PlannedPoint]) -> list[float]:
-    """Return how long the load points take relative to each other.
+def expected_runs(sweep: Sweep, output_dir: Path, *, repeats_all: bool) -> list[PlannedRun]:
+    """Return the runs that are not in the directory yet, or with `repeats_all` all of them."""
+    return [
+        (planned.workload, planned.settings)
+        for planned in sweep.points
+        if repeats_all or not run_folder.is_run(output_dir / planned.point.name)
+    ]
 
-    Real ones take the same time; in virtual time the cost is what they send.
-    """
-    return [planned.point.load if planned.settings.virtual else 1.0 for planned in to_run]
 
-
-def _run_points(
-    to_run: Sequence[PlannedPoint],
-    folder: Path,
-    plan: experiment.ExperimentPlan,
-    done: list[TrialResult],
-    show: Show,
-) -> None:
-    """Run load points one after the other, and store after each what a killed sweep leaves."""
-    assert plan.seed is not None
-    # What a preflight finds out about a target is the same for all its load points.
-    execute: Execute = partial(run.execute, known={})
-    number = max((result.number for result in done), default=-1)
-    for planned in to_run:
-        number += 1
-        show.step(f"load point {planned.point.name}")
-        trial_runner = _trial_runner(planned, folder, plan.seed, show, execute)
-        trial_runner.run(
-            PlannedTrial(number=number, load=planned.point.load, kind="level", may_pass_early=False)
+def with_output_dir(sweep: Sweep, output_dir: Path) -> Sweep:
+    """Return the sweep with the settings of runs below a directory."""
+    leaves_out_first_round = sweep.load_kind == "concurrency"
+    points = []
+    for planned in sweep.points:
+        settings = msgspec.structs.replace(
+            planned.settings, out=output_dir, leave_out_first_round=leaves_out_first_round
         )
-        show.finished(run_folder.kept_summary(folder / planned.point.name))
-        stored_sweep.store_capacity(folder, planned.workload)
+        points.append(replace(planned, settings=settings))
+    return replace(sweep, points=tuple(points))
 
 
-def _trial_runner(
-    planned: PlannedPoint, folder: Path, seed: int, show: Show, execute: Execute
-) -> TrialRunner:
-    return TrialRunner(
-        output_dir=folder,
-        goal=Goal(slo=planned.workload.slo or Slo(terms=())),
-        make_workload=lambda _: planned.workload,
-        settings=planned.settings,
-        seed=seed,
-        has_seed_per_trial=False,
-        may_end_early=False,
-        name_run=lambda _: planned.point.name,
-        event_handlers=show.hearers,
-        execute=execute,
-    )
-
-
-def _write_result(sweep: Sweep, folder: Path) -> SweepCurve | None:
-    """Write the curve, the capacity, the table and the page. Return None without any run."""
-    if not run_folder.runs_in(folder):
-        return None
-    found = stored_sweep.judge(folder, run_folder.runs_in(folder))
-    stored_sweep.write(folder, found, sweep.workload)
-    reports = capacity_files.render_sweep_reports(report(found.curve), TABLE_FILE)
-    for name, content in reports.items():
-        store.replace(folder / name, content, shared=True)
-    checksums.write(folder)
-    return found.curve
-
-
-def files_text(folder: Path) -> str:
+def describe_files(output_dir: Path) -> str:
     """Return where the files of a sweep are."""
-    return f"results in {folder}, page: {folder / PAGE}, table: {folder / TABLE_FILE}"
+    page = output_dir / PAGE
+    return f"results in {output_dir}, page: {page}, table: {output_dir / TABLE_FILE}"
 
 
 def outcome_code(outcome: SweepOutcome, *, strict: bool) -> int:
@@ -174,17 +112,82 @@ def outcome_code(outcome: SweepOutcome, *, strict: bool) -> int:
     return exit_code(outcome.curve, strict=strict)
 
 
-def in_directory(sweep: Sweep, folder: Path) -> Sweep:
-    """Return the sweep with the settings of runs below a directory."""
-    points = tuple(
-        replace(
-            planned,
-            settings=msgspec.structs.replace(
-                planned.settings,
-                out=folder,
-                leave_out_first_round=sweep.kind == "concurrency",
-            ),
-        )
-        for planned in sweep.points
+def _experiment_plan(sweep: Sweep, output_dir: Path) -> ExperimentPlan:
+    """Return the plan of a sweep, with the seed that its directory was begun with."""
+    settings = sweep.settings
+    return experiment.ExperimentPlan(
+        command_name="sweep",
+        load_kind=sweep.load_kind,
+        workload=sweep.workload_name,
+        source_text=sweep.workload.source_text,
+        target=sweep.target,
+        metadata=dict(settings.metadata),
+        options=sweep.options | experiment.request_options(settings),
+        seed=experiment.choose_seed(output_dir, sweep.workload.seed),
+        command=settings.command,
+        load_points=tuple(planned.point for planned in sweep.points),
     )
-    return replace(sweep, points=points)
+
+
+def _relative_durations(points: Sequence[PlannedPoint]) -> list[float]:
+    """Return how long the load points take relative to each other.
+
+    Real ones take the same time. In virtual time the effort is proportional to the load.
+    """
+    return [planned.point.load if planned.settings.virtual else 1.0 for planned in points]
+
+
+class _PointRunner:
+    """Runs load points one after the other, and stores after each what a killed sweep leaves."""
+
+    def __init__(self, output_dir: Path, plan: ExperimentPlan, show: Show) -> None:
+        """Run nothing yet."""
+        self._output_dir = output_dir
+        self._plan = plan
+        self._show = show
+        # What is learned about a target before its first run is the same for all its load points.
+        self._execute: Execute = partial(run.execute, known={})
+
+    def run_all(
+        self, points: Sequence[PlannedPoint], earlier_results: Sequence[TrialResult]
+    ) -> None:
+        """Run load points. Their numbers continue those of the earlier results."""
+        last_number = max((result.number for result in earlier_results), default=-1)
+        for number, planned in enumerate(points, last_number + 1):
+            self._show.step(f"load point {planned.point.name}")
+            trial = PlannedTrial(
+                number=number, load=planned.point.load, kind="level", may_pass_early=False
+            )
+            self._trial_runner(planned).run(trial)
+            run_dir = self._output_dir / planned.point.name
+            self._show.finished(run_folder.kept_summary(run_dir))
+            stored_sweep.store_capacity(self._output_dir, planned.workload)
+
+    def _trial_runner(self, planned: PlannedPoint) -> TrialRunner:
+        assert self._plan.seed is not None, "a sweep always has a seed"
+        return TrialRunner(
+            output_dir=self._output_dir,
+            goal=Goal(slo=planned.workload.slo or Slo(terms=())),
+            make_workload=lambda _: planned.workload,
+            settings=planned.settings,
+            seed=self._plan.seed,
+            has_seed_per_trial=False,
+            may_end_early=False,
+            name_run=lambda _: planned.point.name,
+            event_handlers=self._show.hearers,
+            execute=self._execute,
+        )
+
+
+def _write_result(sweep: Sweep, output_dir: Path) -> SweepCurve | None:
+    """Write the curve, the capacity, the table and the page. Return None without any run."""
+    run_dirs = run_folder.runs_in(output_dir)
+    if not run_dirs:
+        return None
+    judged = stored_sweep.judge(output_dir, run_dirs)
+    stored_sweep.write(output_dir, judged, sweep.workload)
+    reports = capacity_files.render_sweep_reports(report(judged.curve), TABLE_FILE)
+    for name, content in reports.items():
+        store.replace(output_dir / name, content, shared=True)
+    checksums.write(output_dir)
+    return judged.curve

@@ -37,8 +37,8 @@ LENGTHS = ("--isl", "100,300", "--osl", "20")
 
 
 def test_load_points_are_every_load_of_every_pair_of_lengths_of_every_target() -> None:
-    groups = sweep.point_groups("1000, 500", "100,200", ["a", "http://b:8000/v1"])
-    points = sweep.points_of(groups, (1, 8), "concurrency")
+    groups = sweep.combine_point_groups("1000, 500", "100,200", ["a", "http://b:8000/v1"])
+    points = sweep.combine_load_points(groups, (1, 8), "concurrency")
     assert len(points) == 16
     assert [point.name for point in points[:3]] == [
         "isl500-osl100-a-c1",
@@ -56,21 +56,23 @@ def test_load_points_are_every_load_of_every_pair_of_lengths_of_every_target() -
 
 
 def test_load_points_of_a_plain_sweep_are_named_after_their_load_alone() -> None:
-    points = sweep.points_of(sweep.point_groups(None, None, ()), (2.5,), "request_rate")
+    points = sweep.combine_load_points(
+        sweep.combine_point_groups(None, None, ()), (2.5,), "request_rate"
+    )
     assert points == [LoadPoint(name="r2.5", load=2.5)]
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,", "1,1", "a", "1,-2", "1e3", "٣"])
 def test_texts_that_are_no_lengths(text: str) -> None:
     with pytest.raises(UserError) as error:
-        sweep.point_groups(text, None, ())
+        sweep.combine_point_groups(text, None, ())
     assert error.value.code in ("invalid_value", "duplicate")
 
 
 def test_more_load_points_than_anybody_waits_for_are_refused() -> None:
     groups = [PointGroup(isl=length) for length in range(1, 102)]
     with pytest.raises(UserError) as error:
-        sweep.points_of(groups, range(1, 11), "concurrency")
+        sweep.combine_load_points(groups, range(1, 11), "concurrency")
     assert error.value.code == "too_large"
 
 

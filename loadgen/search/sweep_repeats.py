@@ -1,0 +1,118 @@
+"""Repeats a whole sweep, in the directories r1, r2, ... of one directory.
+
+The runs of a load point thus lie as far apart in time as they can.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from loadgen.cli.output import print_answer, say
+from loadgen.core import format, run_folder
+from loadgen.core.errors import INTERRUPTED, UserError, most_severe
+from loadgen.core.metrics.summary import NamedSummary
+from loadgen.core.results import store
+from loadgen.repeated.repeats import FILE, RepeatSummary, Repetition, summarize_repeats
+from loadgen.runs.levels import curve
+from loadgen.runs.repeats_sections import report_of_levels
+from loadgen.runs.repetition import repeat, seeded
+from loadgen.search import experiment
+from loadgen.search.sweep_plan import Sweep, SweepRun
+from loadgen.search.sweep_run import describe_files, outcome_code, run_sweep, with_output_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class RepeatedSweep:
+    """A sweep that is repeated until its load points have enough runs."""
+
+    def __init__(self, repetition: Repetition, sweep_run: SweepRun, *, strict: bool) -> None:
+        """Start without any repeat. `strict` is that of the exit code of each sweep."""
+        self._repetition = repetition
+        self._sweep_run = sweep_run
+        self._strict = strict
+        self._exit_codes: list[int] = []
+        self._runs_by_point: dict[str, list[NamedSummary]] = {
+            planned.point.name: [] for planned in sweep_run.sweep.points
+        }
+
+    def run(self, *, as_json: bool) -> int:
+        """Run the repeats, print their summary and return the exit code."""
+        output_dir = self._sweep_run.output_dir
+        _check_not_a_single_sweep(output_dir)
+        has_completed = repeat(
+            self._repetition,
+            self._is_complete,
+            self._run_repeat,
+            virtual=self._sweep_run.sweep.settings.virtual,
+            say=say,
+        )
+        summaries = self._summarize()
+        if not summaries:
+            return INTERRUPTED
+        document = {"levels": dict(summaries)}
+        store.replace(output_dir / FILE, format.document(document))
+        all_runs = [run for runs in self._runs_by_point.values() for run in runs]
+        print_answer(document, report_of_levels(summaries, curve(all_runs)), as_json=as_json)
+        names = ", ".join(f"r{number}" for number in range(1, len(self._exit_codes) + 1))
+        say(f"results in {output_dir}: a sweep each in {names}")
+        if not has_completed:
+            return most_severe([*self._exit_codes, INTERRUPTED])
+        return most_severe(self._exit_codes)
+
+    def _is_complete(self) -> bool:
+        """Return whether every load point has enough runs."""
+        repeat_count = len(self._exit_codes)
+        if repeat_count >= self._repetition.max_runs:
+            return True
+        return repeat_count > 0 and all(
+            self._repetition.is_complete([run.summary for run in runs])
+            for runs in self._runs_by_point.values()
+        )
+
+    def _run_repeat(self, number: int) -> bool:
+        """Run repeat `number`, from 1. Return False if the user stopped it."""
+        repeat_dir = self._sweep_run.output_dir / f"r{number}"
+        sweep = with_output_dir(self._with_seed_of_repeat(number), repeat_dir)
+        with store.nothing_left(repeat_dir):
+            outcome = run_sweep(SweepRun(sweep, repeat_dir, self._sweep_run.show))
+        say(describe_files(repeat_dir))
+        self._exit_codes.append(outcome_code(outcome, strict=self._strict))
+        for name, runs in self._runs_by_point.items():
+            if run_folder.is_run(repeat_dir / name):
+                summary = run_folder.open_run(repeat_dir / name).summary
+                runs.append(NamedSummary(f"r{number}/{name}", summary))
+        return not outcome.interrupted
+
+    def _with_seed_of_repeat(self, number: int) -> Sweep:
+        """Return the sweep with the seed of repeat `number`."""
+        sweep = self._sweep_run.sweep
+        points = [
+            replace(planned, workload=seeded(planned.workload, number)) for planned in sweep.points
+        ]
+        return replace(sweep, points=tuple(points))
+
+    def _summarize(self) -> Sequence[tuple[str, RepeatSummary]]:
+        """Return the summary of the runs of each load point that has any, with its name."""
+        is_open_ended = self._repetition.count is None
+        within = self._repetition.within if is_open_ended else None
+        return [
+            (name, summarize_repeats(runs, within=within))
+            for name, runs in self._runs_by_point.items()
+            if runs
+        ]
+
+
+def _check_not_a_single_sweep(output_dir: Path) -> None:
+    """Raise UserError if the directory holds a sweep that is not repeated."""
+    if (output_dir / experiment.PLAN_FILE).is_file():
+        raise UserError(
+            "mismatch",
+            "the folder holds a sweep that is not repeated",
+            f"--out {output_dir}",
+            "give another --out",
+        )
