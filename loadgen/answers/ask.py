@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from loadgen.answers.questions import Question
 from loadgen.core.errors import TargetError, UserError
 from loadgen.core.execution.plan import Settings
-from loadgen.core.workload.dataset import DatasetRow
+from loadgen.core.workload.dataset_rows import DatasetRow
 
 GREEDY = {"temperature": 0, "seed": 1}
 OUTPUT_TOKENS = 256  # where neither the row nor --max-tokens says

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, enough
-from loadgen.core.workload.dataset import BadRow, DatasetRow, parse_row, read_rows
+from loadgen.core.workload.dataset import read_rows
+from loadgen.core.workload.dataset_rows import DatasetRow, parse_row
+from loadgen.core.workload.row_errors import BadRow
 
 REFERENCES = ("reference", "answer", "output", "response", "target")
 """Keys under which data sets keep the right answer; the first one that a row has counts."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from loadgen.core.format import shortened
 from loadgen.core.units import MOST_TOKENS, UNIT_NS, TimeUnit, Wrong
-from loadgen.core.workload.dataset import PASSED, is_finish_reason
+from loadgen.core.workload.dataset_rows import BODY_FIELDS, is_finish_reason
 from loadgen.core.workload.trace_formats import (
     LATEST_NS,
     TraceColumns,
@@ -124,7 +124,7 @@ def _several(
 # ------------------------------------------------------------------------------------------------ lengths and hashes
 
 
-_ASKS = ("model", *PASSED)
+_ASKS = ("model", *BODY_FIELDS)
 """Fields of a row that its request is sent with."""
 _WEKA_PARAMETERS = tuple(name for name in _ASKS if name != "stop")
 """Those of Weka's rows, whose `stop` is the reason why the recorded response ended."""
@@ -238,7 +238,7 @@ def _fields(row: dict[str, Any], names: Sequence[str] = _ASKS) -> str:
     if is_finish_reason(found.get("stop")):
         del found["stop"]
     for name, value in found.items():
-        what, kind = PASSED.get(name, ("a text", str))
+        what, kind = BODY_FIELDS.get(name, ("a text", str))
         try:
             msgspec.convert(value, kind)
         except msgspec.ValidationError:

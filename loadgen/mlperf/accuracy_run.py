@@ -18,7 +18,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run_header import version
 from loadgen.core.requests.tokenizer import Tokenizer, load_tokenizer
 from loadgen.core.results import files
-from loadgen.core.workload.dataset import DatasetRow
+from loadgen.core.workload.dataset_rows import DatasetRow
 from loadgen.mlperf import accuracy, dataset
 from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult
 from loadgen.mlperf.result import Reply, Test06, test06

@@ -27,7 +27,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.results import checksums
 from loadgen.core.workload import Workload
-from loadgen.core.workload.dataset import DatasetRow
+from loadgen.core.workload.dataset_rows import DatasetRow
 from loadgen.sim.server.options import Options
 
 FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."

@@ -23,7 +23,7 @@ from loadgen.core.requests.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.core.workload.dataset import DatasetRow
+    from loadgen.core.workload.dataset_rows import DatasetRow
     from loadgen.core.workload.request_kinds import FromFile
 
 DEFAULT_OUTPUT_LIMIT = 1024

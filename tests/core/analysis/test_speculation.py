@@ -21,7 +21,7 @@ from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import MetricSample
-from loadgen.core.workload import dataset, read_flags, recipe_fingerprint
+from loadgen.core.workload import dataset, dataset_rows, read_flags, recipe_fingerprint, row_errors
 from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.runs import text
 
@@ -181,7 +181,7 @@ def test_a_file_of_speed_bench_is_read(tmp_path: Path) -> None:
         "difficulty": "",
         "multiturn": True,
     }
-    found = dataset.parse_row(json.dumps(row).encode())
+    found = dataset_rows.parse_row(json.dumps(row).encode())
     assert (found.prompt, found.read_as) == ("Write a loop.", "the first of each of its `turns`")
-    with pytest.raises(dataset.BadRow):
-        dataset.parse_row(json.dumps(row | {"turns": []}).encode())
+    with pytest.raises(row_errors.BadRow):
+        dataset_rows.parse_row(json.dumps(row | {"turns": []}).encode())

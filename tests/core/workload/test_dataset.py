@@ -15,7 +15,14 @@ from loadgen.core.errors import FAULTS_SHOWN, CombinedError, UserError
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.file_prompts import MAX_CACHED_FILE_BYTES
-from loadgen.core.workload import FixedTokens, FromFile, data_files, dataset
+from loadgen.core.workload import (
+    FixedTokens,
+    FromFile,
+    data_files,
+    dataset,
+    dataset_rows,
+    row_errors,
+)
 from loadgen.core.workload.fingerprints import recipe_fingerprint
 from loadgen.core.workload.loading import workload_from_dataset
 
@@ -200,8 +207,8 @@ def test_a_row_of_a_small_file_is_read_by_its_first_request_alone(written):
 @given(st.binary(max_size=80) | st.text(max_size=40).map(str.encode))
 def test_no_line_ends_in_anything_but_a_row_or_wrong(line):
     try:
-        row = dataset.parse_row(line)
-    except dataset.BadRow as wrong:
+        row = dataset_rows.parse_row(line)
+    except row_errors.BadRow as wrong:
         assert str(wrong)
     else:
         assert (row.prompt is None) != (row.messages is None)
@@ -223,7 +230,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(dataset.KNOWN), JSON, max_size=4))
+@given(st.dictionaries(st.sampled_from(dataset_rows.KNOWN_FIELDS), JSON, max_size=4))
 def test_no_object_ends_in_anything_but_a_row_or_wrong(row):
     test_no_line_ends_in_anything_but_a_row_or_wrong.hypothesis.inner_test(json.dumps(row).encode())
 
@@ -537,8 +544,8 @@ def test_the_commit_of_a_snapshot_is_in_the_fingerprint(tmp_path, monkeypatch):
 
 def test_what_servers_take_beside_the_api_is_sent_and_the_model_is_not() -> None:
     row = b'{"prompt": "a", "priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}, "model": "other"}'
-    parsed = dataset.parse_row(row)
+    parsed = dataset_rows.parse_row(row)
     assert parsed.extra == {"priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}}
     assert parsed.ignored == ("model",)
-    with pytest.raises(dataset.BadRow, match="priority"):
-        dataset.parse_row(b'{"prompt": "a", "priority": "high"}')
+    with pytest.raises(row_errors.BadRow, match="priority"):
+        dataset_rows.parse_row(b'{"prompt": "a", "priority": "high"}')

@@ -15,7 +15,7 @@ from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.workload import FromFile, read_flags
-from loadgen.core.workload.dataset import EXACT_LENGTHS, LENGTH_LIMITS
+from loadgen.core.workload.dataset_rows import EXACT_LENGTH_FIELDS, LENGTH_LIMIT_FIELDS
 from loadgen.core.workload.loading import load_from_options, workload_from_dataset
 
 QUESTION = {"role": "user", "content": "Name a color."}
@@ -35,13 +35,13 @@ def prompts_of(tmp_path: Path, rows: Sequence[Any], api: str = "chat", **request
     )
 
 
-@pytest.mark.parametrize("name", EXACT_LENGTHS)
+@pytest.mark.parametrize("name", EXACT_LENGTH_FIELDS)
 def test_an_exact_length_is_read_under_the_names_of_other_tools(tmp_path: Path, name: str) -> None:
     request = prompts_of(tmp_path, [{"prompt": "a", name: 5}])[0]
     assert (request.max_tokens, request.exact_output) == (5, True)
 
 
-@pytest.mark.parametrize("name", LENGTH_LIMITS)
+@pytest.mark.parametrize("name", LENGTH_LIMIT_FIELDS)
 def test_an_upper_bound_is_read_under_the_names_of_other_tools(tmp_path: Path, name: str) -> None:
     request = prompts_of(tmp_path, [{"text": "a", name: 12.0}])[0]
     assert (request.max_tokens, request.exact_output) == (12, False)

@@ -1,0 +1,287 @@
+"""Parse and check one row of a data set.
+
+A row has `prompt` or `messages`, or the field names of other tools and data sets.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from loadgen.core.errors import closest
+from loadgen.core.format import shortened
+from loadgen.core.units import MOST_TOKENS
+from loadgen.core.workload.data_files import is_conversation
+from loadgen.core.workload.extra_body import refused_fields
+from loadgen.core.workload.foreign_rows import convert_row
+from loadgen.core.workload.row_errors import BadRow
+
+EXACT_LENGTH_FIELDS = (
+    "output_tokens",  # vLLM's custom data sets
+    "output_tokens_count",  # GuideLLM
+    "output_token_count",
+    "output_length",  # AIPerf, Mooncake
+    "output_len",  # SGLang, vLLM
+    "expected_output_len",  # vLLM's SampleRequest
+    "target_output_tokens",
+    "num_output_tokens",
+    "completion_tokens",  # recorded usage
+    "generated_tokens",
+    "osl",
+)
+"""Fields for the exact output length of a row, as data sets and tools call it."""
+LENGTH_LIMIT_FIELDS = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",  # OpenAI's Responses API
+    "max_new_tokens",  # Hugging Face, TGI
+    "max_gen_len",
+    "n_predict",  # llama.cpp
+)
+"""Fields for an upper bound of the output length of a row."""
+LENGTH_FIELDS = (*EXACT_LENGTH_FIELDS, *LENGTH_LIMIT_FIELDS)
+
+
+class FieldType(NamedTuple):
+    """The type of a field: a description for error messages, and the type itself."""
+
+    description: str
+    type: Any
+
+
+BODY_FIELDS: dict[str, FieldType] = {
+    "chat_template_kwargs": FieldType("an object", dict),
+    "frequency_penalty": FieldType("a number", float),
+    "guided_json": FieldType("an object or a text", dict | str),
+    "logit_bias": FieldType("an object", dict),
+    "min_p": FieldType("a number", float),
+    "min_tokens": FieldType("an integer", int),
+    "parallel_tool_calls": FieldType("true or false", bool),
+    "presence_penalty": FieldType("a number", float),
+    "priority": FieldType("an integer", int),
+    "reasoning_effort": FieldType("a text", str),
+    "response_format": FieldType("an object", dict),
+    "seed": FieldType("an integer", int),
+    "stop": FieldType("a text or a list of texts", str | list[str]),
+    "temperature": FieldType("a number", float),
+    "tool_choice": FieldType("a text or an object", str | dict),
+    "tools": FieldType("a list of objects", list[dict[str, Any]]),
+    "top_k": FieldType("an integer", int),
+    "top_p": FieldType("a number", float),
+}
+"""Body fields of the OpenAI API that are copied from a row into the request body."""
+
+KNOWN_FIELDS = ("prompt", "messages", *LENGTH_FIELDS, *BODY_FIELDS, "extra_body")
+
+FINISH_REASONS = frozenset(
+    {
+        "stop",
+        "length",
+        "content_filter",
+        "tool_calls",
+        "function_call",
+        "end_turn",
+        "max_tokens",
+        "stop_sequence",
+        "tool_use",
+        "tool_call",
+        "eos",
+        "eos_token",
+        "model_length",
+        "abort",
+    }
+)
+"""Names of the reasons why a response ends, of OpenAI, Anthropic, TGI, vLLM and Mistral."""
+
+Text = Annotated[str, Meta(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+PROMPT_TYPE = FieldType("a text that is not empty, or a list of token ids", Text | TokenIds)
+LENGTH_TYPE = FieldType(
+    f"a whole number from 1 to {MOST_TOKENS:,}", Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+)
+EXTRA_BODY_TYPE = FieldType("an object", dict)
+MESSAGES_HINT = 'like [{"role": "user", "content": "Hello"}]'
+
+
+class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a data set. Exactly one of `messages` and `prompt` is set.
+
+    Attributes:
+        messages: The messages of a chat.
+        prompt: A text or token ids.
+        output_tokens: The requested output tokens, or None if the row has no length.
+        exact_output: Whether they are the exact length and not an upper bound.
+        extra: Further fields of the request body.
+        ignored: Fields of the row that are not sent.
+        answer: The recorded response, which tells how long the response should be.
+        read_as: A sentence about fields that were read under other names, or "".
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[int] | None = None
+    output_tokens: int | None = None
+    exact_output: bool = False
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    answer: str = ""
+    read_as: str = ""
+
+
+class _OutputLength(NamedTuple):
+    tokens: int | None
+    is_exact: bool
+
+
+def parse_row(line: bytes) -> DatasetRow:
+    """Parse one line of a JSONL file.
+
+    Raises BadRow if it has mistakes, and EmptyConversation if it is a conversation without a
+    question.
+    """
+    row = wrap_conversation(_decode_line(line))
+    if not isinstance(row, dict):
+        hint = 'write {"prompt": "..."} or {"messages": [...]}'
+        raise BadRow("wrong_type", "not a JSON object", hint)
+    converted = convert_row(row)
+    row = converted.row
+    _check_is_request(row)
+    length = _output_length(row)
+    return DatasetRow(
+        messages=_check_messages(row["messages"]) if "messages" in row else None,
+        prompt=_convert_field(row, "prompt", PROMPT_TYPE) if "prompt" in row else None,
+        output_tokens=length.tokens,
+        exact_output=length.is_exact,
+        extra=_extra_fields(row),
+        ignored=tuple(field for field in row if field not in KNOWN_FIELDS),
+        answer=converted.response,
+        read_as=converted.note,
+    )
+
+
+def is_finish_reason(value: Any) -> bool:
+    """Return True if the `stop` of a row is a recorded finish reason and not a stop sequence."""
+    return isinstance(value, str) and value in FINISH_REASONS
+
+
+def wrap_conversation(row: Any) -> Any:
+    """Return a row that is a list of messages as an object with these messages, else the row."""
+    return {"messages": row} if is_conversation(row) else row
+
+
+def _decode_line(line: bytes) -> Any:
+    """Return the JSON value of a line. Raises BadRow with the column of the mistake."""
+    try:
+        # The JSON decoder would count a bad byte from the start of its string.
+        line.decode()
+        return msgspec.json.decode(line)
+    except UnicodeDecodeError as error:
+        column = error.start + 1
+        raise BadRow(
+            "wrong_encoding", "not UTF-8", "save the file as UTF-8", column=column
+        ) from None
+    except RecursionError:
+        raise BadRow("too_large", "nested too deeply") from None
+    except msgspec.DecodeError as error:
+        position = re.search(r"\(byte (\d+)\)", str(error))
+        message = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
+        message = message.replace(
+            "Input data was truncated", "the line ends before the object does"
+        )
+        column = int(position[1]) + 1 if position else 0
+        problem = f"not JSON: {message}"
+        hint = "one JSON object per line"
+        raise BadRow("invalid_syntax", problem, hint, column=column) from None
+
+
+def _check_is_request(row: dict[str, Any]) -> None:
+    """Raise BadRow unless a row has exactly one of `prompt` and `messages`."""
+    if {"timestamp", "input_length"} <= row.keys():
+        problem = "a row of a trace, not a prompt"
+        raise BadRow("wrong_format", problem, "--trace FILE replays a trace")
+    if "prompt" in row and "messages" in row:
+        problem = "both `prompt` and `messages`"
+        raise BadRow("conflict", problem, "give exactly one of them")
+    if "prompt" not in row and "messages" not in row:
+        hint = (
+            "give exactly one of them; or a name that data sets use: "
+            "conversations, question, instruction, text"
+        )
+        suggestions = [closest(field, ("prompt", "messages")) for field in row]
+        suggestion = next((name for name in suggestions if name), "")
+        if suggestion:
+            hint = f'did you mean "{suggestion}"?'
+        raise BadRow("missing_key", "neither `prompt` nor `messages`", hint)
+
+
+def _output_length(row: dict[str, Any]) -> _OutputLength:
+    """Return the output length of a row. Raises BadRow if several fields contradict each other."""
+    fields = [field for field in LENGTH_FIELDS if row.get(field) is not None]
+    if not fields:
+        return _OutputLength(None, is_exact=False)
+    lengths = [_convert_length(row, field) for field in fields]
+    if len(set(lengths)) > 1:
+        hint = "output_tokens is the exact length, max_tokens an upper bound"
+        raise BadRow("conflict", f"{' and '.join(fields)} together", hint, fields[0])
+    return _OutputLength(lengths[0], is_exact=fields[0] in EXACT_LENGTH_FIELDS)
+
+
+def _convert_length(row: dict[str, Any], field: str) -> int:
+    """Return the output length in a field. 12.0 is the whole number 12. Raises BadRow."""
+    value = row[field]
+    if isinstance(value, float) and value.is_integer():
+        row = {field: int(value)}
+    length: int = _convert_field(row, field, LENGTH_TYPE)
+    return length
+
+
+def _convert_field(row: dict[str, Any], field: str, expected: FieldType) -> Any:
+    """Return the value of a field of this type. Raises BadRow."""
+    try:
+        return msgspec.convert(row[field], expected.type)
+    except msgspec.ValidationError:
+        problem = f"{field} is {shortened(row[field])}"
+        raise BadRow("wrong_type", problem, expected.description, field) from None
+
+
+def _check_messages(value: Any) -> list[dict[str, Any]]:
+    """Return messages that are valid. Raises BadRow."""
+    if not isinstance(value, list) or not value:
+        problem = f"messages is {shortened(value)}"
+        raise BadRow("wrong_type", problem, MESSAGES_HINT, "messages")
+    for index, message in enumerate(value):
+        _check_message(message, f"messages[{index}]")
+    return value
+
+
+def _check_message(message: Any, path: str) -> None:
+    if not isinstance(message, dict):
+        raise BadRow("wrong_type", f"{path} is {shortened(message)}", MESSAGES_HINT, path)
+    role = message.get("role")
+    if not isinstance(role, str):
+        problem = f"{path}.role is {shortened(role)}"
+        raise BadRow("wrong_type", problem, MESSAGES_HINT, f"{path}.role")
+    content = message.get("content")
+    calls_tools = content is None and "tool_calls" in message
+    if not isinstance(content, str | list) and not calls_tools:
+        problem = f"{path}.content is {shortened(content)}"
+        hint = "a text, or a list of parts"
+        raise BadRow("wrong_type", problem, hint, f"{path}.content")
+
+
+def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the body fields of a row, those of `extra_body` included. Raises BadRow."""
+    for field in BODY_FIELDS.keys() & row.keys():
+        _convert_field(row, field, BODY_FIELDS[field])
+    extra_body: dict[str, Any] = {}
+    if "extra_body" in row:
+        extra_body = _convert_field(row, "extra_body", EXTRA_BODY_TYPE)
+    for refused in refused_fields(extra_body):
+        path = f"extra_body.{refused.name}"
+        raise BadRow("unsupported", refused.problem, refused.row_hint, path)
+    copied = {field: value for field, value in row.items() if field in BODY_FIELDS}
+    if is_finish_reason(copied.get("stop")):
+        del copied["stop"]
+    return copied | extra_body

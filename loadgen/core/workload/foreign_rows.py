@@ -1,0 +1,203 @@
+"""Convert rows of data sets of other tools to rows with `prompt` or `messages`.
+
+Recorded responses are separated from what is sent. They only tell how long a response should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from loadgen.core.format import shortened
+from loadgen.core.workload.row_errors import BadRow, EmptyConversation
+
+CONVERSATION_FIELDS = ("conversations", "conversation")
+"""Fields with a list of turns, as in ShareGPT: {"from": "human", "value": "..."}."""
+TURNS_FIELD = "turns"
+"""A field with a list of user messages, as in SPEED-Bench, Spec-Bench and MT-Bench."""
+PROMPT_FIELDS = ("question", "instruction", "query", "text_input", "user", "input", "text")
+SYSTEM_FIELDS = ("system_prompt", "system")
+RESPONSE_FIELDS = ("answer", "response", "output", "completion", "generated_text")
+CONTINUATION_FIELDS = ("continue_final_message", "add_generation_prompt")
+"""Parameters of vLLM and SGLang with which a last message of the assistant is continued."""
+ROLE_OF_SPEAKER = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model"), "assistant"),
+    "system": "system",
+}
+BATCH_FIELDS = {"custom_id", "method", "url", "body"}
+"""The fields of a row of a batch file of OpenAI."""
+
+Row = dict[str, Any]
+
+
+class ConvertedRow(NamedTuple):
+    """A row with `prompt` or `messages`, if any of the known names is in it.
+
+    Attributes:
+        row: The row.
+        note: A sentence about the names that it was read under, or "".
+        response: The recorded response, or "".
+    """
+
+    row: Row
+    note: str = ""
+    response: str = ""
+
+
+def convert_row(row: Row) -> ConvertedRow:
+    """Convert a row to the field names of this package.
+
+    A row of a batch file of OpenAI is replaced by its body. Of a conversation, the first question
+    is used. Raises BadRow if a batch or conversation has mistakes.
+    """
+    if row.keys() >= {"body", "url"} and row.keys() <= BATCH_FIELDS:
+        return ConvertedRow(_batch_body(row), "rows of an OpenAI batch: their `body` is sent")
+    if "prompt" in row or "messages" in row:
+        return _separate_response(row)
+    for field in CONVERSATION_FIELDS:
+        if isinstance(row.get(field), list):
+            return _convert_conversation(row, field)
+    first_turn = _first_text(row.get(TURNS_FIELD))
+    if first_turn:
+        converted = _without(row, [TURNS_FIELD]) | {"prompt": first_turn}
+        return ConvertedRow(converted, f"the first of each of its `{TURNS_FIELD}`")
+    prompt_field = _first_text_field(row, PROMPT_FIELDS)
+    if prompt_field is None:
+        return ConvertedRow(row)
+    return _convert_prompt(row, prompt_field)
+
+
+def _convert_conversation(row: Row, field: str) -> ConvertedRow:
+    messages, response = _first_question(row[field], field)
+    return ConvertedRow(
+        _without(row, [field]) | {"messages": messages},
+        f"the first question of each of its `{field}`, answered as long",
+        response,
+    )
+
+
+def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
+    """Convert a row with a prompt, a system prompt and a response under other names."""
+    text = row[prompt_field]
+    used_fields = [prompt_field]
+    note = f"prompts are `{prompt_field}`"
+    # In Alpaca's data set, an instruction may come with an input.
+    if prompt_field == "instruction" and isinstance(row.get("input"), str):
+        text = f"{text}\n\n{row['input']}".strip()
+        used_fields.append("input")
+        note += " and `input`"
+    converted: Row = {"prompt": text}
+    system_field = _first_text_field(row, SYSTEM_FIELDS)
+    if system_field is not None:
+        system_message = {"role": "system", "content": row[system_field]}
+        converted = {"messages": [system_message, {"role": "user", "content": text}]}
+        used_fields.append(system_field)
+        note += f", system prompts `{system_field}`"
+    response = ""
+    response_field = _first_text_field(_without(row, used_fields), RESPONSE_FIELDS)
+    if response_field is not None:
+        response = row[response_field]
+        used_fields.append(response_field)
+        note += f", answers are as long as `{response_field}`"
+    return ConvertedRow(_without(row, used_fields) | converted, note, response)
+
+
+def _separate_response(row: Row) -> ConvertedRow:
+    """Separate the recorded response from a row with `prompt` or `messages`.
+
+    The response is the last message if it is one of the assistant, unless the server is to continue
+    it. Otherwise it is in a field such as `completion`.
+    """
+    messages = row.get("messages")
+    if isinstance(messages, list) and len(messages) > 1 and not _continues_last_message(row):
+        last = messages[-1]
+        if isinstance(last, dict) and last.get("role") == "assistant" and not last.get("prefix"):
+            content = last.get("content")
+            return ConvertedRow(
+                row | {"messages": messages[:-1]},
+                "the response at the end of `messages` is not sent",
+                content if isinstance(content, str) else "",
+            )
+    response_field = _first_text_field(row, RESPONSE_FIELDS)
+    if response_field is None:
+        return ConvertedRow(row)
+    note = f"answers are as long as `{response_field}`"
+    return ConvertedRow(_without(row, [response_field]), note, row[response_field])
+
+
+def _continues_last_message(row: Row) -> bool:
+    """Return True if the server is to continue the last message of a row."""
+    extra_body = row.get("extra_body")
+    fields = row | extra_body if isinstance(extra_body, dict) else row
+    return any(field in fields for field in CONTINUATION_FIELDS)
+
+
+def _batch_body(row: Row) -> Row:
+    url = row["url"]
+    body = row["body"]
+    if not isinstance(url, str) or not url.endswith("/completions"):
+        hint = "rows for /v1/chat/completions or /v1/completions can be sent"
+        raise BadRow("unsupported", f"a batch row for {shortened(url)}", hint)
+    if not isinstance(body, dict):
+        hint = 'an object, like {"model": "...", "messages": [...]}'
+        raise BadRow("wrong_type", f"body is {shortened(body)}", hint, "body")
+    return body
+
+
+def _first_question(turns: list[Any], field: str) -> tuple[list[dict[str, str]], str]:
+    """Return the messages up to the first question of a conversation, and the response to it.
+
+    The response is "" if there is none. Raises BadRow if a turn has mistakes, and EmptyConversation
+    if there is no question.
+    """
+    messages: list[dict[str, str]] = []
+    has_question = False
+    for index, turn in enumerate(turns):
+        role, text = _parse_turn(turn, f"{field}[{index}]")
+        follows_question = bool(messages) and messages[-1]["role"] == "user"
+        if role == "assistant" and follows_question:
+            return messages, text
+        is_first_question = role == "user" and not has_question
+        if text and (role == "system" or is_first_question):
+            messages.append({"role": role, "content": text})
+            has_question = has_question or is_first_question
+    if not messages or messages[-1]["role"] != "user":
+        raise EmptyConversation("missing_value", "nobody asks anything")
+    return messages, ""
+
+
+def _parse_turn(turn: Any, path: str) -> tuple[str, str]:
+    """Return the role and the text of a turn of a conversation. Raises BadRow."""
+    if not isinstance(turn, Mapping):
+        hint = 'like {"from": "human", "value": "Hello"}'
+        raise BadRow("wrong_type", f"{path} is {shortened(turn)}", hint, path)
+    speaker = turn.get("from", turn.get("role"))
+    role = ROLE_OF_SPEAKER.get(speaker) if isinstance(speaker, str) else None
+    if role is None:
+        hint = f"known: {', '.join(ROLE_OF_SPEAKER)}"
+        raise BadRow("unknown_name", f"{path} is from {shortened(speaker)}", hint, path)
+    text = turn.get("value", turn.get("content"))
+    if not isinstance(text, str):
+        raise BadRow("wrong_type", f"{path} says {shortened(text)}", "a text", path)
+    return role, text
+
+
+def _first_text_field(row: Row, fields: Iterable[str]) -> str | None:
+    """Return the first of some fields that has a text which is not empty, or None."""
+    for field in fields:
+        if isinstance(row.get(field), str) and row[field]:
+            return field
+    return None
+
+
+def _first_text(value: Any) -> str:
+    """Return the first item of a list of texts, or "" for anything else."""
+    if not isinstance(value, list) or not value:
+        return ""
+    return value[0] if all(isinstance(item, str) for item in value) else ""
+
+
+def _without(row: Row, fields: list[str]) -> Row:
+    """Return a copy of a row without some fields."""
+    return {name: value for name, value in row.items() if name not in fields}
