@@ -1,7 +1,6 @@
-"""Finds data sets that are not JSONL, and those of Hugging Face; the readers are rows of `loadgen.formats`.
+"""Find the files of a data set, and read those that are not JSONL.
 
-Yields each row as a mapping with its place in words; what a row means is for `dataset`. IO: reads files, and asks the
-hub of Hugging Face only where its package is installed and the data set is not in the local cache.
+The readers of the formats are rows of `loadgen.formats`. `dataset_rows.py` parses their rows.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,26 +18,43 @@ from loadgen.core.errors import UserError
 from loadgen.core.workload import hub
 from loadgen.formats import FORMATS, FormatRow
 
-HUB = "hf:"  # of the name of a data set of Hugging Face: hf:ORG/NAME, hf:ORG/NAME/CONFIG:SPLIT
-SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
-LONGEST_CONVERSATION = 100_000_000
-"""Bytes of the longest line of messages that is read, as of a line of a trace."""
-SPLITS = ("train", "test", "validation")  # which is taken where several are there and none is named
-_NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-
 LocatedRow = tuple[str, Mapping[str, Any]]
+"""The place of a row in words, and the row."""
+
+SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
+"""The suffixes of data files. Of a data set in several formats, the first one here is read."""
+MAX_LINE_BYTES = 100_000_000
+"""The size of the longest line that is read, as for traces."""
+BEGINNING_BYTES = 4096
+UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+HUB = "hf:"
+"""The prefix of data sets of Hugging Face: hf:ORG/NAME, hf:ORG/NAME/CONFIG:SPLIT."""
+HUB_NAME = re.compile(
+    r"hf:(?P<data_set>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.-]+))?"
+)
+PREFERRED_SPLITS = ("train", "test", "validation")
+"""The splits that are read if the name of the data set has none; the first that exists."""
+METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+MAX_FILES_IN_HINT = 8
+MAX_FILES_IN_NOTE = 4
+
+
+# -- formats -------------------------------------------------------------------------------------
 
 
 def is_jsonl(file: Path) -> bool:
-    """Whether a file is read line by line. Raises UserError for a file of no known form, OSError."""
-    with file.open("rb") as opened:
-        begin = opened.read(4096)
-    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    """Return True if a file is read line by line.
+
+    Raises UserError for a file that is no text or has no known format, and OSError.
+    """
+    beginning = _read_beginning(file)
+    if beginning.startswith(UTF16_MARKS):
         raise UserError("wrong_encoding", "the file is UTF-16", str(file), "save it as UTF-8")
-    text = begin.removeprefix(codecs.BOM_UTF8).lstrip()
-    if text.startswith(b"[") and _has_conversation_per_line(file):
+    is_list = beginning.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    if is_list and _has_conversation_per_line(file):
         return True
-    return _format(file, begin) is None
+    return _find_format(file, beginning) is None
 
 
 def is_conversation(row: Any) -> bool:
@@ -46,10 +62,25 @@ def is_conversation(row: Any) -> bool:
     return isinstance(row, list) and bool(row) and isinstance(row[0], dict) and "role" in row[0]
 
 
+def read_converted_rows(file: Path) -> Iterator[LocatedRow]:
+    """Yield the rows of a file that is not JSONL. Raises UserError and OSError."""
+    file_format = _find_format(file, _read_beginning(file))
+    if file_format is None:
+        problem = "of several files one is JSONL"
+        raise UserError("wrong_format", problem, str(file), "all in the same format")
+    if file_format.dataset is not None:
+        yield from FORMATS.guard(file_format, file_format.dataset)(file)
+
+
+def _read_beginning(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(BEGINNING_BYTES)
+
+
 def _has_conversation_per_line(file: Path) -> bool:
     """Return True if the first line of a file is a complete list of messages."""
     with file.open("rb") as opened:
-        line = opened.readline(LONGEST_CONVERSATION)
+        line = opened.readline(MAX_LINE_BYTES)
     try:
         row = msgspec.json.decode(line.removeprefix(codecs.BOM_UTF8))
     except (ValueError, RecursionError):
@@ -57,77 +88,110 @@ def _has_conversation_per_line(file: Path) -> bool:
     return is_conversation(row)
 
 
-def read_converted_rows(file: Path) -> Iterator[LocatedRow]:
-    """The rows of a file that is not JSONL. Raises UserError, OSError."""
-    with file.open("rb") as opened:
-        row = _format(file, opened.read(4096))
-    if row is None:
-        raise UserError(
-            "wrong_format", "of several files one is JSONL", str(file), "all in the same format"
-        )
-    if row.dataset is not None:
-        yield from FORMATS.guard(row, row.dataset)(file)
+def _find_format(file: Path, beginning: bytes) -> FormatRow | None:
+    """Return the format of a file by its first bytes or its suffix, or None for JSONL.
 
-
-def _format(file: Path, begin: bytes) -> FormatRow | None:
-    """The format of a file, by its first bytes or its name; None of JSONL. Plug-ins are asked for other names only."""
-    begin, suffix = begin.removeprefix(codecs.BOM_UTF8).lstrip(), file.suffix.lower()
+    Formats of plug-ins are only searched for a suffix that is not known.
+    """
+    text = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
+    suffix = file.suffix.lower()
     is_known_suffix = suffix in (*SUFFIXES, "")
     for row in FORMATS.own if is_known_suffix else FORMATS.rows():
-        if row.dataset is not None and (suffix in row.suffixes or begin.startswith(row.begins)):
+        if row.dataset is None:
+            continue
+        if suffix in row.suffixes or text.startswith(row.begins):
             return row
     return None
 
 
-# -- Hugging Face ----------------------------------------------------------------------------------------------------
+# -- Hugging Face --------------------------------------------------------------------------------
+
+
+class _HubFile(NamedTuple):
+    """A data file, and its path inside the directory of the data set."""
+
+    path: Path
+    relative_path: Path
+
+    @property
+    def words(self) -> set[str]:
+        """The parts of the path that may name a split."""
+        return set(re.split(r"[-_./]", str(self.relative_path)))
 
 
 def resolve_data_set(path: Path) -> tuple[list[Path], str]:
-    """The files behind the name of a data set, and which they are, in words ("" for a plain file). Raises UserError."""
+    """Return the files of a data set, and a note about them if it is one of Hugging Face.
+
+    The note is "" for a plain file. Raises UserError if there is no such data set or part of it.
+    """
     name = str(path)
     if not name.startswith(HUB):
         return [path], ""
-    match = re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+)?)(?:/([\w.-]+))?(?::([\w.-]+))?", name)
+    match = HUB_NAME.fullmatch(name)
     if match is None:
         hint = "hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT"
         raise UserError("invalid_value", "not the name of a data set", name, hint)
-    data_set, config, split = match[1], match[2] or "", match[3] or ""
-    patterns = [f"*{suffix}" for suffix in SUFFIXES]
-    found = _cached(data_set) or _data_in(
-        hub.download_snapshot(data_set, "dataset", patterns, f"{HUB}{data_set}")
-    )
-    files = [file for file in found if not config or config in file.relative_to(found[file]).parts]
-    parts = {file: set(re.split(r"[-_./]", str(file.relative_to(found[file])))) for file in files}
-    if not split:
-        split = next((one for one in SPLITS if any(one in words for words in parts.values())), "")
-    chosen = sorted(file for file in files if not split or split in parts[file])
+    data_set = match["data_set"]
+    files = _find_cached_files(data_set) or _download_files(data_set)
+    config = match["config"]
+    candidates = [file for file in files if not config or config in file.relative_path.parts]
+    split = match["split"] or _default_split(candidates)
+    chosen = sorted(file.path for file in candidates if not split or split in file.words)
     if not chosen:
-        known = ", ".join(sorted({str(file.relative_to(found[file])) for file in found})[:8])
-        raise UserError("unknown_name", "no such part of the data set", name, f"its files: {known}")
-    commit = hub.snapshot_commit(chosen[0])
-    said = (
-        f"{data_set}{f' at {commit[:12]}' if commit else ''}{f', split {split}' if split else ''}"
-    )
-    return chosen, f"{said}: {', '.join(file.name for file in chosen[:4])}"
+        names = sorted({str(file.relative_path) for file in files})
+        hint = f"its files: {', '.join(names[:MAX_FILES_IN_HINT])}"
+        raise UserError("unknown_name", "no such part of the data set", name, hint)
+    return chosen, _describe_hub_files(data_set, split, chosen)
 
 
-def _cached(data_set: str) -> dict[Path, Path]:
-    """The data files of a data set in the caches of this host, each with the folder that its name begins at."""
+def _describe_hub_files(data_set: str, split: str, files: list[Path]) -> str:
+    """Return a note that says which files of which commit are read."""
+    commit = hub.snapshot_commit(files[0])
+    source = data_set
+    if commit:
+        source += f" at {commit[:12]}"
+    if split:
+        source += f", split {split}"
+    return f"{source}: {', '.join(file.name for file in files[:MAX_FILES_IN_NOTE])}"
+
+
+def _default_split(files: list[_HubFile]) -> str:
+    """Return the split that is read if none is named, or "" if the files have none."""
+    for split in PREFERRED_SPLITS:
+        if any(split in file.words for file in files):
+            return split
+    return ""
+
+
+def _find_cached_files(data_set: str) -> list[_HubFile]:
+    """Return the data files of a data set in the caches of this host."""
     snapshot = hub.find_cached_snapshot(data_set, "dataset")
-    prepared = Path(
-        os.environ.get("HF_DATASETS_CACHE") or hub.cache_home() / "datasets"
-    ) / data_set.replace("/", "___")
-    return (_data_in(snapshot) if snapshot is not None else {}) or _data_in(prepared)
+    files = [] if snapshot is None else _find_data_files(snapshot)
+    if files:
+        return files
+    # The package `datasets` keeps data sets that it has prepared in a cache of its own.
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or hub.cache_home() / "datasets")
+    return _find_data_files(prepared / data_set.replace("/", "___"))
 
 
-def _data_in(folder: Path) -> dict[Path, Path]:
-    files = (
-        file for file in sorted(folder.rglob("*")) if file.suffix in SUFFIXES and file.is_file()
-    )
-    kept = {
-        file: folder
-        for file in files
-        if file.name not in _NOT_DATA and not file.name.startswith("cache-")
-    }
-    best = next((suffix for suffix in SUFFIXES if any(file.suffix == suffix for file in kept)), "")
-    return {file: folder for file in kept if file.suffix == best}
+def _download_files(data_set: str) -> list[_HubFile]:
+    patterns = [f"*{suffix}" for suffix in SUFFIXES]
+    directory = hub.download_snapshot(data_set, "dataset", patterns, f"{HUB}{data_set}")
+    return _find_data_files(directory)
+
+
+def _find_data_files(directory: Path) -> list[_HubFile]:
+    """Return the data files in a directory. If they have several formats, use only one of them."""
+    files = [
+        path
+        for path in sorted(directory.rglob("*"))
+        if path.suffix in SUFFIXES
+        and path.is_file()
+        and path.name not in METADATA_FILES
+        and not path.name.startswith("cache-")
+    ]
+    suffixes = {path.suffix for path in files}
+    best_suffix = next((suffix for suffix in SUFFIXES if suffix in suffixes), "")
+    return [
+        _HubFile(path, path.relative_to(directory)) for path in files if path.suffix == best_suffix
+    ]

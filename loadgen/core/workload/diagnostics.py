@@ -16,7 +16,7 @@ from loadgen.core import units
 from loadgen.core.errors import Code, LoadgenError, Place, UserError, did_you_mean
 from loadgen.core.slo import METRIC_ALIASES
 from loadgen.core.workload.file_models import NO_SUCH_TAG, FileContext
-from loadgen.core.workload.yaml_marks import Map, Seq, Spot, child_path, place_at
+from loadgen.core.workload.yaml_marks import Map, Position, Seq, child_path, place_at
 
 Model = TypeVar("Model", bound=BaseModel)
 Loc = tuple[int | str, ...]
@@ -87,13 +87,13 @@ _PROBLEMS = {
 class Location(NamedTuple):
     """The position of a value in a document, the path of keys to it, and the value itself."""
 
-    spot: Spot
+    position: Position
     path: str
     value: Any
 
     def place(self, file: str) -> Place:
         """Return the place of this location in a file."""
-        return place_at(file, self.spot, self.path)
+        return place_at(file, self.position, self.path)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def to_user_error(error: ErrorDetails, document: Map, file: str) -> LoadgenError
     location = _locate_error(document, error["loc"])
     if error_type == "missing":
         return _missing_key_fault(str(error["loc"][-1]), location, file)
-    if error["input"] is None and not location.spot.text:
+    if error["input"] is None and not location.position.text:
         return _missing_value_fault(location, file)
     if error_type == NO_SUCH_TAG:
         return _union_fault(error, location, file)
@@ -243,7 +243,7 @@ def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
         return _Problem(wrong.code, str(wrong), wrong.hint)
     if error["type"] == "literal_error":
         known = context["expected"].replace(" or ", ", ").split(", ")
-        hint = did_you_mean(location.spot.text, [word.strip("'") for word in known])
+        hint = did_you_mean(location.position.text, [word.strip("'") for word in known])
         return _Problem("unknown_name", "is not known here", hint)
     if error["type"] in _PROBLEMS:
         return _PROBLEMS[error["type"]]
@@ -256,13 +256,13 @@ def _subject(error: ErrorDetails, location: Location) -> str:
     loc = error["loc"]
     if loc and isinstance(loc[-1], int) and isinstance(location.value, str):
         # A value in a column file has no position in the document, which only names the file.
-        return f'value {loc[-1] + 1} in "{_shortened(location.spot.text)}" '
+        return f'value {loc[-1] + 1} in "{_shortened(location.position.text)}" '
     return _quoted_value(location)
 
 
 def _quoted_value(location: Location) -> str:
     """Return the value as it was written, or its path if it is a list or a mapping."""
-    text = location.spot.text
+    text = location.position.text
     may_contain_password = location.path.endswith("url")
     if text and not may_contain_password:
         return f'"{_shortened(text)}" '

@@ -1,58 +1,67 @@
-"""Repositories of Hugging Face: found in the caches of this host, else fetched. Reads folders; the network is last."""
+"""Find repositories of Hugging Face in the caches of this host, or download them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from loadgen.core.errors import UserError
 
+RepositoryKind = Literal["dataset", "model"]
+
 
 def cache_home() -> Path:
-    """The folder of all caches."""
-    # expanduser: a user without a home folder, as in a container, is no fault
+    """Return the directory of all caches of Hugging Face."""
+    # Path.expanduser would raise an error for a user without a home directory, as in a container.
     return Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
 
 
-def find_cached_snapshot(repository: str, kind: str) -> Path | None:
-    """The snapshot of a repository (`kind`: dataset, model) in the cache: its `main`, else the newest; None: not there.
+def find_cached_snapshot(repository: str, kind: RepositoryKind) -> Path | None:
+    """Return the cached snapshot of a repository, in a directory named by its commit.
 
-    The folder is named by its commit.
+    This is the snapshot of the branch `main` if it is cached, else the newest one. Return None if
+    there is none.
     """
-    folder = (
-        Path(os.environ.get("HF_HUB_CACHE") or cache_home() / "hub")
-        / f"{kind}s--{repository.replace('/', '--')}"
-    )
-    main = folder / "refs" / "main"
-    if (
-        main.is_file()
-        and (named := folder / "snapshots" / main.read_text("utf-8").strip()).is_dir()
-    ):
-        return named
-    snapshots = sorted((folder / "snapshots").glob("*"), key=lambda one: one.stat().st_mtime)
-    return snapshots[-1] if snapshots else None
+    cache = Path(os.environ.get("HF_HUB_CACHE") or cache_home() / "hub")
+    repository_dir = cache / f"{kind}s--{repository.replace('/', '--')}"
+    main_reference = repository_dir / "refs" / "main"
+    if main_reference.is_file():
+        snapshot = repository_dir / "snapshots" / main_reference.read_text("utf-8").strip()
+        if snapshot.is_dir():
+            return snapshot
+    snapshots = (repository_dir / "snapshots").glob("*")
+    return max(snapshots, key=lambda snapshot: snapshot.stat().st_mtime, default=None)
 
 
-def download_snapshot(repository: str, kind: str, patterns: Sequence[str], where: str) -> Path:
-    """The snapshot of a repository, fetched from the hub: the files of these patterns. Raises UserError."""
+def download_snapshot(
+    repository: str, kind: RepositoryKind, patterns: Sequence[str], where: str
+) -> Path:
+    """Download the files of a repository that match patterns, and return their directory.
+
+    `where` names the option or file in error messages. Raises UserError if the package of the hub
+    is not installed or the download fails.
+    """
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        typed = f"hf download {'--repo-type dataset ' if kind == 'dataset' else ''}{repository}"
-        hint = f"pip install 'loadgen[hub]' fetches it; or fetch it elsewhere: {typed}"
-        raise UserError(
-            "not_downloaded", f"this {kind} is not in the cache of this host", where, hint
-        ) from None
+        type_option = "--repo-type dataset " if kind == "dataset" else ""
+        command = f"hf download {type_option}{repository}"
+        problem = f"this {kind} is not in the cache of this host"
+        hint = f"pip install 'loadgen[hub]' fetches it; or fetch it elsewhere: {command}"
+        raise UserError("not_downloaded", problem, where, hint) from None
     try:
         return Path(snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns)))
-    except Exception as error:  # of the network, the hub and its client, of many kinds
+    except Exception as error:  # Errors of the network, the hub and its client are of many types.
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         hint = "is the name right, the hub reachable, HF_TOKEN set where it is needed?"
         raise UserError("not_downloaded", f"cannot be fetched: {first_line}", where, hint) from None
 
 
 def snapshot_commit(file: Path) -> str:
-    """The commit of the snapshot that a file is in; "" where it is in none."""
-    parts = file.parts
-    return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else ""
+    """Return the commit of the snapshot that a file is in, or "" if it is in none."""
+    directories = file.parts[:-1]
+    if "snapshots" not in directories:
+        return ""
+    return file.parts[directories.index("snapshots") + 1]

@@ -1,44 +1,52 @@
-"""Parse YAML text to plain values with their positions, so that every later fault can name file:line:column.
+"""Parse YAML to values with positions, so that error messages can name file:line:column.
 
-This module reads no files and does not check what values mean. Scalars follow the YAML 1.2 core schema (`yes` and
-`1:30` are text, `1e3` is a number). `${VAR}` and `${VAR:-default}` are expanded in scalar values after parsing. The
-number of values is limited, because aliases can multiply them.
+This module reads no files and does not check what values mean. Scalars follow the YAML 1.2 core
+schema: `yes` and `1:30` are text, `1e3` is a number. `${VAR}` and `${VAR:-default}` are expanded in
+scalar values after parsing. The number of values is limited, because aliases can multiply them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import yaml
 
 from loadgen.core.errors import Code, CombinedError, LoadgenError, Place, UserError
 
-MOST_NODES = 100_000  # counted after aliases: ten nested lists of ten aliases would be 10^10 values
-DEEPEST = 50
+MAX_NODES = 100_000
+"""Most values, with aliases expanded. Ten nested lists of ten aliases would be 10^10 values."""
+MAX_DEPTH = 50
 
-_INT = re.compile(r"[-+]?[0-9]{1,300}|0x[0-9a-fA-F]{1,200}|0o[0-7]{1,200}")
+_INTEGER = re.compile(r"[-+]?[0-9]{1,300}|0x[0-9a-fA-F]{1,200}|0o[0-7]{1,200}")
 _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
 _REFERENCE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^{}]*)?\}")
 
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+_STRING_TAG = "tag:yaml.org,2002:str"
+_MAPPING_TAG = "tag:yaml.org,2002:map"
+
+SMALLEST_WORKLOAD = (
+    "the smallest workload: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"
+)
+
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def plain_yaml(text: str, place_at: str) -> Any:
-    """The plain values of a YAML text without marks, variables and checks. Raises UserError where it is no YAML."""
-    try:
-        return yaml.load(text, Loader=Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(
-            "invalid_syntax", f"not YAML: {' '.join(str(error).split())}", place_at
-        ) from None
+# -- values with positions ----------------------------------------------------------------------
 
 
-class Spot(NamedTuple):
-    """A position in the file, counted from 1, and the text as written (variables unexpanded; "" for a collection)."""
+class Position(NamedTuple):
+    """A position in a file, counted from 1.
+
+    Attributes:
+        line: The line.
+        column: The column.
+        text: The scalar as it is written, with variables unexpanded. "" for a collection.
+    """
 
     line: int
     column: int
@@ -46,27 +54,49 @@ class Spot(NamedTuple):
 
 
 class Map(dict[str, Any]):
-    """A mapping in the file. `at` is its position; `keys_at` and `values_at` are those of each key and its value."""
+    """A mapping in a file.
 
-    def __init__(self, at: Spot) -> None:
+    Attributes:
+        at: Its position.
+        keys_at: The position of each key.
+        values_at: The position of the value of each key.
+        path: The keys that lead to it, such as `stages[0].arrival`.
+    """
+
+    def __init__(self, at: Position) -> None:
         super().__init__()
         self.at = at
-        self.keys_at: dict[str, Spot] = {}
-        self.values_at: dict[str, Spot] = {}
+        self.keys_at: dict[str, Position] = {}
+        self.values_at: dict[str, Position] = {}
         self.path = ""
 
+    def add(self, key: str, value: Any, key_at: Position, value_at: Position) -> None:
+        """Set a key together with its position and that of its value."""
+        self[key] = value
+        self.keys_at[key] = key_at
+        self.values_at[key] = value_at
+
     def renamed(self, names: Mapping[str, str]) -> Map:
-        """A copy in which some keys have other names; their positions stay."""
+        """Return a copy in which some keys have other names. Their positions stay."""
         copy = Map(self.at)
         copy.path = self.path
         for key, value in self.items():
-            name = names.get(key, key)
-            copy[name], copy.keys_at[name], copy.values_at[name] = (
-                value,
-                self.keys_at[key],
-                self.values_at[key],
-            )
+            copy.add(names.get(key, key), value, self.keys_at[key], self.values_at[key])
         return copy
+
+
+class Seq(list[Any]):
+    """A sequence in a file.
+
+    Attributes:
+        at: Its position.
+        values_at: The position of each item.
+    """
+
+    def __init__(self, at: Position) -> None:
+        super().__init__()
+        self.at = at
+        self.values_at: list[Position] = []
 
 
 def overlay(base: Map, changes: Map) -> Map:
@@ -76,38 +106,40 @@ def overlay(base: Map, changes: Map) -> Map:
     """
     merged = base.renamed({})
     merged.at = changes.at
-    for key, value in changes.items():
+    for key, changed_value in changes.items():
+        value = changed_value
         base_value = base.get(key)
         if isinstance(base_value, Map) and isinstance(value, Map):
-            merged[key] = overlay(base_value, value)
-        else:
-            merged[key] = value
-        merged.keys_at[key] = changes.keys_at[key]
-        merged.values_at[key] = changes.values_at[key]
+            value = overlay(base_value, value)
+        merged.add(key, value, changes.keys_at[key], changes.values_at[key])
     return merged
 
 
-class Seq(list[Any]):
-    """A sequence in the file. `at` is its position; `values_at[i]` is that of item i."""
-
-    def __init__(self, at: Spot) -> None:
-        super().__init__()
-        self.at = at
-        self.values_at: list[Spot] = []
-
-
 def child_path(path: str, step: str | int) -> str:
-    """`stages`, 0 → `stages[0]`; `stages[0]`, "arrival" → `stages[0].arrival`."""
-    return f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}" if path else step
+    """Return the path of a key or an item: `stages[0]`, "arrival" gives `stages[0].arrival`."""
+    if isinstance(step, int):
+        return f"{path}[{step}]"
+    return f"{path}.{step}" if path else step
 
 
-def place_at(file: str, spot: Spot, path: str) -> Place:
-    return Place(file, spot.line, spot.column, path)
+def place_at(file: str, position: Position, path: str) -> Place:
+    """Return a place for an error message."""
+    return Place(file, position.line, position.column, path)
 
 
-SMALLEST = (
-    "the smallest workload: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"
-)
+# -- reading ------------------------------------------------------------------------------------
+
+
+def plain_yaml(text: str, where: str) -> Any:
+    """Return the plain values of a YAML text without positions, variables and checks.
+
+    Raises UserError, with the place `where`, if the text is no YAML.
+    """
+    try:
+        return yaml.load(text, Loader=Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = f"not YAML: {' '.join(str(error).split())}"
+        raise UserError("invalid_syntax", problem, where) from None
 
 
 def read_yaml(
@@ -116,50 +148,67 @@ def read_yaml(
     env: Mapping[str, str],
     *,
     kind: str = "workload",
-    smallest: str = SMALLEST,
+    smallest: str = SMALLEST_WORKLOAD,
     list_as: str = "",
 ) -> tuple[Map, list[LoadgenError]]:
-    """Return the top mapping of `text` and the faults found in it (repeated keys, unset variables).
+    """Return the mapping at the top of a YAML text, and the errors in it.
 
-    kind: the word for the file in messages. smallest: an example of such a file, for hints. list_as: a list at the top
-    stands for a mapping with it under this key.
+    Such errors are repeated keys and unset variables. Other mistakes end the parsing.
 
-    Raises `CombinedError` with one fault when parsing cannot continue: a syntax error, or no mapping at the top.
+    Args:
+        text: The text.
+        file: The name of the file in error messages.
+        env: The environment variables that the text may refer to.
+        kind: The word for such a file in error messages.
+        smallest: An example of such a file, for hints.
+        list_as: If the text is a list, read it as a mapping with the list under this key.
+
+    Raises:
+        CombinedError: One error that ends the parsing: a syntax error, or no mapping at the top.
     """
+    root = _compose(text, file, kind)
+    if list_as and isinstance(root, yaml.SequenceNode):
+        key = yaml.ScalarNode(_STRING_TAG, list_as, root.start_mark)
+        root = yaml.MappingNode(_MAPPING_TAG, [(key, root)], root.start_mark)
+    if root is None:
+        place = place_at(file, Position(1, 1), "")
+        raise _fatal_error("empty_file", "the file is empty", place, smallest)
+    if not isinstance(root, yaml.MappingNode):
+        problem = f"the top of a {kind} must be a mapping (key: value)"
+        place = place_at(file, _position(root), "")
+        raise _fatal_error("wrong_type", problem, place, smallest)
+    reader = _NodeReader(file, env)
+    document = reader.read_mapping(root, "", 0)
+    return document, reader.errors
+
+
+def _compose(text: str, file: str, kind: str) -> yaml.Node | None:
+    """Return the tree of nodes of a text. Raises CombinedError for a syntax error."""
     try:
-        _refuse_depth(text, file)
-        root = yaml.compose(text, Loader=Loader)
+        _refuse_deep_nesting(text, file)
+        return yaml.compose(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
-        raise CombinedError([_syntax(error, text, file, kind)]) from None
+        raise CombinedError([_syntax_error(error, text, file, kind)]) from None
     except yaml.reader.ReaderError as error:
         text_before = text[: error.position] if isinstance(error.position, int) else ""
-        spot = Spot(text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n"))
-        what, hint = "a character that YAML does not allow", f"a {kind} is plain text in YAML"
-        raise _alone("wrong_encoding", what, place_at(file, spot, ""), hint) from None
-    if list_as and isinstance(root, yaml.SequenceNode):
-        key = yaml.ScalarNode("tag:yaml.org,2002:str", list_as, root.start_mark)
-        root = yaml.MappingNode("tag:yaml.org,2002:map", [(key, root)], root.start_mark)
-    if not isinstance(root, yaml.MappingNode):
-        if root is None:
-            raise _alone(
-                "empty_file", "the file is empty", place_at(file, Spot(1, 1), ""), smallest
-            )
-        what = f"the top of a {kind} must be a mapping (key: value)"
-        raise _alone("wrong_type", what, place_at(file, _spot(root), ""), smallest)
-    faults: list[LoadgenError] = []
-    walk = _Walk(file, env, faults.append)
-    top = walk.value(root, "", 0)
-    assert isinstance(top, Map)
-    return top, faults
+        line = text_before.count("\n") + 1
+        column = len(text_before) - text_before.rfind("\n")
+        place = place_at(file, Position(line, column), "")
+        problem = "a character that YAML does not allow"
+        hint = f"a {kind} is plain text in YAML"
+        raise _fatal_error("wrong_encoding", problem, place, hint) from None
 
 
-def _alone(code: Code, what: str, place: Place, hint: str) -> CombinedError:
-    """The one fault of a file that is not read any further."""
-    return CombinedError([UserError(code, what, place, hint)])
+def _fatal_error(code: Code, problem: str, place: Place, hint: str) -> CombinedError:
+    """Return the only error of a file that is not read any further."""
+    return CombinedError([UserError(code, problem, place, hint)])
 
 
-def _refuse_depth(text: str, file: str) -> None:
-    """Raise `CombinedError` for deep nesting. Composing recurses in C and would crash; parsing to events does not recurse."""
+def _refuse_deep_nesting(text: str, file: str) -> None:
+    """Raise CombinedError for a text that is nested too deeply.
+
+    Composing the nodes recurses in C and would crash. Parsing to events does not recurse.
+    """
     depth = 0
     try:
         for event in yaml.parse(text, Loader=Loader):
@@ -167,203 +216,210 @@ def _refuse_depth(text: str, file: str) -> None:
                 depth += 1
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
-            if depth > DEEPEST:
-                spot = Spot(event.start_mark.line + 1, event.start_mark.column + 1)
-                raise _alone(
-                    "too_large",
-                    "nested too deeply",
-                    place_at(file, spot, ""),
-                    f"at most {DEEPEST} levels",
-                )
-    except (
-        yaml.MarkedYAMLError
-    ) as error:  # libyaml 0.2.6 has a limit of its own, and meets it ahead of the events
+            if depth > MAX_DEPTH:
+                place = place_at(file, _position_of_mark(event.start_mark), "")
+                hint = f"at most {MAX_DEPTH} levels"
+                raise _fatal_error("too_large", "nested too deeply", place, hint)
+    except yaml.MarkedYAMLError as error:
+        # libyaml 0.2.6 has a limit of its own, which it checks before it returns the events.
         if error.problem == "exceeded maximum nesting depth" and error.problem_mark is not None:
-            _refuse_depth(text[: error.problem_mark.index], file)
+            _refuse_deep_nesting(text[: error.problem_mark.index], file)
         raise
 
 
-def _spot(node: yaml.Node) -> Spot:
+def _position(node: yaml.Node) -> Position:
     text = node.value if isinstance(node, yaml.ScalarNode) else ""
-    return Spot(node.start_mark.line + 1, node.start_mark.column + 1, text)
+    return _position_of_mark(node.start_mark)._replace(text=text)
 
 
-_OPENED = {
+def _position_of_mark(mark: Any) -> Position:
+    """Return the position of a mark of the YAML library, which counts from 0."""
+    return Position(mark.line + 1, mark.column + 1)
+
+
+# -- syntax errors ------------------------------------------------------------------------------
+
+_OPENING_OF_CONTEXT = {
     "flow sequence": "the list [",
     "flow mapping": "the mapping {",
     "quoted scalar": "the quote",
 }
-"""What the parser was within -> what was opened, in words."""
+"""Maps what the YAML parser was reading to a description of what was opened and not closed."""
 
 
-def _syntax(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> LoadgenError:
+def _syntax_error(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> LoadgenError:
     mark = error.problem_mark or error.context_mark
-    spot = Spot(mark.line + 1, mark.column + 1) if mark else Spot(1, 1)
+    position = _position_of_mark(mark) if mark else Position(1, 1)
     lines = text.splitlines()
-    line = lines[spot.line - 1] if spot.line <= len(lines) else ""
-    hint = ""
-    if "\t" in line[: spot.column]:
-        hint = "YAML does not allow tabs for indentation: use spaces"
-    elif "single document" in f"{error.context} {error.problem}":
-        hint = f"one {kind} per file: remove the second document (---)"
-    elif "mapping values are not allowed" in str(error.problem):
-        hint = "put a value that contains a colon in quotes, or check the indentation of the line"
-    elif "${" in line and ("{" in line.replace("${", "")):
-        hint = "inside { } put ${VAR} in quotes"
-    elif opened := next((what for name, what in _OPENED.items() if name in str(error.context)), ""):
-        begun = error.context_mark
-        at = f" at {begun.line + 1}:{begun.column + 1}" if begun else ""
-        hint = f"close {opened}{at}" + (
-            "" if "quote" in opened else ", and put commas between its entries"
-        )
-    elif "block" in str(error.context):
-        hint = "check the indentation: entries of one level begin in one column"
-    elif error.context:
-        hint = str(error.context)
-    return UserError(
-        "invalid_syntax", f"not valid YAML: {error.problem}", place_at(file, spot, ""), hint
-    )
+    line = lines[position.line - 1] if position.line <= len(lines) else ""
+    hint = _hint_for_syntax_error(error, line, position.column, kind)
+    problem = f"not valid YAML: {error.problem}"
+    return UserError("invalid_syntax", problem, place_at(file, position, ""), hint)
 
 
-def resolve(text: str) -> Any:
-    """The value of an unquoted scalar in the YAML core schema: None, bool, int, float, else the text itself."""
+def _hint_for_syntax_error(error: yaml.MarkedYAMLError, line: str, column: int, kind: str) -> str:
+    """Return a hint for the most likely mistake in a line, or ""."""
+    context = str(error.context or "")
+    problem = str(error.problem)
+    if "\t" in line[:column]:
+        return "YAML does not allow tabs for indentation: use spaces"
+    if "single document" in f"{context} {problem}":
+        return f"one {kind} per file: remove the second document (---)"
+    if "mapping values are not allowed" in problem:
+        return "put a value that contains a colon in quotes, or check the indentation of the line"
+    if "${" in line and "{" in line.replace("${", ""):
+        return "inside { } put ${VAR} in quotes"
+    return _hint_for_context(context, error.context_mark)
+
+
+def _hint_for_context(context: str, mark: Any) -> str:
+    """Return a hint for a mistake inside a collection or scalar that begins at a mark, or ""."""
+    for name, opening in _OPENING_OF_CONTEXT.items():
+        if name in context:
+            return _hint_to_close(opening, mark)
+    if "block" in context:
+        return "check the indentation: entries of one level begin in one column"
+    return context
+
+
+def _hint_to_close(opening: str, mark: Any) -> str:
+    """Return a hint for a list, mapping or quote that is opened and not closed."""
+    place = f" at {mark.line + 1}:{mark.column + 1}" if mark else ""
+    if "quote" in opening:
+        return f"close {opening}{place}"
+    return f"close {opening}{place}, and put commas between its entries"
+
+
+# -- nodes --------------------------------------------------------------------------------------
+
+
+def resolve_scalar(text: str) -> Any:
+    """Return the value of an unquoted scalar: None, a bool, an int, a float, or the text itself."""
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true"
-    if _INT.fullmatch(text):
-        return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+    if _INTEGER.fullmatch(text):
+        is_prefixed = text[:2] in ("0x", "0o")
+        return int(text, 0) if is_prefixed else int(text)
     if _FLOAT.fullmatch(text):
-        return float(
-            re.sub(r"\.(?=[inIN])", "", text)
-        )  # Python spells .inf and .nan without the dot
+        # Python writes .inf and .nan without the dot.
+        return float(re.sub(r"\.(?=[inIN])", "", text))
     return text
 
 
-class _Walk:
-    """One pass over the composed nodes. Holds the state of the pass: file name, environment, faults, values left."""
+class _NodeReader:
+    """Converts the nodes of a text to values with positions, and collects the errors in them."""
 
-    def __init__(
-        self, file: str, env: Mapping[str, str], fault: Callable[[LoadgenError], None]
-    ) -> None:
-        self.file, self.env, self.fault = file, env, fault
-        self.left = MOST_NODES
+    def __init__(self, file: str, env: Mapping[str, str]) -> None:
+        self.errors: list[LoadgenError] = []
+        self._file = file
+        self._env = env
+        self._nodes_left = MAX_NODES
 
-    def spend(self, node: yaml.Node, path: str, depth: int) -> None:
-        self.left -= 1
-        if self.left < 0 or depth > DEEPEST:
-            place = place_at(self.file, _spot(node), path.partition("[")[0])
-            hint = f"at most {DEEPEST} levels and {MOST_NODES:,} values, aliases counted as often as they are used"
-            if depth > DEEPEST:
-                raise _alone("cycle", "an alias inside itself", place, hint)
-            raise _alone("too_large", "too many values", place, hint)
+    def read_mapping(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
+        """Return a mapping. A repeated key and a key that is no scalar are errors."""
+        self._count_node(node, path, depth)
+        return self._read_entries(node, path, depth)
 
-    def value(self, node: yaml.Node, path: str, depth: int) -> Any:
-        self.spend(node, path, depth)
+    def _read_value(self, node: yaml.Node, path: str, depth: int) -> Any:
         if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, path, depth)
-        if isinstance(node, yaml.SequenceNode):
-            seq = Seq(_spot(node))
-            for index, item in enumerate(node.value):
-                seq.append(self.value(item, child_path(path, index), depth + 1))
-                seq.values_at.append(_spot(item))
-            return seq
-        return self.scalar(node, path)
+            return self.read_mapping(node, path, depth)
+        self._count_node(node, path, depth)
+        if isinstance(node, yaml.ScalarNode):
+            return self._read_scalar(node, path)
+        sequence = Seq(_position(node))
+        for index, item in enumerate(node.value):
+            sequence.append(self._read_value(item, child_path(path, index), depth + 1))
+            sequence.values_at.append(_position(item))
+        return sequence
 
-    def mapping(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
-        result = Map(_spot(node))
-        result.path = path
-        merged: list[yaml.Node] = []
+    def _count_node(self, node: yaml.Node, path: str, depth: int) -> None:
+        """Raise CombinedError if there are too many nodes, or an alias inside itself."""
+        self._nodes_left -= 1
+        if self._nodes_left >= 0 and depth <= MAX_DEPTH:
+            return
+        place = place_at(self._file, _position(node), path.partition("[")[0])
+        hint = (
+            f"at most {MAX_DEPTH} levels and {MAX_NODES:,} values, "
+            "aliases counted as often as they are used"
+        )
+        if depth > MAX_DEPTH:
+            raise _fatal_error("cycle", "an alias inside itself", place, hint)
+        raise _fatal_error("too_large", "too many values", place, hint)
+
+    def _read_entries(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
+        mapping = Map(_position(node))
+        mapping.path = path
+        merged_nodes: list[yaml.Node] = []
         for key_node, value_node in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                merged.append(value_node)
-                continue
-            spot = _spot(key_node)
-            if not isinstance(key_node, yaml.ScalarNode):
-                self.fault(
-                    UserError(
-                        "wrong_type", "a key must be a single word", place_at(self.file, spot, path)
-                    )
-                )
-                continue
-            key = key_node.value
-            if key in result:
-                hint = f"the first is on line {result.keys_at[key].line}; keep one"
-                self.fault(
-                    UserError(
-                        "duplicate",
-                        f'"{key}" is given twice',
-                        place_at(self.file, spot, child_path(path, key)),
-                        hint,
-                    )
-                )
-                continue
-            result[key] = self.value(value_node, child_path(path, key), depth + 1)
-            result.keys_at[key], result.values_at[key] = spot, _spot(value_node)
-        for source in merged:
-            self.merge(result, source, path, depth)
-        return result
+            if key_node.tag == _MERGE_TAG:
+                merged_nodes.append(value_node)
+            elif self._is_valid_key(key_node, mapping):
+                key = key_node.value
+                value = self._read_value(value_node, child_path(path, key), depth + 1)
+                mapping.add(key, value, _position(key_node), _position(value_node))
+        for merged_node in merged_nodes:
+            self._merge(mapping, merged_node, path, depth)
+        return mapping
 
-    def merge(self, into: Map, source: yaml.Node, path: str, depth: int) -> None:
-        """YAML's `<<`: add the keys of the merged mappings that are not set yet; the first mapping wins."""
-        for node in source.value if isinstance(source, yaml.SequenceNode) else [source]:
+    def _is_valid_key(self, key_node: yaml.Node, mapping: Map) -> bool:
+        """Return True if a key can be added to a mapping, else add an error."""
+        position = _position(key_node)
+        if not isinstance(key_node, yaml.ScalarNode):
+            place = place_at(self._file, position, mapping.path)
+            self.errors.append(UserError("wrong_type", "a key must be a single word", place))
+            return False
+        key = key_node.value
+        if key in mapping:
+            place = place_at(self._file, position, child_path(mapping.path, key))
+            hint = f"the first is on line {mapping.keys_at[key].line}; keep one"
+            self.errors.append(UserError("duplicate", f'"{key}" is given twice', place, hint))
+            return False
+        return True
+
+    def _merge(self, mapping: Map, source: yaml.Node, path: str, depth: int) -> None:
+        """Add the keys of the mappings under `<<` that are not set yet. The first mapping wins."""
+        nodes = source.value if isinstance(source, yaml.SequenceNode) else [source]
+        for node in nodes:
             if not isinstance(node, yaml.MappingNode):
-                self.fault(
-                    UserError(
-                        "wrong_type",
-                        '"<<" merges mappings only',
-                        place_at(self.file, _spot(node), path),
-                    )
-                )
+                place = place_at(self._file, _position(node), path)
+                self.errors.append(UserError("wrong_type", '"<<" merges mappings only', place))
                 continue
-            self.spend(node, path, depth + 1)
-            other = self.mapping(node, path, depth + 1)
-            for key, value in other.items():
-                if key not in into:
-                    into[key] = value
-                    into.keys_at[key], into.values_at[key] = (
-                        other.keys_at[key],
-                        other.values_at[key],
-                    )
+            self._count_node(node, path, depth + 1)
+            merged = self._read_entries(node, path, depth)
+            for key, value in merged.items():
+                if key not in mapping:
+                    mapping.add(key, value, merged.keys_at[key], merged.values_at[key])
 
-    def scalar(self, node: yaml.ScalarNode, path: str) -> Any:
-        text = node.value
-        if "${" in text:
-            text = self.expand(node, path)
-            # inside { }, "${N}" needs quotes but still means a number
-            return text if node.style in ("|", ">") else resolve(text)
-        if node.style:  # quoted or a block: always text
-            return text
-        return resolve(text)
+    def _read_scalar(self, node: yaml.ScalarNode, path: str) -> Any:
+        is_block = node.style in ("|", ">")
+        if "${" in node.value:
+            text = self._expand_variables(node, path)
+            # Inside { }, "${N}" needs quotes but still means a number.
+            return text if is_block else resolve_scalar(text)
+        is_quoted = bool(node.style)
+        return node.value if is_quoted else resolve_scalar(node.value)
 
-    def expand(self, node: yaml.ScalarNode, path: str) -> str:
-        """Replace each reference by its variable. As in a shell, a default after `:-` also replaces an empty one."""
-        spot = _spot(node)
-
-        def value_of(match: re.Match[str]) -> str:
-            name, default = match["name"], match["default"]
-            value = self.env.get(name)
-            if default is not None:
-                return value or default[2:]
-            if value is None:
-                what = f"the environment variable {name} is not set"
-                hint = f"export {name}=..., or give a default: ${{{name}:-value}}"
-                self.fault(
-                    UserError(
-                        "unset_variable", what, place_at(self.file, spot, path), hint, key=name
-                    )
-                )
-                return ""
-            return value
-
-        if _REFERENCE.sub("", node.value).count("${"):
+    def _expand_variables(self, node: yaml.ScalarNode, path: str) -> str:
+        """Return the text of a scalar with each reference replaced by the value of its variable."""
+        place = place_at(self._file, _position(node), path)
+        if "${" in _REFERENCE.sub("", node.value):
             problem = f'"{node.value}" is not a reference to a variable'
-            self.fault(
-                UserError(
-                    "invalid_value",
-                    problem,
-                    place_at(self.file, spot, path),
-                    "write ${NAME} or ${NAME:-default}",
-                )
-            )
-        return _REFERENCE.sub(value_of, node.value)
+            hint = "write ${NAME} or ${NAME:-default}"
+            self.errors.append(UserError("invalid_value", problem, place, hint))
+        return _REFERENCE.sub(lambda match: self._value_of_variable(match, place), node.value)
+
+    def _value_of_variable(self, reference: re.Match[str], place: Place) -> str:
+        """Return the value of a variable. As in a shell, a default also replaces an empty value."""
+        name = reference["name"]
+        default = reference["default"]
+        value = self._env.get(name)
+        if default is not None:
+            return value or default.removeprefix(":-")
+        if value is None:
+            problem = f"the environment variable {name} is not set"
+            hint = f"export {name}=..., or give a default: ${{{name}:-value}}"
+            self.errors.append(UserError("unset_variable", problem, place, hint, key=name))
+            return ""
+        return value

@@ -443,7 +443,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     """Such a user runs it in .ci/surroundings: a number without a name, as in a container."""
     for variable in ("HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
         monkeypatch.delenv(variable, raising=False)
-    assert data_files._cached("nobody/has-this-data-set") == {}
+    assert data_files._find_cached_files("nobody/has-this-data-set") == []
 
 
 def test_prompts_of_ones_own_need_no_workload_file(tmp_path, capsys):
