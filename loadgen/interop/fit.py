@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loadgen.core import format, units
 from loadgen.core.errors import UserError
-from loadgen.core.workload.traces import Trace
+from loadgen.core.workload.trace import Trace
 from loadgen.interop import laws
 from loadgen.interop.fit_conversations import TalkFit, Talks, chosen_first, talks
 from loadgen.interop.fit_conversations import fit as conversations_of

@@ -6,8 +6,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from loadgen.core.workload.tasks import MOST_REQUESTS
-from loadgen.core.workload.traces import Trace
+from loadgen.core.workload.tasks import MAX_TASK_REQUESTS
+from loadgen.core.workload.trace import Trace
 from loadgen.interop import laws as shapes
 from loadgen.interop.laws import Fit
 
@@ -80,8 +80,8 @@ def talks(trace: Trace) -> Talks:
 def _why_not(trace: Trace, row: Ints, before: Ints, sessions: int, largest: int) -> str:
     if sessions < LEAST:
         return f"{sessions} of several requests are too few for laws"
-    if largest > MOST_REQUESTS:
-        return f"one has {largest:,} requests, at most {MOST_REQUESTS:,}"
+    if largest > MAX_TASK_REQUESTS:
+        return f"one has {largest:,} requests, at most {MAX_TASK_REQUESTS:,}"
     if (_think_ns(trace, row, before) < 0).any():
         return "the trace does not say when answers ended, nor the pause before the next request"
     if float((_added(trace, row, before) > 0).mean()) < GROWING:

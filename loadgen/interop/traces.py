@@ -21,7 +21,7 @@ from loadgen.core.format import shortened
 from loadgen.core.units import MOST_TOKENS, UNIT_NS, TimeUnit, Wrong
 from loadgen.core.workload.dataset_rows import BODY_FIELDS, is_finish_reason
 from loadgen.core.workload.trace_formats import (
-    LATEST_NS,
+    MAX_TIME_NS,
     TraceColumns,
     TraceFormat,
     TraceRow,
@@ -79,7 +79,7 @@ def _mooncake_in(in_order: bool, unit: TimeUnit) -> TraceFormat:
         "Mooncake",
         one_request_per_line(functools.partial(_mooncake_row, scale, _Talks())),
         in_order=in_order,
-        together=functools.partial(_mooncake_together, scale),
+        parse_lines=functools.partial(_mooncake_together, scale),
         in_unit=functools.partial(_mooncake_in, in_order),
     )
 
@@ -157,7 +157,7 @@ def _mooncake_together(scale: float, lines: Sequence[str]) -> TraceColumns | Non
         return None
     if (
         len(rows) != len(lines)
-        or latest_ns > LATEST_NS
+        or latest_ns > MAX_TIME_NS
         or read.min() < 1
         or write.min() < 0
         or max(read.max(), write.max()) > MOST_TOKENS
@@ -646,6 +646,6 @@ def utc_date_ns(text: str) -> int:
     at_ns = (since_epoch.days * 86_400 + since_epoch.seconds) * 10**9 + int(
         (digits + "000000000")[:9]
     )
-    if abs(at_ns) > LATEST_NS:
+    if abs(at_ns) > MAX_TIME_NS:
         raise Wrong("invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp")
     return at_ns

@@ -38,6 +38,7 @@ from loadgen.core.workload import (
     traces,
     workload_from_trace,
 )
+from loadgen.core.workload.trace_builder import TraceBuilder
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -414,13 +415,13 @@ def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None
     made = []
     for one_by_one in (False, True):
         found = trace_formats.find_json_format(rows[0])  # it remembers sessions
-        assert found is not None and found.together is not None
+        assert found is not None and found.parse_lines is not None
         with tempfile.NamedTemporaryFile("w") as file:
-            index = traces._Index(Path(file.name), True, in_order=True)
+            builder = TraceBuilder(Path(file.name), skip_bad=True, in_order=True)
             lines = iter([(number, json.dumps(row)) for number, row in enumerate(rows, 1)])
-            traces._add_rows(index, plain(found.rows) if one_by_one else found, lines)
+            traces.add_lines(builder, plain(found.parse_line) if one_by_one else found, lines)
             try:
-                trace = index.trace("x")
+                trace = builder.build("x")
             except LoadgenError as fault:
                 made.append([str(fault.what)])
             else:

@@ -17,8 +17,8 @@ from loadgen.core.requests.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from loadgen.core.workload.request_kinds import FromTrace
+    from loadgen.core.workload.trace import Trace
     from loadgen.core.workload.trace_sessions import TraceSessions
-    from loadgen.core.workload.traces import Trace
 
 APIS_WITH_IMAGES = ("chat", "responses", "messages")
 

@@ -156,8 +156,9 @@ class FilePrompts:
         if self.rows.without_length and has_default_limit:
             rows = format.counted(self.rows.without_length, "row")
             messages.append(
-                f"{rows} without an output length: a limit of {self._default_limit:,} output "
-                "tokens is sent; --output-tokens N sets the length, --output-tokens unlimited sends none"
+                f"{rows} without an output length: a limit of {self._default_limit:,} "
+                "output tokens is sent; --output-tokens N sets the length, "
+                "--output-tokens unlimited sends none"
             )
         if self.rows.ignored:
             messages.append(

@@ -16,8 +16,8 @@ from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, PromptTarge
 from loadgen.core.requests.synthetic_prompts import SINGLE_REQUEST_SESSION
 from loadgen.core.requests.text_generator import Text
 from loadgen.core.requests.tokenizer import Tokenizer
+from loadgen.core.workload.trace import Trace
 from loadgen.core.workload.trace_sessions import TraceSessions
-from loadgen.core.workload.traces import Trace
 
 BLOCKS_CACHED = 4096
 
@@ -190,7 +190,7 @@ class TracePrompts(GeneratedPrompts):
 
     def _extra_fields(self, row: int) -> dict[str, Any]:
         """Return the body fields that a row requests, without a model that the server lacks."""
-        fields_index = int(self.trace.asked[row])
+        fields_index = int(self.trace.fields_index[row])
         if fields_index < 0:
             return {}
         return {

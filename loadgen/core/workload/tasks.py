@@ -29,10 +29,10 @@ from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.task_checks import check_steps
 from loadgen.core.workload.yaml_marks import Map
 
-MOST_REQUESTS = 10_000  # of one task
-MOST_DOCUMENTS = 1_000
+MAX_TASK_REQUESTS = 10_000  # of one task
+MAX_DOCUMENTS = 1_000
 TARGET_NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # that a URL cannot be taken for
-SMALLEST_SCHEMA = 48  # tokens of the definition of a tool without a description
+MIN_SCHEMA_TOKENS = 48  # tokens of the definition of a tool without a description
 _MakeFault = Callable[
     [Code, str, str, str, str], LoadgenError
 ]  # of a step: its name, the key in it, problem and hint
@@ -47,7 +47,7 @@ class Tool(Part):
     """
 
     # of its definition in the field `tools` (as compact JSON)
-    schema_tokens: Annotated[Tokens, Field(ge=SMALLEST_SCHEMA)] = 100
+    schema_tokens: Annotated[Tokens, Field(ge=MIN_SCHEMA_TOKENS)] = 100
     # it works
     time: Delay = FixedDuration.model_construct(value=0)
     # it gives back; without: a part of the pipeline, unknown to the model
@@ -70,8 +70,8 @@ class Documents(Part):
     @model_validator(mode="after")
     def _check_corpus_is_large_enough(self) -> Self:
         largest = largest_value(self.count)
-        if largest is None or largest > MOST_DOCUMENTS:
-            problem = f"has a count that may be over {MOST_DOCUMENTS}"
+        if largest is None or largest > MAX_DOCUMENTS:
+            problem = f"has a count that may be over {MAX_DOCUMENTS}"
             raise units.Wrong("out_of_range", problem, "count: {uniform: {min: 3, max: 20}}")
         if largest > self.corpus:
             problem = f"draws {largest} different chunks from {self.corpus}"
@@ -196,9 +196,9 @@ class Task(Part):
 
     @model_validator(mode="after")
     def _check_size_and_tool_choice(self) -> Self:
-        if self.width > MOST_REQUESTS:
+        if self.width > MAX_TASK_REQUESTS:
             problem = (
-                f"may have {format.counted(self.width, 'request')}, more than {MOST_REQUESTS:,}"
+                f"may have {format.counted(self.width, 'request')}, more than {MAX_TASK_REQUESTS:,}"
             )
             raise units.Wrong("too_large", problem, "lower the max of turns or parallel")
         if self.tool_choice is not None and not self.known_tools:

@@ -1,12 +1,13 @@
-"""Traces in Parquet: the columns of Mooncake, Azure LLM inference, BurstGPT or timestamp, input_length, output_length.
+"""Read traces in Parquet, with the columns of a format of `loadgen.formats`.
 
-Read batch by batch; every row is checked. A time is a date or a number; `trace_units` decides the
-unit of a number that the format leaves open.
+Rows are read in batches, and every row is checked. A time is a date or a number. `trace_units.py`
+decides the unit of a number if the format leaves it open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,18 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.errors import FAULTS_SHOWN, Code, UserError
-from loadgen.core.units import LONGEST_NS, MOST_TOKENS, UNIT_NS, TimeUnit, Wrong
+from loadgen.core.units import LONGEST_NS, MOST_TOKENS, NS_PER_S, UNIT_NS, TimeUnit, Wrong
 from loadgen.core.workload import trace_formats
-from loadgen.core.workload.trace_formats import TraceColumns
+from loadgen.core.workload.trace_formats import MAX_TIME_NS, UNKNOWN_NS, TraceColumns
 from loadgen.core.workload.trace_units import TRIAL_UNIT
+from loadgen.formats import FormatRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH = 262_144
-Ints = NDArray[np.int64]
-Take = Callable[[TraceColumns, int, Sequence[tuple[int, Wrong]]], bool]
-"""Takes sound rows, the number of bad ones, and the first of these with what is wrong; says whether to go on."""
+ROWS_PER_BATCH = 262_144
+MAX_COLUMNS_IN_MESSAGE = 12
+EARLIEST_NS = -(2**63)
+
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+"""Whether a condition holds, for each row of a batch."""
 
 
 class TableFormat(NamedTuple):
@@ -35,169 +40,278 @@ class TableFormat(NamedTuple):
     has_open_unit: bool
 
 
-def read_parquet_trace(path: Path, take: Take, unit: TimeUnit = TRIAL_UNIT) -> TableFormat:
-    """Give the rows of a file to `take`, batch by batch, and return the format of the file.
+class CheckedBatch(NamedTuple):
+    """The rows of a batch that are valid, and the mistakes in the others.
 
-    `unit` is that of times whose unit the format leaves open. Raises UserError.
+    Attributes:
+        columns: The valid rows.
+        bad_rows: The number of rows with a mistake.
+        first_errors: The row number and the mistake of the first of them.
+    """
+
+    columns: TraceColumns
+    bad_rows: int
+    first_errors: list[tuple[int, Wrong]]
+
+
+class ParquetTrace(NamedTuple):
+    """An open trace in Parquet: its format and its rows."""
+
+    format: TableFormat
+    batches: Iterator[CheckedBatch]
+
+
+class _Columns(NamedTuple):
+    """The names of the columns in a file. The last two are None if the file does not have them."""
+
+    time: str
+    input_tokens: str
+    output_tokens: str
+    session: str | None
+    took: str | None
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self if name is not None]
+
+
+@contextlib.contextmanager
+def open_parquet_trace(path: Path, unit: TimeUnit = TRIAL_UNIT) -> Iterator[ParquetTrace]:
+    """Open a trace in Parquet. `unit` is that of times whose unit the format leaves open.
+
+    Raises UserError if the file cannot be read or has no columns of a trace.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            names = {column.strip().lower(): column for column in file.schema_arrow.names}
-            found = trace_formats.find_table_format(list(names))
-            if found is None:
-                problem = (
-                    f"not a trace that is known here: its columns are {', '.join(list(names)[:12])}"
-                )
-                raise UserError("wrong_format", problem, str(path), trace_formats.known_formats())
-            if "hash_ids" in names:
-                problem, hint = (
-                    "hash_ids in Parquet are not read",
-                    "write the trace as JSONL, which keeps its prefixes",
-                )
-                raise UserError("unsupported", problem, str(path), hint)
-            told = [column for column in (found.session, found.took) if column in names]
-            columns = [names[column] for column in (*found.columns, *told)]
-            kinds = [file.schema_arrow.field(column).type for column in columns]
-            for column, kind in zip(columns, kinds, strict=True):
-                if column.strip().lower() == found.session:
-                    continue
-                is_date = pa.types.is_timestamp(kind) and column.strip().lower() != found.took
-                if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_date):
-                    problem, hint = (
-                        f"the column {column} holds {kind}",
-                        "numbers, or dates for the time",
-                    )
-                    raise UserError("wrong_type", problem, str(path), hint, key=column)
-            is_number = not pa.types.is_timestamp(kinds[0])
-            has_open_unit = found.any_unit and is_number
-            time_unit_ns = UNIT_NS[unit] if has_open_unit else UNIT_NS["s"]
-            places = [
-                columns.index(names[one]) if one in told else -1
-                for one in (found.session, found.took)
-            ]
-            batches = file.iter_batches(BATCH, columns=columns)
-            _take_all(batches, columns, time_unit_ns, places, take)
-            return TableFormat(found.tool, has_open_unit)
-    except (
-        OSError,
-        pa.ArrowException,
-        UnicodeDecodeError,
-    ) as error:  # the last: a damaged name of a column
+            table_format = _find_format(file.schema_arrow, path)
+            columns = _find_columns(file.schema_arrow, table_format)
+            _check_column_types(file.schema_arrow, columns, path)
+            has_dates = pa.types.is_timestamp(file.schema_arrow.field(columns.time).type)
+            has_open_unit = table_format.any_unit and not has_dates
+            checker = _BatchChecker(columns, UNIT_NS[unit if has_open_unit else "s"])
+            batches = file.iter_batches(ROWS_PER_BATCH, columns=columns.names)
+            yield ParquetTrace(
+                TableFormat(table_format.tool, has_open_unit), map(checker.check, batches)
+            )
+    # The name of a damaged column is no UTF-8.
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         problem = f"the Parquet file is cut short or damaged: {str(error).splitlines()[0]}"
         raise UserError("damaged_file", problem, str(path), "copy it again") from None
 
 
-def _take_all(
-    batches: Iterator[Any], columns: list[str], time_unit_ns: int, told: Sequence[int], take: Take
-) -> None:
-    """Check the rows of all batches and give them to `take`.
-
-    `time_unit_ns`: the ns of 1 in a column of time that holds numbers. `told`: the places of session
-    and length of time, -1 for none.
-    """
-    number, first_ns, latest_ns = 1, None, -(2**63)
-    for batch in batches:
-        at_ns, timed = _times(batch.column(0), time_unit_ns)
-        read_parquet_trace, counted = _counts(batch.column(1), 1)
-        write, answered = _counts(batch.column(2), 0)
-        lasted = _lasted(batch, told[1])
-        sound = timed & counted & answered & lasted
-        if first_ns is None and sound.any():
-            first_ns = int(at_ns[sound][0])
-        near = np.abs(at_ns - float(first_ns or 0)) <= LONGEST_NS
-        # the latest time of the sound rows before each one
-        before = np.maximum.accumulate(
-            np.concatenate([[latest_ns], np.where(sound & near, at_ns, -(2**63))])
-        )
-        forward = at_ns >= before[:-1]
-        kept = sound & near & forward
-        latest_ns = int(before[-1])
-        faults = []
-        (bad,) = np.nonzero(~kept)
-        for row in bad[:FAULTS_SHOWN].tolist():
-            back_s = (int(before[row]) - int(at_ns[row])) / 1e9
-            reasons: tuple[tuple[bool, Code, str, str], ...] = (
-                (timed[row], "invalid_value", columns[0], f"{columns[0]} is missing or no number"),
-                (counted[row], "invalid_value", columns[1], _no_count(columns[1], 1)),
-                (answered[row], "invalid_value", columns[2], _no_count(columns[2], 0)),
-                (
-                    lasted[row],
-                    "invalid_value",
-                    columns[told[1]],
-                    f"{columns[told[1]]} is no length of time",
-                ),
-                (
-                    near[row],
-                    "out_of_range",
-                    columns[0],
-                    "the time is more than a year from that of the first row",
-                ),
-                (forward[row], "unordered", columns[0], f"the time goes back by {back_s:,.6g} s"),
-            )
-            _, code, column, problem = next(reason for reason in reasons if not reason[0])
-            faults.append((number + row, Wrong(code, problem, "", column)))
-        sessions, took_ns = _told(batch, told, kept)
-        rows = TraceColumns(
-            at_ns[kept], read_parquet_trace[kept], write[kept], sessions=sessions, took_ns=took_ns
-        )
-        if not take(rows, len(bad), faults):
-            return
-        number += len(kept)
+def _column_names(schema: pa.Schema) -> dict[str, str]:
+    """Map the lower-case name of each column to its name in the file."""
+    return {name.strip().lower(): name for name in schema.names}
 
 
-def _told(
-    batch: Any, places: Sequence[int], kept: NDArray[np.bool_]
-) -> tuple[list[str], list[int]]:
-    """Sessions and lengths of time of the rows that are kept; what a row does not tell is "" or -1."""
-    session, took = places
-    rows = np.flatnonzero(kept)
-    names = [] if session < 0 else batch.column(session).take(rows).to_pylist()
-    seconds = [] if took < 0 else batch.column(took).take(rows).to_pylist()
-    lengths = [-1 if value is None else round(value * 1e9) for value in seconds]
-    return ["" if name is None else str(name) for name in names], lengths
+def _find_format(schema: pa.Schema, path: Path) -> FormatRow:
+    """Return the format of a table. Raises UserError if it is not known or not supported."""
+    names = list(_column_names(schema))
+    table_format = trace_formats.find_table_format(names)
+    if table_format is None:
+        columns = ", ".join(names[:MAX_COLUMNS_IN_MESSAGE])
+        problem = f"not a trace that is known here: its columns are {columns}"
+        raise UserError("wrong_format", problem, str(path), trace_formats.known_formats())
+    if "hash_ids" in names:
+        hint = "write the trace as JSONL, which keeps its prefixes"
+        raise UserError("unsupported", "hash_ids in Parquet are not read", str(path), hint)
+    return table_format
 
 
-def _lasted(batch: Any, place: int) -> NDArray[np.bool_]:
-    """Whether each row tells no length of time, or one: as in the lines of CSV, zero or more."""
-    if place < 0:
-        return np.ones(batch.num_rows, bool)
-    seconds = batch.column(place).cast("double").fill_null(0).to_numpy(zero_copy_only=False)
-    return np.asarray((seconds >= 0) & (seconds * 1e9 < trace_formats.LATEST_NS))
+def _find_columns(schema: pa.Schema, table_format: FormatRow) -> _Columns:
+    names = _column_names(schema)
+    time, input_tokens, output_tokens = (names[column] for column in table_format.columns)
+    return _Columns(
+        time,
+        input_tokens,
+        output_tokens,
+        session=names.get(table_format.session),
+        took=names.get(table_format.took),
+    )
 
 
-def _no_count(column: str, least: int) -> str:
-    return f"{column} is missing or not from {least} to {MOST_TOKENS:,}"
-
-
-def _times(column: pa.Array, time_unit_ns: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return the ns of each row, and whether it has a time."""
+def _check_column_types(schema: pa.Schema, columns: _Columns, path: Path) -> None:
+    """Raise UserError if a column does not hold numbers. Times may also be dates."""
     import pyarrow as pa
 
-    present = _present(column)
+    for name in columns.names:
+        if name == columns.session:
+            continue
+        column_type = schema.field(name).type
+        is_number = pa.types.is_integer(column_type) or pa.types.is_floating(column_type)
+        is_date = pa.types.is_timestamp(column_type) and name != columns.took
+        if not is_number and not is_date:
+            problem = f"the column {name} holds {column_type}"
+            hint = "numbers, or dates for the time"
+            raise UserError("wrong_type", problem, str(path), hint, key=name)
+
+
+class _RowCheck(NamedTuple):
+    """A condition that each row must meet, and the mistake of a row that does not.
+
+    In the problem, `{back_s}` is the time in seconds by which the row is before an earlier one.
+    """
+
+    is_met: Mask
+    code: Code
+    column: str
+    problem: str
+
+
+class _BatchChecker:
+    """Checks the batches of a table in their order.
+
+    Args:
+        columns: The names of the columns.
+        time_unit_ns: The nanoseconds of 1 in a column of times that holds numbers.
+    """
+
+    def __init__(self, columns: _Columns, time_unit_ns: int) -> None:
+        self._columns = columns
+        self._time_unit_ns = time_unit_ns
+        self._first_ns: int | None = None
+        self._latest_ns = EARLIEST_NS
+        self._rows_read = 0
+
+    def check(self, batch: Any) -> CheckedBatch:
+        """Return the valid rows of the next batch and the first mistakes in it."""
+        columns = self._columns
+        at_ns, has_time = _read_times(batch.column(columns.time), self._time_unit_ns)
+        input_tokens, has_input = _read_counts(batch.column(columns.input_tokens), minimum=1)
+        output_tokens, has_output = _read_counts(batch.column(columns.output_tokens), minimum=0)
+        has_valid_took = self._has_valid_took(batch)
+        is_readable = has_time & has_input & has_output & has_valid_took
+        if self._first_ns is None and is_readable.any():
+            self._first_ns = int(at_ns[is_readable][0])
+        is_within_a_year = np.abs(at_ns - float(self._first_ns or 0)) <= LONGEST_NS
+        is_candidate = is_readable & is_within_a_year
+        latest_before = self._latest_times(at_ns, is_candidate)
+        is_ordered = at_ns >= latest_before[:-1]
+        self._latest_ns = int(latest_before[-1])
+        checks = [
+            _RowCheck(
+                has_time,
+                "invalid_value",
+                columns.time,
+                f"{columns.time} is missing or no number",
+            ),
+            _count_check(has_input, columns.input_tokens, minimum=1),
+            _count_check(has_output, columns.output_tokens, minimum=0),
+            _RowCheck(
+                has_valid_took,
+                "invalid_value",
+                columns.took or "",
+                f"{columns.took} is no length of time",
+            ),
+            _RowCheck(
+                is_within_a_year,
+                "out_of_range",
+                columns.time,
+                "the time is more than a year from that of the first row",
+            ),
+            _RowCheck(is_ordered, "unordered", columns.time, "the time goes back by {back_s} s"),
+        ]
+        is_valid = is_candidate & is_ordered
+        back_ns = latest_before[:-1] - at_ns
+        errors = self._first_errors(checks, is_valid, back_ns)
+        self._rows_read += len(is_valid)
+        valid_columns = TraceColumns(
+            at_ns[is_valid],
+            input_tokens[is_valid],
+            output_tokens[is_valid],
+            sessions=self._sessions(batch, is_valid),
+            took_ns=self._took_ns(batch, is_valid),
+        )
+        return CheckedBatch(valid_columns, int((~is_valid).sum()), errors)
+
+    def _latest_times(self, at_ns: Integers, is_candidate: Mask) -> Integers:
+        """Return the latest time of the candidates before each row, and before the next batch."""
+        candidate_times = np.where(is_candidate, at_ns, EARLIEST_NS)
+        latest: Integers = np.maximum.accumulate(
+            np.concatenate([[self._latest_ns], candidate_times])
+        )
+        return latest
+
+    def _first_errors(
+        self, checks: list[_RowCheck], is_valid: Mask, back_ns: Integers
+    ) -> list[tuple[int, Wrong]]:
+        """Return the first mistakes of a batch with their row numbers, counted from 1."""
+        errors = []
+        bad_rows = np.flatnonzero(~is_valid)[:FAULTS_SHOWN]
+        for row in bad_rows.tolist():
+            failed = next(check for check in checks if not check.is_met[row])
+            problem = failed.problem
+            if failed.code == "unordered":
+                problem = problem.format(back_s=f"{int(back_ns[row]) / NS_PER_S:,.6g}")
+            wrong = Wrong(failed.code, problem, "", failed.column)
+            errors.append((self._rows_read + 1 + row, wrong))
+        return errors
+
+    def _has_valid_took(self, batch: Any) -> Mask:
+        """Return whether each row has no length of time, or one of zero or more."""
+        if self._columns.took is None:
+            return np.ones(batch.num_rows, bool)
+        column = batch.column(self._columns.took)
+        seconds = column.cast("double").fill_null(0).to_numpy(zero_copy_only=False)
+        return np.asarray((seconds >= 0) & (seconds * NS_PER_S < MAX_TIME_NS))
+
+    def _sessions(self, batch: Any, is_valid: Mask) -> list[str]:
+        """Return the session of each valid row, "" if it has none; [] without such a column."""
+        if self._columns.session is None:
+            return []
+        names = _take(batch.column(self._columns.session), is_valid)
+        return ["" if name is None else str(name) for name in names]
+
+    def _took_ns(self, batch: Any, is_valid: Mask) -> list[int]:
+        """Return how long each valid row took; [] without such a column."""
+        if self._columns.took is None:
+            return []
+        seconds = _take(batch.column(self._columns.took), is_valid)
+        return [UNKNOWN_NS if value is None else round(value * NS_PER_S) for value in seconds]
+
+
+def _count_check(is_met: Mask, column: str, *, minimum: int) -> _RowCheck:
+    problem = f"{column} is missing or not from {minimum} to {MOST_TOKENS:,}"
+    return _RowCheck(is_met, "invalid_value", column, problem)
+
+
+def _take(column: pa.Array, is_valid: Mask) -> list[Any]:
+    """Return the values of the valid rows."""
+    values: list[Any] = column.take(np.flatnonzero(is_valid)).to_pylist()
+    return values
+
+
+def _read_times(column: pa.Array, time_unit_ns: int) -> tuple[Integers, Mask]:
+    """Return the time of each row in ns, and whether it has one."""
+    import pyarrow as pa
+
+    is_present = _is_present(column)
     if pa.types.is_timestamp(column.type):
-        ns = column.cast(pa.timestamp("ns", tz=column.type.tz)).cast(pa.int64())
-        return ns.fill_null(0).to_numpy(zero_copy_only=False), present
+        dates = column.cast(pa.timestamp("ns", tz=column.type.tz)).cast(pa.int64())
+        return dates.fill_null(0).to_numpy(zero_copy_only=False), is_present
     values = column.fill_null(0).to_numpy(zero_copy_only=False)
-    if values.dtype.kind == "f":
-        sound = np.isfinite(values) & (np.abs(values) * time_unit_ns < trace_formats.LATEST_NS)
-        ns = np.rint(np.where(sound, values, 0) * time_unit_ns)
-        return ns.astype(np.int64), present & sound
-    sound = np.abs(values.astype(np.float64)) * time_unit_ns < trace_formats.LATEST_NS
-    return np.where(sound, values, 0).astype(np.int64) * time_unit_ns, present & sound
+    has_fractions = values.dtype.kind == "f"
+    is_in_range = np.abs(values.astype(np.float64)) * time_unit_ns < MAX_TIME_NS
+    if has_fractions:
+        is_in_range &= np.isfinite(values)
+        times = np.rint(np.where(is_in_range, values, 0) * time_unit_ns).astype(np.int64)
+    else:
+        times = np.where(is_in_range, values, 0).astype(np.int64) * time_unit_ns
+    return times, is_present & is_in_range
 
 
-def _counts(column: pa.Array, least: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """The token counts of each row, and whether each is one."""
+def _read_counts(column: pa.Array, *, minimum: int) -> tuple[Integers, Mask]:
+    """Return the token count of each row, and whether it is valid."""
     values = column.fill_null(-1).to_numpy(zero_copy_only=False)
-    sound = _present(column) & (values >= least) & (values <= MOST_TOKENS)
+    is_valid = _is_present(column) & (values >= minimum) & (values <= MOST_TOKENS)
     if values.dtype.kind == "f":
-        sound &= values == np.floor(values)
-    return np.where(sound, values, 0).astype(np.int64), sound
+        is_valid &= values == np.floor(values)
+    return np.where(is_valid, values, 0).astype(np.int64), is_valid
 
 
-def _present(column: pa.Array) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
-    return found
+def _is_present(column: pa.Array) -> Mask:
+    is_present: Mask = column.is_valid().to_numpy(zero_copy_only=False)
+    return is_present

@@ -1,4 +1,4 @@
-"""Opens trace files: plain, gzip or zstd, as numbered lines. Faults of the file itself are UserErrors."""
+"""Open trace files: plain, gzip or zstd, as numbered lines."""
 
 from __future__ import annotations
 
@@ -15,63 +15,102 @@ import msgspec
 from loadgen.core.errors import UserError, of_reading
 from loadgen.core.workload.trace_formats import known_formats
 
-LONGEST_LINE = 100_000_000
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+MAX_LINE_CHARACTERS = 100_000_000
+PARQUET_MARK = b"PAR1"
+COMPRESSION_OF_MARK = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+"""Maps the first bytes of a file to its compression."""
+MARK_BYTES = 4
+
+NumberedLine = tuple[int, str]
+"""The number of a line, counted from 1, and the line."""
 
 
 def is_parquet(path: Path) -> bool:
-    return _beginning(path) == b"PAR1"
+    """Return True if a file is in Parquet. Raises UserError if it cannot be read."""
+    return _read_mark(path) == PARQUET_MARK
 
 
 @contextlib.contextmanager
-def open_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[Iterator[tuple[int, str]]]:
-    """The lines of a text file that are not empty, with their numbers. Compression is told by the first bytes.
+def open_lines(path: Path, longest: int = MAX_LINE_CHARACTERS) -> Iterator[Iterator[NumberedLine]]:
+    """Open a text file and return its lines that are not blank, with their numbers.
 
-    `longest`: characters of a line, since a few compressed kB may be one line of any size. Raises UserError.
+    Lines have at most `longest` characters, because a few compressed kilobytes may be one line of
+    any size. Raises UserError if the file cannot be read.
     """
-    head = _beginning(path)
-    compression = next((name for mark, name in _COMPRESSED.items() if head.startswith(mark)), None)
+    compression = _find_compression(_read_mark(path))
     try:
-        with io.TextIOWrapper(_stream(path, compression), encoding="utf-8-sig", newline="") as text:
-            yield _numbered(text, path, longest)
+        stream = _open_stream(path, compression)
+        with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+            yield _number_lines(text, path, longest)
     except UnicodeDecodeError:
-        raise UserError(
-            "wrong_encoding", "not a text file (UTF-8)", str(path), known_formats()
-        ) from None
+        problem = "not a text file (UTF-8)"
+        raise UserError("wrong_encoding", problem, str(path), known_formats()) from None
     except OSError as error:
-        if compression is None or error.errno is not None:
-            raise UserError(
-                of_reading(error), f"cannot read the trace: {error.strerror or error}", str(path)
-            ) from None
-        problem = f"the {compression} file is cut short or damaged"
-        raise UserError(
-            "damaged_file", problem, str(path), "copy it again, or unpack it by hand"
-        ) from None
+        # Libraries of compression raise OSError without a number for damaged files.
+        if compression is not None and error.errno is None:
+            problem = f"the {compression} file is cut short or damaged"
+            hint = "copy it again, or unpack it by hand"
+            raise UserError("damaged_file", problem, str(path), hint) from None
+        problem = f"cannot read the trace: {error.strerror or error}"
+        raise UserError(of_reading(error), problem, str(path)) from None
 
 
-def split_documents(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Lines as they are; of a file that is one JSON document over several, its object or each of its list as a line."""
-    read = list(itertools.islice(lines, 1))
-    if read and read[0][1].lstrip()[:1] in ("{", "["):
-        whole, size = _whole(read[0][1]), 0
-        while whole is None and size < LONGEST_LINE and (line := next(lines, None)) is not None:
-            read.append(line)
-            size += len(line[1])
-        whole = _whole("".join(line for _, line in read)) if whole is None else whole
-        if isinstance(whole, list) or (whole is not None and len(read) > 1):
-            found = whole if isinstance(whole, list) else [whole]
-            read = [(1, msgspec.json.encode(one).decode()) for one in found]
-    yield from itertools.chain(read, lines)
+def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
+    """Yield the lines of a JSONL file, or the objects of a JSON document as one line each.
+
+    A file may be one JSON document that extends over several lines: an object, or a list of
+    objects.
+    """
+    first = next(lines, None)
+    if first is None:
+        return
+    lines_read = [first]
+    if first[1].lstrip()[:1] in ("{", "["):
+        document = _decode_document(lines_read, lines)
+        if isinstance(document, list):
+            lines_read = [_as_line(item) for item in document]
+        elif document is not None and len(lines_read) > 1:
+            lines_read = [_as_line(document)]
+    yield from itertools.chain(lines_read, lines)
 
 
-def _whole(text: str) -> Any:
+def _decode_document(lines_read: list[NumberedLine], lines: Iterator[NumberedLine]) -> Any:
+    """Return the JSON value of the first line, or of all lines together, or None.
+
+    The lines that are read for it are added to `lines_read`.
+    """
+    document = _decode_json(lines_read[0][1])
+    if document is not None:
+        return document
+    size = 0
+    for line in lines:
+        lines_read.append(line)
+        size += len(line[1])
+        if size >= MAX_LINE_CHARACTERS:
+            break
+    return _decode_json("".join(line for _, line in lines_read))
+
+
+def _decode_json(text: str) -> Any:
+    """Return a JSON value, or None if the text is no JSON."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return None
 
 
-def _stream(path: Path, compression: str | None) -> Any:
+def _as_line(value: Any) -> NumberedLine:
+    return 1, msgspec.json.encode(value).decode()
+
+
+def _find_compression(mark: bytes) -> str | None:
+    for known_mark, compression in COMPRESSION_OF_MARK.items():
+        if mark.startswith(known_mark):
+            return compression
+    return None
+
+
+def _open_stream(path: Path, compression: str | None) -> Any:
     if compression is None:
         return path.open("rb")
     import pyarrow as pa
@@ -79,24 +118,21 @@ def _stream(path: Path, compression: str | None) -> Any:
     return pa.input_stream(str(path), compression=compression)
 
 
-def _beginning(path: Path) -> bytes:
+def _read_mark(path: Path) -> bytes:
+    """Return the first bytes of a file. Raises UserError if it cannot be read."""
     try:
         with path.open("rb") as file:
-            return file.read(4)
+            return file.read(MARK_BYTES)
     except OSError as error:
-        raise UserError(
-            of_reading(error), f"cannot read the trace: {error.strerror}", str(path)
-        ) from None
+        problem = f"cannot read the trace: {error.strerror}"
+        raise UserError(of_reading(error), problem, str(path)) from None
 
 
-def _numbered(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(iter(partial(text.readline, longest + 1), ""), 1):
+def _number_lines(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[NumberedLine]:
+    read_line = partial(text.readline, longest + 1)
+    for number, line in enumerate(iter(read_line, ""), 1):
         if len(line) > longest:
-            raise UserError(
-                "too_large",
-                f"a line of more than {longest:,} characters",
-                f"{path}:{number}",
-                known_formats(),
-            )
+            problem = f"a line of more than {longest:,} characters"
+            raise UserError("too_large", problem, f"{path}:{number}", known_formats())
         if not line.isspace():
             yield number, line

@@ -1,7 +1,7 @@
-"""What a format of traces is, and how the table `loadgen.formats` is asked for one. Pure.
+"""What the format of a trace is, and how the format of a file is found in `loadgen.formats`.
 
-The readers of the formats are in `interop/traces.py`. What is wrong with a row is a `Wrong`, which gets its line where
-the file is read.
+The readers of the formats are in `interop/traces.py`. A mistake in a row is raised as `Wrong`. It
+gets its line where the file is read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import csv
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,47 +18,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.format import shortened
-from loadgen.core.units import MOST_TOKENS, UNIT_NS, TimeUnit, Wrong
+from loadgen.core.units import MOST_TOKENS, NS_PER_S, UNIT_NS, TimeUnit, Wrong
 from loadgen.formats import FORMATS, FormatRow
 
-
-def known_formats() -> str:
-    """The formats that are read, for people."""
-    lines = ", ".join(row.tool for row in FORMATS.own if row.trace)
-    tables = ", ".join(row.tool for row in FORMATS.own if row.columns)
-    return f"known: {lines} (JSONL), {tables} (CSV, and Parquet); gzip and zstd of all"
-
-
-def hint_for(line: str) -> str:
-    """Return a hint for a file whose first line is no trace that is known."""
-    if ";" in line and find_csv_format(line.replace(";", ",")) is not None:
-        return "the columns are separated by semicolons; a CSV file has commas between them"
-    return known_formats()
+UNKNOWN_NS = -1
+"""A duration that the trace does not contain."""
+MAX_TIME_NS = 9e18
+"""About 285 years, the largest time that 64 bits hold."""
+DATASET_FIELDS = {"messages", "prompt", "conversations"}
 
 
 class TraceRow(NamedTuple):
-    """One request of a trace; time in ns, relative to any origin."""
+    """One request of a trace.
+
+    Attributes:
+        at_ns: When it was sent, relative to any origin.
+        input_tokens: The tokens of its prompt.
+        output_tokens: The tokens of its response.
+        hashes: The hashes of the blocks of its prompt, in order.
+        block: The tokens per hash. 0 means the size that is inferred for the whole file.
+        session: The name of its conversation or agent. A sub-agent has a name of its own.
+        group: The name of the whole session with all agents. "" means that of `session`.
+        took_ns: The time from the request to the end of its response.
+        pause_ns: The time from the end of the response before it in its session.
+        label: The kind of request, as its application named it.
+        fields: Further body fields that it requests, as JSON.
+        timed: False if the trace only says what the request waits for. `at_ns` is then the start of
+            its session.
+    """
 
     at_ns: int
     input_tokens: int
     output_tokens: int
     hashes: Sequence[int] = ()
-    block: float = 0.0  # tokens per hash; 0: use the size inferred for the whole file
-    session: str = ""  # of an agent: a sub-agent has its own
-    group: str = (
-        ""  # the whole session, where the trace names it beside its parts; "": as `session`
-    )
-    took_ns: int = -1  # from the request to the end of its answer; -1: not told, as is the next
-    pause_ns: int = -1  # from the end of the answer before in this session
-    label: str = ""  # the kind of request that it is, by what its application called it
-    fields: str = ""  # JSON: further fields of the body that it asks for, by name
-    timed: bool = True  # False: the trace says only what it waits for in its session, and `at_ns` is its start
+    block: float = 0.0
+    session: str = ""
+    group: str = ""
+    took_ns: int = UNKNOWN_NS
+    pause_ns: int = UNKNOWN_NS
+    label: str = ""
+    fields: str = ""
+    timed: bool = True
 
 
 class TraceColumns(NamedTuple):
-    """Many requests at once. `hashes`: of one request after the other, as many as `hash_counts` says.
+    """Many requests of a trace at once, with the columns of `TraceRow`.
 
-    sessions, took_ns: of each request as in `TraceRow`, or empty where the trace does not tell them.
+    Attributes:
+        at_ns: When they were sent.
+        input_tokens: The tokens of their prompts.
+        output_tokens: The tokens of their responses.
+        hashes: The hashes of all prompts, one request after the other.
+        hash_counts: The number of hashes of each request.
+        sessions: The session of each request. Empty if the trace has none.
+        took_ns: How long each request took. Empty if the trace does not say it.
     """
 
     at_ns: NDArray[np.int64]
@@ -70,152 +84,216 @@ class TraceColumns(NamedTuple):
 
 
 class TraceFormat(NamedTuple):
-    """A format of a trace in lines.
+    """The format of a trace that consists of lines.
 
     Attributes:
-        name: The name of the format, as people call it.
-        rows: Returns the requests of one line. Raises Wrong.
+        name: The name of the format in reports.
+        parse_line: Returns the requests of one line. Raises Wrong.
         in_order: Whether lines must be in order of arrival.
-        together: Returns the requests of many plain lines, several times faster, or None if one of
-            the lines is not plain.
+        parse_lines: Returns the requests of many plain lines, several times faster, or None if one
+            of the lines is not plain.
         in_unit: Returns this format with its times in a unit. None if the format defines the unit.
         default_unit: The unit of whole numbers where `in_unit` is set, if it is not milliseconds.
     """
 
     name: str
-    rows: Callable[[str], Sequence[TraceRow]]
+    parse_line: Callable[[str], Sequence[TraceRow]]
     in_order: bool = True
-    together: Callable[[Sequence[str]], TraceColumns | None] | None = None
+    parse_lines: Callable[[Sequence[str]], TraceColumns | None] | None = None
     in_unit: Callable[[TimeUnit], TraceFormat] | None = None
     default_unit: TimeUnit | None = None
 
 
-def find_json_format(first: Mapping[str, Any]) -> TraceFormat | None:
-    """The format of a JSONL file, by its first line. Raises Wrong for prompts."""
+# -- finding the format of a file ----------------------------------------------------------------
+
+
+def known_formats() -> str:
+    """Return a text that lists the formats that can be read."""
+    line_formats = ", ".join(row.tool for row in FORMATS.own if row.trace)
+    table_formats = ", ".join(row.tool for row in FORMATS.own if row.columns)
+    return (
+        f"known: {line_formats} (JSONL), {table_formats} (CSV, and Parquet); gzip and zstd of all"
+    )
+
+
+def hint_for(first_line: str) -> str:
+    """Return a hint for a file whose first line belongs to no known format."""
+    if ";" in first_line and find_csv_format(first_line.replace(";", ",")) is not None:
+        return "the columns are separated by semicolons; a CSV file has commas between them"
+    return known_formats()
+
+
+def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
+    """Return the format of a JSONL file by its first row, or None if it is not known.
+
+    Raises Wrong if the file is a data set.
+    """
     for row in FORMATS.own:
-        if (found := _format_of(row, first)) is not None:
-            return found
-    if first.keys() & {"messages", "prompt", "conversations"}:
-        raise Wrong(
-            "wrong_format", "these are prompts, not a trace", "prompts of your own: --dataset FILE"
-        )
-    others = (_format_of(row, first) for row in FORMATS.plugin_rows())
-    return next((found for found in others if found is not None), None)
+        trace_format = _match_format(row, first_row)
+        if trace_format is not None:
+            return trace_format
+    if first_row.keys() & DATASET_FIELDS:
+        problem = "these are prompts, not a trace"
+        raise Wrong("wrong_format", problem, "prompts of your own: --dataset FILE")
+    for row in FORMATS.plugin_rows():
+        trace_format = _match_format(row, first_row)
+        if trace_format is not None:
+            return trace_format
+    return None
 
 
-def _format_of(row: FormatRow, first: Mapping[str, Any]) -> TraceFormat | None:
-    """Return the format of a trace with this first line, or None if a row does not know it."""
-    return None if row.trace is None else FORMATS.guard(row, row.trace)(first)
+def _match_format(row: FormatRow, first_row: Mapping[str, Any]) -> TraceFormat | None:
+    """Return the format of a row of the table if a trace has this first row, else None."""
+    if row.trace is None:
+        return None
+    return FORMATS.guard(row, row.trace)(first_row)
 
 
 def find_table_format(columns: Sequence[str]) -> FormatRow | None:
-    """The format of a table, by the names of its columns in small letters."""
+    """Return the format of a table by the names of its columns in lower case."""
     for row in FORMATS.rows():
         if row.columns and set(row.columns) <= set(columns):
             return row
     return None
 
 
+# -- CSV -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _CsvColumns:
+    """The positions of the columns in a line, None for those that the file does not have."""
+
+    time: int
+    input_tokens: int
+    output_tokens: int
+    session: int | None
+    took: int | None
+    count: int
+
+
 def find_csv_format(header: str) -> TraceFormat | None:
-    """The format of a CSV file, by its first line."""
-    columns = [name.strip().lower() for name in next(csv.reader([header]), [])]
-    if (found := find_table_format(columns)) is None:
+    """Return the format of a CSV file by its first line, or None if it is not known."""
+    names = [name.strip().lower() for name in next(csv.reader([header]), [])]
+    table_format = find_table_format(names)
+    if table_format is None:
         return None
-    places = [columns.index(column) for column in found.columns]
-    places += [
-        columns.index(column) if column in columns else -1 for column in (found.session, found.took)
-    ]
-    assert found.time is not None, "a format with columns parses times"
-    parse_time = FORMATS.guard(found, found.time)
+    time, input_tokens, output_tokens = (names.index(name) for name in table_format.columns)
+    columns = _CsvColumns(
+        time,
+        input_tokens,
+        output_tokens,
+        session=names.index(table_format.session) if table_format.session in names else None,
+        took=names.index(table_format.took) if table_format.took in names else None,
+        count=len(names),
+    )
+    assert table_format.time is not None, "a format with columns parses times"
+    trace_format = _csv_format(
+        table_format, columns, FORMATS.guard(table_format, table_format.time)
+    )
+    if not table_format.any_unit:
+        return trace_format
+    in_unit = functools.partial(_csv_format_in_unit, table_format, columns)
+    return trace_format._replace(in_unit=in_unit, default_unit="s")
 
-    def read_times_with(parse_time: Callable[[str], int]) -> TraceFormat:
-        rows = functools.partial(_csv_row, found, places, len(columns), parse_time)
-        return TraceFormat(found.tool, rows)
 
-    def read_times_in(unit: TimeUnit) -> TraceFormat:
-        return read_times_with(lambda text: time_ns(parse_number(text), UNIT_NS[unit]))
+def _csv_format(
+    table_format: FormatRow, columns: _CsvColumns, parse_time: Callable[[str], int]
+) -> TraceFormat:
+    parse_line = functools.partial(_parse_csv_line, table_format, columns, parse_time)
+    return TraceFormat(table_format.tool, parse_line)
 
-    fixed = read_times_with(parse_time)
-    if not found.any_unit:
-        return fixed
-    return fixed._replace(in_unit=read_times_in, default_unit="s")
+
+def _csv_format_in_unit(
+    table_format: FormatRow, columns: _CsvColumns, unit: TimeUnit
+) -> TraceFormat:
+    def parse_time(text: str) -> int:
+        return time_ns(parse_number(text), UNIT_NS[unit])
+
+    return _csv_format(table_format, columns, parse_time)
+
+
+def _parse_csv_line(
+    table_format: FormatRow, columns: _CsvColumns, parse_time: Callable[[str], int], line: str
+) -> Sequence[TraceRow]:
+    """Return the request of a line. Raises Wrong."""
+    try:
+        values = next(csv.reader([line]))
+    except (csv.Error, StopIteration) as error:
+        raise Wrong("invalid_syntax", f"not CSV: {error}", "") from None
+    if len(values) < columns.count:
+        problem = f"{len(values)} fields, the first line names {columns.count}"
+        raise Wrong("missing_value", problem, "")
+    _, input_name, output_name = table_format.columns
+    input_tokens = parse_number(values[columns.input_tokens].strip())
+    output_tokens = parse_number(values[columns.output_tokens].strip())
+    session = "" if columns.session is None else values[columns.session].strip()
+    took = "" if columns.took is None else values[columns.took].strip()
+    row = TraceRow(
+        input_tokens=token_count(input_tokens, input_name, 1),
+        output_tokens=token_count(output_tokens, output_name, 0),
+        took_ns=duration_ns(parse_number(took), table_format.took) if took else UNKNOWN_NS,
+        at_ns=parse_time(values[columns.time].strip()),
+        session=session,
+    )
+    return (row,)
+
+
+# -- values of rows ------------------------------------------------------------------------------
 
 
 def json_object(line: str) -> dict[str, Any]:
+    """Return the object in a line. Raises Wrong."""
+    hint = "one JSON object per line"
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Wrong("invalid_syntax", f"not JSON: {error}", "one JSON object per line") from None
+        raise Wrong("invalid_syntax", f"not JSON: {error}", hint) from None
     if not isinstance(row, dict):
-        raise Wrong("wrong_type", "not a JSON object", "one JSON object per line")
+        raise Wrong("wrong_type", "not a JSON object", hint)
     return row
 
 
 def one_request_per_line(
     parse: Callable[[dict[str, Any]], TraceRow],
 ) -> Callable[[str], Sequence[TraceRow]]:
-    """For a format with one request in each line."""
+    """Return a parser of lines for a format with one request in each line."""
     return lambda line: (parse(json_object(line)),)
 
 
-def _csv_row(
-    found: FormatRow, places: list[int], fields: int, parse_time: Callable[[str], int], line: str
-) -> Sequence[TraceRow]:
-    try:
-        values = next(csv.reader([line]))
-    except (csv.Error, StopIteration) as error:
-        raise Wrong("invalid_syntax", f"not CSV: {error}", "") from None
-    if len(values) < fields:
-        raise Wrong("missing_value", f"{len(values)} fields, the first line names {fields}", "")
-    at, read, write, session, took = (
-        values[place].strip() if place >= 0 else "" for place in places
-    )
-    input_tokens = token_count(parse_number(read), found.columns[1], 1)
-    output_tokens = token_count(parse_number(write), found.columns[2], 0)
-    took_ns = duration_ns(parse_number(took), found.took) if took else -1
-    return (
-        TraceRow(parse_time(at), input_tokens, output_tokens, session=session, took_ns=took_ns),
-    )
-
-
 def parse_number(text: str) -> int | float | str:
-    """The number that a field of a CSV file holds; a text that is no finite number as it stands."""
+    """Return the number in a field of a CSV file, or the text if it is no finite number."""
     try:
         value = float(text)
     except ValueError:
         return text
-    return text if not math.isfinite(value) else int(value) if value.is_integer() else value
+    if not math.isfinite(value):
+        return text
+    return int(value) if value.is_integer() else value
 
 
-def duration_ns(value: Any, name: str, scale: float = 1e9) -> int:
-    """Ns of a number in units of `scale` ns. Raises Wrong."""
-    is_number = (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    )
-    if not is_number or not 0 <= value * scale < LATEST_NS:
-        raise Wrong(
-            "invalid_value", f"{name} is {shortened(value)}", "a length of time, zero or more", name
-        )
+def duration_ns(value: Any, name: str, scale: float = float(NS_PER_S)) -> int:
+    """Return the ns of a duration in units of `scale` ns. Raises Wrong."""
+    if not _is_finite_number(value) or not 0 <= value * scale < MAX_TIME_NS:
+        problem = f"{name} is {shortened(value)}"
+        raise Wrong("invalid_value", problem, "a length of time, zero or more", name)
     ns: int = round(value * scale)
     return ns
 
 
-LATEST_NS = 9e18  # 285 years: what 64 bits hold
-
-
 def time_ns(value: Any, scale: float) -> int:
     """Return the ns of a time in units of `scale` ns. Raises Wrong."""
-    is_number = (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    )
-    if not is_number or abs(value) * scale > LATEST_NS:
-        raise Wrong("invalid_value", f"timestamp is {shortened(value)}", "a number", "timestamp")
-    ns: int = int(value) * int(scale) + round((value - int(value)) * scale)
+    if not _is_finite_number(value) or abs(value) * scale > MAX_TIME_NS:
+        problem = f"timestamp is {shortened(value)}"
+        raise Wrong("invalid_value", problem, "a number", "timestamp")
+    # Apart, because a float does not hold the ns of a date.
+    whole = int(value)
+    ns: int = whole * int(scale) + round((value - whole) * scale)
     return ns
 
 
 def token_count(value: Any, name: str, least: int) -> int:
-    """Return a number of tokens; 12.0 is the whole number 12. Raises Wrong for anything else."""
+    """Return a number of tokens. 12.0 is the whole number 12. Raises Wrong for anything else."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -223,3 +301,8 @@ def token_count(value: Any, name: str, least: int) -> int:
         hint = f"a whole number from {least} to {MOST_TOKENS:,}"
         raise Wrong("invalid_value", f"{name} is {shortened(value)}", hint, name)
     return int(value)
+
+
+def _is_finite_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)

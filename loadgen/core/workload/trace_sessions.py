@@ -1,14 +1,16 @@
-"""The sessions of a trace as chains: which of their requests wait for which, and for how long. Pure.
+"""The sessions of a trace: which of their requests wait for which, and for how long.
 
-A session is a conversation, or the work of an agent with its sub-agents. The requests of an agent follow each other. A
-sub-agent begins after the last request of the agent that had ended before it (else that was sent), and the first
-request that the agent sent after a sub-agent had ended waits for it. What lies between the recorded end of what a
-request waits for and the request is the time of a tool or of the user; where the two overlap it is 0.
+A session is a conversation, or the work of an agent with its sub-agents. The requests of an agent
+follow each other. A sub-agent begins after the last request of the main agent that had ended before
+it, or else that had been sent before it. The first request that the main agent sent after a
+sub-agent had ended waits for that sub-agent. The time between the recorded end of what a request
+waits for and the request is the time of a tool or of the user. It is 0 where the two overlap.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from bisect import bisect_left
 from typing import NamedTuple
 
@@ -18,142 +20,216 @@ from numpy.typing import NDArray
 from loadgen.core.errors import UserError
 from loadgen.core.workload.request_kinds import FromTrace
 from loadgen.core.workload.stages import Replay
-from loadgen.core.workload.tasks import MOST_REQUESTS
-from loadgen.core.workload.traces import Trace, read_replayed_trace
+from loadgen.core.workload.tasks import MAX_TASK_REQUESTS
+from loadgen.core.workload.trace import Trace, end_of_starts_ns
+from loadgen.core.workload.traces import read_replayed_trace
 
-GRAPHS_KEPT = 4096  # sessions in progress have nearby numbers
-Ints = NDArray[np.int64]
+GRAPHS_CACHED = 4096  # Sessions in progress have nearby numbers.
+TRACES_CACHED = 4
+
+Integers = NDArray[np.int64]
 
 
 class SessionGraph(NamedTuple):
-    """For each request of a session, in order of time: those that it waits for, and the pause in ns after the last."""
+    """The graph of the requests of a session, in order of time.
+
+    Attributes:
+        waits: For each request, those that it waits for.
+        pauses: For each request, the pause in ns after the last of them has ended.
+    """
 
     waits: tuple[tuple[int, ...], ...]
     pauses: tuple[int, ...]
 
 
 class TraceSessions:
-    """The sessions of a trace in order of their first request; a request without one is a session by itself."""
+    """The sessions of a trace in order of their first request.
+
+    A request that belongs to no session is a session by itself.
+
+    Attributes:
+        trace: The trace.
+        sizes: The number of requests of each session.
+        due_ns: When the first request of each session was sent.
+        is_session: False for a request that belongs to no session.
+        turns: The number of requests of the largest session.
+        max_concurrent_requests: The largest number of agents in a session.
+    """
 
     def __init__(self, trace: Trace) -> None:
-        """Raises UserError where the trace does not say how long answers took, or a session is too long."""
+        """Find the sessions of a trace.
+
+        Raises UserError if the trace does not say how long responses took, or if a session is too
+        long.
+        """
         self.trace = trace
-        alone = trace.group < 0
-        named = np.where(
-            alone, int(trace.group.max(initial=-1)) + 1 + np.arange(len(trace)), trace.group
-        )
-        _, first, inverse = np.unique(named, return_index=True, return_inverse=True)
-        number = np.argsort(np.argsort(first))[inverse]  # of the session of each row
-        self._rows: Ints = np.argsort(number, kind="stable")
-        self.sizes: Ints = np.bincount(number)
-        self._starts: Ints = np.cumsum(self.sizes) - self.sizes
-        firsts = self._rows[self._starts]
-        self.due_ns: Ints = trace.due_ns[firsts]
-        self.is_session: NDArray[np.bool_] = ~alone[firsts]
+        session_of_row = _number_sessions(trace)
+        self._rows_by_session: Integers = np.argsort(session_of_row, kind="stable")
+        self.sizes: Integers = np.bincount(session_of_row)
+        self._starts: Integers = np.cumsum(self.sizes) - self.sizes
+        first_rows = self._rows_by_session[self._starts]
+        self.due_ns: Integers = trace.due_ns[first_rows]
+        self.is_session: NDArray[np.bool_] = trace.group[first_rows] >= 0
         self.turns = int(self.sizes.max())
-        agents = np.unique(np.stack((number, trace.session)), axis=1)[0]
-        self.max_concurrent_requests = int(np.bincount(agents).max())
-        self.graph = functools.lru_cache(maxsize=GRAPHS_KEPT)(self._graph)
-        self._check(number)
+        sessions_of_agents, _ = np.unique(np.stack((session_of_row, trace.session)), axis=1)
+        self.max_concurrent_requests = int(np.bincount(sessions_of_agents).max())
+        self.graph = functools.lru_cache(GRAPHS_CACHED)(self._build_graph)
+        self._check_size()
+        self._check_durations(session_of_row)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @property
     def end_ns(self) -> int:
-        """End of the starts: one mean gap after the last."""
-        n, last = len(self), int(self.due_ns[-1])
-        return last + (last // (n - 1) if n > 1 else 0)
+        """The end of the starts: one mean gap after the last."""
+        return end_of_starts_ns(self.due_ns)
 
-    def rows(self, session: int) -> Ints:
-        """The rows of a session, in order of time."""
+    def rows(self, session: int) -> Integers:
+        """Return the rows of a session in order of time."""
         start = self._starts[session]
-        return self._rows[start : start + self.sizes[session]]
+        return self._rows_by_session[start : start + self.sizes[session]]
 
-    def _check(self, number: Ints) -> None:
-        path = str(self.trace.path)
-        if self.turns > MOST_REQUESTS:
+    def _check_size(self) -> None:
+        if self.turns > MAX_TASK_REQUESTS:
             problem = (
-                f"a session of the trace has {self.turns:,} requests, at most {MOST_REQUESTS:,}"
+                f"a session of the trace has {self.turns:,} requests, at most {MAX_TASK_REQUESTS:,}"
             )
-            raise UserError(
-                "too_large",
-                problem,
-                path,
-                "--set trace_slice=..10m, or --set trace_replay=instants",
-            )
-        later = np.ones(len(self._rows), bool)
-        later[self._starts] = False
-        asks = np.zeros(len(self), bool)  # sessions of which the end of an answer is needed
-        np.logical_or.at(asks, number[self._rows], later & (self.trace.pause_ns[self._rows] < 0))
-        unknown = np.zeros(len(self), bool)
-        np.logical_or.at(unknown, number, self.trace.took_ns < 0)
-        if (bad := np.flatnonzero(asks & unknown)).size:
-            problem = (
-                f"the trace does not say when answers ended, nor the pause before the next request: "
-                f"{bad.size:,} of its {len(self):,} sessions cannot be replayed as such"
-            )
-            hint = "replay its instants; or a trace with ends of answers: Weka, TraceLab, OpenTelemetry, loadgen_sdk"
-            raise UserError("unsupported", problem, path, hint)
+            hint = "--set trace_slice=..10m, or --set trace_replay=instants"
+            raise UserError("too_large", problem, str(self.trace.path), hint)
 
-    def _graph(self, session: int) -> SessionGraph:
+    def _check_durations(self, session_of_row: Integers) -> None:
+        """Raise UserError if sessions lack the durations that their pauses are computed from.
+
+        A session needs them if a later request of it has no recorded pause.
+        """
+        is_later_row = np.ones(len(self.trace), bool)
+        is_later_row[self._rows_by_session[self._starts]] = False
+        needs_durations = self._any_row(session_of_row, is_later_row & (self.trace.pause_ns < 0))
+        lacks_durations = self._any_row(session_of_row, self.trace.took_ns < 0)
+        bad_sessions = np.count_nonzero(needs_durations & lacks_durations)
+        if bad_sessions:
+            problem = (
+                "the trace does not say when answers ended, nor the pause before the next request: "
+                f"{bad_sessions:,} of its {len(self):,} sessions cannot be replayed as such"
+            )
+            hint = (
+                "replay its instants; or a trace with ends of answers: Weka, TraceLab, "
+                "OpenTelemetry, loadgen_sdk"
+            )
+            raise UserError("unsupported", problem, str(self.trace.path), hint)
+
+    def _any_row(self, session_of_row: Integers, condition: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return for each session whether a condition holds for any of its rows."""
+        return np.bincount(session_of_row[condition], minlength=len(self)) > 0
+
+    def _build_graph(self, session: int) -> SessionGraph:
         rows = self.rows(session)
-        at, took, pause, agents = (
-            column[rows].tolist()
-            for column in (
-                self.trace.due_ns,
-                self.trace.took_ns,
-                self.trace.pause_ns,
-                self.trace.session,
-            )
-        )
-        ends = [start + max(length, 0) for start, length in zip(at, took, strict=True)]
-        waits: list[set[int]] = [set() for _ in rows]
-        of_agent: dict[int, list[int]] = {}
-        for place, agent in enumerate(agents):
-            if agent in of_agent:
-                waits[place].add(of_agent[agent][-1])
-            of_agent.setdefault(agent, []).append(place)
-        main = of_agent[agents[0]]
-        main_at = [at[place] for place in main]
-        for agent, places in of_agent.items():
-            if agent == agents[0]:
-                continue
-            sent = main[: bisect_left(main, places[0])]
-            over = [place for place in sent if ends[place] <= at[places[0]]]
-            waits[places[0]].add((over or sent)[-1])
-            joins = main[
-                max(bisect_left(main, places[-1]), bisect_left(main_at, ends[places[-1]])) :
-            ]
-            if joins:
-                waits[joins[0]].add(places[-1])
-        last = len(rows) - 1
-        awaited = set[int]().union(*waits)
-        waits[last] |= {
-            place for place in range(last) if place not in awaited
-        }  # a session ends with one request
-        pauses = [0] * len(rows)
-        for place, before in enumerate(waits):
-            if pause[place] >= 0 and len(before) == 1:
-                pauses[place] = pause[place]
-            elif before:
-                pauses[place] = max(0, at[place] - max(ends[one] for one in before))
-        return SessionGraph(tuple(tuple(sorted(before)) for before in waits), tuple(pauses))
+        times = _RequestTimes.of_rows(self.trace, rows)
+        turns_of_agents: dict[int, list[int]] = {}
+        for turn, agent in enumerate(self.trace.session[rows].tolist()):
+            turns_of_agents.setdefault(agent, []).append(turn)
+        waits = _find_waits(list(turns_of_agents.values()), times)
+        pauses = [_pause_ns(turn, awaited, times) for turn, awaited in enumerate(waits)]
+        return SessionGraph(tuple(tuple(sorted(awaited)) for awaited in waits), tuple(pauses))
 
 
-@functools.lru_cache(maxsize=4)
+class _RequestTimes(NamedTuple):
+    """The recorded times of the requests of a session in ns.
+
+    Attributes:
+        sent: When each request was sent.
+        ended: When its response ended, or when it was sent if that is not known.
+        pauses: The recorded pause before it, negative if there is none.
+    """
+
+    sent: list[int]
+    ended: list[int]
+    pauses: list[int]
+
+    @classmethod
+    def of_rows(cls, trace: Trace, rows: Integers) -> _RequestTimes:
+        sent = trace.due_ns[rows]
+        ended = sent + np.maximum(trace.took_ns[rows], 0)
+        return cls(sent.tolist(), ended.tolist(), trace.pause_ns[rows].tolist())
+
+
+def _number_sessions(trace: Trace) -> Integers:
+    """Return the number of the session of each row, in order of their first requests."""
+    is_alone = trace.group < 0
+    first_unused = int(trace.group.max(initial=-1)) + 1
+    groups = np.where(is_alone, first_unused + np.arange(len(trace)), trace.group)
+    _, first_rows, group_index = np.unique(groups, return_index=True, return_inverse=True)
+    rank_of_group = np.argsort(np.argsort(first_rows))
+    numbers: Integers = rank_of_group[group_index]
+    return numbers
+
+
+def _find_waits(turns_of_agents: list[list[int]], times: _RequestTimes) -> list[set[int]]:
+    """Return for each request of a session the requests that it waits for.
+
+    `turns_of_agents` has the requests of each agent, those of the main agent first.
+    """
+    waits: list[set[int]] = [set() for _ in times.sent]
+    for turns in turns_of_agents:
+        for earlier, later in itertools.pairwise(turns):
+            waits[later].add(earlier)
+    main_turns, *turns_of_sub_agents = turns_of_agents
+    for turns in turns_of_sub_agents:
+        _join_sub_agent(waits, main_turns, turns, times)
+    # A session ends with one request, which waits for all that nothing else waits for.
+    last = len(waits) - 1
+    awaited = set[int]().union(*waits)
+    waits[last].update(turn for turn in range(last) if turn not in awaited)
+    return waits
+
+
+def _join_sub_agent(
+    waits: list[set[int]], main_turns: list[int], turns: list[int], times: _RequestTimes
+) -> None:
+    """Add what the first request of a sub-agent waits for, and what waits for its last request."""
+    first = turns[0]
+    last = turns[-1]
+    sent_before = main_turns[: bisect_left(main_turns, first)]
+    ended_before = [turn for turn in sent_before if times.ended[turn] <= times.sent[first]]
+    waits[first].add((ended_before or sent_before)[-1])
+    main_times = [times.sent[turn] for turn in main_turns]
+    position_after_last = max(
+        bisect_left(main_turns, last), bisect_left(main_times, times.ended[last])
+    )
+    if position_after_last < len(main_turns):
+        waits[main_turns[position_after_last]].add(last)
+
+
+def _pause_ns(turn: int, awaited: set[int], times: _RequestTimes) -> int:
+    """Return the pause before a request, after the last that it waits for has ended."""
+    has_recorded_pause = times.pauses[turn] >= 0 and len(awaited) == 1
+    if has_recorded_pause:
+        return times.pauses[turn]
+    if not awaited:
+        return 0
+    return max(0, times.sent[turn] - max(times.ended[earlier] for earlier in awaited))
+
+
+@functools.lru_cache(TRACES_CACHED)
 def build_sessions(trace: Trace) -> TraceSessions:
-    """The sessions of a trace. Raises UserError where they cannot be replayed as such."""
+    """Return the sessions of a trace. Raises UserError if they cannot be replayed."""
     return TraceSessions(trace)
 
 
-def replay_starts(by: FromTrace | Replay) -> Trace | TraceSessions:
-    """What starts when a trace is replayed: its requests, or its sessions. Both have `due_ns` and `end_ns`.
+def replay_starts(replay: FromTrace | Replay) -> Trace | TraceSessions:
+    """Return what starts when a trace is replayed: its requests or its sessions.
 
-    Raises UserError where the trace does not tell when they did.
+    Both have `due_ns` and `end_ns`. Raises UserError if the trace does not say when they started.
     """
-    trace = read_replayed_trace(by)
-    if trace.untimed and by.replay != "sessions":
-        problem = f"{trace.untimed:,} of {len(trace):,} rows have no timestamp, but the pause before them in their session"
-        raise UserError("unsupported", problem, str(trace.path), "--set trace_replay=sessions")
-    return build_sessions(trace) if by.replay == "sessions" else trace
+    trace = read_replayed_trace(replay)
+    if replay.replay == "sessions":
+        return build_sessions(trace)
+    if trace.untimed:
+        problem = (
+            f"{trace.untimed:,} of {len(trace):,} rows have no timestamp, but the pause before "
+            "them in their session"
+        )
+        hint = "--set trace_replay=sessions"
+        raise UserError("unsupported", problem, str(trace.path), hint)
+    return trace

@@ -1,0 +1,362 @@
+"""Collect the rows of a trace as columns while a file is read."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core import format
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, enough
+from loadgen.core.units import LONGEST_NS, NS_PER_S, Wrong
+from loadgen.core.workload import trace_formats
+from loadgen.core.workload.trace import NO_VALUE, Trace, reorder_hashes
+from loadgen.core.workload.trace_formats import UNKNOWN_NS, TraceColumns, TraceRow
+
+NS_PER_DAY = 86_400 * NS_PER_S
+
+BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+"""Possible tokens per hash, for formats that do not define them."""
+ROWS_FOR_BLOCK_SIZE = 2_000
+"""Rows that the tokens per hash are inferred from."""
+
+Integers = NDArray[np.int64]
+
+
+class _OptionalColumn:
+    """A column that few traces have. It takes no memory until a row has a value for it."""
+
+    def __init__(self, default: float, typecode: str = "q") -> None:
+        self._default = default
+        self._typecode = typecode
+        self._values: array[Any] | None = None
+
+    def add(self, value: float, rows_before: int) -> None:
+        """Add the value of one row, which follows so many other rows."""
+        if self._values is None:
+            if value == self._default:
+                return
+            self._values = array(self._typecode, [self._default]) * rows_before
+        self._values.append(value)
+
+    def add_defaults(self, rows: int) -> None:
+        """Add rows without a value."""
+        if self._values is not None:
+            self._values.extend([self._default] * rows)
+
+    def to_numpy(self, rows: int) -> NDArray[Any]:
+        """Return the values of all rows."""
+        if self._values is None:
+            return np.broadcast_to(np.int64(self._default), rows)
+        return _to_numpy(self._values)
+
+
+class _Numbering:
+    """Numbers for texts, in the order in which they first occur."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number_of(self, text: str) -> int:
+        """Return the number of a text, or NO_VALUE for ""."""
+        if not text:
+            return NO_VALUE
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def texts(self) -> tuple[str, ...]:
+        return tuple(self._numbers)
+
+
+class TraceBuilder:
+    """The columns of a trace while its rows are read.
+
+    Args:
+        path: The file of the trace.
+        skip_bad: Leave out rows with mistakes, and count them.
+        in_order: Whether rows must be in order of arrival.
+    """
+
+    def __init__(self, path: Path, *, skip_bad: bool, in_order: bool) -> None:
+        self.path = path
+        self._skip_bad = skip_bad
+        self._in_order = in_order
+        self._at_ns = array("q")
+        self._input_tokens = array("i")
+        self._output_tokens = array("i")
+        self._session = _OptionalColumn(NO_VALUE)
+        self._group = _OptionalColumn(NO_VALUE)
+        self._took_ns = _OptionalColumn(UNKNOWN_NS)
+        self._pause_ns = _OptionalColumn(UNKNOWN_NS)
+        self._label = _OptionalColumn(NO_VALUE)
+        self._fields_index = _OptionalColumn(NO_VALUE)
+        self._block_tokens = _OptionalColumn(0.0, "d")
+        self._session_numbers = _Numbering()
+        self._group_numbers = _Numbering()
+        self._label_numbers = _Numbering()
+        self._fields_numbers = _Numbering()
+        self._hashes = array("q")
+        self._hash_starts: array[int] | None = None
+        self._first_ns: int | None = None
+        self._latest_ns = 0
+        self._rows_without_output = 0
+        self._bad_rows = 0
+        self._untimed_rows = 0
+        self._errors: list[LoadgenError] = []
+
+    def __len__(self) -> int:
+        return len(self._at_ns)
+
+    # -- adding rows -----------------------------------------------------------------------------
+
+    def add(self, row: TraceRow) -> None:
+        """Add a row that was checked by itself.
+
+        Raises Wrong if its time does not fit those of the rows before it.
+        """
+        self._check_time(row.at_ns)
+        if row.output_tokens < 1:
+            # BurstGPT marks failures this way. There is no output to request.
+            self._rows_without_output += 1
+            return
+        rows_before = len(self)
+        if not row.timed:
+            self._untimed_rows += 1
+        self._at_ns.append(row.at_ns)
+        self._input_tokens.append(row.input_tokens)
+        self._output_tokens.append(row.output_tokens)
+        self._session.add(self._session_numbers.number_of(row.session), rows_before)
+        self._group.add(self._group_numbers.number_of(row.group or row.session), rows_before)
+        self._block_tokens.add(row.block, rows_before)
+        self._took_ns.add(row.took_ns, rows_before)
+        self._pause_ns.add(row.pause_ns, rows_before)
+        self._label.add(self._label_numbers.number_of(row.label), rows_before)
+        self._fields_index.add(self._fields_numbers.number_of(row.fields), rows_before)
+        if row.hashes and self._hash_starts is None:
+            self._hash_starts = array("q", [0]) * (rows_before + 1)
+        if self._hash_starts is not None:
+            self._hashes.extend(row.hashes)
+            self._hash_starts.append(len(self._hashes))
+
+    def _check_time(self, at_ns: int) -> None:
+        """Raise Wrong if a time is before the last one or more than a year from the first one."""
+        if self._first_ns is None:
+            self._first_ns = at_ns
+            self._latest_ns = at_ns
+        if at_ns < self._latest_ns and self._in_order:
+            problem = f"the time goes back by {(self._latest_ns - at_ns) / NS_PER_S:,.6g} s"
+            hint = "sort the rows by time, or leave such rows out: on_bad_row skip"
+            raise Wrong("unordered", problem, hint)
+        distance_ns = abs(at_ns - self._first_ns)
+        if distance_ns > LONGEST_NS:
+            days = distance_ns / NS_PER_DAY
+            problem = f"the time is {days:,.0f} days from that of the first row"
+            hint = "a trace lasts at most a year; trace_unit states the unit: s, ms, us or ns"
+            raise Wrong("out_of_range", problem, hint)
+        self._latest_ns = at_ns
+
+    def can_continue_with(self, at_ns: Integers) -> bool:
+        """Return True if times follow those of the rows so far, so that columns can be added."""
+        first_ns = int(at_ns[0]) if self._first_ns is None else self._first_ns
+        previous_ns = self._latest_ns if len(self) else at_ns[0]
+        is_ascending = bool((np.diff(at_ns, prepend=previous_ns) >= 0).all())
+        return is_ascending and int(at_ns[-1]) - first_ns <= LONGEST_NS
+
+    def add_columns(self, columns: TraceColumns) -> None:
+        """Add rows that were checked, and that follow those so far."""
+        if not len(columns.at_ns):
+            return
+        if self._first_ns is None:
+            self._first_ns = int(columns.at_ns[0])
+        self._latest_ns = int(columns.at_ns[-1])
+        has_output = columns.output_tokens > 0
+        self._rows_without_output += int((~has_output).sum())
+        columns = _select_rows(columns, has_output)
+        rows_before = len(self)
+        _extend(self._at_ns, columns.at_ns)
+        _extend(self._input_tokens, columns.input_tokens)
+        _extend(self._output_tokens, columns.output_tokens)
+        self._add_optional_columns(columns, rows_before)
+        self._add_hashes(columns, rows_before)
+
+    def _add_optional_columns(self, columns: TraceColumns, rows_before: int) -> None:
+        added_rows = len(columns.at_ns)
+        if columns.sessions:
+            for index, name in enumerate(columns.sessions):
+                self._session.add(self._session_numbers.number_of(name), rows_before + index)
+                self._group.add(self._group_numbers.number_of(name), rows_before + index)
+        else:
+            self._session.add_defaults(added_rows)
+            self._group.add_defaults(added_rows)
+        if columns.took_ns:
+            for index, took_ns in enumerate(columns.took_ns):
+                self._took_ns.add(took_ns, rows_before + index)
+        else:
+            self._took_ns.add_defaults(added_rows)
+        for column in (self._block_tokens, self._pause_ns, self._label, self._fields_index):
+            column.add_defaults(added_rows)
+
+    def _add_hashes(self, columns: TraceColumns, rows_before: int) -> None:
+        if columns.hashes and self._hash_starts is None:
+            self._hash_starts = array("q", [0]) * (rows_before + 1)
+        if self._hash_starts is None:
+            return
+        ends = np.zeros(len(columns.at_ns), np.int64)
+        if columns.hashes:
+            ends = np.cumsum(columns.hash_counts)
+        _extend(self._hash_starts, len(self._hashes) + ends)
+        self._hashes.extend(columns.hashes)
+
+    def add_bad_row(self, wrong: Wrong, where: str) -> bool:
+        """Count a row with a mistake, and return True if no more rows need to be read."""
+        self._bad_rows += 1
+        if not self._skip_bad or not self._errors:
+            error = UserError(wrong.code, str(wrong), where, wrong.hint, key=wrong.key)
+            self._errors.append(error)
+        return not self._skip_bad and enough(self._errors, str(self.path))
+
+    def count_bad_rows(self, rows: int) -> None:
+        """Count further rows with mistakes that are not described."""
+        self._bad_rows += rows
+
+    # -- the result ------------------------------------------------------------------------------
+
+    def times_ns(self) -> Integers:
+        """Return the times of the rows so far, in the order of the file."""
+        return _to_numpy(self._at_ns)
+
+    def build(self, format_name: str) -> Trace:
+        """Return all rows in order of arrival.
+
+        Raises CombinedError if rows have mistakes, and UserError if there are no rows.
+        """
+        if self._errors and not self._skip_bad:
+            raise CombinedError(self._errors)
+        if not len(self):
+            problem = f"no requests in the trace{self._reason_for_no_rows()}"
+            hint = trace_formats.known_formats()
+            raise UserError("empty_file", problem, str(self.path), hint)
+        rows = len(self)
+        at_ns = _to_numpy(self._at_ns)
+        columns: dict[str, Any] = {
+            "input_tokens": _to_numpy(self._input_tokens),
+            "output_tokens": _to_numpy(self._output_tokens),
+            "session": self._session.to_numpy(rows),
+            "group": self._group.to_numpy(rows),
+            "took_ns": self._took_ns.to_numpy(rows),
+            "pause_ns": self._pause_ns.to_numpy(rows),
+            "label": self._label.to_numpy(rows),
+            "fields_index": self._fields_index.to_numpy(rows),
+        }
+        block_tokens = self._block_tokens.to_numpy(rows)
+        hashes: Integers = _to_numpy(self._hashes)
+        starts: Integers = np.broadcast_to(np.int64(0), rows + 1)
+        if self._hash_starts is not None:
+            starts = _to_numpy(self._hash_starts)
+        if (at_ns[1:] < at_ns[:-1]).any():
+            order = np.argsort(at_ns, kind="stable")
+            at_ns = at_ns[order]
+            block_tokens = block_tokens[order]
+            columns = {name: column[order] for name, column in columns.items()}
+            hashes, starts = reorder_hashes(hashes, starts, order)
+        first_error = self._errors[0] if self._errors else None
+        return Trace(
+            path=self.path,
+            format=format_name,
+            due_ns=at_ns - at_ns[0],
+            **columns,
+            hashes=hashes,
+            starts=starts,
+            tokens_of=_tokens_of_hashes(hashes, starts, columns["input_tokens"], block_tokens),
+            labels=self._label_numbers.texts(),
+            fields=tuple(json.loads(fields) for fields in self._fields_numbers.texts()),
+            untimed=self._untimed_rows,
+            skipped=self._rows_without_output,
+            bad_rows=self._bad_rows,
+            first_bad=f"{first_error.where}: {first_error.what}" if first_error else "",
+        )
+
+    def _reason_for_no_rows(self) -> str:
+        if self._rows_without_output:
+            return f": {format.counted(self._rows_without_output, 'row')} without an answer"
+        if self._bad_rows:
+            return f": {format.counted(self._bad_rows, 'bad row')}, and no other"
+        return ""
+
+
+def _to_numpy(column: array[Any]) -> NDArray[Any]:
+    """Return the values of an array without copying them."""
+    return np.frombuffer(column, column.typecode) if column else np.zeros(0, np.int64)
+
+
+def _extend(column: array[int], values: Integers) -> None:
+    """Append values to an array, converted to its type."""
+    column.frombytes(values.astype(np.dtype(column.typecode)).tobytes())
+
+
+def _select_rows(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> TraceColumns:
+    """Return some of the rows."""
+    if is_selected.all():
+        return columns
+    hashes: list[int] = []
+    hash_counts: list[int] = []
+    if columns.hashes:
+        counts = np.array(columns.hash_counts, np.int64)
+        is_hash_selected = np.repeat(is_selected, counts)
+        hashes = np.array(columns.hashes, np.int64)[is_hash_selected].tolist()
+        hash_counts = counts[is_selected].tolist()
+    indices = np.flatnonzero(is_selected).tolist()
+    return TraceColumns(
+        columns.at_ns[is_selected],
+        columns.input_tokens[is_selected],
+        columns.output_tokens[is_selected],
+        hashes,
+        hash_counts,
+        sessions=[columns.sessions[index] for index in indices] if columns.sessions else (),
+        took_ns=[columns.took_ns[index] for index in indices] if columns.took_ns else (),
+    )
+
+
+def _tokens_of_hashes(
+    hashes: Integers,
+    starts: Integers,
+    input_tokens: NDArray[np.int32],
+    block_tokens: NDArray[Any],
+) -> dict[int, int]:
+    """Return the tokens that each hash covers: a block, or what is left of the prompt.
+
+    The first request with a hash decides. A row with 0 block tokens has the size of blocks that is
+    inferred for the whole file.
+    """
+    if not len(hashes):
+        return {}
+    known_hashes, first_index = np.unique(hashes, return_index=True)
+    row = np.searchsorted(starts, first_index, side="right") - 1
+    inferred_tokens = _infer_block_tokens(np.diff(starts), input_tokens)
+    tokens_per_block = np.where(block_tokens[row] > 0, block_tokens[row], inferred_tokens)
+    position = first_index - starts[row]
+    prompt_tokens = input_tokens[row]
+    begin = np.minimum(prompt_tokens, np.rint(position * tokens_per_block))
+    end = np.minimum(prompt_tokens, np.rint((position + 1) * tokens_per_block))
+    covered = np.maximum(1, end - begin).astype(np.int64)
+    return dict(zip(known_hashes.tolist(), covered.tolist(), strict=True))
+
+
+def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) -> int:
+    """Return the size of blocks with which most prompts have the number of hashes that they have.
+
+    If no size of BLOCK_SIZES fits half of the prompts, return the mean of tokens per hash.
+    """
+    sample = np.flatnonzero(hash_counts[:ROWS_FOR_BLOCK_SIZE])
+    if not len(sample):
+        return BLOCK_SIZES[0]
+    counts = hash_counts[sample]
+    tokens = input_tokens[sample].astype(np.int64)
+    fitting_rows = {size: int((counts == -(-tokens // size)).sum()) for size in BLOCK_SIZES}
+    best_size = max(BLOCK_SIZES, key=fitting_rows.__getitem__)
+    if fitting_rows[best_size] * 2 >= len(sample):
+        return best_size
+    return max(1, round(float(tokens.sum() / counts.sum())))
