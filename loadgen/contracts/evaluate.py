@@ -126,6 +126,16 @@ class TermEstimate(NamedTuple):
     effective_size: float | None = None
 
 
+class NodeLatency(NamedTuple):
+    """The quantile of a latency at one of several nodes, with the quantile of each run there."""
+
+    name: str
+    interval: Interval
+    shortage: LoadShortage
+    run_quantiles: list[float]
+    sample_count: int
+
+
 class TermEvaluator:
     """Evaluates terms on the recorded runs of one level."""
 
@@ -286,23 +296,8 @@ class TermEvaluator:
         # Bonferroni: all pairs of nodes together keep the confidence.
         pair_count = node_count * (node_count - 1) / 2
         confidence = 1 - (1 - self.confidence) / pair_count
-        query = self._query(term.of, term.quantile, term.percentile_label)
-        query = query._replace(confidence=confidence)
-        load_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
-        nodes = range(node_count)
-        values = [
-            [
-                metric_values(measured_run.columns, term.of, measured_run.columns["target"] == node)
-                for measured_run in self.measured_runs
-            ]
-            for node in nodes
-        ]
-        quantiles = [
-            estimate_selected_quantile(self.runs, values[node], query, load_s) for node in nodes
-        ]
-        failed_nodes = [
-            f"node {node + 1}" for node in nodes if math.isinf(quantiles[node].interval.value)
-        ]
+        nodes = [self._node_latency(term, node, confidence) for node in range(node_count)]
+        failed_nodes = [node.name for node in nodes if math.isinf(node.interval.value)]
         if failed_nodes:
             raise EstimateError(
                 f"too many requests failed at {', '.join(failed_nodes)}: "
@@ -310,23 +305,40 @@ class TermEvaluator:
             )
         ratios = [
             widen_ratio_by_runs(
-                intervals.quotient(quantiles[a].interval, quantiles[b].interval),
-                run_quantiles(values[a], term.quantile),
-                run_quantiles(values[b], term.quantile),
+                intervals.quotient(first.interval, second.interval),
+                first.run_quantiles,
+                second.run_quantiles,
             )
-            for a, b in permutations(nodes, 2)
+            for first, second in permutations(nodes, 2)
         ]
-        largest = Interval(
+        largest_ratio = Interval(
             max(ratio.value for ratio in ratios),
             max(ratio.low for ratio in ratios),
             max(ratio.high for ratio in ratios),
             self.confidence,
         )
-        shortage = combine_shortages(
-            [quantiles[node].shortage.with_prefix(f"node {node + 1}") for node in nodes]
+        shortage = combine_shortages([node.shortage for node in nodes])
+        sample_count = min(node.sample_count for node in nodes)
+        return _estimate_with_shortage(largest_ratio.each(_relative_change), sample_count, shortage)
+
+    def _node_latency(self, term: ContractTerm, node: int, confidence: float) -> NodeLatency:
+        """Return the quantile of a latency at one node, which is given by its index."""
+        values = [
+            metric_values(measured_run.columns, term.of, measured_run.columns["target"] == node)
+            for measured_run in self.measured_runs
+        ]
+        load_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
+        query = self._query(term.of, term.quantile, term.percentile_label)
+        query = query._replace(confidence=confidence)
+        quantile = estimate_selected_quantile(self.runs, values, query, load_s)
+        name = f"node {node + 1}"
+        return NodeLatency(
+            name=name,
+            interval=quantile.interval,
+            shortage=quantile.shortage.with_prefix(name),
+            run_quantiles=run_quantiles(values, term.quantile),
+            sample_count=steady_samples.count_values(values),
         )
-        sample_count = min(map(steady_samples.count_values, values))
-        return _estimate_with_shortage(largest.each(_relative_change), sample_count, shortage)
 
     def against_other_level(self, term: ContractTerm) -> TermEstimate:
         """Return a latency as a multiple of the same latency at another level."""

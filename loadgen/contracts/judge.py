@@ -296,7 +296,7 @@ class TermJudge(NamedTuple):
                 reason=str(error),
                 additional_load_s=error.additional_load_s or None,
             )
-        decision = decide(term, estimate, self.confidence)
+        decision = compare_with_limit(term, estimate, self.confidence)
         horizon_s = round(intervals.recurrence(estimate.load_s, self.confidence), 3)
         additional_load_s = None
         if decision.sufficient_load_s > estimate.load_s:
@@ -326,8 +326,10 @@ def _finite(value: float) -> float | None:
     return round(float(f"{value:.{SIGNIFICANT_DIGITS}g}"), 12)
 
 
-def decide(term: ContractTerm, estimate: TermEstimate, confidence: float) -> TermDecision:
-    """Return the verdict on a term whose metric was estimated."""
+def compare_with_limit(
+    term: ContractTerm, estimate: TermEstimate, confidence: float
+) -> TermDecision:
+    """Return the verdict on a term from the interval of its metric."""
     interval = estimate.interval
     limit = term.limit_in_unit
     if term.is_upper_bound:
@@ -336,10 +338,7 @@ def decide(term: ContractTerm, estimate: TermEstimate, confidence: float) -> Ter
     else:
         is_met = interval.low >= limit
         is_exceeded = interval.high < limit
-    value = _value_text(term, interval)
-    load_part = f", {estimate.load_part}" if estimate.load_part else ""
-    ends = format_interval(interval, term.unit)
-    metric_text = f"{value} ({ends} at {confidence * 100:g} %{load_part})"
+    metric_text = _metric_text(term, estimate, confidence)
     bound = "at most" if term.is_upper_bound else "at least"
     promise = f"the promise of {bound} {format_metric(limit, term.unit)}"
     if is_met:
@@ -347,7 +346,7 @@ def decide(term: ContractTerm, estimate: TermEstimate, confidence: float) -> Ter
     if is_exceeded:
         return TermDecision("FAIL", "broken", f"{metric_text} breaks {promise}")
     if estimate.caveat:
-        reason = f"{value} in this sample; {estimate.caveat}"
+        reason = f"{_value_text(term, interval)} in this sample; {estimate.caveat}"
         return TermDecision("INCONCLUSIVE", "one_sided", reason, estimate.sufficient_load_s)
     required = _find_required_sample(term, estimate, confidence)
     return TermDecision(
@@ -356,6 +355,14 @@ def decide(term: ContractTerm, estimate: TermEstimate, confidence: float) -> Ter
         f"{metric_text}: the interval holds {promise}; {required.text}",
         required.load_s,
     )
+
+
+def _metric_text(term: ContractTerm, estimate: TermEstimate, confidence: float) -> str:
+    """Return the metric of a term, its interval, and the part of the load that it is from."""
+    value = _value_text(term, estimate.interval)
+    ends = format_interval(estimate.interval, term.unit)
+    load_part = f", {estimate.load_part}" if estimate.load_part else ""
+    return f"{value} ({ends} at {confidence * 100:g} %{load_part})"
 
 
 def _value_text(term: ContractTerm, interval: Interval) -> str:

@@ -83,11 +83,8 @@ def estimate_latency(
         sample.shortage.sufficient_load_s, bounded_quantile.shortage.sufficient_load_s
     )
     if sample.shortage.is_short:
-        interval = quantile_interval.estimate_quantile(sample.values, query.p, query.confidence)
-        interval = _widen_by_runs(interval, sample.values, query.p)
-        interval = replace(interval, high=max(interval.high, sample.upper_bound))
         shortage = sample.shortage._replace(sufficient_load_s=sufficient_load_s)
-        return LatencyEstimate(interval, sample._replace(shortage=shortage))
+        return _estimate_lower_end(sample._replace(shortage=shortage), query)
     load_part = sample.load_part
     if bounded_quantile.shortage.is_short and math.isfinite(bounded_quantile.interval.high):
         source = "upper end from how much it varied over the load"
@@ -95,6 +92,14 @@ def estimate_latency(
     shortage = bounded_quantile.shortage._replace(sufficient_load_s=sufficient_load_s)
     interval = _widen_by_runs(bounded_quantile.interval, sample.values, query.p)
     return LatencyEstimate(interval, sample._replace(load_part=load_part, shortage=shortage))
+
+
+def _estimate_lower_end(sample: SteadySample, query: QuantileQuery) -> LatencyEstimate:
+    """Return a quantile of a sample with a shortage: its upper end is only the worst state seen."""
+    interval = quantile_interval.estimate_quantile(sample.values, query.p, query.confidence)
+    interval = _widen_by_runs(interval, sample.values, query.p)
+    interval = replace(interval, high=max(interval.high, sample.upper_bound))
+    return LatencyEstimate(interval, sample)
 
 
 def estimate_selected_quantile(

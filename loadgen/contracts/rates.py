@@ -189,18 +189,10 @@ def estimate_rate(
     settled_spans = []
     caveat = ""
     for measured_run, span in zip(measured_runs, spans, strict=True):
-        pieces = split_span(span, STARTUP_BATCHES)
-        counts = np.array(
-            [count_in_span(measured_run.run, measured_run.columns, piece) for piece in pieces]
-        )
-        startup_pieces = steady_state.count_startup_values(counts)
-        if startup_pieces is None:
+        settled_span = _span_after_startup(measured_run, span, count_in_span)
+        if settled_span is None:
             caveat = find_startup_shortage(span.duration_s or 0.0).sentence()
-        if startup_pieces:
-            span_after_startup = windows.span(start_ns(pieces[startup_pieces]), stop_ns(span))
-            settled_spans.append(span_after_startup)
-        else:
-            settled_spans.append(span)
+        settled_spans.append(settled_span or span)
     caveat = _find_short_load(measured_runs, spans) or caveat
     rates = batch_rates(measured_runs, settled_spans, count_in_span)
     interval = intervals.batch_means(rates, batches=len(rates), level=confidence)
@@ -209,6 +201,20 @@ def estimate_rate(
     if caveat:
         interval = replace(interval, high=math.inf)
     return RateEstimate(interval, caveat)
+
+
+def _span_after_startup(
+    measured_run: MeasuredRun, span: Span, count_in_span: CountInSpan
+) -> Span | None:
+    """Return the part of a span after the start-up, or None if the start-up did not end."""
+    pieces = split_span(span, STARTUP_BATCHES)
+    counts = [count_in_span(measured_run.run, measured_run.columns, piece) for piece in pieces]
+    startup_pieces = steady_state.count_startup_values(np.array(counts))
+    if startup_pieces is None:
+        return None
+    if startup_pieces == 0:
+        return span
+    return windows.span(start_ns(pieces[startup_pieces]), stop_ns(span))
 
 
 def batch_rates(

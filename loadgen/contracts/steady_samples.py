@@ -241,7 +241,7 @@ def select_steady_sample(
         load_shortage.find_server_shortage(sample.effective_size, load_s),
     ]
     queue = _examine_queue(runs, steady_values, load_s, query)
-    if queue.has_worst_case and not any(shortage.is_short for shortage in time_shortages):
+    if queue.can_use_worst_state and not any(shortage.is_short for shortage in time_shortages):
         sample = sample._replace(upper_bound=_worst_state(runs, steady_values, query.p))
     return sample._replace(
         shortage=load_shortage.combine_shortages(queue.shortages, time_shortages),
@@ -264,12 +264,14 @@ def _describe_part(timed_samples: Sequence[TimedValues], parts: Sequence[SteadyP
 class QueueExamination(NamedTuple):
     """Whether a load saw its queue often enough.
 
-    `has_worst_case` is True if the only shortage is that batches do not represent the queue, and
-    there were enough samples to take the worst state that was seen as an upper bound.
+    Attributes:
+        shortages: The reasons why it did not, if any.
+        can_use_worst_state: Whether the worst state that was seen is an upper bound: batches do not
+            represent the queue, nothing else is short, and there were enough samples.
     """
 
     shortages: list[LoadShortage]
-    has_worst_case: bool
+    can_use_worst_state: bool
 
 
 def _examine_queue(
@@ -281,7 +283,7 @@ def _examine_queue(
     """Return whether the steady part of a load saw its queue often enough for a quantile."""
     load = load_in_residences(runs) if includes_queueing(runs, query.metric) else None
     if load is None:
-        return QueueExamination([], has_worst_case=False)
+        return QueueExamination([], can_use_worst_state=False)
     residences_ns = [run.mean_residence_ns for run in runs]
     sample_size = sum(
         steady_state.effective_sample_size(samples, residence_ns)
@@ -298,7 +300,7 @@ def _examine_queue(
     is_enough_for_worst = sample_size >= max(unseen, required_for_worst)
     return QueueExamination(
         [tail_shortage, batch_shortage],
-        has_worst_case=(
+        can_use_worst_state=(
             batch_shortage.is_short and not tail_shortage.is_short and is_enough_for_worst
         ),
     )
