@@ -20,20 +20,20 @@ SIM = ("--url", "sim:gb300-vm", "--seed", "1", "--progress", "off")
 PRICES = ("--prices", places.ROOT / "docs/prices.example.yaml", "--shape", "ND128isr_GB300_v6")
 
 
-def _contract(folder: Path, level: str, horizon: str = "12m") -> Path:
-    file = folder / "contract.yaml"
+def write_contract(directory: Path, level: str, horizon: str = "12m") -> Path:
+    file = directory / "contract.yaml"
     file.write_text(
         f"name: auto\ngpus: 4\nhorizon: {horizon}\nlevels:\n  - {{name: load, {level}}}\n"
     )
     return file
 
 
-def _plan(folder: Path, level: str, **options: Any) -> LevelPlan:
-    return load_contract(_contract(folder, level, **options)).levels[0]
+def plan_contract(directory: Path, level: str, **options: Any) -> LevelPlan:
+    return load_contract(write_contract(directory, level, **options)).levels[0]
 
 
-def _verdict(folder: Path) -> dict[str, Any]:
-    verdict: dict[str, Any] = json.loads((folder / "verdict.json").read_bytes())
+def read_verdict(directory: Path) -> dict[str, Any]:
+    verdict: dict[str, Any] = json.loads((directory / "verdict.json").read_bytes())
     return verdict
 
 
@@ -42,34 +42,34 @@ def test_a_latency_needs_the_time_in_which_rare_events_are_seen(
     duration: str, tmp_path: Path
 ) -> None:
     terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
-    plan = _plan(tmp_path, f"workload: qa, rate: 12/s, {duration}{terms}")
+    plan = plan_contract(tmp_path, f"workload: qa, rate: 12/s, {duration}{terms}")
     assert plan.duration_ns is not None
     assert 2_656 <= plan.duration_ns / 1e9 <= 3_000
     assert plan.is_auto and "tpot" in plan.decisive_term
 
 
 def test_errors_need_a_number_of_requests(tmp_path: Path) -> None:
-    plan = _plan(tmp_path, "workload: qa, rate: 2/s, must: [{errors: 0.1%}]")
+    plan = plan_contract(tmp_path, "workload: qa, rate: 2/s, must: [{errors: 0.1%}]")
     assert plan.requests is not None and plan.requests >= 3_838
 
 
 def test_repeats_share_the_time(tmp_path: Path) -> None:
     terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
-    once = _plan(tmp_path, f"workload: qa, rate: 12/s, {terms}")
-    twice = _plan(tmp_path, f"workload: qa, rate: 12/s, repeats: 2, {terms}")
+    once = plan_contract(tmp_path, f"workload: qa, rate: 12/s, {terms}")
+    twice = plan_contract(tmp_path, f"workload: qa, rate: 12/s, repeats: 2, {terms}")
     assert once.duration_ns is not None and twice.duration_ns is not None
     assert twice.duration_ns == pytest.approx(once.duration_ns / 2, rel=0.01)
 
 
 def test_two_windows_fit_into_the_load(tmp_path: Path) -> None:
     terms = "must: [{drift: {of: tpot, at: p50, window: 1h, limit: 10%}}]"
-    plan = _plan(tmp_path, f"workload: qa, rate: 12/s, {terms}")
+    plan = plan_contract(tmp_path, f"workload: qa, rate: 12/s, {terms}")
     assert plan.duration_ns is not None and plan.duration_ns >= 2 * 3_600e9
 
 
 def test_a_closed_loop_without_a_number_lasts_by_time(tmp_path: Path) -> None:
     terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
-    plan = _plan(tmp_path, f"workload: qa, concurrency: 8, {terms}")
+    plan = plan_contract(tmp_path, f"workload: qa, concurrency: 8, {terms}")
     (stage,) = [stage for stage in plan.workload.stages if stage.measured]
     assert stage.count is None and stage.duration_ns is not None
     assert stage.duration_ns >= 2_656e9
@@ -77,14 +77,16 @@ def test_a_closed_loop_without_a_number_lasts_by_time(tmp_path: Path) -> None:
 
 def test_a_level_with_a_number_of_requests_is_not_changed(tmp_path: Path) -> None:
     with pytest.raises(CombinedError):
-        load_contract(_contract(tmp_path, "workload: qa, rate: 2/s, requests: 9, must: [ttft: 1s]"))
+        load_contract(
+            write_contract(tmp_path, "workload: qa, rate: 2/s, requests: 9, must: [ttft: 1s]")
+        )
 
 
 def test_the_forecast_names_hours_and_money_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terms = "must: [{tpot: {limit: 60ms, at: p95}}]"
-    file = _contract(tmp_path, f"workload: qa, rate: 1/s, {terms}", horizon="30s")
+    file = write_contract(tmp_path, f"workload: qa, rate: 1/s, {terms}", horizon="30s")
     out = tmp_path / "out"
     assert exits("validate", file, *SIM, *PRICES, "-o", out) == 0
     before, _, _ = capsys.readouterr().err.partition("level load, run 1")
@@ -95,10 +97,10 @@ def test_the_forecast_names_hours_and_money_before_the_run(
 
 def test_an_undecided_level_is_extended_until_it_is_decided(tmp_path: Path) -> None:
     terms = "must: [{ttft: {limit: 500ms, at: p95}}]"
-    file = _contract(tmp_path, f"workload: rag, rate: 20/s, {terms}", horizon="2m")
+    file = write_contract(tmp_path, f"workload: rag, rate: 20/s, {terms}", horizon="2m")
     out = tmp_path / "out"
     assert exits("validate", file, *SIM, "-o", out) == 0
-    verdict = _verdict(out)
+    verdict = read_verdict(out)
     assert verdict["verdict"] == "PASS"
     assert verdict["looks"] > 1
     assert len(verdict["levels"][0]["runs"]) == verdict["looks"]
@@ -106,10 +108,10 @@ def test_an_undecided_level_is_extended_until_it_is_decided(tmp_path: Path) -> N
 
 def test_a_level_that_was_shortened_is_not_extended(tmp_path: Path) -> None:
     terms = "must: [{ttft: {limit: 500ms, at: p95}}]"
-    file = _contract(tmp_path, f"workload: rag, rate: 20/s, {terms}", horizon="2m")
+    file = write_contract(tmp_path, f"workload: rag, rate: 20/s, {terms}", horizon="2m")
     out = tmp_path / "out"
     assert exits("validate", file, *SIM, "-o", out, "--duration", "1m") in (3, 4)
-    assert _verdict(out)["looks"] == 1
+    assert read_verdict(out)["looks"] == 1
 
 
 @pytest.mark.commands
@@ -119,7 +121,7 @@ def test_the_contract_of_a_page_ends_decided(page: str, tmp_path: Path) -> None:
     (contract,) = re.findall(r"(?m)^```yaml\n(name: rag-poc\n[\s\S]*?)^```", text)
     (tmp_path / "promise.yaml").write_text(contract)
     assert exits("validate", tmp_path / "promise.yaml", *SIM, "-o", tmp_path / "poc") == 0
-    assert _verdict(tmp_path / "poc")["verdict"] == "PASS"
+    assert read_verdict(tmp_path / "poc")["verdict"] == "PASS"
 
 
 @pytest.mark.commands
@@ -164,4 +166,4 @@ def test_the_page_shows_throughput_and_names_the_hardware_once(
 @pytest.mark.parametrize("name", ["chatbot", "rag", "summarization"])
 def test_a_packaged_contract_ends_decided(name: str, tmp_path: Path) -> None:
     assert exits("validate", name, *SIM, "-o", tmp_path / "out") == 0
-    assert _verdict(tmp_path / "out")["verdict"] == "PASS"
+    assert read_verdict(tmp_path / "out")["verdict"] == "PASS"

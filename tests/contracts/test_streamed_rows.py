@@ -16,20 +16,20 @@ from loadgen.core.results.parquet import Frame, to_table, write
 from loadgen.core.run_summary import summarize
 
 
-def test_a_recorded_run_makes_no_rows_of_a_file(tmp_path: Path) -> None:
-    """Its requests, those of a class and those that were not dropped are the same as of rows in memory."""
-    found = rows(3, 700)
-    found["status"][::7] = DROPPED
+def test_views_of_a_recorded_run_leave_its_records_in_their_file(tmp_path: Path) -> None:
+    """The requests of each view of a run are the same as with its records in memory."""
+    records = rows(3, 700)
+    records["status"][::7] = DROPPED
     classes = (ClassPlan(name="a", share=0.5), ClassPlan(name="b", share=0.5))
-    folder = runs.write(tmp_path / "r", found, classes=classes)
-    (folder / "requests").mkdir()
-    write(folder / "requests" / store.MERGED, [to_table(found, [])])
-    (folder / "summary.json").write_bytes(dump_summary(summarize(*store.read_run(folder))))
-    whole = read_run(folder, tmp_path)
-    streamed = read_run(folder, tmp_path, max_rows_in_memory=0)
-    assert isinstance(streamed.rows, Frame)
+    run_dir = runs.write(tmp_path / "r", records, classes=classes)
+    (run_dir / "requests").mkdir()
+    write(run_dir / "requests" / store.MERGED, [to_table(records, [])])
+    (run_dir / "summary.json").write_bytes(dump_summary(summarize(*store.read_run(run_dir))))
+    in_memory_run = read_run(run_dir, tmp_path)
+    streamed_run = read_run(run_dir, tmp_path, max_rows_in_memory=0)
+    assert isinstance(streamed_run.rows, Frame)
 
-    def chosen(run: RecordedRun) -> list[RecordedRun]:
+    def views_of(run: RecordedRun) -> list[RecordedRun]:
         return [
             run,
             run.without_dropped(),
@@ -37,11 +37,17 @@ def test_a_recorded_run_makes_no_rows_of_a_file(tmp_path: Path) -> None:
             run.only_class("b").without_dropped(),
         ]
 
-    for mine, theirs in zip(chosen(streamed), chosen(whole), strict=True):
-        assert not isinstance(mine.rows, np.ndarray), "rows were made"
+    for from_file, in_memory in zip(views_of(streamed_run), views_of(in_memory_run), strict=True):
+        assert not isinstance(from_file.rows, np.ndarray)
         for name in ("slot", "due_ns", "first_token_ns", "status", "output_tokens"):
-            assert mine.columns()[name].tolist() == theirs.columns()[name].tolist()
-        assert mine.columns().measure("ttft").tolist() == theirs.columns().measure("ttft").tolist()
+            assert from_file.columns()[name].tolist() == in_memory.columns()[name].tolist()
+        assert (
+            from_file.columns().measure("ttft").tolist()
+            == in_memory.columns().measure("ttft").tolist()
+        )
     assert (
-        0 < len(streamed.only_class("a").rows) < len(streamed.without_dropped().rows) < len(found)
+        0
+        < len(streamed_run.only_class("a").rows)
+        < len(streamed_run.without_dropped().rows)
+        < len(records)
     )
