@@ -1,6 +1,7 @@
 """A forward proxy on the way to an endpoint, as HTTP_PROXY, HTTPS_PROXY and NO_PROXY name it.
 
-https goes through a tunnel (CONNECT), http by requests that name the whole URL. Loads are never sent through one.
+https goes through a tunnel (CONNECT), http by requests that name the whole URL. Loads are never
+sent through a proxy.
 """
 
 from __future__ import annotations
@@ -11,55 +12,72 @@ from urllib.parse import urlsplit
 from ..errors import WrongUse
 from .target import Target, parse_userinfo
 
+DEFAULT_PORT = 80
+
 
 class Proxy(NamedTuple):
-    """Where the proxy listens. `basic`: what it wants in Proxy-Authorization, or ""."""
+    """Where a proxy listens, and the value of Proxy-Authorization that it wants, or ""."""
 
     host: str
     port: int
-    basic: str
+    authorization: str
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        return (("Proxy-Authorization", self.basic),) if self.basic else ()
+        """The headers that authenticate a request to the proxy."""
+        return (("Proxy-Authorization", self.authorization),) if self.authorization else ()
 
     def connect_request(self, target: Target) -> bytes:
-        """The request that opens a tunnel to the target."""
+        """Return the request that opens a tunnel to the target."""
         lines = [f"CONNECT {target.address} HTTP/1.1", f"Host: {target.address}"]
         lines += (f"{name}: {value}" for name, value in self.headers)
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def tunnel_refusal(answer: bytes) -> str:
-    """What a proxy's answer to CONNECT says against the tunnel; "" when it is open."""
-    status = answer.partition(b"\r\n")[0].decode("latin-1")
-    return (
-        ""
-        if status.split(" ")[1:2] == ["200"]
-        else f"the proxy refused the tunnel: {status[:100]!r}"
-    )
+def tunnel_refusal(response: bytes) -> str:
+    """Return why a proxy refused a tunnel, or "" if its response to CONNECT opens it."""
+    status_line = response.partition(b"\r\n")[0].decode("latin-1")
+    if status_line.split(" ")[1:2] == ["200"]:
+        return ""
+    return f"the proxy refused the tunnel: {status_line[:100]!r}"
 
 
 def proxy_for(target: Target, url: str | None) -> Proxy | None:
-    """The proxy at this URL; "": none; None: what the environment says for this target. Raises WrongUse."""
-    if url is None:
-        from urllib.request import getproxies, proxy_bypass
+    """Return the proxy for a target, or None if there is none.
 
-        proxies = getproxies()
-        url = proxies.get("https" if target.tls else "http") or proxies.get("all")
-        if url is None or proxy_bypass(target.address):
-            return None
+    Args:
+        target: The target.
+        url: The URL of the proxy, "" for no proxy, or None to follow the environment.
+
+    Raises:
+        WrongUse: The proxy cannot be used.
+    """
+    if url is None:
+        url = _proxy_of_environment(target)
     if not url:
         return None
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
-        host, port = parts.hostname, parts.port or 80
-    except ValueError:
-        host, port = None, 0
+        host = parts.hostname
+        port = parts.port or DEFAULT_PORT
+    except ValueError:  # It is no valid port.
+        host = None
+        port = DEFAULT_PORT
     if parts.scheme != "http" or not host:
         raise WrongUse(
             "invalid_url",
             "this proxy cannot be used",
             'give proxy="http://HOST:PORT" (not https, not SOCKS), or proxy=""',
         )
-    return Proxy(host, port, parse_userinfo(parts.netloc)[0])
+    return Proxy(host, port, parse_userinfo(parts.netloc).authorization)
+
+
+def _proxy_of_environment(target: Target) -> str:
+    """Return the URL of the proxy that the environment names for a target, or ""."""
+    from urllib.request import getproxies, proxy_bypass
+
+    proxies = getproxies()
+    url = proxies.get("https" if target.tls else "http") or proxies.get("all")
+    if url is None or proxy_bypass(target.address):
+        return ""
+    return url

@@ -1,7 +1,7 @@
-"""A client whose requests have a `EventTimeline` each, for a load that keeps the instants of every output event. Pure.
+"""A client that records the timestamps of the output events of each request by itself.
 
-It stands in place of a client of the same face (`pool.py`), so that a load that does not keep them
-does not pay. What has come is moved on to the flow that the request was given once a second, and at the end.
+It has the interface of `Pool` and takes its place in a load that keeps these timestamps, so that
+any other load does not pay for them. No I/O of its own.
 """
 
 from __future__ import annotations
@@ -13,62 +13,88 @@ from typing import Any
 from ..request import Completion, Failure
 from ..wire_formats.event_timeline import EventTimeline
 
-MOVED_NS = 1_000_000_000
+MOVE_PERIOD_NS = 1_000_000_000
+"""How often the events so far are moved to the timelines of the stages."""
+
+
+class _OpenRequest:
+    """The events of a request that is in flight."""
+
+    def __init__(self, stage_timeline: EventTimeline) -> None:
+        self.timeline = EventTimeline()
+        self._stage_timeline = stage_timeline
+        self._timestamps = array("q")
+
+    def move_events(self) -> array[int]:
+        """Move the events so far to the timeline of the stage.
+
+        Returns:
+            The timestamps of all output events of the request so far, in ns.
+        """
+        timeline = self.timeline
+        if timeline.instants:
+            has_bundles = bool(timeline.together)
+            self._timestamps.extend(timeline.each_instant() if has_bundles else timeline.instants)
+            for field in EventTimeline.__slots__:
+                items: list[Any] = getattr(timeline, field)
+                getattr(self._stage_timeline, field).extend(items)
+                items.clear()
+        return self._timestamps
 
 
 class RequestTimelines:
-    """`keep(name, instants)` is told of each request that has ended, before whoever sent it: its output events, ns."""
+    """Sends requests through a client and records the timestamps of their output events.
 
-    def __init__(self, client: Any, keep: Callable[[str, array[int]], None]) -> None:
-        self._client, self._keep = client, keep
+    Args:
+        client: A `Pool`, or another client with its interface.
+        record: A function called with the name of each request that has ended and the timestamps of
+            its output events in ns, before `on_done` of the request.
+    """
+
+    def __init__(self, client: Any, record: Callable[[str, array[int]], None]) -> None:
+        self._client = client
+        self._record = record
         self._moved_at_ns = 0
-        self._open: dict[
-            str, tuple[EventTimeline, EventTimeline, array[int]]
-        ] = {}  # its own flow, the one it was given, its instants
+        self._open_requests: dict[str, _OpenRequest] = {}
 
     def send(
         self,
         request: Any,
-        body: bytes,
+        body: bytes | memoryview,
         due: int,
         on_done: Callable[[Completion], None],
         flow: EventTimeline,
         *,
         name: str,
-        **more: Any,
+        **options: Any,
     ) -> object:
-        """As of the client; each name once."""
+        """Send a request as `Pool.send` does. Each name is used once."""
+        open_request = _OpenRequest(flow)
+        self._open_requests[name] = open_request
 
-        def done(completion: Completion) -> None:
-            self._keep(name, _moved(*self._open.pop(name)))
+        def record_and_report(completion: Completion) -> None:
+            del self._open_requests[name]
+            self._record(name, open_request.move_events())
             on_done(completion)
 
-        own = EventTimeline()
-        self._open[name] = own, flow, array("q")
-        return self._client.send(request, body, due, done, own, name=name, **more)
+        return self._client.send(
+            request, body, due, record_and_report, open_request.timeline, name=name, **options
+        )
 
     def cancel(self, exchange: object, failure: Failure) -> None:
+        """End a request now with this failure."""
         self._client.cancel(exchange, failure)
 
     def tick(self, now: int) -> None:
+        """Do the housekeeping of the client, and move events when it is time."""
         self._client.tick(now)
-        if now >= self._moved_at_ns + MOVED_NS:
+        if now >= self._moved_at_ns + MOVE_PERIOD_NS:
             self._moved_at_ns = now
-            for entry in self._open.values():
-                _moved(*entry)
+            for open_request in self._open_requests.values():
+                open_request.move_events()
 
     @property
     def in_flight(self) -> int:
+        """The number of requests that were sent and have not ended."""
         in_flight: int = self._client.in_flight
         return in_flight
-
-
-def _moved(own: EventTimeline, given: EventTimeline, instants: array[int]) -> array[int]:
-    """Move what has come from one flow to the other; the instants so far."""
-    if own.instants:
-        instants.extend(own.each_instant() if own.together else own.instants)
-        for field in EventTimeline.__slots__:
-            collected: list[Any] = getattr(own, field)
-            getattr(given, field).extend(collected)
-            collected.clear()
-    return instants
