@@ -1,6 +1,11 @@
-/* `SimRequest` and `Replica` of replica.py in C. replica.py is the reference and documents them; the tests in
-   tests/sim/test_compiled_replica.py compare the two. Only the limited API of Python 3.11 is used. The file is compiled
-   without contraction of a * b + c, so that durations equal those of Python to the last bit. */
+/* SimRequest and Replica of replica.py in C.
+
+   replica.py is the reference implementation and documents both classes. The tests in
+   tests/sim/test_compiled_replica.py compare the two. Only the limited API of Python 3.11 is used.
+   The file is compiled without contraction of a * b + c, so that durations equal those of Python to
+   the last bit.
+
+   Functions that can fail return -1 with a Python exception set, unless they say otherwise. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -13,260 +18,386 @@
 
 #define VERSION 3 /* must equal VERSION in implementation.py, which else uses the Python classes */
 #define NEVER ((int64_t)1 << 62)
-#define OBJECT(of) ((PyObject *)(of))
-#define FIELDS 13 /* number of replica.REQUEST_FIELDS */
-#define AHEAD 8 /* blocks: so far ahead of the search are their slots fetched */
+#define MAX_SEQ_LEN ((int64_t)1 << 28)
+#define OBJECT(pointer) ((PyObject *)(pointer))
+
+#define PACKED_FIELDS 13     /* number of replica.REQUEST_FIELDS */
+#define PREFETCH_DISTANCE 8  /* blocks: so far ahead of a search their slots are fetched */
+#define INITIAL_SLOTS 512    /* of a block table; a power of two */
+#define INITIAL_BLOCKS 256
+#define INITIAL_REQUESTS 16  /* of an array of requests, or of the blocks of a request */
+#define INITIAL_END_TIMES 512
+
+/* Results of a search for a block. */
+#define NOT_FOUND (-1)
+#define SEARCH_FAILED (-2) /* with an exception */
+
+#define NO_BLOCK (-1) /* the end of a list of blocks */
 
 enum { WAITING, PREFILLING, DECODING, DONE };
 
-typedef struct { /* the hash of a block of a prompt, as the caller names it */
+/* The hash of a block of a prompt, as the caller passes it. */
+typedef struct {
     int64_t value;    /* the number itself, or the hash of the object */
-    PyObject *object; /* NULL: a number of 64 bits */
-} Key;
+    PyObject *object; /* NULL: the hash is a number of at most 64 bits */
+} BlockHash;
 
 typedef struct Request {
     PyObject_HEAD
     PyObject *key;
-    Key *keys; /* of the full blocks of its prompt */
-    Py_ssize_t keys_count;
-    long long due_ns, at, input_tokens, asked, output_tokens, total, left, todo, held, admitted_ns, cached, first,
-        from_iteration, last, failure, failed_ns;
+    BlockHash *block_hashes; /* of the full blocks of the prompt */
+    Py_ssize_t block_count;
+    long long due_ns, replica_index, input_tokens, requested_tokens, output_tokens;
+    long long prefill_tokens, prefill_left, remaining_tokens, private_blocks;
+    long long admitted_ns, cached_tokens, first_iteration, resumed_iteration, last_iteration;
+    long long failure, failed_ns;
     int state;
-    int64_t *pinned; /* places in `Replica.blocks` */
-    Py_ssize_t pinned_count, pinned_room;
-    struct Request *before, *after; /* in the queue or, while it decodes, among the running ones; both own it */
-    struct Request *bucket_before, *bucket_after;
+    int64_t *shared_blocks; /* indexes in BlockTable.blocks */
+    Py_ssize_t shared_count, shared_capacity;
+    /* Neighbours in the queue of waiting requests or, while it decodes, among the running ones.
+       Both queues own their requests. */
+    struct Request *previous, *next;
+    struct Request *bucket_previous, *bucket_next;
 } Request;
 
+/* A doubly linked list. */
 typedef struct {
     Request *head, *tail;
     Py_ssize_t count;
-} Line;
+} RequestQueue;
 
 typedef struct {
-    Key key;
-    int64_t uses;  /* 0: in no prompt now, and in the line of those that may be forgotten */
+    Request **items;
+    Py_ssize_t count, capacity;
+} RequestArray;
+
+typedef struct {
+    int64_t *values;
+    Py_ssize_t count, capacity;
+} TimeArray;
+
+/* A block that several prompts may share. A block without users is in the list of unused blocks,
+   and an entry that holds no block is in the list of free entries, linked by `newer`. */
+typedef struct {
+    BlockHash hash;
+    int64_t users;
     int64_t older, newer;
 } Block;
 
+/* All shared blocks, and a hash table with open addressing that finds them. */
 typedef struct {
-    char *data;
-    size_t used, room;
-} Bytes;
+    uint64_t *slots; /* hash << 32 | index in `blocks` + 1; 0: the slot is empty */
+    int64_t slots_mask;
+    Block *blocks;
+    int64_t capacity, first_free;
+    int64_t oldest, newest; /* ends of the list of unused blocks */
+    int64_t pinned_count;   /* blocks with users */
+    int64_t unused_count;
+} BlockTable;
 
 typedef struct {
     PyObject_HEAD
+    /* See Costs and ServerLimits in replica.py. */
     double overhead_ns, weights_ns, kv_token_ns, token_ns, attended_ns;
-    int64_t max_batch_size, max_num_tokens, kv_blocks, per_block, max_seq_len;
+    int64_t max_batch_size, max_num_tokens, kv_blocks, tokens_per_block, max_seq_len;
     int chunked_prefill, guaranteed, block_reuse;
-    Line waiting, running;
-    Request **bucket_heads, **bucket_tails; /* by the iteration of the last token, modulo their number */
+
+    RequestQueue waiting, running;
+    /* Decoding requests by the iteration of their last token, modulo the number of buckets. */
+    RequestQueue *buckets;
     int64_t bucket_mask;
-    Request **ready;
-    Py_ssize_t ready_count, ready_room;
-    Request **started;
-    Py_ssize_t started_count, started_room;
-    Request *partial;
-    PyObject *paused;
-    int64_t *phase;
-    long long active, decoding, decoded, iteration, end_ns, context_requests, context_tokens, pauses, hits, misses;
-    int64_t kv, used_blocks, pinned_blocks, cached_blocks;
-    int under_way;
-    Bytes ends;
-    uint64_t *slots; /* a hash table of the shared blocks: hash << 32 | place in `blocks` + 1, 0 where nothing is */
-    int64_t slots_mask;
-    Block *blocks;
-    int64_t blocks_room, free_block, oldest, newest;
+    RequestArray ready;   /* their prefill ends with the current iteration */
+    RequestArray started; /* got a first token in the last finished iteration */
+    Request *partial;     /* prefilled in part; served before the queue */
+    PyObject *paused;     /* list of (request, first iteration, last iteration) */
+    /* Number of decoding requests that need a new block when iteration % tokens_per_block is the
+       index. */
+    int64_t *growing;
+    BlockTable shared;
+    int64_t private_used; /* blocks in use that are not shared */
+    int64_t kv_tokens;    /* in the key-value cache, of decoding requests */
+
+    long long active, decoding, decoded, iteration, end_ns, context_requests, context_tokens;
+    long long pauses, hits, misses;
+    int is_under_way;    /* between `begin` and `finish` */
+    TimeArray end_times; /* of the iterations, in ns */
 } Replica;
+
+/* What an iteration computes and reads. */
+typedef struct {
+    int64_t decoding, context_requests, context_tokens;
+    int64_t tokens_read; /* in the key-value cache */
+    double attended;     /* sum over the computed tokens of the tokens that each attends to */
+} Work;
 
 static PyTypeObject *request_type, *replica_type;
 
-static int64_t floor_div(int64_t a, int64_t b)
+/* -- arithmetic ------------------------------------------------------------------------------- */
+
+static int64_t floor_divide(int64_t dividend, int64_t divisor)
 {
-    return a / b - (a % b != 0 && (a < 0) != (b < 0));
+    int64_t quotient = dividend / divisor;
+    int is_rounded_up = dividend % divisor != 0 && (dividend < 0) != (divisor < 0);
+    return quotient - is_rounded_up;
 }
 
-static int64_t modulo(int64_t a, int64_t b)
+static int64_t ceil_divide(int64_t dividend, int64_t divisor)
 {
-    int64_t rest = a % b;
-    return rest < 0 ? rest + b : rest;
+    return -floor_divide(-dividend, divisor);
 }
 
-static int64_t ceil_div(int64_t a, int64_t b)
+/* The remainder with the sign of the divisor, as in Python. */
+static int64_t floor_modulo(int64_t dividend, int64_t divisor)
 {
-    return -floor_div(-a, b);
+    int64_t remainder = dividend % divisor;
+    return remainder < 0 ? remainder + divisor : remainder;
 }
 
-static int append(Bytes *to, const void *data, size_t size)
+static int64_t minimum(int64_t first, int64_t second)
 {
-    if (to->used + size > to->room) {
-        size_t room = to->room ? 2 * to->room : 4096;
-        while (room < to->used + size)
-            room *= 2;
-        char *grown = PyMem_Realloc(to->data, room);
-        if (grown == NULL) {
-            PyErr_NoMemory();
+    return first < second ? first : second;
+}
+
+/* -- arrays and queues ------------------------------------------------------------------------ */
+
+/* Double the capacity of an array of `item_size` bytes per item, and return the new array. Return
+   NULL with an exception set if there is no memory. */
+static void *grow_array(void *items, Py_ssize_t *capacity, Py_ssize_t initial, size_t item_size)
+{
+    Py_ssize_t new_capacity = *capacity ? 2 * *capacity : initial;
+    void *grown = PyMem_Realloc(items, new_capacity * item_size);
+    if (grown == NULL)
+        return PyErr_NoMemory();
+    *capacity = new_capacity;
+    return grown;
+}
+
+static int append_time(TimeArray *array, int64_t value)
+{
+    if (array->count == array->capacity) {
+        int64_t *values = grow_array(array->values, &array->capacity, INITIAL_END_TIMES, sizeof(int64_t));
+        if (values == NULL)
             return -1;
-        }
-        to->data = grown, to->room = room;
+        array->values = values;
     }
-    memcpy(to->data + to->used, data, size);
-    to->used += size;
+    array->values[array->count++] = value;
     return 0;
 }
 
-static int64_t end_at(Replica *self, int64_t iteration)
+/* Append a request. The array takes over the caller's reference. */
+static int append_request(RequestArray *array, Request *request)
 {
-    int64_t end;
-    memcpy(&end, self->ends.data + 8 * iteration, 8);
-    return end;
-}
-
-/* -- lines and arrays of requests --------------------------------------------------------------------------------- */
-
-static void add_last(Line *line, Request *one)
-{
-    one->before = line->tail, one->after = NULL;
-    *(line->tail ? &line->tail->after : &line->head) = one;
-    line->tail = one;
-    line->count++;
-}
-
-static void add_first(Line *line, Request *one)
-{
-    one->before = NULL, one->after = line->head;
-    *(line->head ? &line->head->before : &line->tail) = one;
-    line->head = one;
-    line->count++;
-}
-
-static void take_out(Line *line, Request *one)
-{
-    *(one->before ? &one->before->after : &line->head) = one->after;
-    *(one->after ? &one->after->before : &line->tail) = one->before;
-    one->before = one->after = NULL;
-    line->count--;
-}
-
-static int push(Request ***array, Py_ssize_t *count, Py_ssize_t *room, Request *one)
-{
-    if (*count == *room) {
-        Py_ssize_t more = *room ? 2 * *room : 16;
-        Request **grown = PyMem_Realloc(*array, more * sizeof(Request *));
-        if (grown == NULL) {
-            PyErr_NoMemory();
+    if (array->count == array->capacity) {
+        Request **items = grow_array(array->items, &array->capacity, INITIAL_REQUESTS, sizeof(Request *));
+        if (items == NULL)
             return -1;
-        }
-        *array = grown, *room = more;
+        array->items = items;
     }
-    (*array)[(*count)++] = one;
+    array->items[array->count++] = request;
     return 0;
 }
 
-static void add_to_bucket(Replica *self, Request *one)
+static void remove_at(RequestArray *array, Py_ssize_t index)
 {
-    int64_t place = one->last & self->bucket_mask;
-    one->bucket_before = self->bucket_tails[place], one->bucket_after = NULL;
-    *(one->bucket_before ? &one->bucket_before->bucket_after : &self->bucket_heads[place]) = one;
-    self->bucket_tails[place] = one;
+    Request **item = &array->items[index];
+    memmove(item, item + 1, (array->count - index - 1) * sizeof(Request *));
+    array->count--;
 }
 
-static void take_from_bucket(Replica *self, Request *one)
+static void clear_requests(RequestArray *array)
 {
-    int64_t place = one->last & self->bucket_mask;
-    *(one->bucket_before ? &one->bucket_before->bucket_after : &self->bucket_heads[place]) = one->bucket_after;
-    *(one->bucket_after ? &one->bucket_after->bucket_before : &self->bucket_tails[place]) = one->bucket_before;
-    one->bucket_before = one->bucket_after = NULL;
+    while (array->count > 0) {
+        Request *request = array->items[--array->count];
+        Py_DECREF(OBJECT(request));
+    }
 }
 
-/* -- SimRequest --------------------------------------------------------------------------------------------------- */
-
-static int as_key(PyObject *given, Key *key)
+static PyObject *list_of_requests(const RequestArray *array)
 {
-    if (PyLong_CheckExact(given)) {
+    PyObject *list = PyList_New(array->count);
+    for (Py_ssize_t i = 0; list != NULL && i < array->count; i++)
+        PyList_SetItem(list, i, Py_NewRef(OBJECT(array->items[i])));
+    return list;
+}
+
+static void push_back(RequestQueue *queue, Request *request)
+{
+    request->previous = queue->tail;
+    request->next = NULL;
+    if (queue->tail != NULL)
+        queue->tail->next = request;
+    else
+        queue->head = request;
+    queue->tail = request;
+    queue->count++;
+}
+
+static void push_front(RequestQueue *queue, Request *request)
+{
+    request->previous = NULL;
+    request->next = queue->head;
+    if (queue->head != NULL)
+        queue->head->previous = request;
+    else
+        queue->tail = request;
+    queue->head = request;
+    queue->count++;
+}
+
+static void unlink_request(RequestQueue *queue, Request *request)
+{
+    if (request->previous != NULL)
+        request->previous->next = request->next;
+    else
+        queue->head = request->next;
+    if (request->next != NULL)
+        request->next->previous = request->previous;
+    else
+        queue->tail = request->previous;
+    request->previous = NULL;
+    request->next = NULL;
+    queue->count--;
+}
+
+static void clear_queue(RequestQueue *queue)
+{
+    while (queue->head != NULL) {
+        Request *request = queue->head;
+        unlink_request(queue, request);
+        Py_DECREF(OBJECT(request));
+    }
+}
+
+static RequestQueue *bucket_of(Replica *self, int64_t iteration)
+{
+    return &self->buckets[iteration & self->bucket_mask];
+}
+
+/* Add a request to the bucket of its last iteration. */
+static void add_to_bucket(Replica *self, Request *request)
+{
+    RequestQueue *bucket = bucket_of(self, request->last_iteration);
+    request->bucket_previous = bucket->tail;
+    request->bucket_next = NULL;
+    if (bucket->tail != NULL)
+        bucket->tail->bucket_next = request;
+    else
+        bucket->head = request;
+    bucket->tail = request;
+}
+
+static void remove_from_bucket(Replica *self, Request *request)
+{
+    RequestQueue *bucket = bucket_of(self, request->last_iteration);
+    if (request->bucket_previous != NULL)
+        request->bucket_previous->bucket_next = request->bucket_next;
+    else
+        bucket->head = request->bucket_next;
+    if (request->bucket_next != NULL)
+        request->bucket_next->bucket_previous = request->bucket_previous;
+    else
+        bucket->tail = request->bucket_previous;
+    request->bucket_previous = NULL;
+    request->bucket_next = NULL;
+}
+
+/* -- SimRequest ------------------------------------------------------------------------------- */
+
+static int as_int64(PyObject *object, int64_t *value)
+{
+    *value = PyLong_AsLongLong(object);
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Convert an int or any hashable object. A large int is kept as an object. */
+static int as_block_hash(PyObject *object, BlockHash *hash)
+{
+    if (PyLong_CheckExact(object)) {
         int overflow;
-        key->object = NULL;
-        key->value = PyLong_AsLongLongAndOverflow(given, &overflow);
+        hash->object = NULL;
+        hash->value = PyLong_AsLongLongAndOverflow(object, &overflow);
         if (!overflow)
-            return key->value == -1 && PyErr_Occurred() ? -1 : 0;
+            return hash->value == -1 && PyErr_Occurred() ? -1 : 0;
     }
-    key->value = PyObject_Hash(given);
-    if (key->value == -1)
+    hash->value = PyObject_Hash(object);
+    if (hash->value == -1)
         return -1;
-    key->object = Py_NewRef(given);
+    hash->object = Py_NewRef(object);
     return 0;
 }
 
-static int take_keys(Request *self, PyObject *blocks)
+static int set_block_hashes(Request *self, PyObject *blocks)
 {
     Py_ssize_t count = PySequence_Size(blocks);
     if (count <= 0)
         return (int)count;
-    self->keys = PyMem_Calloc(count, sizeof(Key));
-    if (self->keys == NULL) {
+    self->block_hashes = PyMem_Calloc(count, sizeof(BlockHash));
+    if (self->block_hashes == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    for (; self->keys_count < count; self->keys_count++) {
-        PyObject *given = PySequence_GetItem(blocks, self->keys_count);
-        int failed = given == NULL || as_key(given, &self->keys[self->keys_count]) < 0;
-        Py_XDECREF(given);
+    /* The count grows with each hash, so that a failure frees those that exist. */
+    for (; self->block_count < count; self->block_count++) {
+        PyObject *object = PySequence_GetItem(blocks, self->block_count);
+        if (object == NULL)
+            return -1;
+        int failed = as_block_hash(object, &self->block_hashes[self->block_count]) < 0;
+        Py_DECREF(object);
         if (failed)
             return -1;
     }
     return 0;
 }
 
-static Request *new_request(PyObject *key, PyObject *blocks, int64_t due_ns, int64_t input, int64_t output)
-{
-    allocfunc alloc = (allocfunc)PyType_GetSlot(request_type, Py_tp_alloc);
-    Request *self = (Request *)alloc(request_type, 0);
-    if (self == NULL)
-        return NULL;
-    self->key = Py_XNewRef(key);
-    self->due_ns = due_ns;
-    self->input_tokens = self->total = self->left = input;
-    self->asked = self->output_tokens = self->todo = output;
-    self->admitted_ns = self->cached = self->first = self->from_iteration = self->last = self->failed_ns = -1;
-    if (blocks != NULL && take_keys(self, blocks) < 0) {
-        Py_DECREF(OBJECT(self));
-        return NULL;
-    }
-    return self;
-}
-
-static int as_int64(PyObject *given, int64_t *value)
-{
-    *value = PyLong_AsLongLong(given);
-    return *value == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
 /* SimRequest(key, due_ns, input_tokens, output_tokens, blocks=()) */
 static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *key, *due, *input, *output, *blocks = NULL;
+    PyObject *key, *due_object, *input_object, *output_object, *blocks = NULL;
     int64_t due_ns, input_tokens, output_tokens;
-    if (!PyArg_UnpackTuple(args, "SimRequest", 4, 5, &key, &due, &input, &output, &blocks))
+    if (!PyArg_UnpackTuple(args, "SimRequest", 4, 5, &key, &due_object, &input_object, &output_object, &blocks))
         return NULL;
-    if (as_int64(due, &due_ns) < 0 || as_int64(input, &input_tokens) < 0 || as_int64(output, &output_tokens) < 0)
+    if (as_int64(due_object, &due_ns) < 0 || as_int64(input_object, &input_tokens) < 0 ||
+        as_int64(output_object, &output_tokens) < 0)
         return NULL;
-    return (PyObject *)new_request(key, blocks, due_ns, input_tokens, output_tokens);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(request_type, Py_tp_alloc);
+    Request *self = (Request *)allocate(request_type, 0);
+    if (self == NULL)
+        return NULL;
+    self->key = Py_NewRef(key);
+    self->due_ns = due_ns;
+    self->input_tokens = input_tokens;
+    self->prefill_tokens = input_tokens;
+    self->prefill_left = input_tokens;
+    self->requested_tokens = output_tokens;
+    self->output_tokens = output_tokens;
+    self->remaining_tokens = output_tokens;
+    self->admitted_ns = -1;
+    self->cached_tokens = -1;
+    self->first_iteration = -1;
+    self->resumed_iteration = -1;
+    self->last_iteration = -1;
+    self->failed_ns = -1;
+    if (blocks != NULL && set_block_hashes(self, blocks) < 0) {
+        Py_DECREF(OBJECT(self));
+        return NULL;
+    }
+    return OBJECT(self);
 }
 
 static int request_traverse(Request *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(OBJECT(self)));
     Py_VISIT(self->key);
-    for (Py_ssize_t i = 0; i < self->keys_count; i++)
-        Py_VISIT(self->keys[i].object);
+    for (Py_ssize_t i = 0; i < self->block_count; i++)
+        Py_VISIT(self->block_hashes[i].object);
     return 0;
 }
 
 static int request_clear(Request *self)
 {
     Py_CLEAR(self->key);
-    while (self->keys_count > 0)
-        Py_XDECREF(self->keys[--self->keys_count].object);
+    while (self->block_count > 0)
+        Py_XDECREF(self->block_hashes[--self->block_count].object);
     return 0;
 }
 
@@ -275,50 +406,65 @@ static void request_dealloc(Request *self)
     PyTypeObject *type = Py_TYPE(OBJECT(self));
     PyObject_GC_UnTrack(self);
     request_clear(self);
-    PyMem_Free(self->keys);
-    PyMem_Free(self->pinned);
+    PyMem_Free(self->block_hashes);
+    PyMem_Free(self->shared_blocks);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(OBJECT(type));
 }
 
-static Request *as_request(PyObject *given)
+static Request *as_request(PyObject *object)
 {
-    if (!PyObject_TypeCheck(given, request_type)) {
+    if (!PyObject_TypeCheck(object, request_type)) {
         PyErr_SetString(PyExc_TypeError, "not a SimRequest");
         return NULL;
     }
-    return (Request *)given;
+    return (Request *)object;
 }
 
-/* SimRequest.pack(requests, rows): write the fields of requests into an array of int64, in the order of
-   replica.REQUEST_FIELDS. */
+/* Write the fields of a request in the order of replica.REQUEST_FIELDS. Its key must be an int. */
+static int pack_request(PyObject *object, int64_t *row)
+{
+    Request *request = as_request(object);
+    int64_t number;
+    if (request == NULL || as_int64(request->key, &number) < 0)
+        return -1;
+    int64_t fields[PACKED_FIELDS] = {
+        number,
+        request->due_ns,
+        request->replica_index,
+        request->first_iteration,
+        request->resumed_iteration,
+        request->last_iteration,
+        request->input_tokens,
+        request->requested_tokens,
+        request->output_tokens,
+        request->cached_tokens,
+        request->failure,
+        request->failed_ns,
+        request->admitted_ns,
+    };
+    memcpy(row, fields, sizeof fields);
+    return 0;
+}
+
+/* SimRequest.pack(requests, rows): write the fields of requests into an array of int64. */
 static PyObject *request_pack(PyObject *none, PyObject *args)
 {
     PyObject *requests, *rows;
     Py_buffer view;
     if (!PyArg_UnpackTuple(args, "pack", 2, 2, &requests, &rows))
         return NULL;
-    if (PyObject_GetBuffer(rows, &view, PyBUF_WRITABLE) < 0)
-        return NULL;
     Py_ssize_t count = PyList_Size(requests);
-    int failed = count < 0;
-    if (!failed && view.len != count * (Py_ssize_t)sizeof(int64_t) * FIELDS) {
+    if (count < 0 || PyObject_GetBuffer(rows, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    int failed = view.len != count * (Py_ssize_t)sizeof(int64_t) * PACKED_FIELDS;
+    if (failed)
         PyErr_SetString(PyExc_ValueError, "the array does not have the size of the requests");
-        failed = 1;
-    }
     int64_t *row = view.buf;
-    for (Py_ssize_t i = 0; !failed && i < count; i++, row += FIELDS) {
-        Request *one = as_request(PyList_GetItem(requests, i));
-        int64_t number;
-        if (one == NULL || as_int64(one->key, &number) < 0) {
-            failed = 1;
-            break;
-        }
-        int64_t fields[FIELDS] = {number,       one->due_ns,       one->at,     one->first,         one->from_iteration,
-                                  one->last,    one->input_tokens, one->asked,  one->output_tokens, one->cached,
-                                  one->failure, one->failed_ns,    one->admitted_ns};
-        memcpy(row, fields, sizeof fields);
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        failed = pack_request(PyList_GetItem(requests, i), row) < 0;
+        row += PACKED_FIELDS;
     }
     PyBuffer_Release(&view);
     return failed ? NULL : Py_NewRef(Py_None);
@@ -329,17 +475,17 @@ static PyMethodDef request_methods[] = {{"pack", request_pack, METH_VARARGS | ME
 static PyMemberDef request_members[] = {
     {"key", T_OBJECT_EX, offsetof(Request, key), 0, NULL},
     {"due_ns", T_LONGLONG, offsetof(Request, due_ns), 0, NULL},
-    {"replica_index", T_LONGLONG, offsetof(Request, at), 0, NULL},
+    {"replica_index", T_LONGLONG, offsetof(Request, replica_index), 0, NULL},
     {"input_tokens", T_LONGLONG, offsetof(Request, input_tokens), 0, NULL},
-    {"requested_tokens", T_LONGLONG, offsetof(Request, asked), 0, NULL},
+    {"requested_tokens", T_LONGLONG, offsetof(Request, requested_tokens), 0, NULL},
     {"output_tokens", T_LONGLONG, offsetof(Request, output_tokens), 0, NULL},
-    {"prefill_tokens", T_LONGLONG, offsetof(Request, total), READONLY, NULL},
-    {"remaining_tokens", T_LONGLONG, offsetof(Request, todo), 0, NULL},
+    {"prefill_tokens", T_LONGLONG, offsetof(Request, prefill_tokens), READONLY, NULL},
+    {"remaining_tokens", T_LONGLONG, offsetof(Request, remaining_tokens), 0, NULL},
     {"admitted_ns", T_LONGLONG, offsetof(Request, admitted_ns), 0, NULL},
-    {"cached_tokens", T_LONGLONG, offsetof(Request, cached), 0, NULL},
-    {"first_iteration", T_LONGLONG, offsetof(Request, first), 0, NULL},
-    {"resumed_iteration", T_LONGLONG, offsetof(Request, from_iteration), 0, NULL},
-    {"last_iteration", T_LONGLONG, offsetof(Request, last), 0, NULL},
+    {"cached_tokens", T_LONGLONG, offsetof(Request, cached_tokens), 0, NULL},
+    {"first_iteration", T_LONGLONG, offsetof(Request, first_iteration), 0, NULL},
+    {"resumed_iteration", T_LONGLONG, offsetof(Request, resumed_iteration), 0, NULL},
+    {"last_iteration", T_LONGLONG, offsetof(Request, last_iteration), 0, NULL},
     {"failure", T_LONGLONG, offsetof(Request, failure), 0, NULL},
     {"failed_ns", T_LONGLONG, offsetof(Request, failed_ns), 0, NULL},
     {"state", T_INT, offsetof(Request, state), 0, NULL},
@@ -363,563 +509,805 @@ static PyType_Spec request_spec = {
     .slots = request_slots,
 };
 
-/* -- blocks ------------------------------------------------------------------------------------------------------- */
+/* -- the table of shared blocks --------------------------------------------------------------- */
 
-static uint32_t hash_of(int64_t value)
+/* Multiplicative (Fibonacci) hashing: neighbouring numbers get distant slots. */
+static uint32_t mix_hash(int64_t value)
 {
     uint64_t mixed = (uint64_t)value * 0x9E3779B97F4A7C15u;
     return (uint32_t)(mixed ^ (mixed >> 29));
 }
 
-static int64_t place_in(uint64_t slot)
+static uint32_t hash_in_slot(uint64_t slot)
+{
+    return (uint32_t)(slot >> 32);
+}
+
+static int64_t block_in_slot(uint64_t slot)
 {
     return (int64_t)(uint32_t)slot - 1;
 }
 
-/* A block is looked for soon: its slot is far from those of its neighbours, and rarely in a cache of the processor. */
-static void expect(Replica *self, const Key *keys, Py_ssize_t at, Py_ssize_t count)
+/* Fetch the slot of a block that is searched soon. Slots of neighbouring blocks are far from each
+   other, and rarely in a cache of the processor. */
+static void prefetch_slot(const BlockTable *table, const Request *request, Py_ssize_t position)
 {
-    if (self->slots != NULL && at < count)
-        __builtin_prefetch(&self->slots[hash_of(keys[at].value) & self->slots_mask]);
+    if (table->slots == NULL || position >= request->block_count)
+        return;
+    uint32_t hash = mix_hash(request->block_hashes[position].value);
+    __builtin_prefetch(&table->slots[hash & table->slots_mask]);
 }
 
-/* Whether they are the same block; -1: an exception. */
-static int same(const Key *one, const Key *other)
+/* 1 if two hashes are equal, else 0. */
+static int is_same_hash(const BlockHash *first, const BlockHash *second)
 {
-    if (one->value != other->value)
+    if (first->value != second->value)
         return 0;
-    if (one->object == other->object)
+    if (first->object == second->object)
         return 1;
-    if (one->object == NULL || other->object == NULL)
+    if (first->object == NULL || second->object == NULL)
         return 0;
-    return PyObject_RichCompareBool(one->object, other->object, Py_EQ);
+    return PyObject_RichCompareBool(first->object, second->object, Py_EQ);
 }
 
-/* The place of a shared block; -1: nobody has it; -2: an exception. */
-static int64_t find_block(Replica *self, const Key *key)
+/* Return the index of a shared block, NOT_FOUND, or SEARCH_FAILED. */
+static int64_t find_block(const BlockTable *table, const BlockHash *block_hash)
 {
-    if (self->slots == NULL)
-        return -1;
-    uint32_t hash = hash_of(key->value);
-    for (int64_t slot = hash & self->slots_mask; self->slots[slot]; slot = (slot + 1) & self->slots_mask) {
-        if (self->slots[slot] >> 32 != hash)
-            continue;
-        int64_t place = place_in(self->slots[slot]);
-        int found = same(&self->blocks[place].key, key);
-        if (found)
-            return found < 0 ? -2 : place;
+    if (table->slots == NULL)
+        return NOT_FOUND;
+    uint32_t hash = mix_hash(block_hash->value);
+    int64_t slot = hash & table->slots_mask;
+    while (table->slots[slot]) {
+        if (hash_in_slot(table->slots[slot]) == hash) {
+            int64_t block = block_in_slot(table->slots[slot]);
+            int is_same = is_same_hash(&table->blocks[block].hash, block_hash);
+            if (is_same < 0)
+                return SEARCH_FAILED;
+            if (is_same)
+                return block;
+        }
+        slot = (slot + 1) & table->slots_mask;
     }
-    return -1;
+    return NOT_FOUND;
 }
 
-static void into_slot(Replica *self, uint64_t entry)
+/* Put an entry into the first empty slot from that of its hash on. */
+static void insert_slot(BlockTable *table, uint64_t entry)
 {
-    int64_t slot = (int64_t)(entry >> 32) & self->slots_mask;
-    while (self->slots[slot])
-        slot = (slot + 1) & self->slots_mask;
-    self->slots[slot] = entry;
+    int64_t slot = (int64_t)hash_in_slot(entry) & table->slots_mask;
+    while (table->slots[slot])
+        slot = (slot + 1) & table->slots_mask;
+    table->slots[slot] = entry;
 }
 
-/* Twice as many slots. */
-static int grow_slots(Replica *self)
+static int double_slots(BlockTable *table)
 {
-    int64_t count = self->slots ? 2 * (self->slots_mask + 1) : 512, before = self->slots_mask;
-    uint64_t *old = self->slots, *slots = PyMem_Calloc(count, sizeof(uint64_t));
+    uint64_t *old_slots = table->slots;
+    int64_t old_count = old_slots ? table->slots_mask + 1 : 0;
+    int64_t count = old_slots ? 2 * old_count : INITIAL_SLOTS;
+    uint64_t *slots = PyMem_Calloc(count, sizeof(uint64_t));
     if (slots == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    self->slots = slots, self->slots_mask = count - 1;
-    for (int64_t i = 0; old != NULL && i <= before; i++)
-        if (old[i])
-            into_slot(self, old[i]);
-    PyMem_Free(old);
+    table->slots = slots;
+    table->slots_mask = count - 1;
+    for (int64_t i = 0; i < old_count; i++)
+        if (old_slots[i])
+            insert_slot(table, old_slots[i]);
+    PyMem_Free(old_slots);
     return 0;
 }
 
-static void out_of_slot(Replica *self, int64_t place)
+/* Empty the slot of a block, and move the entries after it that would not be found any more. */
+static void remove_slot(BlockTable *table, int64_t block)
 {
-    int64_t mask = self->slots_mask, hole = hash_of(self->blocks[place].key.value) & mask;
-    while (place_in(self->slots[hole]) != place)
+    int64_t mask = table->slots_mask;
+    int64_t hole = mix_hash(table->blocks[block].hash.value) & mask;
+    while (block_in_slot(table->slots[hole]) != block)
         hole = (hole + 1) & mask;
-    for (int64_t slot = (hole + 1) & mask; self->slots[slot]; slot = (slot + 1) & mask) { /* close the gap */
-        int64_t home = (int64_t)(self->slots[slot] >> 32) & mask;
+    for (int64_t slot = (hole + 1) & mask; table->slots[slot]; slot = (slot + 1) & mask) {
+        int64_t home = (int64_t)hash_in_slot(table->slots[slot]) & mask;
         if (((slot - home) & mask) >= ((slot - hole) & mask)) {
-            self->slots[hole] = self->slots[slot];
+            table->slots[hole] = table->slots[slot];
             hole = slot;
         }
     }
-    self->slots[hole] = 0;
+    table->slots[hole] = 0;
 }
 
-static void leave_line(Replica *self, int64_t place)
+static void remove_from_unused(BlockTable *table, int64_t index)
 {
-    Block *block = &self->blocks[place];
-    *(block->older >= 0 ? &self->blocks[block->older].newer : &self->oldest) = block->newer;
-    *(block->newer >= 0 ? &self->blocks[block->newer].older : &self->newest) = block->older;
-    self->cached_blocks--;
+    Block *block = &table->blocks[index];
+    if (block->older != NO_BLOCK)
+        table->blocks[block->older].newer = block->newer;
+    else
+        table->oldest = block->newer;
+    if (block->newer != NO_BLOCK)
+        table->blocks[block->newer].older = block->older;
+    else
+        table->newest = block->older;
+    table->unused_count--;
 }
 
-static void join_line(Replica *self, int64_t place)
+static void add_to_unused(BlockTable *table, int64_t index)
 {
-    Block *block = &self->blocks[place];
-    block->older = self->newest, block->newer = -1;
-    *(self->newest >= 0 ? &self->blocks[self->newest].newer : &self->oldest) = place;
-    self->newest = place;
-    self->cached_blocks++;
+    Block *block = &table->blocks[index];
+    block->older = table->newest;
+    block->newer = NO_BLOCK;
+    if (table->newest != NO_BLOCK)
+        table->blocks[table->newest].newer = index;
+    else
+        table->oldest = index;
+    table->newest = index;
+    table->unused_count++;
 }
 
-static int64_t add_block(Replica *self, const Key *key)
+/* Double the entries for blocks and add the new ones to the free list. */
+static int double_blocks(BlockTable *table)
 {
-    int64_t place = self->free_block;
-    if (place < 0) {
-        int64_t room = self->blocks_room ? 2 * self->blocks_room : 256;
-        Block *grown = PyMem_Realloc(self->blocks, room * sizeof(Block));
-        if (grown == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        self->blocks = grown;
-        for (int64_t i = room - 1; i >= self->blocks_room; i--)
-            grown[i] = (Block){.newer = self->free_block}, self->free_block = i;
-        self->blocks_room = room;
-        place = self->free_block;
-    }
-    int64_t known = self->pinned_blocks + self->cached_blocks;
-    if ((self->slots == NULL || 2 * known > self->slots_mask) && grow_slots(self) < 0)
+    int64_t capacity = table->capacity ? 2 * table->capacity : INITIAL_BLOCKS;
+    Block *blocks = PyMem_Realloc(table->blocks, capacity * sizeof(Block));
+    if (blocks == NULL) {
+        PyErr_NoMemory();
         return -1;
-    self->free_block = self->blocks[place].newer;
-    self->blocks[place] = (Block){*key, 1, -1, -1};
-    Py_XINCREF(key->object);
-    into_slot(self, (uint64_t)hash_of(key->value) << 32 | (uint64_t)(place + 1));
-    self->pinned_blocks++;
-    return place;
+    }
+    for (int64_t i = capacity - 1; i >= table->capacity; i--) {
+        blocks[i] = (Block){.newer = table->first_free};
+        table->first_free = i;
+    }
+    table->blocks = blocks;
+    table->capacity = capacity;
+    return 0;
 }
 
-static void evict(Replica *self, int64_t capacity)
+/* Add a block with one user, and return its index. At most half of the slots are in use. */
+static int64_t add_block(BlockTable *table, const BlockHash *block_hash)
 {
-    while (self->cached_blocks > 0 && self->cached_blocks > capacity) {
-        int64_t place = self->oldest, next = self->blocks[place].newer;
-        if (next >= 0)
-            __builtin_prefetch(&self->blocks[next]);
-        leave_line(self, place);
-        out_of_slot(self, place);
-        PyObject *object = self->blocks[place].key.object;
-        self->blocks[place].key.object = NULL;
-        self->blocks[place].newer = self->free_block;
-        self->free_block = place;
+    if (table->first_free == NO_BLOCK && double_blocks(table) < 0)
+        return -1;
+    int64_t block_count = table->pinned_count + table->unused_count;
+    int is_half_full = table->slots == NULL || 2 * block_count > table->slots_mask;
+    if (is_half_full && double_slots(table) < 0)
+        return -1;
+    int64_t index = table->first_free;
+    table->first_free = table->blocks[index].newer;
+    table->blocks[index] = (Block){.hash = *block_hash, .users = 1, .older = NO_BLOCK, .newer = NO_BLOCK};
+    Py_XINCREF(block_hash->object);
+    insert_slot(table, (uint64_t)mix_hash(block_hash->value) << 32 | (uint64_t)(index + 1));
+    table->pinned_count++;
+    return index;
+}
+
+/* Remove the least recently used blocks without users until at most `capacity` of them are left. */
+static void evict_blocks(BlockTable *table, int64_t capacity)
+{
+    while (table->unused_count > 0 && table->unused_count > capacity) {
+        int64_t index = table->oldest;
+        Block *block = &table->blocks[index];
+        if (block->newer != NO_BLOCK)
+            __builtin_prefetch(&table->blocks[block->newer]);
+        remove_from_unused(table, index);
+        remove_slot(table, index);
+        PyObject *object = block->hash.object;
+        block->hash.object = NULL;
+        block->newer = table->first_free;
+        table->first_free = index;
         Py_XDECREF(object);
     }
 }
 
-static int pin(Request *one, int64_t place)
+static void use_block(BlockTable *table, int64_t index)
 {
-    if (one->pinned_count == one->pinned_room) {
-        Py_ssize_t room = one->pinned_room ? 2 * one->pinned_room : 16;
-        int64_t *grown = PyMem_Realloc(one->pinned, room * sizeof(int64_t));
-        if (grown == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        one->pinned = grown, one->pinned_room = room;
+    if (table->blocks[index].users++ == 0) {
+        remove_from_unused(table, index);
+        table->pinned_count++;
     }
-    one->pinned[one->pinned_count++] = place;
+}
+
+static void stop_using_block(BlockTable *table, int64_t index)
+{
+    if (--table->blocks[index].users == 0) {
+        table->pinned_count--;
+        add_to_unused(table, index);
+    }
+}
+
+/* -- blocks and tokens of a replica's requests ------------------------------------------------ */
+
+static int64_t free_blocks(const Replica *self)
+{
+    return self->kv_blocks - self->private_used - self->shared.pinned_count;
+}
+
+/* Add a block to those that a request shares. */
+static int append_shared_block(Request *request, int64_t index)
+{
+    if (request->shared_count == request->shared_capacity) {
+        int64_t *blocks =
+            grow_array(request->shared_blocks, &request->shared_capacity, INITIAL_REQUESTS, sizeof(int64_t));
+        if (blocks == NULL)
+            return -1;
+        request->shared_blocks = blocks;
+    }
+    request->shared_blocks[request->shared_count++] = index;
     return 0;
 }
 
-static int64_t room(Replica *self)
+/* Find the blocks of a prompt that others have computed, and set `shared_blocks` to them, without
+   using them yet. At least one token of a prompt is always computed. Return how many of the blocks
+   have no users. */
+static int64_t match_blocks(Replica *self, Request *request)
 {
-    return self->kv_blocks - self->used_blocks - self->pinned_blocks;
+    int64_t unused_count = 0;
+    request->shared_count = 0;
+    if (!self->block_reuse)
+        return 0;
+    int64_t reusable = floor_divide(request->prefill_tokens - 1, self->tokens_per_block);
+    reusable = minimum(reusable, request->block_count);
+    for (int64_t i = 0; i < reusable; i++) {
+        prefetch_slot(&self->shared, request, i + PREFETCH_DISTANCE);
+        int64_t index = find_block(&self->shared, &request->block_hashes[i]);
+        if (index == NOT_FOUND)
+            break;
+        if (index == SEARCH_FAILED || append_shared_block(request, index) < 0)
+            return -1;
+        unused_count += self->shared.blocks[index].users == 0;
+    }
+    return unused_count;
 }
 
-/* Take the blocks for a waiting request. 0: there are not enough; -1: an exception. */
-static int admit(Replica *self, Request *one)
+/* Note how much of a prompt was in the cache, at the first admission of a request. */
+static void count_cached_tokens(Replica *self, Request *request)
 {
-    int64_t per = self->per_block, tokens = one->total + (self->guaranteed ? one->todo : 0);
-    Py_ssize_t given = one->keys_count;
-    int64_t usable = self->block_reuse ? floor_div(one->total - 1, per) : 0;
-    if (usable > given)
-        usable = given;
-    int64_t unpinned = 0;
-    one->pinned_count = 0;
-    for (int64_t i = 0; i < usable; i++) {
-        expect(self, one->keys, i + AHEAD, one->keys_count);
-        int64_t place = find_block(self, &one->keys[i]);
-        if (place == -2 || (place >= 0 && pin(one, place) < 0))
-            return -1;
-        if (place < 0)
-            break;
-        unpinned += self->blocks[place].uses == 0;
+    if (request->cached_tokens >= 0)
+        return;
+    request->cached_tokens = request->shared_count * self->tokens_per_block;
+    if (self->block_reuse) {
+        self->hits += request->shared_count;
+        self->misses += request->block_count - request->shared_count;
     }
-    int64_t matched = one->pinned_count, own = ceil_div(tokens, per) - matched;
-    if (own + unpinned > room(self)) {
-        one->pinned_count = 0;
+}
+
+/* Take the blocks for a waiting request. Return 1, or 0 if there are not enough. */
+static int admit(Replica *self, Request *request)
+{
+    int64_t tokens = request->prefill_tokens;
+    if (self->guaranteed)
+        tokens += request->remaining_tokens;
+    int64_t unused_count = match_blocks(self, request);
+    if (unused_count < 0)
+        return -1;
+    int64_t private_blocks = ceil_divide(tokens, self->tokens_per_block) - request->shared_count;
+    if (private_blocks + unused_count > free_blocks(self)) {
+        request->shared_count = 0;
         return 0;
     }
-    for (int64_t i = 0; i < matched; i++) {
-        int64_t place = one->pinned[i];
-        if (self->blocks[place].uses++ == 0) {
-            leave_line(self, place);
-            self->pinned_blocks++;
-        }
-    }
-    self->used_blocks += own;
-    evict(self, room(self));
-    one->held = own;
-    one->left = one->total - matched * per;
-    if (one->cached < 0) {
-        one->cached = matched * per;
-        if (self->block_reuse) {
-            self->hits += matched;
-            self->misses += given - matched;
-        }
-    }
-    one->state = PREFILLING;
+    for (Py_ssize_t i = 0; i < request->shared_count; i++)
+        use_block(&self->shared, request->shared_blocks[i]);
+    self->private_used += private_blocks;
+    evict_blocks(&self->shared, free_blocks(self));
+    request->private_blocks = private_blocks;
+    request->prefill_left = request->prefill_tokens - request->shared_count * self->tokens_per_block;
+    count_cached_tokens(self, request);
+    request->state = PREFILLING;
     self->active++;
     return 1;
 }
 
-static int share_prompt_blocks(Replica *self, Request *one)
+/* Share the full blocks of a prompt that has been computed with later requests. Blocks that another
+   request has already shared stay private to this one. */
+static int share_prompt_blocks(Replica *self, Request *request)
 {
-    int64_t full = one->input_tokens / self->per_block;
-    for (Py_ssize_t i = one->pinned_count; i < one->keys_count && i < full; i++) {
-        expect(self, one->keys, i + AHEAD, one->keys_count);
-        int64_t place = find_block(self, &one->keys[i]);
-        if (place != -1)
-            return place == -2 ? -1 : 0;
-        place = add_block(self, &one->keys[i]);
-        if (place < 0 || pin(one, place) < 0)
+    int64_t full_blocks = request->input_tokens / self->tokens_per_block;
+    int64_t count = minimum(full_blocks, request->block_count);
+    for (int64_t i = request->shared_count; i < count; i++) {
+        const BlockHash *block_hash = &request->block_hashes[i];
+        prefetch_slot(&self->shared, request, i + PREFETCH_DISTANCE);
+        int64_t index = find_block(&self->shared, block_hash);
+        if (index == SEARCH_FAILED)
             return -1;
-        one->held--;
-        self->used_blocks--;
+        if (index != NOT_FOUND)
+            return 0;
+        index = add_block(&self->shared, block_hash);
+        if (index < 0 || append_shared_block(request, index) < 0)
+            return -1;
+        request->private_blocks--;
+        self->private_used--;
     }
     return 0;
 }
 
-static void release_blocks(Replica *self, Request *one, int64_t own)
+/* Free the private blocks of a request, and stop using its shared ones. The end of a prefix becomes
+   unused first, because its beginning is more useful and is evicted last. */
+static void release_blocks(Replica *self, Request *request, int64_t private_blocks)
 {
-    self->used_blocks -= own;
-    while (one->pinned_count) { /* the end of a prefix first: its beginning is more useful */
-        int64_t place = one->pinned[--one->pinned_count];
-        if (--self->blocks[place].uses == 0) {
-            self->pinned_blocks--;
-            join_line(self, place);
-        }
-    }
-    one->held = 0;
+    self->private_used -= private_blocks;
+    while (request->shared_count > 0)
+        stop_using_block(&self->shared, request->shared_blocks[--request->shared_count]);
+    request->private_blocks = 0;
 }
 
-static int64_t phase_of(Replica *self, Request *one)
+/* In which iterations, modulo tokens_per_block, a decoding request needs a new block. */
+static int64_t growing_phase(const Replica *self, const Request *request)
 {
-    return modulo(one->from_iteration + 1 - one->total, self->per_block);
+    int64_t first_growth = request->resumed_iteration + 1 - request->prefill_tokens;
+    return floor_modulo(first_growth, self->tokens_per_block);
 }
 
-/* Remove a decoding sequence before its end. The caller takes over the reference. */
-static void remove_decoding(Replica *self, Request *one)
+/* The last finished iteration in which a decoding or finished request got a token. */
+static int64_t last_token_iteration(const Replica *self, const Request *request)
 {
-    int64_t end = self->iteration - 1 < one->last ? self->iteration - 1 : one->last, steps = end - one->from_iteration;
-    take_from_bucket(self, one);
-    take_out(&self->running, one);
+    return minimum(self->iteration - 1, request->last_iteration);
+}
+
+/* Remove a decoding request before its end. The caller takes over the reference. */
+static void remove_decoding(Replica *self, Request *request)
+{
+    int64_t decoded_tokens = last_token_iteration(self, request) - request->resumed_iteration;
+    int64_t cached_tokens = request->prefill_tokens + decoded_tokens;
+    remove_from_bucket(self, request);
+    unlink_request(&self->running, request);
     self->decoding--;
     self->active--;
-    self->kv -= one->total + steps;
-    int64_t own = one->held, per = self->per_block;
+    self->kv_tokens -= cached_tokens;
+    int64_t private_blocks = request->private_blocks;
     if (!self->guaranteed) {
-        int64_t phase = phase_of(self, one);
-        self->phase[phase]--;
-        own += ceil_div(one->total + steps, per) - ceil_div(one->total, per);
-        if (self->under_way && self->iteration % per == phase)
-            own++; /* cancelled during an iteration for which it had been given a block */
+        int64_t per_block = self->tokens_per_block;
+        int64_t phase = growing_phase(self, request);
+        self->growing[phase]--;
+        private_blocks += ceil_divide(cached_tokens, per_block) - ceil_divide(request->prefill_tokens, per_block);
+        if (self->is_under_way && self->iteration % per_block == phase)
+            private_blocks++; /* the current iteration has already taken a block for it */
     }
-    release_blocks(self, one, own);
+    release_blocks(self, request, private_blocks);
 }
 
-static int64_t generated_of(Replica *self, Request *one)
+/* The tokens that a request has got by the end of the last finished iteration. */
+static int64_t count_generated(const Replica *self, const Request *request)
 {
-    int64_t before = one->output_tokens - one->todo;
-    if (one->state == DECODING || (one->state == DONE && one->last >= 0)) {
-        int64_t end = self->iteration - 1 < one->last ? self->iteration - 1 : one->last;
-        int64_t more = end - one->from_iteration + 1;
-        return before + (more > 0 ? more : 0);
-    }
-    return before;
+    int64_t before_pause = request->output_tokens - request->remaining_tokens;
+    int has_decoded = request->state == DECODING || (request->state == DONE && request->last_iteration >= 0);
+    if (!has_decoded)
+        return before_pause;
+    int64_t since_resumed = last_token_iteration(self, request) - request->resumed_iteration + 1;
+    return before_pause + (since_resumed > 0 ? since_resumed : 0);
 }
 
-/* Pause the sequences admitted last until the others can grow. -1: an exception. */
-static int make_room(Replica *self, int64_t phase)
+/* Append (request, first iteration, last iteration) to the list of paused requests. */
+static int record_pause(Replica *self, Request *request, int64_t first, int64_t last)
 {
-    while (self->phase[phase] > room(self)) {
-        int64_t first = 0, last = -1;
-        Request *one = self->partial;
-        if (one != NULL) {
-            self->partial = NULL;
-            release_blocks(self, one, one->held);
-            self->active--;
-        } else {
-            one = self->running.tail;
-            int64_t generated = generated_of(self, one);
-            first = one->from_iteration, last = self->iteration - 1;
-            remove_decoding(self, one);
-            one->total = one->input_tokens + generated;
-            one->todo = one->output_tokens - generated;
-        }
-        one->left = one->total;
-        one->state = WAITING;
-        add_first(&self->waiting, one);
-        self->pauses++;
-        PyObject *span = Py_BuildValue("OLL", one, (long long)first, (long long)last);
-        int failed = span == NULL || PyList_Append(self->paused, span) < 0;
-        Py_XDECREF(span);
-        if (failed)
-            return -1;
-    }
-    evict(self, room(self) - self->phase[phase]);
-    return 0;
-}
-
-/* -- an iteration ------------------------------------------------------------------------------------------------- */
-
-/* 1: an iteration has begun; 0: there is nothing to do; -1: an exception. */
-static int begin_at(Replica *self, int64_t now_ns)
-{
-    if (PyList_Size(self->paused) > 0) {
-        PyObject *none = PyList_New(0);
-        if (none == NULL)
-            return -1;
-        Py_DECREF(self->paused);
-        self->paused = none;
-    }
-    int paused = 0;
-    if (!self->guaranteed) {
-        int64_t phase = self->iteration % self->per_block;
-        if (self->phase[phase]) {
-            if (self->phase[phase] > room(self)) {
-                if (make_room(self, phase) < 0)
-                    return -1;
-                paused = PyList_Size(self->paused) > 0;
-            }
-            self->used_blocks += self->phase[phase];
-        }
-    }
-    int64_t decoding = self->decoding, budget = paused ? 0 : self->max_num_tokens - decoding;
-    int64_t context_tokens = 0, context_requests = 0, tokens_read = self->kv + decoding;
-    double attended = (double)tokens_read;
-    while (budget > 0) {
-        Request *one = self->partial;
-        if (one == NULL) {
-            one = self->waiting.head;
-            if (one == NULL || self->active >= self->max_batch_size || one->due_ns > now_ns)
-                break;
-            if (!self->chunked_prefill && one->left > budget)
-                break;
-            int admitted = admit(self, one);
-            if (admitted < 0)
-                return -1;
-            if (!admitted)
-                break;
-            take_out(&self->waiting, one);
-            if (one->admitted_ns < 0)
-                one->admitted_ns = now_ns;
-        }
-        int64_t left = one->left, chunk = left <= budget ? left : budget, start = one->total - left;
-        tokens_read += start + chunk;
-        attended += (double)chunk * ((double)start + 0.5 * (double)chunk);
-        budget -= chunk;
-        context_tokens += chunk;
-        context_requests++;
-        one->left = left - chunk;
-        if (chunk == left) {
-            self->partial = NULL;
-            if (push(&self->ready, &self->ready_count, &self->ready_room, one) < 0)
-                return -1;
-        } else {
-            self->partial = one;
-        }
-    }
-    if (!decoding && !context_tokens) {
-        self->end_ns = NEVER;
-        return 0;
-    }
-    self->context_tokens = context_tokens, self->context_requests = context_requests;
-    double memory_ns = self->weights_ns + (double)tokens_read * self->kv_token_ns;
-    double compute_ns = (double)(decoding + context_tokens) * self->token_ns + attended * self->attended_ns;
-    self->end_ns = now_ns + (int64_t)(self->overhead_ns + (memory_ns > compute_ns ? memory_ns : compute_ns)) + 1;
-    self->under_way = 1;
-    int64_t end = self->end_ns;
-    return append(&self->ends, &end, sizeof end) < 0 ? -1 : 1;
-}
-
-/* Append a request that is done to a list, which takes over the replica's reference to it. */
-static int move_to_list(Request *one, PyObject *done)
-{
-    int failed = PyList_Append(done, OBJECT(one));
-    Py_DECREF(OBJECT(one));
+    PyObject *pause = Py_BuildValue("OLL", request, (long long)first, (long long)last);
+    if (pause == NULL)
+        return -1;
+    int failed = PyList_Append(self->paused, pause);
+    Py_DECREF(pause);
     return failed;
 }
 
-/* End the current iteration and append the requests that are done to a list. -1: an exception. */
-static int finish_now(Replica *self, PyObject *done)
+/* Pause the request admitted last: it waits first in the queue, and is computed again later. */
+static int pause_one(Replica *self)
 {
-    int64_t k = self->iteration++, per = self->per_block, place = k & self->bucket_mask;
-    self->under_way = 0;
-    self->kv += self->decoding;
-    self->decoded += self->decoding;
-    Request *one = self->bucket_heads[place], *next;
-    self->bucket_heads[place] = self->bucket_tails[place] = NULL;
-    for (; one != NULL; one = next) {
-        next = one->bucket_after;
-        one->bucket_before = one->bucket_after = NULL;
-        one->state = DONE;
-        take_out(&self->running, one);
-        int64_t cached = one->total + one->todo - 1; /* the last token's key and value are never computed */
-        self->kv -= cached;
-        int64_t own = one->held;
-        if (!self->guaranteed) {
-            self->phase[phase_of(self, one)]--;
-            own = ceil_div(cached, per) - one->pinned_count;
-        }
-        release_blocks(self, one, own);
-        self->decoding--;
+    int64_t first_iteration = 0;
+    int64_t last_iteration = -1;
+    Request *request = self->partial;
+    if (request != NULL) {
+        self->partial = NULL;
+        release_blocks(self, request, request->private_blocks);
         self->active--;
-        if (move_to_list(one, done) < 0)
-            return -1;
+    } else {
+        request = self->running.tail;
+        int64_t generated = count_generated(self, request);
+        first_iteration = request->resumed_iteration;
+        last_iteration = self->iteration - 1;
+        remove_decoding(self, request);
+        request->prefill_tokens = request->input_tokens + generated;
+        request->remaining_tokens = request->output_tokens - generated;
     }
-    for (Py_ssize_t i = 0; i < self->started_count; i++)
-        Py_DECREF(OBJECT(self->started[i]));
-    self->started_count = 0;
-    for (Py_ssize_t i = 0; i < self->ready_count; i++) {
-        one = self->ready[i];
-        Py_INCREF(OBJECT(one));
-        if (push(&self->started, &self->started_count, &self->started_room, one) < 0)
-            return -1;
-        if (one->first < 0)
-            one->first = k;
-        one->from_iteration = k;
-        if (self->block_reuse && share_prompt_blocks(self, one) < 0)
-            return -1;
-        one->last = k + one->todo - 1;
-        if (one->todo <= 1) {
-            release_blocks(self, one, one->held);
-            self->active--;
-            one->state = DONE;
-            if (move_to_list(one, done) < 0)
-                return -1;
-            continue;
-        }
-        one->state = DECODING;
-        self->kv += one->total;
-        if (!self->guaranteed)
-            self->phase[modulo(k + 1 - one->total, per)]++;
-        add_last(&self->running, one);
-        add_to_bucket(self, one);
-        self->decoding++;
-    }
-    self->ready_count = 0;
+    request->prefill_left = request->prefill_tokens;
+    request->state = WAITING;
+    push_front(&self->waiting, request);
+    self->pauses++;
+    return record_pause(self, request, first_iteration, last_iteration);
+}
+
+/* -- iterations ------------------------------------------------------------------------------- */
+
+static int clear_paused(Replica *self)
+{
+    if (PyList_Size(self->paused) == 0)
+        return 0;
+    PyObject *empty = PyList_New(0);
+    if (empty == NULL)
+        return -1;
+    Py_DECREF(self->paused);
+    self->paused = empty;
     return 0;
 }
 
-/* -- the methods of Replica --------------------------------------------------------------------------------------- */
-
-static int number_of(PyObject *from, const char *name, int64_t *whole, double *real)
+/* Take the blocks that decoding requests need now. Pause some requests if there are too few. */
+static int grow_decoding(Replica *self)
 {
-    PyObject *value = PyObject_GetAttrString(from, name);
+    int64_t phase = self->iteration % self->tokens_per_block;
+    if (self->guaranteed || self->growing[phase] == 0)
+        return 0;
+    if (self->growing[phase] > free_blocks(self)) {
+        while (self->growing[phase] > free_blocks(self))
+            if (pause_one(self) < 0)
+                return -1;
+        evict_blocks(&self->shared, free_blocks(self) - self->growing[phase]);
+    }
+    self->private_used += self->growing[phase];
+    return 0;
+}
+
+/* Admit the request that waits first, and set `admitted` to it, or to NULL if it has to wait. */
+static int admit_next(Replica *self, int64_t budget, int64_t now_ns, Request **admitted)
+{
+    *admitted = NULL;
+    Request *request = self->waiting.head;
+    if (request == NULL || self->active >= self->max_batch_size || request->due_ns > now_ns)
+        return 0;
+    if (!self->chunked_prefill && request->prefill_left > budget)
+        return 0;
+    int is_admitted = admit(self, request);
+    if (is_admitted <= 0)
+        return is_admitted;
+    unlink_request(&self->waiting, request);
+    if (request->admitted_ns < 0)
+        request->admitted_ns = now_ns;
+    *admitted = request;
+    return 0;
+}
+
+/* Add a part of a prompt that begins after `start` of its tokens. */
+static void add_chunk(Work *work, int64_t start, int64_t tokens)
+{
+    work->tokens_read += start + tokens;
+    work->attended += (double)tokens * ((double)start + 0.5 * (double)tokens);
+    work->context_tokens += tokens;
+    work->context_requests++;
+}
+
+/* Compute at most `budget` tokens of prompts, in order of arrival. */
+static int prefill(Replica *self, Work *work, int64_t budget, int64_t now_ns)
+{
+    while (budget > 0) {
+        Request *request = self->partial;
+        if (request == NULL && admit_next(self, budget, now_ns, &request) < 0)
+            return -1;
+        if (request == NULL)
+            return 0;
+        int64_t chunk = minimum(request->prefill_left, budget);
+        add_chunk(work, request->prefill_tokens - request->prefill_left, chunk);
+        budget -= chunk;
+        request->prefill_left -= chunk;
+        self->partial = request->prefill_left ? request : NULL;
+        if (self->partial == NULL && append_request(&self->ready, request) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* The duration of an iteration in ns: the roofline model. */
+static int64_t work_duration_ns(const Replica *self, const Work *work)
+{
+    double memory_ns = self->weights_ns + (double)work->tokens_read * self->kv_token_ns;
+    int64_t tokens = work->decoding + work->context_tokens;
+    double compute_ns = (double)tokens * self->token_ns + work->attended * self->attended_ns;
+    double longer_ns = memory_ns > compute_ns ? memory_ns : compute_ns;
+    return (int64_t)(self->overhead_ns + longer_ns) + 1;
+}
+
+/* Begin an iteration. Return 1, or 0 if there is nothing to do. */
+static int begin_iteration(Replica *self, int64_t now_ns)
+{
+    if (clear_paused(self) < 0 || grow_decoding(self) < 0)
+        return -1;
+    Work work = {.decoding = self->decoding, .tokens_read = self->kv_tokens + self->decoding};
+    work.attended = (double)work.tokens_read;
+    /* A request that was just paused is not admitted again yet. */
+    int has_paused = PyList_Size(self->paused) > 0;
+    if (!has_paused && prefill(self, &work, self->max_num_tokens - work.decoding, now_ns) < 0)
+        return -1;
+    if (work.decoding == 0 && work.context_tokens == 0) {
+        self->end_ns = NEVER;
+        return 0;
+    }
+    self->context_tokens = work.context_tokens;
+    self->context_requests = work.context_requests;
+    self->end_ns = now_ns + work_duration_ns(self, &work);
+    self->is_under_way = 1;
+    return append_time(&self->end_times, self->end_ns) < 0 ? -1 : 1;
+}
+
+/* Append a request that is done to a list, which takes over the replica's reference to it. */
+static int move_to_list(Request *request, PyObject *done)
+{
+    int failed = PyList_Append(done, OBJECT(request));
+    Py_DECREF(OBJECT(request));
+    return failed;
+}
+
+/* Remove the requests that got their last token in an iteration, and append them to `done`. */
+static int remove_finished(Replica *self, int64_t iteration, PyObject *done)
+{
+    RequestQueue *bucket = bucket_of(self, iteration);
+    Request *request = bucket->head;
+    bucket->head = NULL;
+    bucket->tail = NULL;
+    while (request != NULL) {
+        Request *next = request->bucket_next;
+        request->bucket_previous = NULL;
+        request->bucket_next = NULL;
+        request->state = DONE;
+        unlink_request(&self->running, request);
+        /* The key and the value of the last token are never computed. */
+        int64_t cached_tokens = request->prefill_tokens + request->remaining_tokens - 1;
+        self->kv_tokens -= cached_tokens;
+        int64_t private_blocks = request->private_blocks;
+        if (!self->guaranteed) {
+            self->growing[growing_phase(self, request)]--;
+            private_blocks = ceil_divide(cached_tokens, self->tokens_per_block) - request->shared_count;
+        }
+        release_blocks(self, request, private_blocks);
+        self->decoding--;
+        self->active--;
+        if (move_to_list(request, done) < 0)
+            return -1;
+        request = next;
+    }
+    return 0;
+}
+
+/* Note that an iteration has given a request its first token since its admission. A request for one
+   token is done, and appended to `done`. */
+static int start_decoding(Replica *self, Request *request, int64_t iteration, PyObject *done)
+{
+    if (request->first_iteration < 0)
+        request->first_iteration = iteration;
+    request->resumed_iteration = iteration;
+    if (self->block_reuse && share_prompt_blocks(self, request) < 0)
+        return -1;
+    request->last_iteration = iteration + request->remaining_tokens - 1;
+    if (request->remaining_tokens <= 1) {
+        release_blocks(self, request, request->private_blocks);
+        self->active--;
+        request->state = DONE;
+        return move_to_list(request, done);
+    }
+    request->state = DECODING;
+    self->kv_tokens += request->prefill_tokens;
+    if (!self->guaranteed)
+        self->growing[growing_phase(self, request)]++;
+    push_back(&self->running, request);
+    add_to_bucket(self, request);
+    self->decoding++;
+    return 0;
+}
+
+/* End the current iteration, and append the requests that are done to a list. The list may be NULL
+   if there are none. */
+static int finish_iteration(Replica *self, PyObject *done)
+{
+    int64_t iteration = self->iteration++;
+    self->is_under_way = 0;
+    self->kv_tokens += self->decoding;
+    self->decoded += self->decoding;
+    if (remove_finished(self, iteration, done) < 0)
+        return -1;
+    clear_requests(&self->started);
+    for (Py_ssize_t i = 0; i < self->ready.count; i++) {
+        Request *request = self->ready.items[i];
+        Py_INCREF(OBJECT(request));
+        if (append_request(&self->started, request) < 0 || start_decoding(self, request, iteration, done) < 0)
+            return -1;
+    }
+    self->ready.count = 0;
+    return 0;
+}
+
+/* Whether the current iteration starts and ends no request, and the next one pauses none. */
+static int is_quiet(const Replica *self)
+{
+    if (self->decoding == 0 && self->partial == NULL) /* all were cancelled: it becomes idle */
+        return 0;
+    if (self->ready.count > 0 || self->buckets[self->iteration & self->bucket_mask].head != NULL)
+        return 0;
+    if (self->guaranteed)
+        return 1;
+    return self->growing[(self->iteration + 1) % self->tokens_per_block] <= free_blocks(self);
+}
+
+/* -- cancellation ----------------------------------------------------------------------------- */
+
+static int remove_waiting(Replica *self, Request *request)
+{
+    if (request->previous == NULL && request != self->waiting.head) {
+        PyErr_SetString(PyExc_ValueError, "a request that was not submitted");
+        return -1;
+    }
+    unlink_request(&self->waiting, request);
+    return 0;
+}
+
+static int remove_prefilling(Replica *self, Request *request)
+{
+    if (request == self->partial) {
+        self->partial = NULL;
+    } else {
+        Py_ssize_t index = 0;
+        while (index < self->ready.count && self->ready.items[index] != request)
+            index++;
+        if (index == self->ready.count) {
+            PyErr_SetString(PyExc_ValueError, "a request of another replica");
+            return -1;
+        }
+        remove_at(&self->ready, index);
+    }
+    release_blocks(self, request, request->private_blocks);
+    self->active--;
+    return 0;
+}
+
+/* Stop a request, unless it is done. */
+static int cancel_request(Replica *self, Request *request)
+{
+    int failed = 0;
+    if (request->state == DONE)
+        return 0;
+    if (request->state == WAITING)
+        failed = remove_waiting(self, request);
+    else if (request->state == PREFILLING)
+        failed = remove_prefilling(self, request);
+    else
+        remove_decoding(self, request);
+    if (failed)
+        return -1;
+    request->state = DONE;
+    Py_DECREF(OBJECT(request));
+    return 0;
+}
+
+/* -- the methods of Replica ------------------------------------------------------------------- */
+
+static int read_float(PyObject *object, const char *name, double *number)
+{
+    PyObject *value = PyObject_GetAttrString(object, name);
     if (value == NULL)
         return -1;
-    if (real != NULL)
-        *real = PyFloat_AsDouble(value);
-    else
-        *whole = PyLong_AsLongLong(value);
+    *number = PyFloat_AsDouble(value);
     Py_DECREF(value);
     return PyErr_Occurred() ? -1 : 0;
 }
 
+static int read_int(PyObject *object, const char *name, int64_t *number)
+{
+    PyObject *value = PyObject_GetAttrString(object, name);
+    if (value == NULL)
+        return -1;
+    int failed = as_int64(value, number);
+    Py_DECREF(value);
+    return failed;
+}
+
+static int read_bool(PyObject *object, const char *name, int *flag)
+{
+    int64_t number = 0;
+    int failed = read_int(object, name, &number);
+    *flag = number != 0;
+    return failed;
+}
+
+static int read_costs(Replica *self, PyObject *costs)
+{
+    if (read_float(costs, "overhead_ns", &self->overhead_ns) < 0 ||
+        read_float(costs, "weights_ns", &self->weights_ns) < 0 ||
+        read_float(costs, "kv_token_ns", &self->kv_token_ns) < 0 ||
+        read_float(costs, "token_ns", &self->token_ns) < 0 ||
+        read_float(costs, "attended_ns", &self->attended_ns) < 0)
+        return -1;
+    return 0;
+}
+
+static int read_limits(Replica *self, PyObject *limits)
+{
+    if (read_int(limits, "max_batch_size", &self->max_batch_size) < 0 ||
+        read_int(limits, "max_num_tokens", &self->max_num_tokens) < 0 ||
+        read_int(limits, "kv_blocks", &self->kv_blocks) < 0 ||
+        read_int(limits, "tokens_per_block", &self->tokens_per_block) < 0 ||
+        read_int(limits, "max_seq_len", &self->max_seq_len) < 0 ||
+        read_bool(limits, "chunked_prefill", &self->chunked_prefill) < 0 ||
+        read_bool(limits, "guaranteed", &self->guaranteed) < 0 ||
+        read_bool(limits, "block_reuse", &self->block_reuse) < 0)
+        return -1;
+    if (self->tokens_per_block < 1 || self->max_seq_len < 1 || self->max_seq_len > MAX_SEQ_LEN) {
+        PyErr_SetString(PyExc_ValueError, "tokens_per_block and max_seq_len must be positive");
+        return -1;
+    }
+    return 0;
+}
+
+/* Create the buckets: a power of two, and enough for the longest output. */
+static int create_buckets(Replica *self)
+{
+    int64_t bucket_count = 2;
+    while (bucket_count < self->max_seq_len + 2)
+        bucket_count *= 2;
+    self->bucket_mask = bucket_count - 1;
+    self->buckets = PyMem_Calloc(bucket_count, sizeof(RequestQueue));
+    return self->buckets == NULL ? -1 : 0;
+}
+
+/* Replica(costs, limits) */
 static int replica_init(Replica *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"costs", "limits", NULL};
     PyObject *costs, *limits;
-    int64_t chunked, guaranteed, reuse;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO", names, &costs, &limits))
         return -1;
     if (self->paused != NULL) {
         PyErr_SetString(PyExc_TypeError, "a replica is made once");
         return -1;
     }
-    if (number_of(costs, "overhead_ns", NULL, &self->overhead_ns) || number_of(costs, "weights_ns", NULL, &self->weights_ns) ||
-        number_of(costs, "kv_token_ns", NULL, &self->kv_token_ns) || number_of(costs, "token_ns", NULL, &self->token_ns) ||
-        number_of(costs, "attended_ns", NULL, &self->attended_ns) ||
-        number_of(limits, "max_batch_size", &self->max_batch_size, NULL) ||
-        number_of(limits, "max_num_tokens", &self->max_num_tokens, NULL) ||
-        number_of(limits, "kv_blocks", &self->kv_blocks, NULL) ||
-        number_of(limits, "tokens_per_block", &self->per_block, NULL) ||
-        number_of(limits, "max_seq_len", &self->max_seq_len, NULL) ||
-        number_of(limits, "chunked_prefill", &chunked, NULL) || number_of(limits, "guaranteed", &guaranteed, NULL) ||
-        number_of(limits, "block_reuse", &reuse, NULL))
+    if (read_costs(self, costs) < 0 || read_limits(self, limits) < 0)
         return -1;
-    self->chunked_prefill = chunked != 0, self->guaranteed = guaranteed != 0, self->block_reuse = reuse != 0;
-    if (self->per_block < 1 || self->max_seq_len < 1 || self->max_seq_len > 1 << 28) {
-        PyErr_SetString(PyExc_ValueError, "tokens_per_block and max_seq_len must be positive");
-        return -1;
-    }
-    int64_t buckets = 2;
-    while (buckets < self->max_seq_len + 2)
-        buckets *= 2;
-    self->bucket_mask = buckets - 1;
-    self->bucket_heads = PyMem_Calloc(buckets, sizeof(Request *));
-    self->bucket_tails = PyMem_Calloc(buckets, sizeof(Request *));
-    self->phase = PyMem_Calloc(self->per_block, sizeof(int64_t));
-    self->free_block = self->oldest = self->newest = -1;
+    self->shared.first_free = NO_BLOCK;
+    self->shared.oldest = NO_BLOCK;
+    self->shared.newest = NO_BLOCK;
     self->end_ns = NEVER;
+    self->growing = PyMem_Calloc(self->tokens_per_block, sizeof(int64_t));
     self->paused = PyList_New(0);
-    if (!self->bucket_heads || !self->bucket_tails || !self->phase || !self->paused) {
+    if (create_buckets(self) < 0 || self->growing == NULL || self->paused == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     return 0;
 }
 
-static int replica_traverse(Replica *self, visitproc visit, void *arg)
+static int visit_queue(const RequestQueue *queue, visitproc visit, void *arg)
 {
-    Py_VISIT(Py_TYPE(OBJECT(self)));
-    for (Request *one = self->waiting.head; one != NULL; one = one->after)
-        Py_VISIT(one);
-    for (Request *one = self->running.head; one != NULL; one = one->after)
-        Py_VISIT(one);
-    for (Py_ssize_t i = 0; i < self->ready_count; i++)
-        Py_VISIT(self->ready[i]);
-    for (Py_ssize_t i = 0; i < self->started_count; i++)
-        Py_VISIT(self->started[i]);
-    Py_VISIT(self->partial);
-    Py_VISIT(self->paused);
-    for (int64_t i = 0; i < self->blocks_room; i++)
-        Py_VISIT(self->blocks[i].key.object);
+    for (Request *request = queue->head; request != NULL; request = request->next)
+        Py_VISIT(request);
     return 0;
 }
 
-static void drop_line(Line *line)
+static int visit_array(const RequestArray *array, visitproc visit, void *arg)
 {
-    while (line->head != NULL) {
-        Request *one = line->head;
-        take_out(line, one);
-        Py_DECREF(OBJECT(one));
-    }
+    for (Py_ssize_t i = 0; i < array->count; i++)
+        Py_VISIT(array->items[i]);
+    return 0;
+}
+
+static int replica_traverse(Replica *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(OBJECT(self)));
+    int result = visit_queue(&self->waiting, visit, arg);
+    if (result == 0)
+        result = visit_queue(&self->running, visit, arg);
+    if (result == 0)
+        result = visit_array(&self->ready, visit, arg);
+    if (result == 0)
+        result = visit_array(&self->started, visit, arg);
+    if (result != 0)
+        return result;
+    Py_VISIT(self->partial);
+    Py_VISIT(self->paused);
+    for (int64_t i = 0; i < self->shared.capacity; i++)
+        Py_VISIT(self->shared.blocks[i].hash.object);
+    return 0;
 }
 
 static int replica_clear(Replica *self)
 {
-    drop_line(&self->waiting);
-    drop_line(&self->running);
-    while (self->ready_count) {
-        Request *one = self->ready[--self->ready_count];
-        Py_DECREF(OBJECT(one));
-    }
-    while (self->started_count) {
-        Request *one = self->started[--self->started_count];
-        Py_DECREF(OBJECT(one));
-    }
+    clear_queue(&self->waiting);
+    clear_queue(&self->running);
+    clear_requests(&self->ready);
+    clear_requests(&self->started);
     Py_CLEAR(self->partial);
     Py_CLEAR(self->paused);
-    for (int64_t i = 0; i < self->blocks_room; i++)
-        Py_CLEAR(self->blocks[i].key.object);
+    for (int64_t i = 0; i < self->shared.capacity; i++)
+        Py_CLEAR(self->shared.blocks[i].hash.object);
     return 0;
 }
 
@@ -928,110 +1316,98 @@ static void replica_dealloc(Replica *self)
     PyTypeObject *type = Py_TYPE(OBJECT(self));
     PyObject_GC_UnTrack(self);
     replica_clear(self);
-    PyMem_Free(self->bucket_heads);
-    PyMem_Free(self->bucket_tails);
-    PyMem_Free(self->phase);
-    PyMem_Free(self->ready);
-    PyMem_Free(self->started);
-    PyMem_Free(self->ends.data);
-    PyMem_Free(self->blocks);
-    PyMem_Free(self->slots);
+    PyMem_Free(self->buckets);
+    PyMem_Free(self->growing);
+    PyMem_Free(self->ready.items);
+    PyMem_Free(self->started.items);
+    PyMem_Free(self->end_times.values);
+    PyMem_Free(self->shared.blocks);
+    PyMem_Free(self->shared.slots);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(OBJECT(type));
 }
 
-static int can_serve(Replica *self, int64_t input)
-{
-    return input < self->max_seq_len && (self->chunked_prefill || input <= self->max_num_tokens);
-}
-
+/* Replica.admissible(input_tokens) -> bool */
 static PyObject *replica_admissible(Replica *self, PyObject *tokens)
 {
-    long long input = PyLong_AsLongLong(tokens);
-    if (input == -1 && PyErr_Occurred())
+    int64_t input_tokens;
+    if (as_int64(tokens, &input_tokens) < 0)
         return NULL;
-    return PyBool_FromLong(can_serve(self, input));
+    int fits_budget = self->chunked_prefill || input_tokens <= self->max_num_tokens;
+    return PyBool_FromLong(input_tokens < self->max_seq_len && fits_budget);
 }
 
-/* Takes over the reference. */
-static void submit_one(Replica *self, Request *one)
+/* Replica.submit(request). trtllm-serve reduces an output that does not fit, without an error. */
+static PyObject *replica_submit(Replica *self, PyObject *object)
 {
-    int64_t longest = self->max_seq_len - one->input_tokens;
-    if (one->output_tokens > longest) /* trtllm-serve clamps without an error */
-        one->output_tokens = one->todo = longest;
-    add_last(&self->waiting, one);
-}
-
-static PyObject *replica_submit(Replica *self, PyObject *given)
-{
-    Request *one = as_request(given);
-    if (one == NULL)
+    Request *request = as_request(object);
+    if (request == NULL)
         return NULL;
-    submit_one(self, (Request *)Py_NewRef(OBJECT(one)));
+    int64_t max_output_tokens = self->max_seq_len - request->input_tokens;
+    if (request->output_tokens > max_output_tokens) {
+        request->output_tokens = max_output_tokens;
+        request->remaining_tokens = max_output_tokens;
+    }
+    Py_INCREF(object);
+    push_back(&self->waiting, request);
     Py_RETURN_NONE;
 }
 
+/* Replica.begin(now_ns) -> bool */
 static PyObject *replica_begin(Replica *self, PyObject *now)
 {
-    long long now_ns = PyLong_AsLongLong(now);
-    if (now_ns == -1 && PyErr_Occurred())
+    int64_t now_ns;
+    if (as_int64(now, &now_ns) < 0)
         return NULL;
-    int begun = begin_at(self, now_ns);
-    return begun < 0 ? NULL : PyBool_FromLong(begun);
+    int has_begun = begin_iteration(self, now_ns);
+    return has_begun < 0 ? NULL : PyBool_FromLong(has_begun);
 }
 
+/* Replica.finish() -> list of the requests that are done */
 static PyObject *replica_finish(Replica *self, PyObject *none)
 {
     PyObject *done = PyList_New(0);
-    if (done != NULL && finish_now(self, done) < 0)
+    if (done != NULL && finish_iteration(self, done) < 0)
         Py_CLEAR(done);
     return done;
 }
 
-/* End a request, where it is not done. -1 with an exception, for one that was not submitted to this replica. */
-static int cancel_one(Replica *self, Request *one)
+/* Copy the items of a list of replicas, without references, into a new array. Return NULL with an
+   exception set if the list is empty or has other items. */
+static Replica **replicas_of_list(PyObject *list, Py_ssize_t *count)
 {
-    if (one->state == WAITING) {
-        if (one->before == NULL && one != self->waiting.head) {
-            PyErr_SetString(PyExc_ValueError, "a request that was not submitted");
-            return -1;
-        }
-        take_out(&self->waiting, one);
-    } else if (one->state == DECODING) {
-        remove_decoding(self, one);
-    } else if (one->state == PREFILLING) {
-        if (one == self->partial) {
-            self->partial = NULL;
-        } else {
-            Py_ssize_t i = 0;
-            while (i < self->ready_count && self->ready[i] != one)
-                i++;
-            if (i == self->ready_count) {
-                PyErr_SetString(PyExc_ValueError, "a request of another replica");
-                return -1;
-            }
-            memmove(&self->ready[i], &self->ready[i + 1], (self->ready_count - i - 1) * sizeof(Request *));
-            self->ready_count--;
-        }
-        release_blocks(self, one, one->held);
-        self->active--;
-    } else {
-        return 0;
+    *count = PyList_Size(list);
+    if (*count < 1) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "no replicas");
+        return NULL;
     }
-    one->state = DONE;
-    Py_DECREF(OBJECT(one));
-    return 0;
+    Replica **replicas = PyMem_Malloc(*count * sizeof(Replica *));
+    if (replicas == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < *count; i++) {
+        PyObject *item = PyList_GetItem(list, i);
+        if (!PyObject_TypeCheck(item, replica_type)) {
+            PyErr_SetString(PyExc_TypeError, "not a Replica");
+            PyMem_Free(replicas);
+            return NULL;
+        }
+        replicas[i] = (Replica *)item;
+    }
+    return replicas;
 }
 
-/* Whether the current iteration starts and ends no request, and is followed by one that pauses none. */
-static int is_quiet(Replica *self)
+/* The index of the replica whose iteration ends first. */
+static Py_ssize_t first_to_end(Replica **replicas, Py_ssize_t count)
 {
-    if (!self->decoding && self->partial == NULL) /* all were cancelled: the replica becomes idle */
-        return 0;
-    if (self->ready_count || self->bucket_heads[self->iteration & self->bucket_mask] != NULL)
-        return 0;
-    return self->guaranteed || self->phase[(self->iteration + 1) % self->per_block] <= room(self);
+    Py_ssize_t first = 0;
+    for (Py_ssize_t i = 1; i < count; i++)
+        if (replicas[i]->end_ns < replicas[first]->end_ns)
+            first = i;
+    return first;
 }
 
 /* Replica.next_iteration(replicas, before_ns) -> (end_ns, index) */
@@ -1041,104 +1417,89 @@ static PyObject *replica_next_iteration(PyObject *none, PyObject *args)
     int64_t before_ns;
     if (!PyArg_UnpackTuple(args, "next_iteration", 2, 2, &list, &before) || as_int64(before, &before_ns) < 0)
         return NULL;
-    Py_ssize_t count = PyList_Size(list), index = 0;
-    if (count < 1) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "no replicas");
-        return NULL;
-    }
-    Replica **replicas = PyMem_Malloc(count * sizeof(Replica *));
+    Py_ssize_t count;
+    Replica **replicas = replicas_of_list(list, &count);
     if (replicas == NULL)
-        return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < count; i++) {
-        replicas[i] = (Replica *)PyList_GetItem(list, i);
-        if (!PyObject_TypeCheck(OBJECT(replicas[i]), replica_type)) {
-            PyErr_SetString(PyExc_TypeError, "not a Replica");
-            PyMem_Free(replicas);
-            return NULL;
-        }
-    }
-    int failed = 0;
+        return NULL;
+    PyObject *result = NULL;
     while (1) {
-        index = 0;
-        for (Py_ssize_t i = 1; i < count; i++)
-            if (replicas[i]->end_ns < replicas[index]->end_ns)
-                index = i;
-        Replica *first = replicas[index];
-        int64_t end_ns = first->end_ns;
-        if (end_ns >= before_ns || !is_quiet(first))
+        Py_ssize_t index = first_to_end(replicas, count);
+        Replica *replica = replicas[index];
+        int64_t end_ns = replica->end_ns;
+        if (end_ns >= before_ns || !is_quiet(replica)) {
+            result = Py_BuildValue("Ln", (long long)end_ns, index);
             break;
-        failed = finish_now(first, NULL) < 0 || begin_at(first, end_ns) < 0;
-        if (failed)
+        }
+        if (finish_iteration(replica, NULL) < 0 || begin_iteration(replica, end_ns) < 0)
             break;
     }
-    PyObject *result = failed ? NULL : Py_BuildValue("Ln", (long long)replicas[index]->end_ns, index);
     PyMem_Free(replicas);
     return result;
 }
 
-static PyObject *replica_cancel(Replica *self, PyObject *given)
+/* Replica.cancel(request) */
+static PyObject *replica_cancel(Replica *self, PyObject *object)
 {
-    Request *one = as_request(given);
-    if (one == NULL || cancel_one(self, one) < 0)
+    Request *request = as_request(object);
+    if (request == NULL || cancel_request(self, request) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *replica_generated(Replica *self, PyObject *given)
+/* Replica.generated(request) -> int */
+static PyObject *replica_generated(Replica *self, PyObject *object)
 {
-    Request *one = as_request(given);
-    return one == NULL ? NULL : PyLong_FromLongLong(generated_of(self, one));
+    Request *request = as_request(object);
+    return request == NULL ? NULL : PyLong_FromLongLong(count_generated(self, request));
 }
 
+/* Replica.reset_cache() */
 static PyObject *replica_reset_cache(Replica *self, PyObject *none)
 {
-    evict(self, 0);
+    evict_blocks(&self->shared, 0);
     Py_RETURN_NONE;
 }
 
+/* Replica.forget(): forget all end times but the last. */
 static PyObject *replica_forget(Replica *self, PyObject *none)
 {
-    if (self->ends.used > 8) {
-        memmove(self->ends.data, self->ends.data + self->ends.used - 8, 8);
-        self->ends.used = 8;
+    TimeArray *end_times = &self->end_times;
+    if (end_times->count > 1) {
+        end_times->values[0] = end_times->values[end_times->count - 1];
+        end_times->count = 1;
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *replica_end_of(Replica *self, PyObject *given)
+/* Replica.end_of(iteration) -> int */
+static PyObject *replica_end_of(Replica *self, PyObject *object)
 {
-    long long iteration = PyLong_AsLongLong(given);
-    if (iteration == -1 && PyErr_Occurred())
+    int64_t iteration;
+    if (as_int64(object, &iteration) < 0)
         return NULL;
-    if (iteration < 0 || 8 * (size_t)iteration >= self->ends.used) {
+    if (iteration < 0 || iteration >= self->end_times.count) {
         PyErr_SetString(PyExc_IndexError, "no such iteration");
         return NULL;
     }
-    return PyLong_FromLongLong(end_at(self, iteration));
-}
-
-static PyObject *list_of(Request **array, Py_ssize_t count)
-{
-    PyObject *list = PyList_New(count);
-    for (Py_ssize_t i = 0; list != NULL && i < count; i++)
-        PyList_SetItem(list, i, Py_NewRef(OBJECT(array[i])));
-    return list;
+    return PyLong_FromLongLong(self->end_times.values[iteration]);
 }
 
 static PyObject *replica_started(Replica *self, void *none)
 {
-    return list_of(self->started, self->started_count);
+    return list_of_requests(&self->started);
 }
 
+/* Return the end times as an `array.array("q")`. */
 static PyObject *replica_ends(Replica *self, void *none)
 {
-    PyObject *module = PyImport_ImportModule("array"), *made = NULL;
-    const char *data = self->ends.used ? (const char *)self->ends.data : "";
-    if (module != NULL)
-        made = PyObject_CallMethod(module, "array", "sy#", "q", data, (Py_ssize_t)self->ends.used);
-    Py_XDECREF(module);
-    return made;
+    PyObject *module = PyImport_ImportModule("array");
+    if (module == NULL)
+        return NULL;
+    const char *data = self->end_times.count ? (const char *)self->end_times.values : "";
+    Py_ssize_t size = self->end_times.count * (Py_ssize_t)sizeof(int64_t);
+    PyObject *array = PyObject_CallMethod(module, "array", "sy#", "q", data, size);
+    Py_DECREF(module);
+    return array;
 }
 
 static PyObject *replica_queued(Replica *self, void *none)
@@ -1148,12 +1509,13 @@ static PyObject *replica_queued(Replica *self, void *none)
 
 static PyObject *replica_next_due_ns(Replica *self, void *none)
 {
-    return PyLong_FromLongLong(self->waiting.head == NULL ? NEVER : self->waiting.head->due_ns);
+    Request *first = self->waiting.head;
+    return PyLong_FromLongLong(first == NULL ? NEVER : first->due_ns);
 }
 
 static PyObject *replica_blocks_used(Replica *self, void *none)
 {
-    return PyLong_FromLongLong(self->used_blocks + self->pinned_blocks);
+    return PyLong_FromLongLong(self->private_used + self->shared.pinned_count);
 }
 
 static PyMethodDef replica_methods[] = {
@@ -1212,7 +1574,7 @@ static PyType_Spec replica_spec = {
     .slots = replica_slots,
 };
 
-/* -- the module --------------------------------------------------------------------------------------------------- */
+/* -- the module ------------------------------------------------------------------------------- */
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
