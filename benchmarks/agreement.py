@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 import rig
 
-from loadgen.core.stats.intervals import t_quantile
+from loadgen.core.stats.students_t import t_quantile
 from loadgen.core.units import seconds
 
 NUMBER = r"~?([\d,.]+)"  # ~: rests on too few samples, and is said so in every place

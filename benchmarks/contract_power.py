@@ -32,7 +32,7 @@ from loadgen.contracts.stored_validation import read_run
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.stats.quantiles import index
+from loadgen.core.stats.quantiles import quantile_index
 from loadgen.core.workload import load, read_flags
 
 TERMS = (
@@ -84,7 +84,7 @@ def truths(long: Callable[[int], Columns]) -> dict[Key, float]:
             values.setdefault(metric, []).append(metric_values(columns, metric))
     ordered = {metric: np.sort(np.concatenate(each)) for metric, each in values.items()}
     return {
-        (metric, at): float(ordered[metric][index(len(ordered[metric]), at / 100)])
+        (metric, at): float(ordered[metric][quantile_index(len(ordered[metric]), at / 100)])
         for metric, at in TERMS
     }
 

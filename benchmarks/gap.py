@@ -21,7 +21,7 @@ from typing import Any
 
 import rig
 
-from loadgen.core.metrics.sustainable import LONGER
+from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
 from loadgen.cost import published
 
 PRESET = "gb300-rack"
@@ -150,7 +150,7 @@ def steady(folder: Path) -> list[dict[str, Any]]:
     """The runs of `benchmarks/steady.py` that are kept in a folder, the highest sustained rate first."""
     runs = json.loads((folder / STEADY).read_text()) if (folder / STEADY).is_file() else []
     held = [one for one in runs if one["valid"] and one["sustainable"]["sustained"] is not False]
-    held = [one for one in held if one["length_s"] >= LONGER * RULES_S]
+    held = [one for one in held if one["length_s"] >= CONFIRMATION_FACTOR * RULES_S]
     return sorted(held, key=lambda one: -one["rate_per_s"])
 
 

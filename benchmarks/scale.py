@@ -43,7 +43,7 @@ from loadgen.core.execution.plan import Endpoint, Settings, Tuning
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.parquet import to_table
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 from loadgen.core.workload import load, read_flags
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
@@ -482,11 +482,11 @@ import resource, sys, time
 from pathlib import Path
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.results.parquet import Frame
-from loadgen.core.stats.quantiles import exact
+from loadgen.core.stats.quantiles import distribution_of
 began, cpu = time.perf_counter(), time.process_time()
 columns = metrics.Columns(Frame([Path(sys.argv[1]) / "requests" / "requests.parquet"]))
 for metric in ("ttft", "tpot", "e2e", "send_lag"):
-    exact(metrics.defined(columns.measure(metric)))
+    exact(metrics.drop_undefined(columns.measure(metric)))
 print(time.process_time() - cpu, time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 """
 WHOLE = """

@@ -28,7 +28,7 @@ import rig
 from loadgen.core import seeds
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats import intervals
+from loadgen.core.stats import intervals, students_t
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.mlperf import dataset, rules
 from loadgen.search.goal import Goal
@@ -202,7 +202,7 @@ def truth(where: World, guess: float, count: int) -> tuple[float, float, list[tu
     best, at = -math.inf, (0.0, 0.0)
     for sigma in np.geomspace(5e-4, 0.05, 60):
         for theta in np.linspace(rates.min(), rates.max(), 1200):
-            p = np.clip(intervals.normal_cdf((theta - rates) / sigma), 1e-9, 1 - 1e-9)
+            p = np.clip(students_t.normal_cdf((theta - rates) / sigma), 1e-9, 1 - 1e-9)
             likelihood = float((hits * np.log(p) + (count - hits) * np.log(1 - p)).sum())
             if likelihood > best:
                 best, at = likelihood, (math.exp(theta), float(sigma))
@@ -218,7 +218,7 @@ def knee(where: World, around: float) -> float:
         flying = np.searchsorted(due, edges, "right") - np.searchsorted(
             rows["done_ns"], edges, "right"
         )
-        more, _ = intervals.growth(flying.astype(float), len(flying))
+        more, _ = intervals.extrapolate_growth(flying.astype(float), len(flying))
         if more < 0.2 * flying.mean():
             return rate
         rate /= 1.01

@@ -44,7 +44,7 @@ from loadgen.core.metrics.columns import Columns
 from loadgen.core.results import store
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats.intervals import wilson
-from loadgen.core.stats.quantiles import Distribution, deciding, exact
+from loadgen.core.stats.quantiles import Distribution, deciding_quantile, distribution_of
 from loadgen.sim.server.send_log import SentRequests, parse_log
 
 FALSE_VALID, FALSE_INVALID = 1 / 60, 3 / 60
@@ -290,14 +290,14 @@ def once(way: Way, seconds: float, latencies: dict[str, str]) -> dict[str, Outco
     true = dict(zip(("ttft", "tpot", "max_gap"), by_row.T, strict=True)) | {"itl": truth.gaps}
     outcomes = {}
     for family in FAMILIES:
-        expected = exact(true[family])
+        expected = distribution_of(true[family])
         assert expected.p50, f"{way}: the endpoint sent nothing"
         if family == "itl":
             reported = stored.gaps[0].distribution()
         else:
-            reported = exact(columns.measure(family))
+            reported = distribution_of(columns.measure(family))
         shown = getattr(summary, f"{family}_ms") or Distribution()
-        highest = decides[0] if (decides := deciding(reported)) else "p50"
+        highest = decides[0] if (decides := deciding_quantile(reported)) else "p50"
         errors = {
             name: abs(getattr(reported, name) - getattr(expected, name))
             for name in ("mean", "p50", highest)

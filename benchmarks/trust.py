@@ -67,13 +67,13 @@ from loadgen.contracts.load_shortage import NEARLY_FULL_LENGTH
 from loadgen.contracts.recorded_run import MeasuredLevel
 from loadgen.contracts.schema import HORIZON_NS, Contract, parse_contract
 from loadgen.contracts.steady_samples import metric_values
-from loadgen.core.metrics import sustainable
+from loadgen.core.metrics import growth, shortfall
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.manifest import Fingerprints, RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats import intervals, trend
-from loadgen.core.stats.quantiles import index
+from loadgen.core.stats.quantiles import quantile_index
 from loadgen.runs.compared import ComparedRun, Side
 from loadgen.search.load_search import LoadSearch
 from loadgen.search.search_results import SearchResult, TrialResult
@@ -216,14 +216,14 @@ def truths(kind: str, number: int = 0, length_s: float = TRUTH_S) -> dict[tuple[
     columns = Columns(rows(kind, 999_999, length_s, steady=True, number=number))
     ordered = {metric: np.sort(metric_values(columns, metric)) for metric, _ in TERMS}
     return {
-        (metric, at): float(ordered[metric][index(len(ordered[metric]), at / 100)])
+        (metric, at): float(ordered[metric][quantile_index(len(ordered[metric]), at / 100)])
         for metric, at in TERMS
     }
 
 
 def signed_s(length_s: float) -> float:
     """The horizon of a contract for a load of this length: the usual one, or what the load can see."""
-    return min(intervals.recurrence(length_s) * 0.99 / NEARLY_FULL_LENGTH, HORIZON_NS / S)
+    return min(intervals.longest_recurrence_s(length_s) * 0.99 / NEARLY_FULL_LENGTH, HORIZON_NS / S)
 
 
 def validated(
@@ -554,15 +554,15 @@ def wandering(
     draw: np.random.Generator, series: int, length_s: float, tau_s: float
 ) -> list[NDArray[np.float64]]:
     """Block means of series that wander about 1 by 15 % for `tau_s` (AR(1)), as `metrics.sustainable` cuts them."""
-    inside = max(4, round(length_s / sustainable.BLOCKS / 2))
-    steps = sustainable.BLOCKS * inside
+    inside = max(4, round(length_s / growth.BLOCKS / 2))
+    steps = growth.BLOCKS * inside
     keep = math.exp(-length_s / steps / tau_s)
     value = draw.normal(0, 1, series)
     values = np.empty((series, steps))
     for i in range(steps):
         value = keep * value + math.sqrt(1 - keep * keep) * draw.normal(0, 1, series)
         values[:, i] = value
-    return [*(1 + 0.15 * values.reshape(series, sustainable.BLOCKS, inside).mean(axis=2))]
+    return [*(1 + 0.15 * values.reshape(series, growth.BLOCKS, inside).mean(axis=2))]
 
 
 def of_members(member: str, rack: int, length_s: float) -> list[NDArray[np.float64]]:
@@ -577,9 +577,7 @@ def of_members(member: str, rack: int, length_s: float) -> list[NDArray[np.float
         ) * draw.lognormal(0, 0.05, len(due))
         half = values[len(values) // 2 :]
         series.append(
-            half[: len(half) // sustainable.BLOCKS * sustainable.BLOCKS]
-            .reshape(sustainable.BLOCKS, -1)
-            .mean(1)
+            half[: len(half) // growth.BLOCKS * growth.BLOCKS].reshape(growth.BLOCKS, -1).mean(1)
         )
     return series
 
@@ -589,7 +587,11 @@ def sustained_of_family(members: list[str], racks: int) -> Iterator[bool]:
     for member in members:
         for length_s in (600, 2400):
             false = sum(
-                any(one.grows for one in trend.of(of_members(member, rack, length_s)) if one)
+                any(
+                    one.grows
+                    for one in trend.find_trends(of_members(member, rack, length_s))
+                    if one
+                )
                 for rack in range(racks)
             )
             grows = member in ("diurnal", "autoscaling")
@@ -615,10 +617,10 @@ def sustained_rows(racks: int) -> Iterator[bool]:
             for rack in range(racks):
                 draw = np.random.default_rng([rack, tau_s, length_s])
                 series = wandering(draw, 2 * REPLICAS, length_s, tau_s)
-                false += any(one.grows for one in trend.of(series) if one)
+                false += any(one.grows for one in trend.find_trends(series) if one)
                 if rack < racks // 4:
-                    series[0] = series[0] * np.linspace(2 / 3, 4 / 3, sustainable.BLOCKS)
-                    grown = trend.of(series)[0]
+                    series[0] = series[0] * np.linspace(2 / 3, 4 / 3, growth.BLOCKS)
+                    grown = trend.find_trends(series)[0]
                     found += grown is not None and grown.grows
             good = false <= GROWING * racks
             print(
@@ -659,7 +661,7 @@ def too_short_rows(members: list[str], loads: int) -> Iterator[bool]:
     for member in members:
         refused = [
             sum(
-                sustainable.find_shortfall([Columns(queued(member, k, s, share))]) is not None
+                shortfall.find_shortfall([Columns(queued(member, k, s, share))]) is not None
                 for s in (15.0, 30.0)
                 for k in range(loads)
             )

@@ -20,7 +20,7 @@ import rig
 from numpy.typing import NDArray
 
 from loadgen.core.results import store
-from loadgen.core.stats.quantiles import element
+from loadgen.core.stats.quantiles import quantile_of
 from loadgen.sim.server.send_log import SentRequests, parse_log
 
 TOKENS, ITL_MS = 200, 10
@@ -100,7 +100,7 @@ def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int)
         ttft_p99_ms=_quantile_ms(true_first - due, 0.99),
         ttft_p50_error_ms=_quantile_ms(reported - due, 0.5) - _quantile_ms(true_first - due, 0.5),
         ttft_p99_error_ms=_quantile_ms(reported - due, 0.99) - _quantile_ms(true_first - due, 0.99),
-        tpot_p50_error_share=element(tpot, 0.5) / element(true_tpot, 0.5) - 1
+        tpot_p50_error_share=quantile_of(tpot, 0.5) / quantile_of(true_tpot, 0.5) - 1
         if len(gaps)
         else None,
         error_p50_ms=_quantile_ms(np.abs(error), 0.5),
@@ -114,7 +114,7 @@ def truth(rows: NDArray[np.void], log: SentRequests, run_id: str, start_ns: int)
 
 
 def _quantile_ms(values_ns: NDArray[np.generic], p: float) -> float:
-    return round(element(values_ns, p) / 1e6, 4)
+    return round(quantile_of(values_ns, p) / 1e6, 4)
 
 
 def once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str, Any], Truth]:

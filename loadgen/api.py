@@ -28,11 +28,12 @@ from loadgen.result_kinds import OpenedResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from loadgen.core.metrics.blocks import RequestCounts, Tokens
     from loadgen.core.metrics.goodput import Goodput
     from loadgen.core.metrics.load import Load
+    from loadgen.core.metrics.request_counts import RequestCounts
     from loadgen.core.metrics.summary import Summary
-    from loadgen.core.metrics.validity import Verdict
+    from loadgen.core.metrics.token_usage import Tokens
+    from loadgen.core.metrics.verdict import Verdict
     from loadgen.core.stats.quantiles import Distribution
     from loadgen.core.workload import Workload
     from loadgen.runs.request_table import Unit

@@ -2,7 +2,7 @@
 
 A figure has one value per request (or per gap between events, or per event, of all requests together). The summary has
 their distribution. Accumulator, summary, SLO, registry, text, page, compare, Prometheus and `docs/summary.md` are made
-of the rows. The built-in ones are in `core/metrics/figure_rows.py`.
+of the rows. The built-in ones are in `core/metrics/metric_definitions.py`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _check_values(values: object, columns: Columns) -> None:
 
 
 def _load_rows() -> tuple[MetricDefinition, ...]:
-    from loadgen.core.metrics.figure_rows import ROWS
+    from loadgen.core.metrics.metric_definitions import ROWS
 
     return ROWS
 

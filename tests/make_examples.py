@@ -22,7 +22,7 @@ from loadgen.core.results.manifest import (
 from loadgen.core.results.record import BIN_NS, FINISH_REASONS, KINDS, ROW, SOURCES, STATUSES
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 
 DATA = Path(__file__).parent / "data"
 MS, S = 1_000_000, 1_000_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 from loadgen.figures import FIGURES, MetricDefinition
 
 PAGE = Path(__file__).parent.parent / "docs" / "summary.md"
-BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/core/metrics/figure_rows.py -->"
+BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/core/metrics/metric_definitions.py -->"
 END = "<!-- end of the figures -->"
 
 

@@ -18,7 +18,7 @@ from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 
 TOKENS = 200
 SLOTS = 32

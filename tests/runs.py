@@ -28,7 +28,7 @@ from loadgen.core.results.manifest import (
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.results.spool import Spool
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 
 S = 1_000_000_000
 NO_PAGES: dict[str, Any] = {"server_metrics": ("off",), "energy": ("off",)}

@@ -18,11 +18,12 @@ from command_line import exits
 
 from loadgen import pytest_plugin
 from loadgen.core.execution.folder_names import alone
-from loadgen.core.metrics.blocks import Sessions, TaskGoodput
 from loadgen.core.metrics.goodput import Goodput
-from loadgen.core.metrics.parts import ClassSummary
-from loadgen.core.metrics.summary import by_verdict, load_summary
-from loadgen.core.metrics.validity import verdict
+from loadgen.core.metrics.part_summaries import ClassSummary
+from loadgen.core.metrics.summary import load_summary
+from loadgen.core.metrics.task_summary import Sessions, TaskGoodput
+from loadgen.core.metrics.verdict import make_verdict
+from loadgen.core.metrics.withholding import without_outcomes_if_invalid
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.run_folder import kept_summary
 from loadgen.runs import builds, outcome
@@ -109,10 +110,10 @@ def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_
 def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
     assert exits(*RUN, "-o", str(tmp_path / "r")) == 0
     summary = kept_summary(tmp_path / "r")
-    spoiled = by_verdict(
+    spoiled = without_outcomes_if_invalid(
         msgspec.structs.replace(
             summary,
-            verdict=verdict(
+            verdict=make_verdict(
                 summary.verdict.limits, [ReasonCode(code="note", values={"text": "spoiled"})]
             ),
         )
@@ -128,7 +129,7 @@ def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
     assert (
         spoiled.goodput.not_judged
         and not spoiled.goodput.undecided
-        and by_verdict(spoiled) == spoiled
+        and without_outcomes_if_invalid(spoiled) == spoiled
     )
     term = msgspec.structs.replace(summary.goodput.slo[0], met=None, undecided="too few")
     undecided = msgspec.structs.replace(

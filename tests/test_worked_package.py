@@ -376,8 +376,11 @@ TRIALS = {
     ),
     "backend": (r"embedded_backend", {"loadgen/sim/backends.py"}),
     "figure": (
-        r"=columns.first_answer\b|^first_answer = ",
-        {"loadgen/core/metrics/figure_rows.py", "loadgen/core/metrics/columns.py"},
+        r"=request_metrics.first_answer\b|^first_answer = ",
+        {
+            "loadgen/core/metrics/metric_definitions.py",
+            "loadgen/core/metrics/request_metrics.py",
+        },
     ),
 }
 """Of a row of each kind: what names it, and the files that do."""

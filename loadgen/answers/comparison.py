@@ -102,7 +102,7 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unseen_share(n: int, level: float = LEVEL) -> float:
-    """The largest share of all cases that n independent ones may not have met, as sure as `intervals.unseen`."""
+    """The largest share of all cases that n independent ones may not have met, as sure as `intervals.observations_to_see`."""
     return -math.expm1(math.log((1 - level) / 2) / n)
 
 

@@ -28,7 +28,7 @@ from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.core.metrics.windows import Span, spread_tokens
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
-from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, element
+from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, quantile_of
 from loadgen.repeated.comparable_metrics import Metric
 
 RESAMPLES = 300
@@ -154,7 +154,7 @@ def count_stretches_above(
         for stretch in np.array_split(samples(run, metric.per_request), stretches_per_run):
             if len(stretch):
                 total += 1
-                above += element(stretch, metric.p or 0.5) > threshold_ns
+                above += quantile_of(stretch, metric.p or 0.5) > threshold_ns
     return StretchCount(above, total)
 
 
@@ -172,7 +172,7 @@ def percentile_error(values: NDArray[np.float64], p: float) -> StandardError:
         if len(values) <= MOST_RESAMPLED:
             error = block_bootstrap(
                 np.log(positive),
-                partial(element, p=p),
+                partial(quantile_of, p=p),
                 np.random.default_rng(blocks),
                 blocks=blocks,
                 resamples=RESAMPLES,

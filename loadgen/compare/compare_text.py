@@ -19,7 +19,7 @@ from loadgen.compare.comparison import (
 )
 from loadgen.compare.thresholds import ThresholdOutcome, format_interval
 from loadgen.core import format
-from loadgen.core.metrics.reasons import sentence
+from loadgen.core.metrics.reasons import format_reason
 from loadgen.render.junit import OF_MET, Case
 from loadgen.render.page import Bar
 from loadgen.render.section import (
@@ -98,7 +98,7 @@ def junit_cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) ->
         )
     if not comparison.valid:
         reasons = [
-            f"{run} is not valid: {'; '.join(map(sentence, codes))}"
+            f"{run} is not valid: {'; '.join(map(format_reason, codes))}"
             for run, codes in comparison.codes.items()
         ]
         yield Case(
@@ -134,7 +134,7 @@ def _warnings(comparison: Comparison) -> Iterator[Warned]:
     if comparison.simulated:
         yield simulated(_describe_simulated(comparison))
     for run, codes in comparison.codes.items():
-        yield Warned("INVALID", f"{run}: {'; '.join(map(sentence, codes))}", "bad")
+        yield Warned("INVALID", f"{run}: {'; '.join(map(format_reason, codes))}", "bad")
 
 
 def _describe_simulated(comparison: Comparison) -> str:

@@ -33,11 +33,11 @@ from loadgen.compare.significance import (
 from loadgen.compare.work_differences import describe_slo, describe_work_differences
 from loadgen.core import format
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
-from loadgen.core.metrics.columns import of_class, step_of
-from loadgen.core.metrics.parts import ClassSummary, StepSummary
+from loadgen.core.metrics.columns import is_of_class, step_indices
+from loadgen.core.metrics.part_summaries import ClassSummary, StepSummary
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.results.manifest import ReasonCode, StepPlan
-from loadgen.core.stats import intervals
+from loadgen.core.stats import students_t
 from loadgen.core.stats.intervals import LEVEL
 from loadgen.repeated import comparable_metrics
 from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, find_metric
@@ -434,12 +434,12 @@ def _restrict_run_to_part(run: ComparedRun, field: str, key: tuple[str, ...]) ->
     header = run.header
     rows = run.rows
     if header is not None and rows is not None and field == "classes":
-        rows = rows[of_class(header, part.name, rows)]
+        rows = rows[is_of_class(header, part.name, rows)]
         slo = next(plan.slo for plan in header.classes if plan.name == part.name)
         header = msgspec.structs.replace(header, slo=slo)
     elif header is not None and rows is not None:
         step_index = [_part_key(plan) for plan in header.steps].index(key)
-        rows = rows[step_of(header, rows["request"], rows["turn"]) == step_index]
+        rows = rows[step_indices(header, rows["request"], rows["turn"]) == step_index]
     return ComparedRun(name=run.name, summary=summary, header=header, rows=rows)
 
 
@@ -460,12 +460,12 @@ def judge(
         family_level: The significance level for the smallest detectable change.
     """
     freedom = estimate.freedom
-    half_width = intervals.t_quantile(1 - level / 2, freedom) * estimate.error
+    half_width = students_t.t_quantile(1 - level / 2, freedom) * estimate.error
     low = _to_change(difference, estimate.value - half_width)
     high = _to_change(difference, estimate.value + half_width)
     is_certain = low > 0 or high < 0
-    detection_errors = intervals.t_quantile(1 - family_level / 2, freedom)
-    detection_errors += intervals.t_quantile(POWER, freedom)
+    detection_errors = students_t.t_quantile(1 - family_level / 2, freedom)
+    detection_errors += students_t.t_quantile(POWER, freedom)
     detectable: float | None = _to_change(difference, detection_errors * estimate.error)
     if difference.absolute and difference.before is not None:
         # A fraction is between 0 and 1.

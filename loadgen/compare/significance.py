@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
-from loadgen.core.stats import intervals
+from loadgen.core.stats import students_t
 
 MOST_NEEDED = 1000
 """Times as much load, beyond which no number of runs is named."""
@@ -24,7 +24,9 @@ def subtract(
             degrees of freedom. With three runs a side, Welch's degrees of freedom are a guess
             themselves, and cost half of the power.
     """
-    freedom = intervals.welch(first.error**2, first.freedom, second.error**2, second.freedom)
+    freedom = students_t.welch_freedom(
+        first.error**2, first.freedom, second.error**2, second.freedom
+    )
     if is_pooled and first.freedom == second.freedom:
         freedom = first.freedom + second.freedom
     return ScaledEstimate(
@@ -39,7 +41,7 @@ def p_value(difference: ScaledEstimate) -> float:
     if difference.error == 0:
         return 0.0
     t = abs(difference.value) / difference.error
-    return 2 * (1 - intervals.t_below(t, difference.freedom))
+    return 2 * (1 - students_t.t_cdf(t, difference.freedom))
 
 
 def holm_levels(p_values: Sequence[float | None], risk: float) -> list[float]:

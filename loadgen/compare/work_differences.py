@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from loadgen.core import format
 from loadgen.core.limits import SHORTENED
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.metrics.validity import answered_share
+from loadgen.core.metrics.verdict import delivered_output_share
 from loadgen.runs.compared import Side
 from loadgen.runs.headline import promises
 
@@ -152,4 +152,4 @@ def _work_fingerprints(first: Side, other: Side) -> tuple[str, str]:
 
 def _completed_share(side: Side) -> float:
     """Return the output tokens of a side as a fraction of those requested."""
-    return statistics.fmean(answered_share(run.summary.verdict) for run in side.runs)
+    return statistics.fmean(delivered_output_share(run.summary.verdict) for run in side.runs)

@@ -137,7 +137,7 @@ def estimate_answer_term(groups: Sequence[ScoredGroup], term: ContractTerm) -> T
         raise EstimateError(_too_few_text(score.count))
     interval = Interval(score.mean, score.low, score.high)
     if term.unit != "tokens":
-        interval = interval.each(_to_percent)
+        interval = interval.map(_to_percent)
     return TermEstimate(interval, score.count)
 
 
@@ -151,7 +151,7 @@ def _estimate_decrease(group: ScoredGroup, term: ContractTerm) -> TermEstimate:
     if change.ratio is None or change.low is None or change.high is None:
         raise EstimateError(_too_few_text(change.count))
     decrease = Interval(1 - change.ratio, 1 - change.high, 1 - change.low)
-    return TermEstimate(decrease.each(_to_percent), change.count)
+    return TermEstimate(decrease.map(_to_percent), change.count)
 
 
 def _to_percent(share: float) -> float:

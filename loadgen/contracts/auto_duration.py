@@ -107,7 +107,7 @@ def _run_duration_s(
     total_s = 0.0
     if term.is_latency or term.kind in ("goodput", "task_goodput", "fairness"):
         horizon_s = contract.horizon_ns / NS_PER_S
-        total_s = intervals.length_for(horizon_s, contract.confidence)
+        total_s = intervals.length_to_meet_s(horizon_s, contract.confidence)
     if term.is_latency:
         total_s = max(total_s, _queue_duration_s(term, plan, contract, residence_s))
     run_s = total_s / repeats
@@ -138,7 +138,7 @@ def _queue_duration_s(
         sample_s = term.limit / NS_PER_S
     if sample_s is None:
         return 0.0
-    samples = intervals.unseen(term.quantile, contract.confidence)
+    samples = intervals.observations_to_see(term.quantile, contract.confidence)
     return samples * sample_s / QUEUE_SAMPLES_PER_RESIDENCE
 
 

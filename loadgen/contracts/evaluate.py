@@ -184,7 +184,7 @@ class TermEvaluator:
         self._require_sound_metrics(term)
         estimate_metric = ESTIMATORS.get(term.kind, TermEvaluator.latency)
         estimate = estimate_metric(self, term)
-        interval = estimate.interval.each(term.definition.limit.to_unit)
+        interval = estimate.interval.map(term.definition.limit.to_unit)
         estimate = estimate._replace(interval=interval)
         if estimate.load_s:
             return estimate
@@ -276,14 +276,16 @@ class TermEvaluator:
         ]
         sample_count = min(map(steady_samples.count_values, (first, last)))
         return TermEstimate(
-            ratio.each(_relative_change), sample_count, caveats[0] if caveats else ""
+            ratio.map(_relative_change), sample_count, caveats[0] if caveats else ""
         )
 
     def _windows_values(self, metric: str, spans: Sequence[windows.Span]) -> RunSeries:
         """Return the values of a metric for the requests that are due in one span of each run."""
         return [
             metric_values(
-                measured_run.columns, metric, windows.within(measured_run.columns["due_ns"], span)
+                measured_run.columns,
+                metric,
+                windows.is_within(measured_run.columns["due_ns"], span),
             )
             for measured_run, span in zip(self.measured_runs, spans, strict=True)
         ]
@@ -305,7 +307,7 @@ class TermEvaluator:
             )
         ratios = [
             widen_ratio_by_runs(
-                intervals.quotient(first.interval, second.interval),
+                intervals.ratio_of_intervals(first.interval, second.interval),
                 first.run_quantiles,
                 second.run_quantiles,
             )
@@ -319,7 +321,7 @@ class TermEvaluator:
         )
         shortage = combine_shortages([node.shortage for node in nodes])
         sample_count = min(node.sample_count for node in nodes)
-        return _estimate_with_shortage(largest_ratio.each(_relative_change), sample_count, shortage)
+        return _estimate_with_shortage(largest_ratio.map(_relative_change), sample_count, shortage)
 
     def _node_latency(self, term: ContractTerm, node: int, confidence: float) -> NodeLatency:
         """Return the quantile of a latency at one node, which is given by its index."""
@@ -390,7 +392,7 @@ class TermEvaluator:
             raise EstimateError("no request was counted")
         run_shares = [float(run.mean()) for run in marks if len(run)]
         interval = quantile_interval.estimate_share(marks, self.confidence)
-        interval = intervals.widened(interval, run_shares)
+        interval = intervals.widen_by_runs(interval, run_shares)
         interval = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
         return TermEstimate(interval, count)
 
@@ -433,7 +435,7 @@ class TermEvaluator:
             gpus = self.runs[0].summary.target.gpus
             if not gpus:
                 raise EstimateError("nobody says how many GPUs there are: --gpus")
-            interval = interval.each((1 / gpus).__mul__)
+            interval = interval.map((1 / gpus).__mul__)
         return TermEstimate(interval, self._ok_requests(), rate.caveat)
 
     def sustained(self, term: ContractTerm) -> TermEstimate:
@@ -473,8 +475,8 @@ class TermEvaluator:
             self.confidence,
         )
         mean_energy = math.fsum(run_energies) / len(run_energies)
-        interval = replace(intervals.quotient(power, rate.interval), value=mean_energy)
-        interval = intervals.widened(interval, run_energies)
+        interval = replace(intervals.ratio_of_intervals(power, rate.interval), value=mean_energy)
+        interval = intervals.widen_by_runs(interval, run_energies)
         return TermEstimate(interval, self._ok_requests(), rate.caveat)
 
     def cost(self, term: ContractTerm) -> TermEstimate:

@@ -38,7 +38,7 @@ from loadgen.contracts.verdict import (
 from loadgen.contracts.verdict_text import format_interval, format_metric
 from loadgen.core import format
 from loadgen.core.metrics import reasons
-from loadgen.core.stats import intervals
+from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.intervals import Interval
 
 MAX_WIDTH_RATIO = 100
@@ -136,7 +136,7 @@ def judge_interim_analyses(
             verdicts = tuple(map(_keep_decided_terms, verdicts, new_verdicts))
         else:
             verdicts = new_verdicts
-        confidence = intervals.at_next_look(confidence)
+        confidence = intervals.next_interim_level(confidence)
     return verdicts
 
 
@@ -192,7 +192,7 @@ def _judge_level(
     summaries = [run.summary for run in own.runs]
     notes = [dropped_reason] if dropped_reason else []
     notes += [
-        reasons.sentence(warning)
+        reasons.format_reason(warning)
         for summary in summaries
         for warning in summary.verdict.warning_codes
         if warning.code != "slo_samples" and warning.values.get("limit") not in JUDGED_HERE
@@ -297,7 +297,7 @@ class TermJudge(NamedTuple):
                 additional_load_s=error.additional_load_s or None,
             )
         decision = compare_with_limit(term, estimate, self.confidence)
-        horizon_s = round(intervals.recurrence(estimate.load_s, self.confidence), 3)
+        horizon_s = round(intervals.longest_recurrence_s(estimate.load_s, self.confidence), 3)
         additional_load_s = None
         if decision.sufficient_load_s > estimate.load_s:
             additional_load_s = round(decision.sufficient_load_s - estimate.load_s, 3)
@@ -414,6 +414,6 @@ def _required_factor(interval: Interval, limit: float, confidence: float) -> flo
         return None
     if not distance or half_width / distance > MAX_WIDTH_RATIO:
         return math.inf
-    next_z = intervals.z_quantile(intervals.at_next_look(confidence))
-    z_ratio = next_z / intervals.z_quantile(confidence)
+    next_z = students_t.z_quantile(intervals.next_interim_level(confidence))
+    z_ratio = next_z / students_t.z_quantile(confidence)
     return (half_width / distance * z_ratio) ** 2 * PLANNING_MARGIN

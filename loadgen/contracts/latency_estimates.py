@@ -30,7 +30,7 @@ from loadgen.contracts.steady_samples import (
 )
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
-from loadgen.core.stats.quantiles import element
+from loadgen.core.stats.quantiles import quantile_of
 
 
 class LatencyEstimate(NamedTuple):
@@ -156,12 +156,12 @@ def _bound_quantile(
 
 def run_quantiles(values: RunSeries, p: float) -> list[float]:
     """Return the quantile of each run that has values."""
-    return [element(run, p) for run in values if len(run)]
+    return [quantile_of(run, p) for run in values if len(run)]
 
 
 def _widen_by_runs(interval: Interval, values: RunSeries, p: float) -> Interval:
     """Return an interval at least as wide as the quantiles of the single runs differ."""
-    return intervals.widened(interval, run_quantiles(values, p), log=True)
+    return intervals.widen_by_runs(interval, run_quantiles(values, p), log=True)
 
 
 def widen_ratio_by_runs(
@@ -174,7 +174,7 @@ def widen_ratio_by_runs(
         numerator / denominator
         for numerator, denominator in zip(numerators, denominators, strict=True)
     ]
-    return intervals.widened(ratio, run_ratios, log=True)
+    return intervals.widen_by_runs(ratio, run_ratios, log=True)
 
 
 def divide_latencies(numerator: Interval, denominator: Interval, denominator_name: str) -> Interval:
@@ -197,4 +197,4 @@ def divide_latencies(numerator: Interval, denominator: Interval, denominator_nam
         if math.isfinite(denominator.high):
             low = max(numerator.low, 0.0) / denominator.high
         return Interval(math.inf, low, math.inf, numerator.level)
-    return intervals.quotient(numerator, denominator)
+    return intervals.ratio_of_intervals(numerator, denominator)

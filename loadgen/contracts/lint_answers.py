@@ -156,7 +156,7 @@ def _required_prompts(term: ContractTerm, confidence: float) -> int:
     if term.kind == "within":
         # With this many prompts, a larger share of worse answers would show in at least one of
         # them.
-        return intervals.unseen(1 - term.limit, confidence)
+        return intervals.observations_to_see(1 - term.limit, confidence)
     if term.kind in ZERO_OR_ONE_SCORES:
         return requests_without_miss(1 - term.limit, confidence)
     return FEWEST_ANSWERS

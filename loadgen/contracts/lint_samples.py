@@ -79,7 +79,7 @@ def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract
     repeats = plan.level.repeats
     load_s = plan.duration_ns / NS_PER_S * repeats
     horizon_s = contract.horizon_ns / NS_PER_S
-    required_s = intervals.length_for(horizon_s, contract.confidence)
+    required_s = intervals.length_to_meet_s(horizon_s, contract.confidence)
     if load_s >= NEARLY_FULL_LENGTH * required_s:
         return None
     runs = f" in {repeats} runs" if repeats > 1 else ""
@@ -90,7 +90,7 @@ def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract
     required_starts = required_requests(term, contract.confidence) / plan.units_per_start(term)
     s_for_starts = required_starts * load_s / repeats / (plan.starts or math.inf)
     run_s = math.ceil(max(required_s, s_for_starts) / repeats)
-    covered_s = math.floor(intervals.recurrence(load_s, contract.confidence) * 10) / 10
+    covered_s = math.floor(intervals.longest_recurrence_s(load_s, contract.confidence) * 10) / 10
     hint = f"duration: {run_s}s or more; or, to promise less, horizon: {covered_s:g}s"
     return Problem("too_few", text, hint)
 

@@ -122,10 +122,12 @@ def find_horizon_shortage(
     load_s: float, confidence: float, horizon_s: float, metric_text: str
 ) -> LoadShortage:
     """Return the shortage of a load that is too short for events that recur rarely."""
-    sufficient_load_s = intervals.length_for(horizon_s, intervals.at_next_look(confidence))
-    if load_s >= NEARLY_FULL_LENGTH * intervals.length_for(horizon_s, confidence):
+    sufficient_load_s = intervals.length_to_meet_s(
+        horizon_s, intervals.next_interim_level(confidence)
+    )
+    if load_s >= NEARLY_FULL_LENGTH * intervals.length_to_meet_s(horizon_s, confidence):
         return LoadShortage(sufficient_load_s=sufficient_load_s)
-    covered_s = intervals.recurrence(load_s, confidence)
+    covered_s = intervals.longest_recurrence_s(load_s, confidence)
     reason = (
         f"a load of {format.duration(load_s)} sees what comes back within "
         f"{format.duration(covered_s)}; {metric_text} needs {format.duration(horizon_s)}"
@@ -193,8 +195,8 @@ def find_queue_tail_shortage(
     Requests close together see the same queue, so more requests do not help: a bad state that
     lasts the share 1 - p of the time stays unseen with probability p ** sample_size.
     """
-    required = intervals.unseen(p, confidence)
-    required_at_next = intervals.unseen(p, intervals.at_next_look(confidence))
+    required = intervals.observations_to_see(p, confidence)
+    required_at_next = intervals.observations_to_see(p, intervals.next_interim_level(confidence))
     sufficient_load_s = scale_load_s(load.seconds, required_at_next, sample_size or load.residences)
     if sample_size >= required:
         return LoadShortage(sufficient_load_s=sufficient_load_s)
@@ -210,11 +212,11 @@ def find_cluster_shortage(
     values: RunSeries, p: float, confidence: float, load_s: float
 ) -> LoadShortage:
     """Return the shortage of a load whose slowest requests came in a few clusters of time."""
-    required = intervals.unseen(p, confidence)
+    required = intervals.observations_to_see(p, confidence)
     if required <= quantile_interval.MIN_EFFECTIVE_SIZE:
         return LoadShortage()
     sample_size = quantile_interval.quantile_sample_size(values, p, confidence)
-    required_at_next = intervals.unseen(p, intervals.at_next_look(confidence))
+    required_at_next = intervals.observations_to_see(p, intervals.next_interim_level(confidence))
     sufficient_load_s = scale_load_s(load_s, required_at_next, sample_size)
     if sample_size >= required:
         return LoadShortage(sufficient_load_s=sufficient_load_s)

@@ -31,7 +31,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
 from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 from loadgen.sim.record_columns import RecordColumns
 from loadgen.sim.server.options import PHYSICAL
 

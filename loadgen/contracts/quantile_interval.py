@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.stats import intervals
+from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.intervals import Interval
-from loadgen.core.stats.quantiles import element, index
+from loadgen.core.stats.quantiles import quantile_index, quantile_of
 
 MIN_EFFECTIVE_SIZE = 20
 """Effective sample size below which the interval of a quantile is the range of the sample."""
@@ -62,7 +62,7 @@ def effective_sample_size(marks: RunSeries, confidence: float = intervals.LEVEL)
         return 0.0
     run_intervals = [intervals.batch_means(run, level=confidence) for run in runs]
     weighted_errors = [
-        len(run) / mark_count * run_interval.error
+        len(run) / mark_count * run_interval.standard_error
         for run, run_interval in zip(runs, run_intervals, strict=True)
     ]
     standard_error = math.hypot(*weighted_errors)
@@ -70,8 +70,8 @@ def effective_sample_size(marks: RunSeries, confidence: float = intervals.LEVEL)
     rare_mark = 1.0 if mean <= 0.5 else 0.0
     batches_hit = sum(_count_batches_with(run, rare_mark) for run in runs)
     degrees_of_freedom = sum(run_interval.count - 1 for run_interval in run_intervals)
-    t = intervals.t_quantile(0.5 + confidence / 2, degrees_of_freedom)
-    t_to_normal = t / intervals.z_quantile(confidence)
+    t = students_t.t_quantile(0.5 + confidence / 2, degrees_of_freedom)
+    t_to_normal = t / students_t.z_quantile(confidence)
     excess = (cluster_size - 1) * (1 + 1 / max(batches_hit, 1)) * t_to_normal**2
     return mark_count / (1 + excess)
 
@@ -93,7 +93,7 @@ def estimate_share(marks: RunSeries, confidence: float) -> Interval:
 
 def quantile_sample_size(values: RunSeries, p: float, confidence: float) -> float:
     """Return the effective sample size of values for the estimate of their p quantile."""
-    quantile = element(np.concatenate(values), p)
+    quantile = quantile_of(np.concatenate(values), p)
     marks_above = [(run > quantile).astype(np.float64) for run in values]
     return effective_sample_size(marks_above, confidence)
 
@@ -124,11 +124,11 @@ def estimate_quantile(values: RunSeries, p: float, confidence: float) -> Interva
             low = float(ordered[low_index])
         if high_index < count:
             high = float(ordered[high_index])
-    if effective_size < intervals.unseen(1 - p, confidence):
+    if effective_size < intervals.observations_to_see(1 - p, confidence):
         low = -math.inf
-    if effective_size < intervals.unseen(p, confidence):
+    if effective_size < intervals.observations_to_see(p, confidence):
         high = math.inf
-    return Interval(float(ordered[index(count, p)]), low, high, confidence)
+    return Interval(float(ordered[quantile_index(count, p)]), low, high, confidence)
 
 
 def tolerance_limit(values: RunSeries, p: float, confidence: float) -> float:
@@ -141,7 +141,7 @@ def tolerance_limit(values: RunSeries, p: float, confidence: float) -> float:
     """
     batch_quantiles = _batch_quantiles(values, p)
     log_quantiles = np.log(np.maximum(batch_quantiles, 1.0))
-    log_limit = intervals.tolerance(log_quantiles, p, confidence)
+    log_limit = intervals.upper_tolerance_limit(log_quantiles, p, confidence)
     limit = math.exp(min(log_limit, MAX_EXPONENT))
     finite = batch_quantiles[np.isfinite(batch_quantiles)]
     return max(limit, float(finite.max(initial=0.0)))
@@ -150,7 +150,7 @@ def tolerance_limit(values: RunSeries, p: float, confidence: float) -> float:
 def _batch_quantiles(values: RunSeries, p: float) -> NDArray[np.float64]:
     """Return the p quantile of each batch of time of all runs."""
     batches = [batch for run in values for batch in np.array_split(run, intervals.BATCHES)]
-    return np.array([element(batch, p) for batch in batches if len(batch)])
+    return np.array([quantile_of(batch, p) for batch in batches if len(batch)])
 
 
 def outlying_batch_quantile(values: RunSeries, p: float) -> float:

@@ -197,7 +197,7 @@ def estimate_rate(
     rates = batch_rates(measured_runs, settled_spans, count_in_span)
     interval = intervals.batch_means(rates, batches=len(rates), level=confidence)
     run_rates = [float(np.mean(run)) for run in np.split(np.array(rates), len(spans))]
-    interval = intervals.widened(interval, run_rates)
+    interval = intervals.widen_by_runs(interval, run_rates)
     if caveat:
         interval = replace(interval, high=math.inf)
     return RateEstimate(interval, caveat)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from loadgen.contracts.load_shortage import EstimateError, LoadLength
 from loadgen.core.metrics import outcomes, tasks, windows
-from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.columns import (
     CANCELLED,
     DROPPED,
@@ -24,14 +23,15 @@ from loadgen.core.metrics.columns import (
     UNFINISHED,
     Columns,
     is_measured,
-    of_class,
+    is_of_class,
 )
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.task_summary import Sessions
 from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 from loadgen.figures import FIGURES
 
 QUEUEING_METRICS = ("ttft", "ttft_from_sent", "first_answer", "e2e")
@@ -101,7 +101,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         plan = next(plan for plan in self.header.classes if plan.name == class_name)
         part = next(part for part in self.summary.classes if part.name == class_name)
         return replace(
-            self._filtered(of_class(self.header, class_name, self.rows)),
+            self._filtered(is_of_class(self.header, class_name, self.rows)),
             header=replace(self.header, slo=plan.slo),
             summary=replace(self.summary, goodput=part.goodput, sessions=part.sessions),
         )
@@ -117,7 +117,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         sessions = self.summary.sessions
         if sessions is None:
             raise EstimateError("there were no tasks and no conversations")
-        rows = task_rows(tasks.of_requests(Columns(self.rows), self.header.turns))
+        rows = task_rows(tasks.tabulate_tasks(Columns(self.rows), self.header.turns))
         header = replace(self.header, slo=_task_slo(self.header.slo), turns=1)
         run = replace(self, header=header, rows=rows)
         columns = run.columns()
@@ -175,19 +175,19 @@ def task_rows(table: tasks.TaskTable) -> NDArray[np.void]:
     for name in ("slot", "request", "session"):
         rows[name] = table.numbers
     rows["stage"] = columns.stage
-    rows["due_ns"] = columns.due
-    rows["first_token_ns"] = columns.due + columns.wait
-    rows["sent_ns"] = rows["first_token_ns"] - columns.longest_wait
-    rows["end_ns"] = np.maximum(table.end, columns.due)
+    rows["due_ns"] = columns.due_ns
+    rows["first_token_ns"] = columns.due_ns + columns.wait_ns
+    rows["sent_ns"] = rows["first_token_ns"] - columns.longest_wait_ns
+    rows["end_ns"] = np.maximum(columns.end_ns, columns.due_ns)
     rows["done_ns"] = rows["end_ns"]
-    is_unfinished = (columns.unfinished > 0) | ~table.over
+    is_unfinished = (columns.unfinished > 0) | ~table.has_ended
     rows["status"] = np.select(
         [columns.cancelled > 0, is_unfinished, columns.ok > 0],
         [CANCELLED, UNFINISHED, OK],
         default=FAILED,
     )
-    rows["input_tokens"] = columns.input
-    rows["output_tokens"] = columns.output
+    rows["input_tokens"] = columns.input_tokens
+    rows["output_tokens"] = columns.output_tokens
     return rows
 
 

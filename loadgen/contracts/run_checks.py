@@ -119,7 +119,7 @@ def _find_shortened_answers(run: RecordedRun) -> str:
     """Return that the answers of a run were shorter than requested."""
     for caveat in run.summary.verdict.caveat_codes:
         if caveat.code == "shortened":
-            return f"{run.folder} is {reasons.sentence(caveat)}"
+            return f"{run.folder} is {reasons.format_reason(caveat)}"
     return ""
 
 

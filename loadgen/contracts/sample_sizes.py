@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from loadgen.contracts.terms import ContractTerm
-from loadgen.core.stats import intervals
-from loadgen.core.stats.quantiles import support
+from loadgen.core.stats import intervals, students_t
+from loadgen.core.stats.quantiles import needed_samples
 
 MIN_REQUESTS_FOR_RATE = 30
 """Requests from which a rate has a confidence interval."""
@@ -25,7 +25,7 @@ def required_requests(term: ContractTerm, confidence: float) -> int:
         return requests_without_miss(term.limit, confidence)
     if term.kind in ("goodput", "task_goodput"):
         return requests_without_miss(1 - term.limit, confidence)
-    return support(term.quantile) if term.quantile else MIN_REQUESTS_FOR_RATE
+    return needed_samples(term.quantile) if term.quantile else MIN_REQUESTS_FOR_RATE
 
 
 def requests_without_miss(limit: float, confidence: float = intervals.LEVEL) -> int:
@@ -33,7 +33,7 @@ def requests_without_miss(limit: float, confidence: float = intervals.LEVEL) -> 
 
     It is the number from which the upper end of Wilson's interval around 0 is below the limit.
     """
-    z = intervals.z_quantile(confidence)
+    z = students_t.z_quantile(confidence)
     return math.ceil(z * z * (1 - limit) / limit)
 
 
@@ -43,4 +43,4 @@ def requests_for_ratio(share: float, confidence: float) -> int:
     The true ratio is taken to be 1. Poisson arrivals alone make the two counts differ:
     z * sqrt(2 / n) must be below 1 - share.
     """
-    return math.ceil(2 * (intervals.z_quantile(confidence) / (1 - share)) ** 2)
+    return math.ceil(2 * (students_t.z_quantile(confidence) / (1 - share)) ** 2)

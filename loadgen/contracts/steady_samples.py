@@ -30,7 +30,7 @@ from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import CANCELLED, OK, UNFINISHED, Columns
 from loadgen.core.slo import Slo, Term, absent
 from loadgen.core.stats import intervals
-from loadgen.core.stats.quantiles import support
+from loadgen.core.stats.quantiles import needed_samples
 
 QUEUE_METRIC = "ttft"
 """The metric that shows the state of the queue."""
@@ -170,7 +170,7 @@ def count_values(values: RunSeries) -> int:
 def require_supported(values: RunSeries, p: float, metric: str, load_s: float) -> None:
     """Raise EstimateError if a load of this length gave fewer values than a quantile needs."""
     count = count_values(values)
-    required = support(p)
+    required = needed_samples(p)
     if count == 0:
         raise EstimateError(f"no request has a {metric}")
     if count < required:
@@ -296,7 +296,7 @@ def _examine_queue(
     )
     # Without queueing there is no least number of samples: the batches merely vary.
     required_for_worst = 0.0 if never_queued(runs) else required * ENOUGH_FOR_WORST_CASE
-    unseen = intervals.unseen(query.p, query.confidence)
+    unseen = intervals.observations_to_see(query.p, query.confidence)
     is_enough_for_worst = sample_size >= max(unseen, required_for_worst)
     return QueueExamination(
         [tail_shortage, batch_shortage],

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.stats import intervals
-from loadgen.core.stats.quantiles import element
+from loadgen.core.stats.quantiles import quantile_of
 
 STARTUP_BATCHES = 60
 """Batches of time in which the end of the start-up is searched: each is 1.7 % of the load."""
@@ -101,7 +101,7 @@ def count_startup_values(series: NDArray[np.float64]) -> int | None:
     """
     if len(series) < MIN_SERIES_LENGTH:
         return 0
-    startup_end = intervals.transient(series)
+    startup_end = intervals.startup_length(series)
     split = len(series) // 2 if startup_end is None else startup_end
     if split == 0 or series[:split].mean() >= series[split:].mean():
         return 0
@@ -168,7 +168,7 @@ def worst_interval_quantile(samples: TimedValues, residence_ns: float, p: float)
     due_ns, values = samples
     interval_numbers = ((due_ns - due_ns[0]) / max(residence_ns, 1.0)).astype(np.int64)
     _, first_indexes = np.unique(interval_numbers, return_index=True)
-    return max(element(part, p) for part in np.split(values, first_indexes[1:]))
+    return max(quantile_of(part, p) for part in np.split(values, first_indexes[1:]))
 
 
 def _ranked_sample_size(
@@ -193,7 +193,7 @@ def _correlate(
     means = _mean_ranks(due_ns, ranks, interval_ns).means
     if len(means) < MIN_INTERVALS:
         return SeriesCorrelation(len(means), None)
-    return SeriesCorrelation(len(means), max(intervals.correlation(means), 0.0))
+    return SeriesCorrelation(len(means), max(intervals.neighbour_correlation(means), 0.0))
 
 
 def _discounted(count: int, correlation: float, correlation_z: float) -> float:

@@ -25,7 +25,7 @@ from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import run_folder
 from loadgen.core.errors import CombinedError, UserError, nothing_there
 from loadgen.core.execution.run_header import version
-from loadgen.core.metrics.columns import measured_gaps
+from loadgen.core.metrics.columns import pool_measured_gaps
 from loadgen.core.results import checksums, manifest, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import TargetFacts
@@ -295,7 +295,7 @@ def read_run(
         header=stored.header,
         summary=run_folder.kept_summary(run_dir),
         rows=stored.rows,
-        gaps=measured_gaps(stored.header, stored.gaps),
+        gaps=pool_measured_gaps(stored.header, stored.gaps),
     )
 
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import msgspec
 
 from loadgen.core.errors import UserError
-from loadgen.core.metrics import energy_use, validity
+from loadgen.core.metrics import energy_use
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
+from loadgen.core.metrics.verdict import add_warning, remove_warning
 from loadgen.core.results import manifest, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.run_summary import summarize
@@ -95,7 +96,7 @@ def summary(folder: Path) -> Summary:
 def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Summary:
     """The summary with the servers' own metrics, the energy, and warnings about both; unchanged without any page."""
     of_servers = energy.not_of_hardware(samples)
-    used = energy_use.of_run(samples, summary)
+    used = energy_use.summarize_energy(samples, summary)
     duration_s = summary.window.whole.duration_s
     output_per_s = summary.tokens.whole_output_per_s
     server_summary = series.summarize(
@@ -104,16 +105,16 @@ def with_server(samples: Sequence[series.MetricSample], summary: Summary) -> Sum
     )
     verdict = summary.verdict
     if server_summary is not None and (disputed := series.disputed(server_summary)):
-        verdict = validity.warned(verdict, "server_counts", disputed)
+        verdict = add_warning(verdict, "server_counts", disputed)
     if server_summary is not None and server_summary.cached_share is not None:
-        verdict = validity.without(verdict, "cache_unsaid")
+        verdict = remove_warning(verdict, "cache_unsaid")
         if disputed := series.cache_disputed(
             server_summary, summary.cache_asked, summary.tokens.cached_share
         ):
-            verdict = validity.warned(verdict, "cache_disputed", disputed)
+            verdict = add_warning(verdict, "cache_disputed", disputed)
     pages = [page for block in (server_summary, used) if block is not None for page in block.pages]
     for page in pages:
         if page.failed > max(FAILED_READS * page.reads, 1):
             values = {"page": page.url, "failed": page.failed, "reads": page.reads}
-            verdict = validity.warned(verdict, "page_failed", values)
+            verdict = add_warning(verdict, "page_failed", values)
     return msgspec.structs.replace(summary, server=server_summary, energy=used, verdict=verdict)

@@ -16,9 +16,9 @@ from loadgen.core.analysis import (
     speculation,
     within_run_variance,
 )
-from loadgen.core.metrics import summary as core_summary
-from loadgen.core.metrics.accumulator import Accumulator
-from loadgen.core.metrics.summary import MeasuredRun, Summary
+from loadgen.core.metrics.measurement import MeasuredRun, RunData, apply_verdict, measure_run
+from loadgen.core.metrics.run_accumulator import RunAccumulator
+from loadgen.core.metrics.summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
-    from loadgen.core.stats.quantiles import Histogram
+    from loadgen.core.stats.histogram import Histogram
 
 
 def summarize(
@@ -56,16 +56,8 @@ def summarize(
         server_samples: What the metrics pages of the servers said.
         explained: Whether to compute also what only readers need: causes, breakdowns, intervals and growth.
     """
-    run = core_summary.measure(
-        header,
-        Accumulator(header, rows, texts),
-        gaps,
-        timeline,
-        seconds,
-        event_errors,
-        server_samples,
-        explained=explained,
-    )
+    data = RunData(header, gaps, timeline, seconds, event_errors, server_samples)
+    run = measure_run(data, RunAccumulator(header, rows, texts), explained=explained)
     summary = _with_sections_of_records(run, header, server_samples, explained)
     summary = msgspec.structs.replace(
         summary,
@@ -73,9 +65,9 @@ def summarize(
         fairness=fairness.of_classes(summary.classes),
     )
     if explained:
-        checks = load_fidelity.checks(header, summary, run.signs, run.measured.columns)
+        checks = load_fidelity.checks(header, summary, run.verdict_inputs, run.measured.columns)
         summary = msgspec.structs.replace(summary, stimulus=checks)
-    return core_summary.judge(header, run, summary, seconds)
+    return apply_verdict(header, run, summary, seconds)
 
 
 def _with_sections_of_records(
@@ -91,12 +83,12 @@ def _with_sections_of_records(
     )
     if not explained:
         return summary
-    others = run.everything.others.columns
+    warmup = run.accumulated.warmup.columns
     differences = replica_differences.of_rows(measured, summary.window.steady, header)
     return msgspec.structs.replace(
         summary,
         splits=latency_breakdown.of_rows(measured, header),
-        slowest=latency_breakdown.slowest(measured, others, header),
+        slowest=latency_breakdown.slowest(measured, warmup, header),
         between=replica_differences.without(differences, summary.metrics_without("mean")),
         causes=causes.explain(measured, header, server_samples, summary.metrics_without("p50")),
         within=within_run_variance.metric_intervals(measured, summary, header.slo, run.tokens_in),

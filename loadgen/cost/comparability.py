@@ -8,7 +8,7 @@ from loadgen_sdk.price_file import PerToken
 
 from loadgen.core.limits import CACHED_SHARE, SHORTENED
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.metrics.validity import answered_share
+from loadgen.core.metrics.verdict import delivered_output_share
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.reasons import note
@@ -59,8 +59,8 @@ def _load_differences(first: PricedResult, second: PricedResult) -> Iterator[Rea
         yield note("recipe_differs", a=_short(recipe_a), b=_short(recipe_b))
     if sorted(promises(summary_a)) != sorted(promises(summary_b)):
         yield note("slo_differs", a=slo_words(summary_a), b=slo_words(summary_b))
-    length_a = answered_share(summary_a.verdict)
-    length_b = answered_share(summary_b.verdict)
+    length_a = delivered_output_share(summary_a.verdict)
+    length_b = delivered_output_share(summary_b.verdict)
     if abs(length_a - length_b) > SHORTENED:
         yield note("answers_differ", a=length_a, b=length_b)
     sources_a = summary_a.tokens.sources

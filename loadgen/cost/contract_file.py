@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from loadgen.core.metrics.goodput import TermResult
-from loadgen.core.metrics.parts import ClassSummary
+from loadgen.core.metrics.part_summaries import ClassSummary
 from loadgen.core.metrics.summary import Summary
 
 if TYPE_CHECKING:

@@ -106,7 +106,11 @@ def _group(name: str, value: str, calls: Sequence[_Call]) -> Calls:
 def _distribution(calls: Sequence[_Call], name: str) -> Distribution:
     import numpy as np
 
-    from loadgen.core.stats.quantiles import Distribution, exact
+    from loadgen.core.stats.quantiles import Distribution, distribution_of
 
     values = [value for call in calls if (value := getattr(call, name)) is not None]
-    return exact(np.rint(np.array(values) * 1e6).astype(np.int64)) if values else Distribution()
+    return (
+        distribution_of(np.rint(np.array(values) * 1e6).astype(np.int64))
+        if values
+        else Distribution()
+    )

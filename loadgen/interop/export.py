@@ -21,8 +21,9 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.windows import per_second
 from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.results.record import FINISH_REASONS
-from loadgen.core.stats.early_stopping import allowed
-from loadgen.core.stats.quantiles import Histogram, index
+from loadgen.core.stats.early_stopping import allowed_over
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import quantile_index
 from loadgen.formats import definitions_of
 from loadgen.interop import benchmark_windows
 from loadgen.interop.benchmark_windows import NS_PER_S
@@ -534,15 +535,18 @@ def _series(values: NDArray[np.float64], *, early: bool) -> dict[str, Any] | Non
         "total": float(ordered.sum()),
         "min": float(ordered[0]),
         "max": float(ordered[-1]),
-        "median": float(ordered[index(n, 0.5)]),
+        "median": float(ordered[quantile_index(n, 0.5)]),
         "avg": float(ordered.mean()),
         "std_dev": float(ordered.std()),
-        "percentiles": {f"{p:.1f}": float(ordered[index(n, p / 100)]) for p in _PERCENTILES},
+        "percentiles": {
+            f"{p:.1f}": float(ordered[quantile_index(n, p / 100)]) for p in _PERCENTILES
+        },
     }
     if early:
-        allowed_over = {p: allowed(n, p / 100) for p in _PERCENTILES if p >= 50}
+        over_by_percentile = {p: allowed_over(n, p / 100) for p in _PERCENTILES if p >= 50}
         series["early_stopping_percentiles"] = {
-            f"{p:.1f}": float(ordered[n - t]) if t >= 1 else None for p, t in allowed_over.items()
+            f"{p:.1f}": float(ordered[n - t]) if t >= 1 else None
+            for p, t in over_by_percentile.items()
         }
     low = max(series["min"], 1.0)
     edges = np.geomspace(low, max(series["max"], 10 * low), _BUCKETS + 1)

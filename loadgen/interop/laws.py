@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from loadgen.core.stats.intervals import normal_cdf
-from loadgen.core.stats.quantiles import distance
+from loadgen.core.stats.quantiles import ks_distance
+from loadgen.core.stats.students_t import normal_cdf
 
 MOST_COMPARED = 100_000  # values of a sample that are fitted, and as many that are compared
 MOST_VALUES = 200  # of an empirical distribution
@@ -174,11 +174,11 @@ def _thinned(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _whole_distance(ordered: Floats, cdf: Cdf) -> float:
-    return distance(ordered, cdf, lambda x: cdf(x - 1))
+    return ks_distance(ordered, cdf, lambda x: cdf(x - 1))
 
 
 def _gap_distance(ordered: Floats, cdf: Cdf, step: float) -> float:
-    return distance(
+    return ks_distance(
         ordered, lambda x: cdf(x + step / 2), lambda x: cdf(np.maximum(x - step / 2, 0))
     )
 

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.metrics.columns import OK, Columns, in_parts, is_measured, measured_gaps, or_all
+from loadgen.core.metrics.columns import OK, Columns, as_selection, is_measured, pool_measured_gaps
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import RunManifest
-from loadgen.core.stats.quantiles import Histogram, milliseconds
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import block_slices, milliseconds
 from loadgen.formats import definitions_of
 
 Pair = tuple[float | None, float | None]
@@ -56,7 +57,7 @@ class WeightedValues(NamedTuple):
             if self.weights is None
             else ~np.isnan(self.values) & (self.weights > 0)
         )
-        known = or_all(is_known)
+        known = as_selection(is_known)
         values = self.values[known]
         if len(values) == 0:
             return {}
@@ -175,8 +176,8 @@ def theirs(
     columns, ok = chosen(header, rows)
     if not ok.any():
         return {}
-    known = or_all(ok)
-    pooled = measured_gaps(header, gaps)
+    known = as_selection(ok)
+    pooled = pool_measured_gaps(header, gaps)
 
     def of(name: str) -> NDArray[np.int64]:
         if name != "role_event":
@@ -238,7 +239,7 @@ def theirs(
 
 def _divided(span: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.float64]:
     found = np.empty(len(span))
-    for part in in_parts(len(span)):
+    for part in block_slices(len(span)):
         found[part] = span[part] / np.maximum(count[part], 1)
     found[count <= 0] = np.nan
     return found

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from loadgen.core import format
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
 from loadgen.core.results.record import STATUS
-from loadgen.core.stats.early_stopping import needed
-from loadgen.core.stats.quantiles import index
+from loadgen.core.stats.early_stopping import needed_queries
+from loadgen.core.stats.quantiles import quantile_index
 from loadgen.mlperf.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.mlperf.rules import Test
 
@@ -232,10 +232,10 @@ def _tpot(
 
 def _check(metric: str, values: NDArray[np.int64], limit_ns: int, test: Test) -> Check:
     n = len(values)
-    quantile_index = index(n, test.percentile) if n else 0
-    value_ns = int(np.partition(values, quantile_index)[quantile_index]) if n else UNRESOLVED
+    value_index = quantile_index(n, test.percentile) if n else 0
+    value_ns = int(np.partition(values, value_index)[value_index]) if n else UNRESOLVED
     over = int((values > limit_ns).sum())
-    queries_needed = needed(over, test.percentile, test.confidence)
+    queries_needed = needed_queries(over, test.percentile, test.confidence)
     return Check(
         metric=metric,
         limit_ns=limit_ns,
@@ -309,7 +309,7 @@ def _spread(values: NDArray[np.int64]) -> LoadGenSpread:
         min=at(0),
         max=at(count - 1),
         mean=_divide_towards_zero(int(ordered.sum()), count) if complete else None,
-        percentiles=tuple(at(index(count, p)) for p in PERCENTILES),
+        percentiles=tuple(at(quantile_index(count, p)) for p in PERCENTILES),
     )
 
 

@@ -293,12 +293,12 @@ def judge(
         notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
     errors = [f"the measurement is not sound: {reason}" for reason in summary.verdict.reasons]
     errors += [
-        reasons.sentence(caveat)
+        reasons.format_reason(caveat)
         for caveat in summary.verdict.caveat_codes
         if caveat.code == "failures"
     ]
     notes += [
-        reasons.sentence(warning)
+        reasons.format_reason(warning)
         for warning in summary.verdict.warning_codes
         if warning.code == "resonance"
     ]
@@ -393,7 +393,7 @@ def _with_standing(
             sustained_why=search_result.sustained_reason,
             rules_qps=search_result.confirmed_load,
         )
-    longer_s = sustainable.LONGER * max(result.scheduled_s, test.min_duration_ns / 1e9)
+    longer_s = sustainable.CONFIRMATION_FACTOR * max(result.scheduled_s, test.min_duration_ns / 1e9)
     return msgspec.structs.replace(result, sustained_why=found.why, longer_minutes=longer_s / 60)
 
 

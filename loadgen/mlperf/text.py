@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from loadgen.core import format
-from loadgen.core.metrics import blocks
+from loadgen.core.metrics import token_usage
 from loadgen.core.slo import promise
 from loadgen.mlperf.loadgen_spread import PERCENTILES
 from loadgen.mlperf.log_files import checker_text
@@ -138,7 +138,7 @@ def rates(result: MlperfResult, gpus: int | None) -> tuple[Rate, Rate]:
         "until the last completion" if offline else "until the last-issued query ended (LoadGen's)"
     )
     tokens, samples = result.completed_tokens_per_s, result.completed_samples_per_s
-    one_gpu = blocks.per_gpu(tokens, gpus)
+    one_gpu = token_usage.per_gpu(tokens, gpus)
     per_gpu = f"{format.quantity(one_gpu)} per GPU ({gpus})" if one_gpu is not None else ""
     return Rate(format.quantity(tokens, 4), window, per_gpu), Rate(
         format.quantity(samples, 4), window, ""

@@ -9,8 +9,8 @@ from decimal import Decimal
 import msgspec
 from msgspec.structs import replace
 
-from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.task_summary import Sessions
 from loadgen.pricing.estimate import Estimate, estimate_rate
 from loadgen.pricing.evidence import Evidence, count_arrivals, without_separate_endpoints
 from loadgen.pricing.prompt_lengths import TokenAmounts

@@ -11,7 +11,7 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
-from loadgen.core.metrics.parts import StepSummary
+from loadgen.core.metrics.part_summaries import StepSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.prompt_lengths import RunRecords

@@ -96,7 +96,7 @@ def note(code: str, **values: Any) -> ReasonCode:
 
 def texts(notes: Iterable[ReasonCode]) -> tuple[str, ...]:
     """Return the notes as sentences."""
-    return tuple(reasons.sentence(note, SENTENCES, _FORMATS) for note in notes)
+    return tuple(reasons.format_reason(note, SENTENCES, _FORMATS) for note in notes)
 
 
 def _warmth(share: float | None) -> str:

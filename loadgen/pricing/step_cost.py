@@ -9,7 +9,7 @@ from loadgen_sdk.price_file import PerToken
 from msgspec.structs import replace
 
 from loadgen.core.errors import UserError
-from loadgen.core.metrics.parts import StepSummary
+from loadgen.core.metrics.part_summaries import StepSummary
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.pricing.machine_cost import hourly_cost, machines_paid
 from loadgen.pricing.priced_result import PricedResult, StepCost

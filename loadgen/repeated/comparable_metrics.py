@@ -201,9 +201,11 @@ def _block_direction(path: str) -> int:
 
 def _block_paths() -> set[str]:
     """Return the paths of the numbers in the blocks of a summary."""
-    from loadgen.core.metrics.blocks import ClientUse, RequestCounts, Stalls, Tokens
+    from loadgen.core.metrics.client_use import ClientUse
     from loadgen.core.metrics.goodput import Goodput
     from loadgen.core.metrics.load import Load
+    from loadgen.core.metrics.request_counts import RequestCounts, Stalls
+    from loadgen.core.metrics.token_usage import Tokens
 
     blocks: dict[str, type[Struct]] = {
         "tokens": Tokens,

@@ -259,6 +259,6 @@ def _spread_of(metric: Metric, values: Sequence[float], request_count: int) -> _
     if metric.path in SHARE_PATHS:
         mean = float(np.mean(values))
         by_requests = intervals.Interval(mean, *intervals.wilson(mean, request_count, LEVEL), LEVEL)
-        _, low, high = intervals.widened(by_requests, values)
+        _, low, high = intervals.widen_by_runs(by_requests, values)
         high = min(high, 1.0)
     return _Spread(max(low, 0.0), high, float(np.std(values, ddof=1)))

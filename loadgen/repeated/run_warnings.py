@@ -51,4 +51,4 @@ def describe_other_work(summary: Summary) -> tuple[str, ...]:
     has_repeated_rows = any(code.code == "rows_repeated" for code in codes)
     if has_repeated_rows and cached_share > CACHED_SHARE:
         codes.append(ReasonCode(code=CACHED_ROWS, values={"share": cached_share}))
-    return tuple(reasons.sentence(code, SENTENCES) for code in codes)
+    return tuple(reasons.format_reason(code, SENTENCES) for code in codes)

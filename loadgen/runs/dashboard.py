@@ -33,7 +33,8 @@ from loadgen.core.results.spool import Tail
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.slo import Term
-from loadgen.core.stats.quantiles import Histogram, element
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import quantile_of
 from loadgen.telemetry.reader_process import ReaderProcess
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class LiveStatus:
         self._finished += len(rows)
         self.error_counts += np.bincount(columns["kind"][failed], minlength=len(KINDS))
         for name, histogram in self._histograms.items():
-            histogram.add(metrics.defined(columns.measure(name)[ok]))
+            histogram.add(metrics.drop_undefined(columns.measure(name)[ok]))
         if self.header.slo is not None:
             self._counted += int(outcomes.is_counted(columns, self.header.slo).sum())
             self._good += int(outcomes.meets(columns, self.header.slo).sum())
@@ -176,12 +177,12 @@ class LiveStatus:
     def latency(self, name: str) -> LatencyStatus:
         """Return the distribution of `ttft` or `tpot`, and whether it meets its objective."""
         recent = self.recent_records()
-        recent_ns = metrics.defined(recent.measure(name)[recent.where(OK)])
+        recent_ns = metrics.drop_undefined(recent.measure(name)[recent.where(OK)])
         histogram = self._histograms[name]
         recent_ms: Percentiles = (None, None)
         overall_ms: Percentiles = (None, None)
         if len(recent_ns):
-            recent_ms = (element(recent_ns, 0.5) / 1e6, element(recent_ns, 0.99) / 1e6)
+            recent_ms = (quantile_of(recent_ns, 0.5) / 1e6, quantile_of(recent_ns, 0.99) / 1e6)
         if histogram.count:
             overall_ms = (histogram.quantile(0.5) / 1e6, histogram.quantile(0.99) / 1e6)
         objective = self._objective(name)

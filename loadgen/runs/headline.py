@@ -9,12 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from loadgen.core import format, slo
-from loadgen.core.metrics.blocks import Sessions, TaskGoodput
 from loadgen.core.metrics.goodput import Goodput, TermResult
-from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
+from loadgen.core.metrics.part_summaries import (
+    ClassSummary,
+    ModelSummary,
+    StageSummary,
+    TargetSummary,
+)
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.summary import Summary, fails_by_errors
-from loadgen.core.metrics.validity import OF_THE_CLIENT, WAITED_SHARE, Verdict
+from loadgen.core.metrics.task_summary import Sessions, TaskGoodput
+from loadgen.core.metrics.timing_evidence import MIN_WAITED_SHARE
+from loadgen.core.metrics.verdict import CLIENT_CODES, Verdict
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.stats.quantiles import SUPPORT, Distribution
@@ -38,7 +44,7 @@ def brief(arrival: str) -> str:
 
 def client_limited(summary: Summary) -> bool:
     """Whether the load generator, not the server, may have determined the figures: by the reasons of the verdict."""
-    return any(reason.code in OF_THE_CLIENT for reason in summary.verdict.codes)
+    return any(reason.code in CLIENT_CODES for reason in summary.verdict.codes)
 
 
 def marks(summary: Summary) -> Iterator[Note]:
@@ -559,7 +565,7 @@ def client_use(summary: Summary) -> list[str]:
         used.append(f"{format.quantity(client.cpu_s)} CPU-s")
     if client.cpu_share_max is not None:
         used.append(f"busiest second {format.percent(client.cpu_share_max)} of a core")
-    if client.waited_share_max is not None and client.waited_share_max > WAITED_SHARE:
+    if client.waited_share_max is not None and client.waited_share_max > MIN_WAITED_SHARE:
         used.append(
             f"in its worst second other processes held its core for {format.percent(client.waited_share_max)}"
         )
@@ -739,6 +745,6 @@ def server_says(server: Served) -> list[str]:
 def is_host_busy(verdict: Verdict) -> bool:
     """Whether nothing but other work on this host spoiled the measurement: neither the server nor the load did."""
     remedies = {reason.values.get("remedy") for reason in verdict.codes}
-    return {reason.code for reason in verdict.codes} <= OF_THE_CLIENT and not remedies.isdisjoint(
+    return {reason.code for reason in verdict.codes} <= CLIENT_CODES and not remedies.isdisjoint(
         ("other_processes", "host")
     )

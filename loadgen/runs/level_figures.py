@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadgen.core.metrics.blocks import per_gpu
+from loadgen.core.metrics.token_usage import per_gpu
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND
-from loadgen.core.metrics.blocks import per_gpu
 from loadgen.core.metrics.summary import fails_by_errors
+from loadgen.core.metrics.token_usage import per_gpu
 from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED
 from loadgen.runs.headline import brief, promises
 from loadgen.runs.load_points import LoadPoint, PointGroup
@@ -22,7 +22,7 @@ from loadgen.runs.rates import headline
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from loadgen.core.metrics.parts import StageSummary
+    from loadgen.core.metrics.part_summaries import StageSummary
     from loadgen.core.metrics.summary import NamedSummary, Summary
 
 Outcome = Literal["under", "over", "invalid"]

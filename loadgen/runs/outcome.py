@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from loadgen.core import format
-from loadgen.core.metrics.parts import ClassSummary
+from loadgen.core.metrics.part_summaries import ClassSummary
 from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.render.junit import OF_MET, Case, Outcome
 from loadgen.render.markdown import of_sections

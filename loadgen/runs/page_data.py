@@ -20,18 +20,18 @@ from loadgen.core.metrics.columns import (
     UNDEFINED,
     UNFINISHED,
     Columns,
-    in_parts,
+    as_selection,
     is_measured,
-    measured_gaps,
-    or_all,
-    token_spans,
+    pool_measured_gaps,
 )
+from loadgen.core.metrics.request_metrics import token_spans
 from loadgen.core.metrics.windows import event_sums
 from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.record import BIN_NS, KINDS
 from loadgen.core.results.spool import HEAT_EDGES_NS
 from loadgen.core.stats.amounts import Amounts
-from loadgen.core.stats.quantiles import Histogram, index
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import block_slices, quantile_index
 from loadgen.runs.percentile_curves import (
     PercentileCurve,
     curve,
@@ -164,7 +164,7 @@ def figures(
         "ttft": ttft_curve,
         "ttft_from_sent": from_sent,
         "tpot": curve("TPOT", of("tpot")[is_counted]),
-        "inter_chunk": curve_of_histogram("gap between events", measured_gaps(header, gaps)),
+        "inter_chunk": curve_of_histogram("gap between events", pool_measured_gaps(header, gaps)),
         "max_gap": curve("largest gap of a request", of("max_gap")[is_counted]),
         "e2e": curve("E2E", of("e2e")[is_counted]),
     }
@@ -237,7 +237,7 @@ class Grid(msgspec.Struct, frozen=True):
     ) -> NDArray[np.float64]:
         """The number of instants in each bin, or the sum of their weights, which are whole numbers."""
         total = np.zeros(self.number)
-        for part in in_parts(len(instants_ns)):
+        for part in block_slices(len(instants_ns)):
             total += np.bincount(
                 self.place(instants_ns[part]),
                 None if weights is None else weights[part],
@@ -263,10 +263,10 @@ def quantiles_over_time(
     known = chosen & (values_ns != UNDEFINED) & (when_ns >= 0)
     count = int(np.count_nonzero(known))
     grid = Grid.over(length_s, min(MOST_BINS, max(count // BUSY_BIN, 8)))
-    own = or_all(known)
+    own = as_selection(known)
     when_ns = when_ns[own]
     bins = np.empty(count, np.int16)
-    for part in in_parts(count):
+    for part in block_slices(count):
         bins[part] = grid.place(when_ns[part])
     order = np.argsort(bins, kind="stable").astype(np.int32)  # half as large
     values = values_ns[own][order]
@@ -281,7 +281,8 @@ def quantiles_over_time(
     return grid.bins(
         {
             name: [
-                inside[index(len(inside), p)] / 1e6 if len(inside) else None for inside in insides
+                inside[quantile_index(len(inside), p)] / 1e6 if len(inside) else None
+                for inside in insides
             ]
             for (name, p), least in least_size.items()
             if typical_size >= least
@@ -319,7 +320,9 @@ def _load(columns: Columns, length_s: float) -> Bins:
         "sent": ("sent_ns", columns["sent_ns"] >= 0),
         "ok": ("end_ns", columns.where(OK) & (columns["end_ns"] >= 0)),
     }
-    sums = {name: grid.sums(columns[one][or_all(mask)]) for name, (one, mask) in counted.items()}
+    sums = {
+        name: grid.sums(columns[one][as_selection(mask)]) for name, (one, mask) in counted.items()
+    }
     return grid.bins({name: count / grid.width_s for name, count in sums.items()})
 
 
@@ -330,9 +333,11 @@ def _in_flight(columns: Columns, length_s: float) -> Bins:
 
     def integral(name: str) -> NDArray[np.float64]:
         """For each bin edge: the time from every earlier instant of the sent requests to the edge, summed (ns)."""
-        instants = np.sort(columns[name][or_all((columns["sent_ns"] >= 0) & (columns[name] >= 0))])
+        instants = np.sort(
+            columns[name][as_selection((columns["sent_ns"] >= 0) & (columns[name] >= 0))]
+        )
         before, sums, total = np.searchsorted(instants, edges), np.zeros(len(edges)), 0.0
-        for part in in_parts(len(instants)):
+        for part in block_slices(len(instants)):
             running = np.cumsum(np.append(total, instants[part]))
             here = (before >= part.start) & (before < part.start + len(running))
             sums[here], total = running[before[here] - part.start], float(running[-1])
@@ -390,7 +395,7 @@ def _good(columns: Columns, header: RunManifest, length_s: float) -> Bins | None
     due = columns["due_ns"]
     good, every = (
         grid.sums(due[counted & outcomes.meets(columns, slo)]),
-        grid.sums(due[or_all(counted)]),
+        grid.sums(due[as_selection(counted)]),
     )
     return grid.bins(
         {"within the SLO": [a / b if b else None for a, b in zip(good, every, strict=True)]}
@@ -425,10 +430,10 @@ def _client(columns: Columns, seconds: Sequence[WorkerSample], length_s: float) 
         i = min(int(max(second.t_s - second.span_s / 2, 0) // grid.width_s), grid.number - 1)
         if second.span_s >= 0.5:
             busiest[i] = max(busiest[i] or 0.0, second.cpu_share)
-    sent = or_all(columns["sent_ns"] >= 0)
+    sent = as_selection(columns["sent_ns"] >= 0)
     largest_lag_ns = np.full(grid.number, UNDEFINED)
     sent_ns, lag_ns = columns["sent_ns"][sent], columns.measure("send_lag")[sent]
-    for part in in_parts(len(sent_ns)):
+    for part in block_slices(len(sent_ns)):
         np.maximum.at(largest_lag_ns, grid.place(sent_ns[part]), lag_ns[part])
     lags = [None if value == UNDEFINED else value / 1e6 for value in largest_lag_ns]
     return grid.bins({"cpu": busiest, "send lag, largest": lags})
@@ -478,7 +483,7 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
         starts, ends = sent[places[here]], done[own]
         ends.sort()
         ends = ends[np.searchsorted(ends, 0) :]  # of those that are done
-        for part in in_parts(len(own)):
+        for part in block_slices(len(own)):
             until, begun = starts[part], np.arange(part.start, min(part.stop, len(own)))
             after = starts[part.start + 1 : part.stop + 1]
             at_once = np.flatnonzero(
@@ -500,7 +505,7 @@ def cloud(
     """Pairs of a known x and a defined y, divided by `x_per` and `y_per`. More than MOST_POINTS pairs are counted in
     cells. `places`: those of their rows, where they are not in the order of these.
     """
-    parts = in_parts(len(x))
+    parts = block_slices(len(x))
     known = [chosen[part] & (x[part] >= 0) & (y_ns[part] != UNDEFINED) for part in parts]
     count = int(sum(map(np.count_nonzero, known)))
     if not count:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics import columns
-from loadgen.core.stats.quantiles import Histogram, index, support
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import needed_samples, quantile_index
 
 
 class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,22 +32,25 @@ class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 def carried(count: int) -> float:
     """The largest p with support(p) <= count, in nines: -log10(1 - p), rounded down; 0 for fewer than support(0.01)."""
-    if count < support(0.01):
+    if count < needed_samples(0.01):
         return 0.0
     low, high = 0.01, 1 - 1e-12
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if support(middle) <= count else (low, middle)
+        low, high = (middle, high) if needed_samples(middle) <= count else (low, middle)
     return int(-float(np.log10(1 - low)) * 1e4) / 1e4  # rounded down
 
 
 def curve(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
     """The percentile curve of per-request values in ns. Each point is a value of the sample; None without samples."""
-    values = np.sort(columns.defined(values_ns))
+    values = np.sort(columns.drop_undefined(values_ns))
     if len(values) == 0:
         return None
     return _curve(
-        name, len(values), lambda p: float(values[index(len(values), p)]), float(values[-1])
+        name,
+        len(values),
+        lambda p: float(values[quantile_index(len(values), p)]),
+        float(values[-1]),
     )
 
 
@@ -58,7 +62,7 @@ def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | Non
     sums = np.cumsum(histogram.counts)
 
     def value_at(p: float) -> float:
-        return histogram.middle(int(np.searchsorted(sums, index(count, p), side="right")))
+        return histogram.middle(int(np.searchsorted(sums, quantile_index(count, p), side="right")))
 
     return _curve(name, count, value_at, float(histogram.largest_ns))
 

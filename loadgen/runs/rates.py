@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from loadgen.core.metrics.blocks import per_gpu
+from loadgen.core.metrics.token_usage import per_gpu
 from loadgen.core.metrics.windows import per_second
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.blocks import Tokens
     from loadgen.core.metrics.goodput import Goodput
     from loadgen.core.metrics.load import Load
     from loadgen.core.metrics.summary import Summary
+    from loadgen.core.metrics.token_usage import Tokens
 
 STEADY_STATE_WINDOW = "steady-state window"
 MEASUREMENT_WINDOW = "measurement window"

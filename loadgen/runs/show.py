@@ -33,7 +33,7 @@ from loadgen.core.schedule.forecast import (
     forecast_load,
     mean_tokens,
 )
-from loadgen.core.stats.quantiles import support
+from loadgen.core.stats.quantiles import needed_samples
 from loadgen.render import text as as_text
 from loadgen.runs import text
 from loadgen.runs.level_figures import figures
@@ -76,7 +76,8 @@ def too_few(measured: Forecast, promised: Slo | None) -> str:
     if count is None or promised is None or not promised.terms:
         return ""
     needed, term = max(
-        (support(term.quantile), slo.name(term.metric, term.quantile)) for term in promised.terms
+        (needed_samples(term.quantile), slo.name(term.metric, term.quantile))
+        for term in promised.terms
     )
     few = f"about {count:,.0f} requests will be measured, and only {needed:,} or more can show that {term} is kept"
     return f"{few}: give a longer load" if count < needed else ""

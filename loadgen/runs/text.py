@@ -10,15 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from loadgen.core import format
 from loadgen.core.execution import staggered_start
-from loadgen.core.metrics.blocks import RequestCounts
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.machines import MachineSummary
-from loadgen.core.metrics.parts import ClassSummary, ModelSummary, StageSummary, TargetSummary
+from loadgen.core.metrics.part_summaries import (
+    ClassSummary,
+    ModelSummary,
+    StageSummary,
+    TargetSummary,
+)
+from loadgen.core.metrics.request_counts import RequestCounts
 from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.core.results.manifest import RunManifest, TargetFacts
 from loadgen.core.server_metrics.series import MetricSample
-from loadgen.core.stats.quantiles import Distribution, support
+from loadgen.core.stats.quantiles import Distribution, needed_samples
 from loadgen.figures import MetricDefinition
 from loadgen.render import text as as_text
 from loadgen.render.additions import ExtraSections
@@ -426,7 +431,7 @@ def _asked(summary: Summary, rows: Iterable[tuple[MetricDefinition, Distribution
     names = list(dict.fromkeys(name for *_, quantiles in found for name in quantiles))
 
     def cell(name: str, count: int, quantiles: dict[str, float]) -> str:
-        mark = "~" if count < support(float(name[1:].replace("_", ".")) / 100) else ""
+        mark = "~" if count < needed_samples(float(name[1:].replace("_", ".")) / 100) else ""
         return mark + format.milliseconds(quantiles.get(name))
 
     head = ("asked for, ms", *(name.replace("_", ".") for name in names), "samples")

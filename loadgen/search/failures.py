@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from loadgen.core.limits import FAILURE_SHARE
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.blocks import ErrorKind, RequestCounts
+    from loadgen.core.metrics.request_counts import ErrorKind, RequestCounts
 
 REFUSED = "refused"  # the code of a trial whose requests were refused
 RATE_LIMIT = "http_429"

@@ -86,7 +86,7 @@ class Goal(Struct, frozen=True, kw_only=True):
         ]
         if self.mlperf:
             limits = [
-                min(limit, early_stopping.allowed(request_count, term.quantile))
+                min(limit, early_stopping.allowed_over(request_count, term.quantile))
                 for limit, term in zip(limits, self.slo.terms, strict=True)
             ]
         if self.slo.goodput_share is not None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgen.core.stats.intervals import recurrence
+from loadgen.core.stats.intervals import longest_recurrence_s
 from loadgen.search.failures import REFUSED
 from loadgen.search.posterior import CapacityPosterior, TrialOutcome
 from loadgen.search.search_results import (
@@ -169,7 +169,7 @@ class LoadSearch:
                 run_spread = posterior.run_spread
         horizon_s = None
         if interval is not None and self.settings.real_trial_s is not None:
-            horizon_s = recurrence(self.settings.real_trial_s, INTERVAL_CONFIDENCE)
+            horizon_s = longest_recurrence_s(self.settings.real_trial_s, INTERVAL_CONFIDENCE)
         found = SearchResult(
             load=None if stop_reason == "none" else load,
             interval=interval,

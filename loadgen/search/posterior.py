@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loadgen.core.stats.intervals import Interval, normal_cdf
+from loadgen.core.stats.intervals import Interval
+from loadgen.core.stats.students_t import normal_cdf
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

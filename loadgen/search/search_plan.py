@@ -15,7 +15,7 @@ from loadgen.core import units
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
 from loadgen.core.execution import run_header
 from loadgen.core.execution.backend import filling_rate
-from loadgen.core.metrics.sustainable import LONGER
+from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
 from loadgen.core.slo import ATTAINMENT, Slo, task_promise
 from loadgen.core.workload import Closed, Mix, Workload
 from loadgen.core.workload.flags import select_load_options
@@ -338,7 +338,7 @@ def choose_sustain_factor(sustain: bool | None, settings: Settings) -> float:
     It is 1 if there are none. Without the option there are, in virtual time.
     """
     is_wanted = settings.virtual if sustain is None else sustain
-    return LONGER if is_wanted else 1.0
+    return CONFIRMATION_FACTOR if is_wanted else 1.0
 
 
 def _search_settings(

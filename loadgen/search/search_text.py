@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
-from loadgen.core.stats.intervals import length_for
+from loadgen.core.stats.intervals import length_to_meet_s
 from loadgen.render.section import Facts, Section, Table, section
 from loadgen.repeated import capacity
 from loadgen.search.search_results import (
@@ -220,7 +220,7 @@ def _describe_horizon(result: SearchResult) -> str:
     horizon = f", for {capacity.describe_horizon(result.horizon_s)}"
     if result.horizon_s >= capacity.HORIZON_S:
         return horizon
-    needed_s = length_for(capacity.HORIZON_S, INTERVAL_CONFIDENCE)
+    needed_s = length_to_meet_s(capacity.HORIZON_S, INTERVAL_CONFIDENCE)
     needed = format.duration(60 * math.ceil(needed_s / 60))
     return f"{horizon} (trials of {needed} look for all of them: -d)"
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from loadgen.core.metrics import columns as metrics
-from loadgen.core.metrics import sustainable, tasks
+from loadgen.core.metrics import tasks
 from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.replica_keys import replica_keys
+from loadgen.core.metrics.shortfall import MIN_GROWTH_SHARE
 from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.stats import intervals, trend
-from loadgen.core.stats.quantiles import element, support
+from loadgen.core.stats.quantiles import needed_samples, quantile_of
 from loadgen.search.goal import FAILED, PASSED, ROUNDING, Decision
 
 if TYPE_CHECKING:
@@ -154,14 +156,14 @@ class TrialMonitor:
     def _count_missed_tasks(self, term: TaskTerm, new_rows: NDArray[np.void]) -> None:
         """Count the tasks that have ended since the last check and missed their term."""
         rows = joined((self._rows_of_open_tasks, new_rows))
-        seen_tasks = tasks.of_requests(Columns(rows), self._max_turns)
-        open_tasks = seen_tasks.numbers[~seen_tasks.over]
+        seen_tasks = tasks.tabulate_tasks(Columns(rows), self._max_turns)
+        open_tasks = seen_tasks.numbers[~seen_tasks.has_ended]
         self._rows_of_open_tasks = picked(rows, np.isin(rows["session"], open_tasks))
         was_cut = seen_tasks.columns.cancelled.astype(bool) | seen_tasks.columns.unfinished.astype(
             bool
         )
-        has_met_term = tasks.kept(seen_tasks.columns, seen_tasks.end, term)
-        self._missed_tasks += int((seen_tasks.over & ~was_cut & ~has_met_term).sum())
+        has_met_term = tasks.meets_task_term(seen_tasks.columns, term)
+        self._missed_tasks += int((seen_tasks.has_ended & ~was_cut & ~has_met_term).sum())
 
     def _decide(
         self,
@@ -272,7 +274,8 @@ class TrialMonitor:
         MAX_BATCHES of them.
         """
         needed = max(
-            (support(term.quantile) for term in self._goal.slo.terms), default=DEFAULT_SUPPORT
+            (needed_samples(term.quantile) for term in self._goal.slo.terms),
+            default=DEFAULT_SUPPORT,
         )
         length_ns = max(1, int(self._due_ns[-1]))
         width_for_quantile = math.ceil(length_ns * needed / self._request_count)
@@ -300,7 +303,7 @@ class TrialMonitor:
                 in_batch = values[bounds[batch] : bounds[batch + 1]]
                 defined = in_batch[in_batch != metrics.UNDEFINED]
                 if len(defined):
-                    series[batch] = _log_of(element(defined, term.quantile))
+                    series[batch] = _log_of(quantile_of(defined, term.quantile))
             all_series.append(series)
         return all_series
 
@@ -330,7 +333,7 @@ def _end_of_start_up(all_series: Sequence[NDArray[np.float64]]) -> int | None:
     """Return the first batch after the start-up of every series, or None if one has not settled."""
     last_start = 0
     for series in all_series:
-        start = intervals.transient(series)
+        start = intervals.startup_length(series)
         if start is None:
             return None
         last_start = max(last_start, start)
@@ -339,7 +342,7 @@ def _end_of_start_up(all_series: Sequence[NDArray[np.float64]]) -> int | None:
 
 def _will_grow(in_flight: NDArray[np.float64], batches_ahead: float) -> bool:
     """Return whether the requests in flight may grow noticeably in the batches ahead."""
-    _, growth = intervals.growth(in_flight, batches_ahead, CONFIDENCE)
+    _, growth = intervals.extrapolate_growth(in_flight, batches_ahead, CONFIDENCE)
     return growth > MAX_GROWTH * float(in_flight.mean()) + MAX_GROWTH_REQUESTS
 
 
@@ -349,7 +352,7 @@ def _log_of(value_ns: float) -> float:
 
 def _stays_below(series: NDArray[np.float64], limit: float, batches_ahead: float) -> bool:
     """Return whether the mean of a series, and a line continued through it, stay below a limit."""
-    _, growth = intervals.growth(series, batches_ahead, CONFIDENCE)
+    _, growth = intervals.extrapolate_growth(series, batches_ahead, CONFIDENCE)
     mean = intervals.batch_means(series, batches=len(series), level=2 * CONFIDENCE - 1)
     return max(mean.high, mean.value + growth) < limit
 
@@ -368,7 +371,7 @@ def any_part_grows(rows: NDArray[np.void], instants_ns: NDArray[np.int64]) -> bo
     Only finished requests are counted. With a single target and replica the answer is False,
     because the caller looks at all requests together anyway.
     """
-    part_of_row = sustainable.keys(Columns(rows))
+    part_of_row = replica_keys(Columns(rows))
     parts = np.unique(part_of_row)
     if len(parts) < 2:
         return False
@@ -379,6 +382,6 @@ def any_part_grows(rows: NDArray[np.void], instants_ns: NDArray[np.int64]) -> bo
         ended = np.searchsorted(np.sort(part_rows["done_ns"]), instants_ns, "right")
         all_series.append((started - ended).astype(float))
     return any(
-        found is not None and found.grows and found.growth > sustainable.GROWTH * found.level
-        for found in trend.of(all_series)
+        found is not None and found.grows and found.growth > MIN_GROWTH_SHARE * found.mean
+        for found in trend.find_trends(all_series)
     )

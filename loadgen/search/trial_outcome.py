@@ -263,7 +263,7 @@ def _find_invalidity(records: TrialRecords, *, ended_early: bool) -> _Invalidity
     summary = records.summary
     for code in summary.verdict.codes:
         if code.code != "too_few" or not ended_early:
-            return _Invalidity(code.code, reasons.sentence(code))
+            return _Invalidity(code.code, reasons.format_reason(code))
     for term in summary.goodput.slo:
         if term.undecided and (term.metric in summary.unsound or term.low_ms is not None):
             return _Invalidity("withheld", term.undecided)

@@ -46,7 +46,7 @@ def merged_header(
         fingerprints=_merged_fingerprints(parts, is_complete=not lost),
     )
     for code, values in _warnings(placed, lost):
-        header = noted(header, reasons.coded(code, values))
+        header = noted(header, reasons.make_note(code, values))
     return header
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.results.record import BIN_NS
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 from loadgen.sim.event_gaps import Ints, TokenSpans
 
 Counts = NDArray[np.signedinteger[Any]]

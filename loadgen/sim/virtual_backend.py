@@ -311,7 +311,7 @@ def _with_target(run_manifest: RunManifest, preset: Preset, settings: Settings) 
     """Return the manifest with the simulated target and the notes about it."""
     gpus = settings.gpus or preset.gpus
     target = msgspec.structs.replace(run_manifest.targets[0], url="", gpus=gpus)
-    notes = reasons.coded("virtual_time", {"preset": preset.words})
+    notes = reasons.make_note("virtual_time", {"preset": preset.words})
     return msgspec.structs.replace(
         run_manifest,
         targets=(target,),
@@ -327,7 +327,7 @@ def _add_outcome(
 ) -> RunManifest:
     """Return the manifest with how the run ended, and with notes about what was simulated."""
     for code, values in _outcome_notes(preset, load, plan).items():
-        run_manifest = run_header.noted(run_manifest, reasons.coded(code, values))
+        run_manifest = run_header.noted(run_manifest, reasons.make_note(code, values))
     prompts_digest = digest.fingerprint(plan.requests, None)
     run_manifest = msgspec.structs.replace(
         run_manifest,

@@ -25,7 +25,7 @@ from loadgen.core.results.record import (
 )
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.schedule.sessions import Conversations, SingleRequests
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 from loadgen.sim.event_counts import count_events
 from loadgen.sim.event_gaps import EmittedEvents, Ints, TokenSpans
 from loadgen.sim.record_columns import Column, RecordColumns

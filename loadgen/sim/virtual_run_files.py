@@ -13,7 +13,7 @@ from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.spool import STAMPS
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 from loadgen.sim.event_gaps import iterate_gaps
 from loadgen.sim.presets.preset import Preset
 from loadgen.sim.virtual_records import ERROR_TEXTS, VirtualRecords

@@ -21,7 +21,7 @@ from loadgen.core.results import manifest
 from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.results.spool import Tail
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 from loadgen.figures import FIGURES
 from loadgen.telemetry.reader_process import ReaderProcess
 
@@ -58,7 +58,7 @@ class RunCollector:
         ok = found.where(OK)
         for row, histogram in self._figures.items():
             values = found.measure(row.name)
-            histogram.add(metrics.defined(values[ok] if row.sample == "ok" else values))
+            histogram.add(metrics.drop_undefined(values[ok] if row.sample == "ok" else values))
         self._statuses += np.bincount(found["status"], minlength=len(STATUSES))[: len(STATUSES)]
         failed = np.isin(
             found["status"], (FAILED, LOST)

@@ -38,7 +38,7 @@ from loadgen.core.execution.plan import Plan, Settings
 from loadgen.core.results import manifest, store
 from loadgen.core.results.spool import Spool, complete_rows, recorded_slots, segments, worker_texts
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats.quantiles import exact
+from loadgen.core.stats.quantiles import distribution_of
 from loadgen.core.workload import Workload, load, read_flags
 from loadgen.search.goal import Goal
 from loadgen.search.search_results import PlannedTrial
@@ -90,7 +90,7 @@ def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> 
 def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_path: Path) -> None:
     """Half the answers are lost; what arrives in the end is what was written, as long as it may still change."""
     from loadgen.core.results.record import ROW
-    from loadgen.core.stats.quantiles import Histogram
+    from loadgen.core.stats.histogram import Histogram
 
     there, here = tmp_path / "there", tmp_path / "here"
     sender = node_agent.NodeAgent()
@@ -363,7 +363,7 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
         rows = rows[np.argsort(rows["slot"])]
         assert summary.requests.ok == summary.requests.scheduled == len(rows)
         assert sorted(set(rows["worker"].tolist())) == list(range(workers))
-        expected = exact(rows["first_token_ns"] - rows["due_ns"])
+        expected = distribution_of(rows["first_token_ns"] - rows["due_ns"])
         withheld = summary.withheld.get("ttft")
         assert summary.ttft_ms == expected.without(withheld.ranges if withheld else ())
         bodies = Counter(one.body_sha256 for one in received.requests if one.id)

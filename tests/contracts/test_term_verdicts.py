@@ -611,7 +611,7 @@ def test_short_load_passes_only_with_a_short_horizon() -> None:
     assert (judged.verdict, judged.code) == (INCONCLUSIVE, "one_sided")
     assert "within 1 min 40 s; tpot p50 needs 12 min 00 s" in judged.reason
     load_s = (VALID_RECORDS["due_ns"][-1] - VALID_RECORDS["due_ns"][0]) / 1e9
-    needed_s = intervals.length_for(720, intervals.at_next_look(0.95))
+    needed_s = intervals.length_to_meet_s(720, intervals.next_interim_level(0.95))
     assert judged.additional_load_s == pytest.approx(needed_s - load_s, rel=0.2)
     assert judge_records(term, VALID_RECORDS, horizon="90s").verdict == PASS
 
@@ -695,7 +695,7 @@ def test_each_interim_analysis_uses_a_higher_confidence(
 
 def test_sufficient_load_for_the_horizon_is_enough_for_the_next_analysis() -> None:
     horizon_s = 10.0
-    load_s = intervals.length_for(horizon_s, 0.95)
+    load_s = intervals.length_to_meet_s(horizon_s, 0.95)
     shortage = load_shortage.find_horizon_shortage(load_s, 0.95, horizon_s, "ttft p95")
     assert not shortage.is_short
     assert shortage.sufficient_load_s > load_s
@@ -809,6 +809,6 @@ def test_share_interval_without_a_miss() -> None:
 
 def test_quotient_interval_uses_both_intervals() -> None:
     numerator = Interval(2, 1.9, 2.1)
-    quotient = intervals.quotient(numerator, Interval(1, 0.9, 1.1))
+    quotient = intervals.ratio_of_intervals(numerator, Interval(1, 0.9, 1.1))
     assert quotient.low == pytest.approx(1.79, abs=0.01)
-    assert intervals.quotient(numerator, Interval(1, -np.inf, 1.1)).high == np.inf
+    assert intervals.ratio_of_intervals(numerator, Interval(1, -np.inf, 1.1)).high == np.inf

@@ -26,8 +26,8 @@ from msgspec.structs import replace
 from refusals import refused
 
 from loadgen.core.errors import CombinedError, UserError
-from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
+from loadgen.core.metrics.task_summary import Sessions
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.results.record import CONTRADICTORY_USAGE
 from loadgen.core.server_metrics.energy import EnergyUse

@@ -27,10 +27,10 @@ from loadgen.contracts.loading import load_contract
 from loadgen.contracts.schema import parse_contract
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.execution import run_header
-from loadgen.core.metrics.blocks import Sessions, TaskGoodput
 from loadgen.core.metrics.goodput import Goodput
-from loadgen.core.metrics.parts import ClassSummary
+from loadgen.core.metrics.part_summaries import ClassSummary
 from loadgen.core.metrics.summary import Summary, load_summary
+from loadgen.core.metrics.task_summary import Sessions, TaskGoodput
 from loadgen.core.results import checksums
 from loadgen.cost import contract_file, machine_searches, size_command
 from loadgen.cost.capacity_planning import MeasuredRate, measured_rate_of

@@ -15,7 +15,7 @@ from msgspec import structs
 from refusals import refused
 
 from loadgen.core.errors import UserError
-from loadgen.core.stats.early_stopping import allowed, needed
+from loadgen.core.stats.early_stopping import allowed_over, needed_queries
 from loadgen.mlperf import log_files, rules, run, text
 from loadgen.mlperf import result as mlperf
 from loadgen.mlperf.loadgen_log import parse_log, read_log
@@ -50,9 +50,9 @@ def test_last_query_of_the_first_official_run() -> None:
     [(0, 459), (1, 662), (2, 838), (5, 1307), (10, 2010), (11, 2144), (100, 12571), (1000, 107569)],
 )
 def test_queries_needed_for_so_many_over_the_limit(t: int, n: int) -> None:
-    assert needed(t) == n
-    assert allowed(n) == t
-    assert allowed(n - 1) == t - 1
+    assert needed_queries(t) == n
+    assert allowed_over(n) == t
+    assert allowed_over(n - 1) == t - 1
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_queries_needed_for_so_many_over_the_limit(t: int, n: int) -> None:
     ],
 )
 def test_most_that_may_be_over_the_limit(n: int, t: int) -> None:
-    assert allowed(n) == t
+    assert allowed_over(n) == t
 
 
 LIMITS = [  # benchmark, scenario, TTFT ms, TPOT ms
@@ -179,7 +179,7 @@ def test_early_stopping_fails_where_the_percentile_passes() -> None:
     result = mlperf.reduce(run, SMALL)
     check = result.checks[0]
     assert (check.met, check.early_stopping_met, check.over) == (True, False, 9)
-    assert check.more == needed(9) - 1000
+    assert check.more == needed_queries(9) - 1000
     assert (result.valid, result.exit_code) == (False, 1)
     assert result.reasons[0].kind == "limit" and f"{check.more:,} " in result.reasons[0].text
 

@@ -23,7 +23,8 @@ from loadgen.core.results.spool import Tail
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats.quantiles import BOUND, SUPPORT
+from loadgen.core.stats.histogram import MAX_RELATIVE_ERROR
+from loadgen.core.stats.quantiles import SUPPORT
 from loadgen.runs.dashboard import (
     RECENT_S,
     Dashboard,
@@ -60,7 +61,7 @@ def test_numbers_since_the_start_are_those_of_the_summary() -> None:
     assert SUPPORT["p99"] < 800
     for name, distribution in (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms)):
         assert status.latency(name).overall == pytest.approx(
-            (distribution.p50, distribution.p99), rel=2 * BOUND
+            (distribution.p50, distribution.p99), rel=2 * MAX_RELATIVE_ERROR
         )
     assert (status.ok, status.finished, status.planned) == (summary.requests.ok, 800, 800)
     assert status.attainment == pytest.approx(summary.goodput.share)

@@ -15,9 +15,9 @@ from command_line import exits
 from queueing import fail, rows
 
 from loadgen import result_kinds
-from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.metrics.task_summary import Sessions
 from loadgen.core.results import store
 from loadgen.core.results.manifest import (
     Fingerprints,
@@ -31,7 +31,8 @@ from loadgen.core.run_folder import OpenedRun, with_server
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import FILE, UP, MetricSample
 from loadgen.core.sidecars.compactor_process import Compactor
-from loadgen.core.stats.quantiles import Distribution, Histogram, support
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import Distribution, needed_samples
 from loadgen.render import page
 from loadgen.runs import (
     headline as run_headline,
@@ -170,7 +171,7 @@ def test_the_headline_numbers_are_of_one_window() -> None:
 def test_a_curve_goes_as_far_as_its_samples_carry() -> None:
     for n in (11, 64, 662, 6636):
         share = 1 - 10 ** -percentile_curves.carried(n)
-        assert support(share - 1e-6) <= n < support(share + 2e-3 * (1 - share))
+        assert needed_samples(share - 1e-6) <= n < needed_samples(share + 2e-3 * (1 - share))
     assert percentile_curves.carried(1) == 0
 
 

@@ -24,7 +24,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.core.results import checksums
 from loadgen.core.run_summary import summarize
-from loadgen.core.stats import intervals
+from loadgen.core.stats import students_t
 from loadgen.render import text as as_text
 from loadgen.repeated.repeats import RepeatSummary, Repetition, summarize_repeats
 from loadgen.runs import repeats_sections
@@ -56,7 +56,7 @@ def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
     values = [one.tpot_ms.p50 for one in three]
     assert tpot.values == tuple(values)
     assert tpot.mean == pytest.approx(np.mean(values))
-    half = intervals.t_quantile(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
+    half = students_t.t_quantile(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
     assert tpot.high is not None and tpot.high - tpot.mean == pytest.approx(half)
     assert tpot.spread == pytest.approx(0.1, abs=0.03)
     ok = next(one for one in made.metrics if one.metric == "ok_share")

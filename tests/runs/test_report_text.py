@@ -10,9 +10,9 @@ from make_examples import DATA
 from rich.cells import cell_len
 
 from loadgen.core import format
-from loadgen.core.metrics.blocks import Sessions
 from loadgen.core.metrics.summary import Summary, load_summary
-from loadgen.core.metrics.validity import verdict
+from loadgen.core.metrics.task_summary import Sessions
+from loadgen.core.metrics.verdict import make_verdict
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.quantiles import Distribution
 from loadgen.render import text as as_text
@@ -131,14 +131,14 @@ def test_a_busy_host_is_told_in_plain_words_and_not_in_red(
     remedy: dict[str, Any], busy: bool
 ) -> None:
     late = ReasonCode(code="sent_late", values=LATE | remedy)
-    shown = text.render(replace(RAG, verdict=verdict(RAG.verdict.limits, [late])), color=True)
+    shown = text.render(replace(RAG, verdict=make_verdict(RAG.verdict.limits, [late])), color=True)
     assert ("this host was too busy to measure with" in shown) == busy
     assert ("measured: 1,500 of 1,500 requests were answered" in shown) == busy
     assert ("\x1b[31mINVALID" in shown) == (not busy)
     failed = ReasonCode(
         code="client_failures", values={"failed": 5, "requests": 10, "share": 0.5, "limit": 0.01}
     )
-    assert not is_host_busy(verdict(RAG.verdict.limits, [late, failed])), "requests failed too"
+    assert not is_host_busy(make_verdict(RAG.verdict.limits, [late, failed])), "requests failed too"
     assert not is_host_busy(RAG.verdict)
 
 

@@ -14,7 +14,7 @@ from servers import start
 
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
-from loadgen.core.metrics.blocks import ErrorKind, RequestCounts
+from loadgen.core.metrics.request_counts import ErrorKind, RequestCounts
 from loadgen.core.slo import Slo, Term
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.search.failures import describe_failures, describe_refusals

@@ -33,8 +33,8 @@ from loadgen.core.results import manifest, store
 from loadgen.core.results.record import KIND, ROW, STATUS
 from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, TaskTerm, Term
-from loadgen.core.stats.early_stopping import allowed
-from loadgen.core.stats.intervals import normal_cdf
+from loadgen.core.stats.early_stopping import allowed_over
+from loadgen.core.stats.students_t import normal_cdf
 from loadgen.core.workload import Closed, FixedTokens, Poisson, Stage, Synthetic, Workload, load
 from loadgen.mlperf import added as mlperf_added
 from loadgen.render import text as as_text
@@ -167,7 +167,7 @@ def replace_term(term: Term, quantile: float) -> Term:
 
 
 def test_early_stopping_and_goodput_allow_what_they_say() -> None:
-    assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed_misses(24576) == (allowed(24576),)
+    assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed_misses(24576) == (allowed_over(24576),)
     assert Goal(slo=Slo(terms=(TTFT,)), mlperf=True).allowed_misses(400) == (-1,)
     assert Goal(slo=Slo(terms=(TTFT,), goodput_share=0.95)).allowed_misses(1000) == (9, 50)
 

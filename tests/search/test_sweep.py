@@ -246,7 +246,9 @@ def test_the_interval_of_a_sweep_covers_what_that_of_a_search_does(
     answer = stored_sweep.judge(tmp_path, run_folder.runs_in(tmp_path)).result
     assert answer.run_spread_source == ("simulated" if simulated else "learned")
     assert (answer.horizon_s is None) is simulated
-    assert simulated or answer.horizon_s == pytest.approx(intervals.recurrence(25), rel=0.2)
+    assert simulated or answer.horizon_s == pytest.approx(
+        intervals.longest_recurrence_s(25), rel=0.2
+    )
 
 
 def curve_of(*found: SweepLevel) -> levels.SweepCurve:

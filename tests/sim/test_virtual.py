@@ -25,7 +25,7 @@ from loadgen.core.results import store
 from loadgen.core.results.record import BIN_NS, KIND, STATUS
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.build import build_schedule
-from loadgen.core.stats.quantiles import Histogram, bucket
+from loadgen.core.stats.histogram import Histogram, bucket_numbers
 from loadgen.core.workload import Workload, load, read_flags
 from loadgen.sim import event_gaps
 from loadgen.sim.engine.fleet import Fleet
@@ -147,7 +147,7 @@ def test_the_histogram_is_weighed_as_if_every_value_were_added() -> None:
     one.add(values, counts)
     other.add(np.repeat(values, counts))
     assert one.to_bytes() == other.to_bytes()
-    assert int(one.counts[bucket(np.array([5]))[0]]) == 2
+    assert int(one.counts[bucket_numbers(np.array([5]))[0]]) == 2
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------

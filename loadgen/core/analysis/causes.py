@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 
 from loadgen.core.analysis import queue_of_few
-from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, by_time, sendable
+from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, order_by_time
+from loadgen.core.metrics.replica_keys import replica_keys, replica_name
+from loadgen.core.metrics.request_metrics import sendable_ns
 from loadgen.core.metrics.sections import Cause, Explanation
-from loadgen.core.metrics.sustainable import keys, part_name
 from loadgen.core.server_metrics import energy, series
 
 if TYPE_CHECKING:
@@ -100,9 +101,9 @@ def explain(
         return _explain_few(measured, requests, header, samples)
     due, slot = everything["due_ns"], everything["slot"]
     if streamed.all():
-        in_order = by_time(due, slot)
+        in_order = order_by_time(due, slot)
     else:
-        in_order = np.flatnonzero(streamed)[by_time(due[streamed], slot[streamed])]
+        in_order = np.flatnonzero(streamed)[order_by_time(due[streamed], slot[streamed])]
     stride = _stride(len(in_order))
     rows = JoinedColumns(measured, ok=True, order=in_order[::stride])
     del due, slot, streamed, in_order
@@ -118,7 +119,7 @@ def explain(
         own_fast,
         (due - due[0]) / span,
         span / 1e9,
-        keys(rows),
+        replica_keys(rows).astype(np.int64),
         stride,
         _excess(rows, served, late, own_slow, own_fast) if is_own else {},
         series.curves(samples),
@@ -190,7 +191,7 @@ def _late(rows: JoinedColumns) -> Ints:
     """How late each request was sent by the client's own doing. A client that was stopped opens connections late too:
     no sooner than it sent what had been due before, on connections that were open.
     """
-    able, due, sent = sendable(rows), rows["due_ns"], rows["sent_ns"]
+    able, due, sent = sendable_ns(rows), rows["due_ns"], rows["sent_ns"]
     stopped_until = np.maximum.accumulate(np.where(rows["reused"] > 0, sent, 0))
     late: Ints = sent - able + np.clip(stopped_until - due, 0, able - due)
     return late
@@ -318,7 +319,7 @@ def _target(case: _Case) -> Cause | None:
     share, usual = float(of_slow[worst]), float(counts[worst] / len(case.part))
     if share < CLEARLY or share < 1.5 * usual:
         return None
-    name = part_name(int(names[worst]), case.header)
+    name = replica_name(int(names[worst]), case.header)
     return _cause(
         "target",
         share,

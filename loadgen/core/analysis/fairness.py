@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from loadgen.core.metrics.sections import Fairness, TenantShare
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.parts import ClassSummary
+    from loadgen.core.metrics.part_summaries import ClassSummary
 
 
 def jain(values: Sequence[float]) -> float | None:

@@ -16,10 +16,10 @@ from loadgen.core.metrics.columns import (
     UNDEFINED,
     Columns,
     JoinedColumns,
-    class_of,
-    or_all,
-    sendable,
+    as_selection,
+    class_indices,
 )
+from loadgen.core.metrics.request_metrics import sendable_ns
 from loadgen.core.metrics.sections import E2eSplit, Near, SlowRequest, SplitGroup, Splits, TtftSplit
 from loadgen.core.results.record import ROW
 from loadgen.core.stats.quantiles import milliseconds
@@ -138,10 +138,10 @@ def _groups(
         for number, facts in enumerate(header.targets):
             yield "target", facts.name or facts.url or str(number), target == number
     if header.classes:
-        drawn = class_of(header, requests["request"] // header.turns)
+        drawn = class_indices(header, requests["request"] // header.turns)
         for number, plan in enumerate(header.classes):
             yield "class", plan.name, drawn == number
-    known = tokens[or_all(tokens >= 0)]
+    known = tokens[as_selection(tokens >= 0)]
     edges = sorted(set(np.quantile(known, CLASSES, method="lower").tolist())) if len(known) else []
     low = -1
     edges = [edge for edge in edges if edge < known.max()]
@@ -181,7 +181,7 @@ def _near(
 
 
 def _ttft(near: Gathered, at: Near) -> TtftSplit:
-    able, whole = sendable(near), float(near["ttft"].mean())
+    able, whole = sendable_ns(near), float(near["ttft"].mean())
     parts = {
         "client": float((near["sent_ns"] - able).mean()),
         "connect": float((able - near["due_ns"]).mean()),
@@ -264,7 +264,7 @@ def _slow(
         return of(name) if of(name) >= 0 else None
 
     due, sent, first, last = of("due_ns"), of("sent_ns"), of("first_token_ns"), of("last_token_ns")
-    able = int(sendable(requests)[place])
+    able = int(sendable_ns(requests)[place])
     facts = header.targets[of("target")] if len(header.targets) > 1 else None
     return SlowRequest(
         by=by,

@@ -19,9 +19,9 @@ from loadgen.core.limits import (
     LENGTH_MISMATCH,
     SHORTENED,
 )
-from loadgen.core.metrics.columns import Columns, or_all, together
+from loadgen.core.metrics.columns import Columns, as_selection, join_arrays
 from loadgen.core.metrics.sections import StimulusCheck
-from loadgen.core.stats.quantiles import distance
+from loadgen.core.stats.quantiles import ks_distance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,7 +53,7 @@ def _arrivals(
 ) -> Iterator[StimulusCheck]:
     measured = [stage for stage in header.stages if stage.measured]
     load, sent = summary.load, summary.requests.scheduled - summary.requests.dropped
-    gaps = together([_gaps(part, header) for part in columns])
+    gaps = join_arrays([_gaps(part, header) for part in columns])
     if len(gaps) >= LEAST:
         farthest, p = _from_exponential(gaps)
         yield StimulusCheck(code="arrivals", seen=farthest, ok=p >= CHANCE, n=len(gaps), p=p)
@@ -81,15 +81,15 @@ def _gaps(columns: Columns, header: RunManifest) -> NDArray[np.float64]:
     for number, stage in enumerate(header.stages):
         if stage.rate and stage.arrival.startswith("poisson"):
             own = (columns["stage"] == number) & (columns["turn"] == 0) & (columns["sent_ns"] >= 0)
-            parts.append(np.diff(np.sort(columns["sent_ns"][or_all(own)])) * stage.rate / 1e9)
-    return together(parts)
+            parts.append(np.diff(np.sort(columns["sent_ns"][as_selection(own)])) * stage.rate / 1e9)
+    return join_arrays(parts)
 
 
 def _from_exponential(gaps: NDArray[np.float64]) -> tuple[float, float]:
     """The Kolmogorov-Smirnov distance of gaps from the exponential law of mean 1, and its probability (asymptotic)."""
     n = len(gaps)
     gaps.sort()
-    farthest = distance(gaps, _exponential, _exponential)
+    farthest = ks_distance(gaps, _exponential, _exponential)
     scaled = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * farthest
     series = 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
     return farthest, 1.0 if scaled < 0.2 else min(max(series, 0.0), 1.0)
@@ -115,16 +115,18 @@ def _mix(header: RunManifest, summary: Any) -> Iterator[StimulusCheck]:
 
 def _tokens(header: RunManifest, summary: Any, signs: VerdictInputs) -> Iterator[StimulusCheck]:
     tokens, ok = summary.tokens, summary.requests.ok
-    asked, got = float(signs.asked), float(signs.asked_got)
+    asked, got = float(signs.requested_tokens), float(signs.received_tokens)
     if asked:
         as_long = got >= asked * (1 - SHORTENED)
         same = (
             tokens.length_mismatch_share is None or tokens.length_mismatch_share <= LENGTH_MISMATCH
         )
         yield StimulusCheck(code="outputs", asked=asked, seen=got, ok=as_long and same, n=ok)
-    if signs.disagreement is not None:
-        agree = abs(signs.disagreement) <= COUNT_DISAGREEMENT
-        yield StimulusCheck(code="prompts", asked=0.0, seen=signs.disagreement, ok=agree, n=ok)
+    if signs.prompt_count_difference is not None:
+        agree = abs(signs.prompt_count_difference) <= COUNT_DISAGREEMENT
+        yield StimulusCheck(
+            code="prompts", asked=0.0, seen=signs.prompt_count_difference, ok=agree, n=ok
+        )
     if header.cache_asked is not None:
         share = tokens.cached_share
         close = None if share is None else abs(share - header.cache_asked) <= CACHED_SHARE
@@ -136,8 +138,8 @@ def _tokens(header: RunManifest, summary: Any, signs: VerdictInputs) -> Iterator
     yield StimulusCheck(
         code="repeats",
         asked=0.0,
-        seen=float(signs.repeated),
-        ok=not signs.repeated,
+        seen=float(signs.repeated_prompts),
+        ok=not signs.repeated_prompts,
         n=signs.sends,
     )
     cold = None if tokens.cached_share is None else tokens.cached_share <= CACHED_SHARE

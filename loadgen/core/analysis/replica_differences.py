@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.metrics import sustainable
-from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, in_parts, or_all
+from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, as_selection
+from loadgen.core.metrics.replica_keys import number_keys, replica_keys, replica_name
 from loadgen.core.metrics.sections import BetweenNodes, OddNode, VarianceTable
 from loadgen.core.metrics.windows import Span
 from loadgen.core.results.manifest import RunManifest, interchangeable
-from loadgen.core.stats import components
+from loadgen.core.stats import variance_components
 from loadgen.core.stats.intervals import LEVEL
+from loadgen.core.stats.quantiles import block_slices
 
 METRICS = ("ttft", "tpot", "e2e")
 BLOCKS = (20, 10, 5, 2)  # of time: as many as leave FEWEST requests in each cell
@@ -42,12 +43,12 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: RunManifest) -> B
     times = np.empty(
         len(due_ns), np.int8
     )  # which of the shortest blocks each is due in; -1: in none
-    for rows in in_parts(len(due_ns)):
+    for rows in block_slices(len(due_ns)):
         due_s = due_ns[rows] / 1e9
         share = (due_s - steady.start_s) / steady.duration_s
         in_steady = (due_s >= steady.start_s) & (due_s < steady.end_s)
         times[rows] = np.where(in_steady, np.minimum(share * BLOCKS[0], BLOCKS[0] - 1), -1)
-    inside = or_all(times >= 0)
+    inside = as_selection(times >= 0)
     of_row, times = of_row[inside], times[inside]
     counted = np.bincount(of_row, minlength=len(names))
     spoken = [i for i in range(len(names)) if counted[i] >= FEWEST * BLOCKS[-1]]
@@ -62,7 +63,7 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: RunManifest) -> B
     tables, odd, blocks_used = [], [], 0
     for metric in METRICS:
         values_ns = requests.measure(metric)[inside]
-        own = or_all((values_ns != UNDEFINED) & (part >= 0))
+        own = as_selection((values_ns != UNDEFINED) & (part >= 0))
         values = values_ns[own] / 1e6
         del values_ns
         cells = _cells(part[own], times[own], values, len(spoken))
@@ -70,7 +71,9 @@ def of_rows(measured: Sequence[Columns], steady: Span, header: RunManifest) -> B
             continue
         means, counts, within = cells
         blocks_used = max(blocks_used, means.shape[1])
-        tables.append(_table(metric, components.components(means, counts, within)))
+        tables.append(
+            _table(metric, variance_components.estimate_components(means, counts, within))
+        )
         found = _odd(metric, means.mean(axis=1), [names[i] for i in spoken])
         if found:  # by more than the load generator may have added to it, or to the others
             added = _cells(
@@ -114,8 +117,8 @@ def _units(
         number = np.array([names.index(node) for node in nodes])
         unit = "node" if any(target.node for target in targets) else "target"
         return unit, names, number[requests["target"]]
-    keys, of_row = sustainable.numbered(sustainable.keys(requests))
-    return "replica", [sustainable.part_name(key, header) for key in keys.tolist()], of_row
+    keys, of_row = number_keys(replica_keys(requests))
+    return "replica", [replica_name(key, header) for key in keys.tolist()], of_row
 
 
 def _cells(
@@ -130,7 +133,7 @@ def _cells(
         counts = np.bincount(cell, minlength=parts * blocks)
         if counts.min() >= FEWEST:
             means = np.bincount(cell, weights=values, minlength=parts * blocks) / counts
-            for rows in in_parts(
+            for rows in block_slices(
                 len(values)
             ):  # in place: each copy is as long as the run has requests
                 values[rows] = (means[cell[rows]] - values[rows]) ** 2
@@ -139,7 +142,7 @@ def _cells(
     return None
 
 
-def _table(metric: str, found: components.Components) -> VarianceTable:
+def _table(metric: str, found: variance_components.VarianceComponents) -> VarianceTable:
     variances = {name: getattr(found, name) for name in ("between", "time", "own_time", "within")}
     return VarianceTable(
         metric=metric,
@@ -170,7 +173,7 @@ def _added(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
 
 def _odd(metric: str, means: NDArray[np.float64], names: Sequence[str]) -> list[OddNode]:
     level = 1 - (1 - LEVEL) / len(METRICS)  # Bonferroni: all metrics together keep the confidence
-    places = components.outliers(means, max(1, int(len(names) * ODD_SHARE)), level)
+    places = variance_components.find_outliers(means, max(1, int(len(names) * ODD_SHARE)), level)
     others = float(np.delete(means, places).mean())
     changes = {i: float(means[i]) / others - 1 for i in places if others}
     return [

@@ -16,12 +16,12 @@ import numpy as np
 from msgspec import Struct
 
 from loadgen.core.metrics import outcomes
-from loadgen.core.metrics.columns import OK, UNDEFINED, Columns, or_all
+from loadgen.core.metrics.columns import OK, UNDEFINED, Columns, as_selection
 from loadgen.core.metrics.windows import Span, span
 from loadgen.core.slo import Slo
-from loadgen.core.stats import intervals
+from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.intervals import LEVEL, Interval
-from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, Distribution, index
+from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, Distribution, quantile_index
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ScaledEstimate(Struct, frozen=True):
 
     def interval(self, to_metric: Callable[[float], float]) -> Interval:
         """Return the confidence interval. `to_metric` converts from this scale to the metric."""
-        half_width = intervals.t_quantile(0.5 + LEVEL / 2, self.freedom) * self.error
+        half_width = students_t.t_quantile(0.5 + LEVEL / 2, self.freedom) * self.error
         return Interval(
             to_metric(self.value),
             to_metric(self.value - half_width),
@@ -79,7 +79,7 @@ def in_order(
     columns: Columns, values: NDArray[Any], is_selected: NDArray[np.bool_]
 ) -> NDArray[Any]:
     """Return the selected values, ordered by scheduled time."""
-    indexes = or_all(is_selected)
+    indexes = as_selection(is_selected)
     order = np.argsort(columns["due_ns"][indexes], kind="stable")
     ordered: NDArray[Any] = values[indexes][order]
     return ordered
@@ -100,10 +100,10 @@ def rank_error(
         blocks: The number of blocks.
     """
     count = len(values)
-    is_above = (values > ordered[index(count, p)]).astype(np.float64)
-    share_error = intervals.batch_means(is_above, batches=blocks).error
-    low = ordered[index(count, max(p - share_error, 0.0))]
-    high = ordered[index(count, min(p + share_error, 1.0))]
+    is_above = (values > ordered[quantile_index(count, p)]).astype(np.float64)
+    share_error = intervals.batch_means(is_above, batches=blocks).standard_error
+    low = ordered[quantile_index(count, max(p - share_error, 0.0))]
+    high = ordered[quantile_index(count, min(p + share_error, 1.0))]
     return float(math.log(high) - math.log(low)) / 2
 
 
@@ -117,7 +117,7 @@ def blocks_beyond(values: NDArray[np.float64], ordered: NDArray[np.float64], p: 
     """
     blocks = max(BLOCKS)
     size = len(values) // blocks
-    is_above = values > ordered[index(len(values), p)]
+    is_above = values > ordered[quantile_index(len(values), p)]
     in_blocks = is_above[len(values) - blocks * size :].reshape(blocks, size)
     return int(in_blocks.any(axis=1).sum())
 
@@ -128,7 +128,7 @@ def estimate_mean(values: NDArray[np.float64]) -> ScaledEstimate | None:
     widest = max(estimates, key=lambda interval: interval.half_width)
     if not math.isfinite(widest.half_width):
         return None
-    return ScaledEstimate(float(values.mean()), widest.error, widest.count - 1)
+    return ScaledEstimate(float(values.mean()), widest.standard_error, widest.count - 1)
 
 
 def marks(

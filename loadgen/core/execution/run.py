@@ -188,13 +188,13 @@ def finish(
     """
     folder = plan.job.folder
     release_blocks_above(LARGEST_KEPT_BLOCK)
-    coded = reasons.coded("bodies_late", {"bodies": share.late} if share.late else None)
+    coded = reasons.make_note("bodies_late", {"bodies": share.late} if share.late else None)
     header = run_header.noted(header, coded)
     header = msgspec.structs.replace(header, notes=(*header.notes, *share.notes))
     for target, at_s in sorted(share.down.items()):
         name = header.targets[target].name or header.targets[target].url
         header = run_header.noted(
-            header, reasons.coded("target_gone", {"target": name, "at_s": at_s})
+            header, reasons.make_note("target_gone", {"target": name, "at_s": at_s})
         )
     header = msgspec.structs.replace(
         header,
@@ -211,11 +211,11 @@ def finish(
     has_accounts = (folder / request_accounts.FILE).exists()
     compacted = compactor.finish() if compactor_deletes_rows or has_accounts else None
     if compacted and has_accounts and (unjoined := server_accounts.join(folder)) is not None:
-        header = run_header.noted(header, reasons.coded("accounts_unjoined", unjoined))
+        header = run_header.noted(header, reasons.make_note("accounts_unjoined", unjoined))
         write_header(folder, header)
     summary = run_folder.summary(folder)
     if not (compactor.finish() if compacted is None else compacted):
-        header = run_header.noted(header, reasons.coded("store_died", {"why": compactor.died}))
+        header = run_header.noted(header, reasons.make_note("store_died", {"why": compactor.died}))
         write_header(folder, header)
         summary = run_folder.summary(folder)
     store.replace(folder / "summary.json", dump_summary(summary))

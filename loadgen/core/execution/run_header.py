@@ -310,7 +310,7 @@ def _resonant(plan: Plan) -> dict[str, manifest.ReasonCode]:
     found = resonance.find_resonance(
         job.workload.requests, plan.requests, targets, "target", schedule.slot_count
     )
-    return reasons.coded("resonance", found)
+    return reasons.make_note("resonance", found)
 
 
 def _undisclosed(plan: Plan) -> dict[str, manifest.ReasonCode]:
@@ -321,7 +321,7 @@ def _undisclosed(plan: Plan) -> dict[str, manifest.ReasonCode]:
     from loadgen.core.execution import system_file  # many models, for those who have such a file
 
     missing = system_file.missing(metadata, _targets(plan)[0])
-    return reasons.coded("undisclosed", {"missing": missing} if missing else None)
+    return reasons.make_note("undisclosed", {"missing": missing} if missing else None)
 
 
 def _repeated_rows(prompts: Prompts, slots: int | None) -> dict[str, manifest.ReasonCode]:
@@ -335,7 +335,7 @@ def _repeated_rows(prompts: Prompts, slots: int | None) -> dict[str, manifest.Re
         requests = round(count * share)
         if isinstance(part, FilePrompts) and requests > len(part.rows):
             values = {"requests": requests, "rows": len(part.rows)}
-            notes |= reasons.coded("rows_repeated", values)
+            notes |= reasons.make_note("rows_repeated", values)
     return notes
 
 
@@ -387,7 +387,7 @@ def judged_slo(
     judged_terms = tuple(term for term in slo.terms if term.metric not in lacking)
     skipped = [term.metric for term in slo.terms if term.metric in lacking]
     because = {"because": "no_tokens" if settings.values else "no_stream", "api": settings.api}
-    notes = reasons.coded("not_judged", {"metrics": skipped, **because} if skipped else None)
+    notes = reasons.make_note("not_judged", {"metrics": skipped, **because} if skipped else None)
     judged_slo = Slo(terms=judged_terms, goodput_share=slo.goodput_share, task=slo.task)
     return (judged_slo if judged_slo != Slo() else None), notes
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.limits import LONG_ANSWER
-from loadgen.core.metrics.columns import UNDEFINED, Columns, streamed_tokens
+from loadgen.core.metrics.columns import UNDEFINED, Columns
+from loadgen.core.metrics.request_metrics import later_tokens, streamed_tokens
 from loadgen.core.results.record import FINISH
 
 FIRST_EVENT_FACTOR = 4
@@ -85,36 +86,25 @@ def bound_tpot(columns: Columns) -> Bounds:
     """Return the bounds of TPOT, by both timestamps and by the tokens of the first event."""
     tokens = streamed_tokens(columns).astype(np.int64)
     most_first = _most_tokens_of_first_event(columns, tokens)
-    return _bound_tpot_with(columns, tokens - most_first)
+    return _bound_tpot_with(columns, fewest_tokens=tokens - most_first)
 
 
 def bound_tpot_times(columns: Columns) -> Bounds:
     """Return the bounds of TPOT by its timestamps alone."""
-    return _bound_tpot_with(columns, _later_tokens(columns))
+    return _bound_tpot_with(columns, fewest_tokens=later_tokens(columns))
 
 
-def _later_tokens(columns: Columns) -> Ints:
-    """Return the tokens after the first event, which has one if the server does not say it."""
-    first_event: Ints = np.maximum(columns["first_event_tokens"].astype(np.int64), 1)
-    return streamed_tokens(columns).astype(np.int64) - first_event
-
-
-def _bound_tpot_with(columns: Columns, least_later_tokens: Ints) -> Bounds:
+def _bound_tpot_with(columns: Columns, fewest_tokens: Ints) -> Bounds:
+    divisor = Bounds(fewest_tokens, later_tokens(columns))
     span = columns["last_token_ns"] - columns["first_token_ns"]
-    is_defined = columns.measure("tpot") != UNDEFINED
-    return _bound_per_token(
-        columns, span, is_defined, most_later=_later_tokens(columns), least_later=least_later_tokens
-    )
+    return _bound_per_token(columns, "tpot", span, divisor)
 
 
 def bound_tpot_mlperf(columns: Columns) -> Bounds:
     """Return the bounds of LoadGen's TPOT, which divides by all tokens but one."""
     span = columns["end_ns"] - columns["first_token_ns"]
-    later_tokens = columns["output_tokens"].astype(np.int64) - 1
-    is_defined = columns.measure("tpot_mlperf") != UNDEFINED
-    return _bound_per_token(
-        columns, span, is_defined, most_later=later_tokens, least_later=later_tokens
-    )
+    tokens = columns["output_tokens"].astype(np.int64) - 1
+    return _bound_per_token(columns, "tpot_mlperf", span, Bounds(tokens, tokens))
 
 
 def bound_e2e_per_token(columns: Columns) -> Bounds:
@@ -125,22 +115,27 @@ def bound_e2e_per_token(columns: Columns) -> Bounds:
     return _reduced(values, errors // tokens)
 
 
-def _bound_per_token(
-    columns: Columns,
-    span: Ints,
-    is_defined: NDArray[np.bool_],
-    *,
-    most_later: Ints,
-    least_later: Ints,
-) -> Bounds:
-    """Return the bounds of a span per token, for the most and the fewest tokens."""
-    shortest = np.maximum(span - _known(columns["last_token_error_ns"]), 0)
-    longest = span + _known(columns["stamp_error_ns"])
-    lower = shortest // np.maximum(most_later, 1)
-    upper = longest // np.maximum(least_later, 1)
+def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds) -> Bounds:
+    """Return the bounds of a metric that is a span between two timestamps per token.
+
+    Args:
+        columns: The requests.
+        metric: The name of the metric.
+        span: The time between the first and the last timestamp.
+        divisor: The fewest and the most tokens that the span may be divided by.
+    """
+    values = columns.measure(metric)
+    first_errors = _known(columns["stamp_error_ns"])
+    last_errors = _known(columns["last_token_error_ns"])
+    has_errors = first_errors.any() or last_errors.any()
+    if not has_errors and np.array_equal(divisor.lower, divisor.upper):
+        return Bounds(values, values)
+    shortest = np.maximum(span - last_errors, 0)
+    longest = span + first_errors
+    is_defined = values != UNDEFINED
     return Bounds(
-        np.where(is_defined, lower, UNDEFINED),
-        np.where(is_defined, upper, UNDEFINED),
+        np.where(is_defined, shortest // np.maximum(divisor.upper, 1), UNDEFINED),
+        np.where(is_defined, longest // np.maximum(divisor.lower, 1), UNDEFINED),
     )
 
 
@@ -149,7 +144,7 @@ def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
     reported = columns["first_event_tokens"].astype(np.int64)
     events = columns["output_events"].astype(np.int64)
     surplus = np.maximum(tokens - events, 0)
-    # one token may have had no text: the one that ends an answer, or any one of a long answer
+    # One token may have had no text: the one that ends a response, or any one of a long response.
     is_ended_by_token = columns["finish_reason"] != FINISH["length"]
     textless = (is_ended_by_token | (tokens >= LONG_ANSWER)).astype(np.int64)
     most = np.where(surplus > textless, surplus + 1, 1)

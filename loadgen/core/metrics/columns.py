@@ -1,8 +1,7 @@
-"""The rows of a run by column, and the figures of each request over them.
+"""The records of a run by column: single stages, selections of records, and several stages joined.
 
-Pure. It works on whole columns and never loops over rows, since the run of a rack has two million of them. The rows of
-`loadgen.figures` name these functions; the definitions are those of `loadgen_sdk.measures`, here over columns, and a
-test compares the two.
+Pure. It works on whole columns and never loops over records, since a run may have millions of them.
+`request_metrics` computes the metrics of requests from these columns.
 """
 
 from __future__ import annotations
@@ -12,106 +11,162 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadgen.core import seeds
-from loadgen.core.limits import CONTRADICTING, CONTRADICTING_TOKENS
 from loadgen.core.results.record import ROW, STATUSES
-from loadgen.core.stats.quantiles import BLOCK_ROWS, Histogram, pooled
-from loadgen.core.stats.quantiles import in_parts as in_parts  # noqa: PLC0414 - those who work with columns know it here
+from loadgen.core.stats.histogram import merge_histograms
+from loadgen.core.stats.quantiles import BLOCK_ROWS, block_slices
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from loadgen.core.results.manifest import RunManifest
-
+    from loadgen.core.stats.histogram import Histogram
 
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 
-_KEPT = (
-    "status",
-    "kind",
-    "stage",
-    "turn",
-    "due_ns",
-    "sent_ns",
-    "first_token_ns",
-    "last_token_ns",
-    "end_ns",
-    "done_ns",
-    "input_tokens",
-    "output_tokens",
-    "asked_output",
-    "reasoning_tokens",
-    "output_events",
-    "first_event_tokens",
-    "ttft",
-    "tpot",
+UNDEFINED = np.iinfo(np.int64).min
+"""The value of a metric for a request that has none."""
+
+NO_STEP = -1
+"""The step of a request that belongs to none."""
+
+CACHED_COLUMNS = frozenset(
+    (
+        "status",
+        "kind",
+        "stage",
+        "turn",
+        "due_ns",
+        "sent_ns",
+        "first_token_ns",
+        "last_token_ns",
+        "end_ns",
+        "done_ns",
+        "input_tokens",
+        "output_tokens",
+        "asked_output",
+        "reasoning_tokens",
+        "output_events",
+        "first_event_tokens",
+        "ttft",
+        "tpot",
+    )
 )
+"""Fields and metrics that are used often, and are kept in memory once they were read or computed."""
 
 
-def neighbours(rows: Any, part: slice) -> Any:
-    """Rows side by side; of columns, without making rows of them."""
-    return rows.part(part) if hasattr(rows, "part") else rows[part]
+# -- arrays ----------------------------------------------------------------------------------------
 
 
-def together(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Numbers of several parts as one array; where only one has any, they are not copied."""
-    some = [part for part in parts if len(part)] or [np.zeros(0, np.int64)]
-    return some[0] if len(some) == 1 else np.concatenate(some)
+def join_arrays(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return several arrays as one. If only one of them has values, it is not copied."""
+    filled = [part for part in parts if len(part)]
+    if not filled:
+        return np.zeros(0, np.int64)
+    return filled[0] if len(filled) == 1 else np.concatenate(filled)
+
+
+def drop_undefined(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the values that are not UNDEFINED; the same array if all are."""
+    if values.min(initial=0) != UNDEFINED:
+        return values
+    known: NDArray[np.int64] = values[values != UNDEFINED]
+    return known
+
+
+def as_selection(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
+    """Return an index that selects what a mask does, and does not copy if that is everything."""
+    return slice(None) if mask.all() else mask
+
+
+def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the indices that put requests in order of time, and of their slots at equal times.
+
+    Most slots are in order of time. So the requests are first put in order of their slots, by a
+    table, and then sorted by time, which is fast for values that are nearly in order.
+    """
+    if not len(slots):
+        return np.lexsort((slots, times_ns))
+    lowest = int(slots.min())
+    span = int(slots.max()) - lowest
+    if span > 2 * len(slots):
+        return np.lexsort((slots, times_ns))
+    row_of_slot = np.full(span + 1, -1, np.int32)
+    row_of_slot[slots - lowest] = np.arange(len(slots), dtype=np.int32)
+    rows = row_of_slot[row_of_slot >= 0]
+    has_repeated_slots = len(rows) < len(slots)
+    if has_repeated_slots:
+        return np.lexsort((slots, times_ns))
+    order: NDArray[np.int32] = rows[np.argsort(times_ns[rows], kind="stable")]
+    return order
+
+
+# -- measured stages, classes and steps ------------------------------------------------------------
 
 
 def is_measured(header: RunManifest, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which rows are of a measured stage."""
-    flags: NDArray[np.bool_] = np.array([stage.measured for stage in header.stages] or [True])[
-        rows["stage"]
-    ]
-    return flags
+    """Return which records belong to a measured stage."""
+    is_stage_measured = np.array([stage.measured for stage in header.stages] or [True])
+    mask: NDArray[np.bool_] = is_stage_measured[rows["stage"]]
+    return mask
 
 
-def measured_gaps(header: RunManifest, gaps: Sequence[Histogram]) -> Histogram:
-    """The gaps between events of the measured stages; `gaps`: one histogram per stage."""
-    return pooled(
+def pool_measured_gaps(header: RunManifest, gaps: Sequence[Histogram]) -> Histogram:
+    """Return the gaps between events of the measured stages. `gaps`: one histogram per stage."""
+    return merge_histograms(
         histogram
         for i, histogram in enumerate(gaps)
         if not header.stages or header.stages[i].measured
     )
 
 
-def class_of(header: RunManifest, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The class of each task, conversation or single request, by its number: an index into `header.classes`."""
+def class_indices(header: RunManifest, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the class of each task, conversation or single request as an index of `header.classes`.
+
+    `starts` are their numbers: the number of a request divided by the turns of the run.
+    """
     return seeds.classes(header.seed or 0, [plan.share for plan in header.classes], starts)
 
 
-def of_class(header: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which rows are requests of a class of this run: a mask of the same length."""
-    place = [plan.name for plan in header.classes].index(name)
-    chosen: NDArray[np.bool_] = class_of(header, rows["request"] // header.turns) == place
-    return chosen
+def is_of_class(header: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Return which records are requests of a class."""
+    class_index = [plan.name for plan in header.classes].index(name)
+    mask: NDArray[np.bool_] = class_indices(header, rows["request"] // header.turns) == class_index
+    return mask
 
 
-def step_of(
+def step_indices(
     header: RunManifest, requests: NDArray[np.int64], turns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """For each row the index of its step in `header.steps`, -1 for none. `requests`: numbers of the requests."""
-    names = [plan.name for plan in header.classes] or [""]
-    table = np.full((len(names), header.turns), -1)
+    """Return the step of each request as an index of `header.steps`, NO_STEP without one.
+
+    Args:
+        header: The manifest of the run.
+        requests: The number of each request.
+        turns: The turn of each request.
+    """
+    class_names = [plan.name for plan in header.classes] or [""]
+    step_of_turn = np.full((len(class_names), header.turns), NO_STEP)
     for index, step in enumerate(header.steps):
-        table[names.index(step.of_class), list(step.turns)] = index
+        step_of_turn[class_names.index(step.of_class), list(step.turns)] = index
     starts = requests // header.turns
-    drawn = class_of(header, starts) if header.classes else np.zeros_like(starts)
-    found: NDArray[np.int64] = table[drawn, turns]
-    return found
+    classes = class_indices(header, starts) if header.classes else np.zeros_like(starts)
+    steps: NDArray[np.int64] = step_of_turn[classes, turns]
+    return steps
+
+
+# -- columns ---------------------------------------------------------------------------------------
 
 
 class Columns:
-    """A view by column of the rows of a run, of a selection of them, or of a selection of other columns.
+    """A view by column of the records of a run, of a selection of them, or of other columns.
 
-    Columns that are used often are kept in memory, contiguous, once they were read or derived; those of a file are kept
-    by its `Frame`. `keep_all` keeps every column: half a gigabyte for the run of a rack.
+    CACHED_COLUMNS are kept in memory, contiguous, once they were read or computed. Of a file with
+    many records nothing is kept here, because its `Frame` keeps the columns that were read last.
+    With `keep_all` every column is kept, which takes half a gigabyte for a run of two million.
     """
-
-    __slots__ = ("_keep", "_kept", "_length", "_rows", "_selected", "_within")
 
     def __init__(
         self,
@@ -120,111 +175,158 @@ class Columns:
         *,
         keep_all: bool = False,
     ) -> None:
-        self._rows = rows
+        """Take records or columns, and which of them to select; None selects all."""
         self._length = len(rows) if chosen is None else int(np.count_nonzero(chosen))
-        # of most rows a mask, which is copied by faster, of fewer their places; those side by side are not copied
-        self._selected: NDArray[Any] | None = None
+        self._rows = rows
+        self._selection: NDArray[Any] | None = None
         if chosen is not None and self._length < len(rows):
-            first = int(chosen.argmax())
-            if not isinstance(rows, Columns) and chosen[first : first + self._length].all():
-                self._rows = neighbours(rows, slice(first, first + self._length))
-            else:
-                self._selected = chosen if 2 * self._length > len(rows) else np.flatnonzero(chosen)
-        self._within = getattr(self._rows, "within", None)  # of a file
-        self._kept: dict[str, NDArray[np.int64]] = {}
-        is_small = len(self) <= BLOCK_ROWS or not self._within
-        self._keep: Collection[str] | None = None if keep_all else _KEPT if is_small else ()
+            self._select(chosen)
+        self._read_range = getattr(self._rows, "within", None)  # records of a file have this method
+        self._cache: dict[str, NDArray[np.int64]] = {}
+        self._keeps_all = keep_all
+        self._is_large_file = self._read_range is not None and self._length > BLOCK_ROWS
+
+    def _select(self, chosen: NDArray[np.bool_]) -> None:
+        """Select records in the cheapest way: a slice if they are adjacent, else a mask or indices.
+
+        A mask copies faster if it selects most records, and indices if it selects few.
+        """
+        first = int(chosen.argmax())
+        if not isinstance(self._rows, Columns) and chosen[first : first + self._length].all():
+            self._rows = _slice_rows(self._rows, slice(first, first + self._length))
+        elif 2 * self._length > len(chosen):
+            self._selection = chosen
+        else:
+            self._selection = np.flatnonzero(chosen)
 
     def __len__(self) -> int:
         return self._length
 
+    def _is_kept(self, name: str) -> bool:
+        if self._keeps_all:
+            return True
+        return name in CACHED_COLUMNS and not self._is_large_file
+
     def __getitem__(self, field: str) -> NDArray[np.int64]:
-        """The column of one field of `record.FIELDS`, in the integer type of that field."""
-        if field in self._kept:
-            return self._kept[field]
+        """Return the column of a field of `record.FIELDS`, in the integer type of that field."""
+        if field in self._cache:
+            return self._cache[field]
         if not len(self):
             return np.zeros(0, ROW[field])
         column = self._rows[field]
-        if column.strides == (0,):
+        if _is_constant(column):
             return column[: len(self)]
-        column = np.ascontiguousarray(column if self._selected is None else column[self._selected])
-        if self._keep is None or field in self._keep:
-            self._kept[field] = column
+        column = np.ascontiguousarray(
+            column if self._selection is None else column[self._selection]
+        )
+        if self._is_kept(field):
+            self._cache[field] = column
         return column
 
     def take(self, field: str, chosen: NDArray[Any] | slice) -> NDArray[np.int64]:
-        """The values of a field in some rows, by place or by mask: others are not read for some places."""
-        by_mask = isinstance(chosen, slice) or chosen.dtype == bool or not len(chosen)
-        if by_mask or field in self._kept or self._keep is None or isinstance(self._rows, Columns):
-            return self[field][chosen]
-        places: Any = chosen
-        if self._selected is not None:
-            places = (
-                self._selected.nonzero()[0] if self._selected.dtype == bool else self._selected
-            )[places]
-        first = int(places.min()) if self._within else 0
-        column = (
-            self._within(field, first, int(places.max()) + 1) if self._within else self._rows[field]
-        )
-        return (
-            column[places - first]
-            if column.strides != (0,)
-            else np.broadcast_to(column[:1], len(places))
-        )
+        """Return the values of a field in some rows, given by index, mask or slice.
+
+        Of a file only the range that holds these rows is read.
+        """
+        is_at_hand = self._keeps_all or field in self._cache or isinstance(self._rows, Columns)
+        is_mask = isinstance(chosen, slice) or chosen.dtype == bool
+        if isinstance(chosen, slice) or is_mask or is_at_hand or not len(chosen):
+            values: NDArray[np.int64] = self[field][chosen]
+            return values
+        rows = self._row_indices(chosen)
+        if self._read_range is None:
+            values = self._rows[field][rows]
+            return values
+        first = int(rows.min())
+        column: NDArray[np.int64] = self._read_range(field, first, int(rows.max()) + 1)
+        if _is_constant(column):
+            return np.broadcast_to(column[:1], len(rows))
+        return column[rows - first]
+
+    def _row_indices(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices among all records of some of the selected ones."""
+        if self._selection is None:
+            return chosen
+        if self._selection.dtype == bool:
+            return self._selection.nonzero()[0][chosen]
+        return self._selection[chosen]
 
     def blocks(self) -> Iterator[Columns]:
-        """The same rows in their order, of millions a part after the other: what is worked out of one stays small."""
-        rows, selected = self._rows, self._selected
-        if isinstance(rows, Columns) or self._keep is None or len(rows) <= BLOCK_ROWS:
+        """Yield the same rows in order, in blocks of BLOCK_ROWS if there are many.
+
+        What is computed from a block at a time takes little memory.
+        """
+        rows = self._rows
+        if isinstance(rows, Columns) or self._keeps_all or len(rows) <= BLOCK_ROWS:
             yield self
             return
-        if selected is not None and selected.dtype != bool:
-            selected = np.zeros(len(rows), bool)
-            selected[self._selected] = True
-        for part in in_parts(len(rows)):
-            yield Columns(neighbours(rows, part), None if selected is None else selected[part])
+        mask = self._selection
+        if mask is not None and mask.dtype != bool:
+            mask = np.zeros(len(rows), bool)
+            mask[self._selection] = True
+        for block in block_slices(len(rows)):
+            yield Columns(_slice_rows(rows, block), None if mask is None else mask[block])
 
     def measure(self, metric: str) -> NDArray[np.int64]:
-        """A figure for every row, of any status: int64 ns, UNDEFINED where a row has no value (`loadgen.figures`)."""
-        if metric in self._kept:
-            return self._kept[metric]
-        if self._keep == ():  # worked out of a part of the rows at a time, it stays small
-            getattr(self._rows, "frame", self._rows).give_back()  # type: ignore[union-attr]
-            whole, first = np.empty(len(self), np.int64), 0
-            for block in self.blocks():
-                whole[first : (first := first + len(block))] = block.measure(metric)
-            return whole
+        """Return a metric of `loadgen.figures` for every row, UNDEFINED without a value. Times are in ns."""
+        if metric in self._cache:
+            return self._cache[metric]
+        if self._is_large_file and not self._keeps_all:
+            return self._measure_by_blocks(metric)
         values = FIGURES.values(metric)(self)
-        if metric in _KEPT:
-            self._kept[metric] = values
+        if metric in CACHED_COLUMNS:
+            self._cache[metric] = values
+        return values
+
+    def _measure_by_blocks(self, metric: str) -> NDArray[np.int64]:
+        frame = getattr(self._rows, "frame", self._rows)
+        frame.give_back()  # type: ignore[union-attr]
+        values = np.empty(len(self), np.int64)
+        first = 0
+        for block in self.blocks():
+            values[first : first + len(block)] = block.measure(metric)
+            first += len(block)
         return values
 
     def forget(self) -> None:
-        """Give the memory of the kept columns back; they are read again when asked for."""
-        self._kept.clear()
+        """Free the memory of the kept columns. They are read again when they are needed."""
+        self._cache.clear()
 
     def where(self, status: int) -> NDArray[np.bool_]:
-        """Which rows have this status: a mask of the length of the columns."""
+        """Return which rows have this status."""
         statuses = self["status"]
-        mask: NDArray[np.bool_] = (statuses[:1] if statuses.strides == (0,) else statuses) == status
+        if _is_constant(statuses):
+            statuses = statuses[:1]
+        mask: NDArray[np.bool_] = statuses == status
         return np.broadcast_to(mask, len(self))
 
     @property
     def for_values(self) -> NDArray[np.bool_]:
-        """Which rows asked for no output, in tasks of which others do: embeddings, or a ranking."""
+        """Which rows requested no output, in tasks of which others do: embeddings, or a ranking."""
         mask: NDArray[np.bool_] = self["asked_output"] == 0
         return mask
 
     @property
     def attempted(self) -> NDArray[np.bool_]:
-        """Which rows reached their due instant: they were sent then, or dropped."""
+        """Which rows reached their due time: they were sent then, or dropped."""
         return (self["sent_ns"] >= 0) | self.where(DROPPED)
 
 
-class JoinedColumns:
-    """The columns of several stages as one; `ok`: of their ok requests alone; `order`: of these of them, so ordered.
+def _is_constant(column: NDArray[Any]) -> bool:
+    """Return True for an array of one value that is broadcast to a length."""
+    return column.strides == (0,)
 
-    Kept once they were read; without `keep` made again each time, for those that need each of many columns once.
+
+def _slice_rows(rows: Any, block: slice) -> Any:
+    """Return adjacent records. Columns of a simulation are sliced without making records of them."""
+    return rows.part(block) if hasattr(rows, "part") else rows[block]
+
+
+class JoinedColumns:
+    """The columns of several stages as one.
+
+    The columns are kept once they were read, unless `keep` is False, which suits those who need
+    each of many columns once.
     """
 
     def __init__(
@@ -235,264 +337,57 @@ class JoinedColumns:
         order: NDArray[np.int64] | None = None,
         keep: bool = True,
     ) -> None:
-        self._parts, self._keep = parts, keep
-        oks = (part.where(OK) if ok else np.ones(1, bool) for part in parts)
-        self._chosen: list[NDArray[Any] | slice] = [*map(or_all, oks)]
-        self._order: NDArray[np.int64] | None = None
+        """Take the columns of each stage.
+
+        Args:
+            parts: The columns of each stage.
+            ok: Whether to take their ok requests alone.
+            order: The indices of the requests to take, in this order; None takes all.
+            keep: Whether to keep the columns that were read.
+        """
+        self._parts = parts
+        self._keep = keep
+        self._cache: dict[str, NDArray[np.int64]] = {}
+        masks = [part.where(OK) if ok else np.ones(1, bool) for part in parts]
+        self._chosen: list[NDArray[Any] | slice] = [as_selection(mask) for mask in masks]
+        self._position: NDArray[np.int64] | None = None
         if order is not None:
-            places = [
-                np.arange(len(part))[chosen]
-                for part, chosen in zip(parts, self._chosen, strict=True)
-            ]
-            firsts = np.cumsum([0, *map(len, places)])
-            part_of = np.searchsorted(firsts, order, "right") - 1
-            self._chosen = [
-                of_part[order[part_of == i] - firsts[i]] for i, of_part in enumerate(places)
-            ]
-            self._order = np.argsort(
-                np.argsort(part_of, kind="stable")
-            )  # back from part after part
-        self._kept: dict[str, NDArray[np.int64]] = {}
+            self._take_in_order(order)
+
+    def _take_in_order(self, order: NDArray[np.int64]) -> None:
+        """Choose the rows of each part, and remember where each belongs in the whole."""
+        rows_of_parts = [
+            np.arange(len(part))[chosen]
+            for part, chosen in zip(self._parts, self._chosen, strict=True)
+        ]
+        first_of_part = np.cumsum([0, *map(len, rows_of_parts)])
+        part_of_request = np.searchsorted(first_of_part, order, "right") - 1
+        self._chosen = [
+            rows[order[part_of_request == i] - first_of_part[i]]
+            for i, rows in enumerate(rows_of_parts)
+        ]
+        # The chosen rows are read part after part. The inverse of that permutation restores the order.
+        self._position = np.argsort(np.argsort(part_of_request, kind="stable"))
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
-        """The column of a field of `record.FIELDS`."""
-        return self._joined(field, lambda part, chosen: part.take(field, chosen))
+        """Return the column of a field of `record.FIELDS`."""
+        return self._join(field, lambda part, chosen: part.take(field, chosen))
 
     def measure(self, metric: str) -> NDArray[np.int64]:
-        """A figure of `loadgen.figures`, UNDEFINED where a row has no value."""
-        return self._joined(metric, lambda part, chosen: part.measure(metric)[chosen])
+        """Return a metric of `loadgen.figures`, UNDEFINED for a row without a value."""
+        return self._join(metric, lambda part, chosen: part.measure(metric)[chosen])
 
-    def _joined(
+    def _join(
         self, name: str, column: Callable[[Columns, NDArray[Any] | slice], NDArray[np.int64]]
     ) -> NDArray[np.int64]:
-        if name in self._kept:
-            return self._kept[name]
+        if name in self._cache:
+            return self._cache[name]
         columns = [
             column(part, chosen) for part, chosen in zip(self._parts, self._chosen, strict=True)
         ]
-        whole: NDArray[np.int64] = together(columns).astype(np.int64, copy=False)
-        whole = whole if self._order is None else whole[self._order]
+        joined: NDArray[np.int64] = join_arrays(columns).astype(np.int64, copy=False)
+        if self._position is not None:
+            joined = joined[self._position]
         if self._keep:
-            self._kept[name] = whole
-        return whole
-
-
-UNDEFINED = np.iinfo(np.int64).min
-
-
-def by_time(instants: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[Any]:
-    """The places of requests in order of their instants, of those at one instant in order of their slots.
-
-    Most slots are in order of these instants, so that little is left to sort of requests in order of their slots.
-    """
-    if not len(slots) or int(slots.max()) - (least := int(slots.min())) > 2 * len(slots):
-        return np.lexsort((slots, instants))
-    places = np.full(int(slots.max()) - least + 1, -1, np.int32)
-    places[slots - least] = np.arange(len(slots), dtype=np.int32)
-    places = places[places >= 0]
-    if len(places) < len(slots):  # two of one slot
-        return np.lexsort((slots, instants))
-    return places[np.argsort(instants[places], kind="stable")]
-
-
-def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
-    def measure(columns: Columns) -> NDArray[np.int64]:
-        first, last = columns[start], columns[end]
-        values = last - first
-        if len(values) and (first.min() < 0 or last.min() < 0):
-            values[(first < 0) | (last < 0)] = UNDEFINED
-        return values
-
-    return measure
-
-
-def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
-    """`measures.streamed_tokens` of every row; -1 where the output tokens were not counted."""
-    if not len(columns) or int(columns["reasoning_tokens"].max()) <= 0:
-        return columns["output_tokens"]
-    unstreamed = (columns["reasoning_tokens"] > 0) & (
-        columns["first_token_ns"] == columns["first_answer_ns"]
-    )
-    token_counts: NDArray[np.int64] = columns["output_tokens"] - np.where(
-        unstreamed, columns["reasoning_tokens"], 0
-    )
-    return token_counts
-
-
-def _divide(span: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.int64]:
-    by, small = (
-        np.maximum(divisor, 1),
-        span.max(initial=0) < 1 << 53,
-    )  # a float of which, cut, is exact, and faster
-    quotient: NDArray[np.int64] = np.floor(span / by).astype(np.int64) if small else span // by
-    quotient[(divisor <= 0) | (span == UNDEFINED)] = UNDEFINED
-    return quotient
-
-
-def _later_tokens(columns: Columns) -> NDArray[np.int64]:
-    """Tokens streamed after the first event: what the span of a TPOT is divided by."""
-    return streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1)
-
-
-def has_no_span(columns: Columns) -> NDArray[np.bool_]:
-    """Which answers have tokens enough for a TPOT, and all of them at one instant: in one event, or in one write."""
-    first = columns["first_token_ns"]
-    mask: NDArray[np.bool_] = (
-        (first >= 0) & (columns["last_token_ns"] == first) & (_later_tokens(columns) > 0)
-    )
-    return mask
-
-
-def lacks_output(columns: Columns) -> NDArray[np.bool_]:
-    """Which answers have tokens enough for a TPOT, and not one event with output."""
-    mask: NDArray[np.bool_] = (columns["first_token_ns"] < 0) & (columns["output_tokens"] > 1)
-    return mask
-
-
-def _over(value: NDArray[np.int64], base: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which values are above a base by more tokens, and by a larger share, than counts differ honestly."""
-    surplus = value.astype(np.int64) - base
-    mask: NDArray[np.bool_] = (surplus > CONTRADICTING_TOKENS) & (surplus > CONTRADICTING * base)
-    return mask
-
-
-def understates(columns: Columns) -> NDArray[np.bool_]:
-    """Which answers came in more output events than they are said to have tokens. False where nobody counted."""
-    events, counted = columns["output_events"], columns["output_tokens"]
-    return (counted >= 0) & _over(events, counted)
-
-
-def overstates(columns: Columns) -> NDArray[np.bool_]:
-    """Which answers are said to have more tokens than were asked for."""
-    asked = columns["asked_output"]
-    return (asked > 0) & _over(columns["output_tokens"], asked)
-
-
-ttft = _between("due_ns", "first_token_ns")
-ttft_from_sent = _between("sent_ns", "first_token_ns")
-first_answer = _between("due_ns", "first_answer_ns")
-e2e = _between("due_ns", "end_ns")
-send_lag = _between("due_ns", "sent_ns")
-
-
-def tpot(columns: Columns) -> NDArray[np.int64]:
-    span = _between("first_token_ns", "last_token_ns")(columns)
-    return _divide(np.where(span == 0, UNDEFINED, span), _later_tokens(columns))
-
-
-def tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
-    span = _between("first_token_ns", "end_ns")(columns)
-    return _divide(
-        np.where(columns["due_ns"] < 0, UNDEFINED, span),
-        columns["output_tokens"].astype(np.int64) - 1,
-    )
-
-
-def e2e_per_token(columns: Columns) -> NDArray[np.int64]:
-    return _divide(e2e(columns), columns["output_tokens"].astype(np.int64))
-
-
-def acceptance(columns: Columns) -> NDArray[np.int64]:
-    """Accepted by drafted tokens, in %, millionths; where something was drafted."""
-    drafted, accepted = (
-        columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted")
-    )
-    told = (drafted > 0) & (accepted >= 0)
-    return np.where(told, accepted * 100_000_000 // np.maximum(drafted, 1), UNDEFINED)
-
-
-def accepted_length(columns: Columns) -> NDArray[np.int64]:
-    """Output tokens of a step of the model, in millionths; where something was drafted."""
-    if int(columns["draft_tokens"].max(initial=0)) <= 0:
-        return np.broadcast_to(np.int64(UNDEFINED), len(columns))
-    drafted, accepted = (
-        columns[f"{name}_tokens"].astype(np.int64) for name in ("draft", "accepted")
-    )
-    output = columns["output_tokens"].astype(np.int64)
-    told = (drafted > 0) & (accepted >= 0) & (output > accepted)
-    return np.where(told, output * 1_000_000 // np.maximum(output - accepted, 1), UNDEFINED)
-
-
-def connect(columns: Columns) -> NDArray[np.int64]:
-    """From the due instant until a new connection was ready; 0 on one that was open before."""
-    due, ready = columns["due_ns"], columns["ready_ns"]
-    return np.where((due < 0) | (ready < 0), UNDEFINED, sendable(columns) - due)
-
-
-def tcp(columns: Columns) -> NDArray[np.int64]:
-    """Of the first request of a connection, how long TCP took."""
-    return np.where(columns["tcp_ns"] < 0, UNDEFINED, columns["tcp_ns"])
-
-
-def tls(columns: Columns) -> NDArray[np.int64]:
-    """The same of the TLS handshake; a connection without TLS has none."""
-    return np.where(columns["tls_ns"] <= 0, UNDEFINED, columns["tls_ns"])
-
-
-def _where_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
-    return lambda columns: np.where(columns["first_token_ns"] < 0, UNDEFINED, columns[field])
-
-
-client_lag = _where_first_token("client_lag_ns")
-stamp_error = _where_first_token("stamp_error_ns")
-
-
-def tpot_error(columns: Columns) -> NDArray[np.int64]:
-    """How wrong a TPOT can be: (first + last stamp error) / (n - n1). UNDEFINED where TPOT is, or an error unknown."""
-    first, last = columns["stamp_error_ns"], columns["last_token_error_ns"]
-    unknown = (
-        (first < 0) | (last < 0) | (columns["first_token_ns"] < 0) | (columns["last_token_ns"] < 0)
-    )
-    return _divide(
-        np.where(unknown | has_no_span(columns), UNDEFINED, first + last), _later_tokens(columns)
-    )
-
-
-def max_gap_error(columns: Columns) -> NDArray[np.int64]:
-    unknown = (columns["output_events"] < 2) | (columns["max_gap_error_ns"] < 0)
-    return np.where(unknown, UNDEFINED, columns["max_gap_error_ns"])
-
-
-def max_gap(columns: Columns) -> NDArray[np.int64]:
-    return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
-
-
-def sendable(
-    columns: Columns | JoinedColumns | Mapping[str, NDArray[np.int64]],
-) -> NDArray[np.int64]:
-    """When each request could have been sent: when it was due, or its connection was there, if it needed a new one."""
-    due, ready = columns["due_ns"], columns["ready_ns"]
-    instants: NDArray[np.int64] = np.where(columns["reused"] > 0, due, np.maximum(due, ready))
-    return instants
-
-
-def defined(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The values without those that are UNDEFINED; the same array where there are none."""
-    return values if values.min(initial=0) != UNDEFINED else values[values != UNDEFINED]
-
-
-def or_all(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
-    """To choose these rows by; where none is left out, what chooses all without a copy of them."""
-    return slice(None) if mask.all() else mask
-
-
-def token_spans(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Per ok request with known output tokens: instant of the first token, instant of the last token, output tokens.
-
-    Both instants are the end of the request where it was not streamed.
-    """
-    known = columns.where(OK) & (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
-    own = or_all(known)
-    return (
-        first_tokens(columns, own),
-        first_tokens(columns, own, "last_token_ns"),
-        columns["output_tokens"][own],
-    )
-
-
-def first_tokens(
-    columns: Columns, own: NDArray[np.bool_] | slice, name: str = "first_token_ns"
-) -> NDArray[np.int64]:
-    """Of some rows the instants of the first token, or others; of those that were not streamed the end."""
-    found = columns[name][own]
-    return np.where(found < 0, columns["end_ns"][own], found) if found.min(initial=0) < 0 else found
+            self._cache[name] = joined
+        return joined

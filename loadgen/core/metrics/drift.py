@@ -1,20 +1,19 @@
-"""Latencies and throughput by blocks of time, and their change from the first third of a run to the last third.
+"""Latencies and throughput by blocks of time, and their change over the steady state.
 
-Pure. A block lasts a power of two in seconds: the shortest that needs at most BLOCKS blocks for the
-run.
+Pure. A block lasts a power of two in seconds: the shortest that needs at most MAX_BLOCKS blocks for
+the run.
 """
 
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from loadgen.core.metrics import windows
-from loadgen.core.metrics.columns import OK, Columns, defined, or_all
-from loadgen.core.metrics.windows import Span
+from loadgen.core.metrics.columns import OK, as_selection, drop_undefined
 from loadgen.core.stats.quantiles import Values, milliseconds
 
 if TYPE_CHECKING:
@@ -22,15 +21,44 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-BLOCKS = 32
-FIRST_NS = 1_000_000_000
-SHOWN = ("ttft", "tpot", "e2e")
-PARTS = (("ttft", 0.5), ("ttft", 0.99), ("tpot", 0.5), ("tpot", 0.99), ("e2e", 0.99))
-FEWEST = 6  # whole blocks needed to compute a change
+    from loadgen.core.metrics.columns import Columns
+    from loadgen.core.metrics.windows import Span
+
+MAX_BLOCKS = 32
+SHORTEST_BLOCK_NS = 1_000_000_000
+
+MIN_BLOCKS = 6
+"""So many whole blocks are needed to compute a change."""
+
+LATENCIES = ("ttft", "tpot", "e2e")
+
+
+class BlockQuantile(NamedTuple):
+    """A quantile of a latency that is computed for each block."""
+
+    metric: str
+    quantile: float
+
+    @property
+    def field(self) -> str:
+        """The field of `Drift`, for example `ttft_p50`."""
+        return f"{self.metric}_p{self.quantile * 100:g}"
+
+
+QUANTILES = (
+    BlockQuantile("ttft", 0.5),
+    BlockQuantile("ttft", 0.99),
+    BlockQuantile("tpot", 0.5),
+    BlockQuantile("tpot", 0.99),
+    BlockQuantile("e2e", 0.99),
+)
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One block of the run: quantiles of the measured ok requests due in it, and the output tokens that came in it."""
+    """One block of time: quantiles of the measured ok requests due in it, and its output tokens.
+
+    `output_per_s` is None for a block that is not wholly inside the steady window.
+    """
 
     start_s: float
     end_s: float
@@ -40,15 +68,14 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p50_ms: float | None = None
     tpot_p99_ms: float | None = None
     e2e_p99_ms: float | None = None
-    output_per_s: float | None = (
-        None  # null for a block that is not wholly inside the steady window
-    )
+    output_per_s: float | None = None
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """Relative change over time: median over the last third of the whole blocks / median over the first third - 1.
+    """The relative change from the first third of the whole blocks to the last third.
 
-    Null with fewer than six blocks that lie wholly inside the steady window.
+    It is the median over the last third, divided by that over the first third, less 1. Whole blocks
+    lie wholly inside the steady window. A change is None with fewer than MIN_BLOCKS of them.
     """
 
     block_s: float | None = None
@@ -63,52 +90,49 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 def without_statistics(drift: Drift, metric: str, statistics: Collection[str]) -> Drift:
     """Return the drift without the quantiles of a metric that are withheld."""
-    names = [
-        f"{metric}_p{p * 100:g}"
-        for part, p in PARTS
-        if part == metric and f"p{p * 100:g}" in statistics
+    fields = [
+        each.field
+        for each in QUANTILES
+        if each.metric == metric and f"p{each.quantile * 100:g}" in statistics
     ]
-    blocks = tuple(
-        msgspec.structs.replace(block, **dict.fromkeys(f"{name}_ms" for name in names))
-        for block in drift.blocks
-    )
-    return msgspec.structs.replace(drift, blocks=blocks, **dict.fromkeys(names))
+    block_fields = dict.fromkeys(f"{field}_ms" for field in fields)
+    blocks = tuple(msgspec.structs.replace(block, **block_fields) for block in drift.blocks)
+    return msgspec.structs.replace(drift, blocks=blocks, **dict.fromkeys(fields))
 
 
 def without_tokens(drift: Drift) -> Drift:
-    """The drift without its rates of tokens, where those are withheld."""
+    """Return the drift without its rates of tokens, which are withheld."""
     blocks = tuple(msgspec.structs.replace(block, output_per_s=None) for block in drift.blocks)
     return msgspec.structs.replace(drift, output_per_s=None, blocks=blocks)
 
 
 class BlockSamples:
-    """Measured ok requests due in one block of time: their number, and a sample of each SHOWN metric."""
-
-    __slots__ = ("requests", "values")
+    """Measured ok requests due in one block of time: their number, and samples of their latencies."""
 
     def __init__(self) -> None:
         self.requests = 0
-        self.values = {metric: Values() for metric in SHOWN}
+        self.values = {metric: Values() for metric in LATENCIES}
 
 
 class TimeBlocks(NamedTuple):
-    """The samples of the blocks of a run in order of time. The first block begins at the start of the run."""
+    """The samples of the blocks of a run in order of time. The first block begins with the run."""
 
     samples: list[BlockSamples]
     block_ns: int
 
 
 def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
-    """Return the latencies of the measured ok requests by blocks of time. `measured`: the records of each stage."""
-    ok_due = [columns["due_ns"][or_all(columns.where(OK))] for columns in measured]
-    latest_ns = max((int(due.max(initial=0)) for due in ok_due), default=0)
-    block_ns = FIRST_NS
-    while latest_ns >= block_ns * BLOCKS:
+    """Return the latencies of the measured ok requests by blocks of time."""
+    ok_due = [columns["due_ns"][as_selection(columns.where(OK))] for columns in measured]
+    latest_ns = max((int(due_ns.max(initial=0)) for due_ns in ok_due), default=0)
+    block_ns = SHORTEST_BLOCK_NS
+    while latest_ns >= block_ns * MAX_BLOCKS:
         block_ns *= 2
     samples: list[BlockSamples] = []
-    for columns, due in zip(measured, ok_due, strict=True):
+    for columns, due_ns in zip(measured, ok_due, strict=True):
+        # int8 holds all numbers of blocks, and takes an eighth of the memory of int64.
         block_of_request = np.floor_divide(
-            due, block_ns, out=np.empty(len(due), np.int8), casting="unsafe"
+            due_ns, block_ns, out=np.empty(len(due_ns), np.int8), casting="unsafe"
         )
         _add_to_blocks(samples, columns, block_of_request)
     return TimeBlocks(samples, block_ns)
@@ -117,7 +141,7 @@ def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
 def _add_to_blocks(
     samples: list[BlockSamples], columns: Columns, block_of_request: NDArray[np.int8]
 ) -> None:
-    """Add the ok requests of a stage to the samples. `block_of_request`: the block of each of these requests."""
+    """Add the ok requests of a stage to the samples of the blocks that they are due in."""
     if not len(block_of_request):
         return
     while len(samples) <= int(block_of_request.max()):
@@ -128,13 +152,14 @@ def _add_to_blocks(
         order = np.flatnonzero(columns.where(OK)).astype(np.int32)[order]
     for block, size in zip(samples, sizes.tolist(), strict=True):
         block.requests += size
-    for metric in SHOWN:
-        parts = np.split(columns.measure(metric)[order], np.cumsum(sizes)[:-1])
-        for block, values in zip(samples, parts, strict=True):
-            block.values[metric].add(defined(values))
+    ends = np.cumsum(sizes)
+    for metric in LATENCIES:
+        values_of_blocks = np.split(columns.measure(metric)[order], ends[:-1])
+        for block, values in zip(samples, values_of_blocks, strict=True):
+            block.values[metric].add(drop_undefined(values))
 
 
-def of_blocks(
+def measure_drift(
     time_blocks: TimeBlocks, steady: Span, tokens_in: Callable[[Span], float | None]
 ) -> Drift:
     """Return the drift of a run.
@@ -144,55 +169,62 @@ def of_blocks(
     """
     if not time_blocks.samples:
         return Drift()
-    length_ns = time_blocks.block_ns
     blocks: list[Block] = []
     whole_blocks: list[Block] = []
     for i, samples in enumerate(time_blocks.samples):
-        span = windows.span(i * length_ns, (i + 1) * length_ns)
-        assert span.start_s is not None and span.end_s is not None
-        inside = (
-            steady.start_s is not None
-            and steady.end_s is not None
-            and steady.start_s <= span.start_s
-            and span.end_s <= steady.end_s
-        )
+        block_span = windows.span(i * time_blocks.block_ns, (i + 1) * time_blocks.block_ns)
+        is_whole = _is_inside(block_span, steady)
         if not samples.requests and not whole_blocks:
             continue
-        tokens = tokens_in(span) if inside else None
-        block = Block(
-            start_s=span.start_s,
-            end_s=span.end_s,
-            requests=samples.requests,
-            output_per_s=None if tokens is None else tokens / (length_ns / 1e9),
-            **{
-                f"{metric}_p{p * 100:g}_ms": milliseconds(samples.values[metric].quantile(p))
-                for metric, p in PARTS
-                if samples.values[metric].count
-            },
-        )
+        tokens = tokens_in(block_span) if is_whole else None
+        block = _summarize_block(samples, block_span, tokens)
         blocks.append(block)
-        if inside:
+        if is_whole:
             whole_blocks.append(block)
-    changes = {}
-    if len(whole_blocks) >= FEWEST:
-        third = len(whole_blocks) // 3
-        for name in (
-            "ttft_p50_ms",
-            "ttft_p99_ms",
-            "tpot_p50_ms",
-            "tpot_p99_ms",
-            "e2e_p99_ms",
-            "output_per_s",
-        ):
-            changes[name.removesuffix("_ms")] = _change(
-                [getattr(block, name) for block in whole_blocks[:third]],
-                [getattr(block, name) for block in whole_blocks[-third:]],
-            )
-    return Drift(block_s=length_ns / 1e9, blocks=tuple(blocks), **changes)
+    changes = _changes(whole_blocks) if len(whole_blocks) >= MIN_BLOCKS else {}
+    return Drift(block_s=time_blocks.block_ns / 1e9, blocks=tuple(blocks), **changes)
 
 
-def _change(first: Sequence[float | None], last: Sequence[float | None]) -> float | None:
-    before, after = ([value for value in values if value is not None] for values in (first, last))
-    if not before or not after or statistics.median(before) <= 0:
+def _is_inside(inner: Span, outer: Span) -> bool:
+    if inner.start_s is None or inner.end_s is None:
+        return False
+    if outer.start_s is None or outer.end_s is None:
+        return False
+    return outer.start_s <= inner.start_s and inner.end_s <= outer.end_s
+
+
+def _summarize_block(samples: BlockSamples, span: Span, tokens: float | None) -> Block:
+    quantiles: dict[str, Any] = {
+        f"{each.field}_ms": milliseconds(samples.values[each.metric].quantile(each.quantile))
+        for each in QUANTILES
+        if samples.values[each.metric].count
+    }
+    return Block(
+        start_s=span.start_s or 0.0,
+        end_s=span.end_s or 0.0,
+        requests=samples.requests,
+        output_per_s=windows.per_second(tokens, span),
+        **quantiles,
+    )
+
+
+def _changes(whole_blocks: Sequence[Block]) -> dict[str, float | None]:
+    """Return the relative change of each series from the first to the last third of the blocks."""
+    third = len(whole_blocks) // 3
+
+    def change(field: str) -> float | None:
+        first = [getattr(block, field) for block in whole_blocks[:third]]
+        last = [getattr(block, field) for block in whole_blocks[-third:]]
+        return _relative_change(first, last)
+
+    changes = {each.field: change(f"{each.field}_ms") for each in QUANTILES}
+    return {**changes, "output_per_s": change("output_per_s")}
+
+
+def _relative_change(first: Sequence[float | None], last: Sequence[float | None]) -> float | None:
+    """Return by how much the median rose, as a share. None if the first is not known or positive."""
+    known_first = [value for value in first if value is not None]
+    known_last = [value for value in last if value is not None]
+    if not known_first or not known_last or statistics.median(known_first) <= 0:
         return None
-    return statistics.median(after) / statistics.median(before) - 1
+    return statistics.median(known_last) / statistics.median(known_first) - 1

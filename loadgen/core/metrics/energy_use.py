@@ -1,4 +1,4 @@
-"""What the energy of a run bought: joules for each token and request, beside what the system was said to draw. Pure."""
+"""The energy of a run per token and per request, and the declared power of the system. Pure."""
 
 from __future__ import annotations
 
@@ -17,32 +17,43 @@ if TYPE_CHECKING:
     from loadgen.core.server_metrics.series import MetricSample
 
 
-def of_run(samples: Sequence[MetricSample], summary: Summary) -> EnergyUse | None:
-    """The energy of the steady window with its tokens and requests; None where no page of hardware was read."""
+def summarize_energy(samples: Sequence[MetricSample], summary: Summary) -> EnergyUse | None:
+    """Return the energy of the steady window with its tokens and requests.
+
+    Returns None if no metrics page of the hardware was read.
+    """
     steady = summary.window.steady
     used = energy.measured(samples, steady.start_s, steady.end_s)
     if used is None:
         return None
-    watts, tokens, requests = (
-        used.watts,
-        summary.tokens.steady_output_per_s,
-        summary.load.steady_completed_rps,
-    )
+    tokens_per_s = summary.tokens.steady_output_per_s
     return msgspec.structs.replace(
         used,
-        declared_watts=_declared(summary),
-        joules_per_output_token=watts / tokens if watts is not None and tokens else None,
-        joules_per_request=watts / requests if watts is not None and requests else None,
-        output_tokens_per_s_per_watt=tokens / watts if watts and tokens else None,
+        declared_watts=_declared_watts(summary),
+        joules_per_output_token=_joules_per(used.watts, tokens_per_s),
+        joules_per_request=_joules_per(used.watts, summary.load.steady_completed_rps),
+        output_tokens_per_s_per_watt=tokens_per_s / used.watts
+        if used.watts and tokens_per_s
+        else None,
     )
 
 
-def _declared(summary: Summary) -> float | None:
-    """The power limit of one accelerator, as `--system` says it, times their number."""
-    said = summary.run.metadata
-    limit = said.get(f"{SYSTEM}accelerator.power_limit_w", "")
-    nodes, each = said.get(f"{SYSTEM}nodes", "1"), said.get(f"{SYSTEM}accelerator.per_node", "")
-    gpus = summary.target.gpus or (
-        int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else None
-    )
-    return float(limit) * gpus if limit.isdigit() and gpus else None
+def _joules_per(watts: float | None, rate_per_s: float | None) -> float | None:
+    """Return the energy per unit of a rate, or None if the power or the rate is not known."""
+    return watts / rate_per_s if watts is not None and rate_per_s else None
+
+
+def _declared_watts(summary: Summary) -> float | None:
+    """Return the power limit of all accelerators as `--system` declares it, None if it does not."""
+    metadata = summary.run.metadata
+    limit_w = metadata.get(f"{SYSTEM}accelerator.power_limit_w", "")
+    gpus = summary.target.gpus or _declared_gpus(metadata)
+    return float(limit_w) * gpus if limit_w.isdigit() and gpus else None
+
+
+def _declared_gpus(metadata: dict[str, str]) -> int | None:
+    nodes = metadata.get(f"{SYSTEM}nodes", "1")
+    per_node = metadata.get(f"{SYSTEM}accelerator.per_node", "")
+    if not nodes.isdigit() or not per_node.isdigit():
+        return None
+    return int(nodes) * int(per_node)

@@ -1,176 +1,221 @@
-"""The block `load` of a summary: offered, achieved and completed load, requests in flight, gaps between sends. Pure."""
+"""The load of a run: offered, achieved and completed rates, requests in flight, gaps between sends.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.accumulator import MetricAccumulator
-from loadgen.core.metrics.blocks import amount_in
-from loadgen.core.metrics.columns import Columns, in_parts, or_all, together
-from loadgen.core.metrics.windows import Span, Window, per_second
+from loadgen.core.metrics.columns import as_selection, join_arrays
+from loadgen.core.metrics.windows import per_second
+from loadgen.core.stats.quantiles import block_slices, sort_times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from loadgen.core.metrics.accumulator import MetricAccumulator
+    from loadgen.core.metrics.columns import Columns
+    from loadgen.core.metrics.windows import Span, Window
     from loadgen.core.results.manifest import StagePlan
 
-_STEP = 4096  # starts, of which the first says whether any of them may be the busiest
+STARTS_PER_CHUNK = 4096
+"""The requests in flight at the first start of a chunk say whether the maximum can lie in it."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Offered, achieved and completed load. The rate of n instants is (n - 1) / (last - first)."""
+    """Offered, achieved and completed load. The rate of n times is (n - 1) / (last - first).
 
-    arrival: str = ""  # as written in the workload: "poisson 10/s"
-    offered_rps: float | None = (
-        None  # rate of due instants; null in a closed loop, which has no offered load
-    )
-    achieved_rps: float | None = None  # rate of sent instants
-    # ok requests over the measured window; null for a single request
+    Attributes:
+        arrival: The arrival process as written in the workload, for example "poisson 10/s".
+        offered_rps: The rate of due times. None in a closed loop, which has no offered load.
+        achieved_rps: The rate of sent times.
+        completed_rps: Ok requests per second of the measurement window. None for a single request.
+        steady_completed_rps: Ok requests that ended in the steady-state window, per second of it.
+        in_flight_mean: The mean over the measurement window; requests of all stages count.
+        in_flight_max: The maximum in the measurement window; requests of all stages count.
+        gap_variation: Standard deviation / mean of the gaps between sends, in open-loop stages.
+        gap_variation_planned: The same of the due times of these requests.
+    """
+
+    arrival: str = ""
+    offered_rps: float | None = None
+    achieved_rps: float | None = None
     completed_rps: float | None = None
-    steady_completed_rps: float | None = (
-        None  # ok requests that ended in the steady window, per second of it
-    )
-    in_flight_mean: float | None = (
-        None  # mean over the measured window; requests of all stages count
-    )
+    steady_completed_rps: float | None = None
+    in_flight_mean: float | None = None
     in_flight_max: int | None = None
-    gap_variation: float | None = (
-        None  # standard deviation / mean of real send gaps; open-loop stages only
-    )
-    gap_variation_planned: float | None = None  # of the due instants of the same requests
+    gap_variation: float | None = None
+    gap_variation_planned: float | None = None
 
 
-def load(
-    cell: MetricAccumulator,
+class InFlight(NamedTuple):
+    """The requests in flight in an interval: sent and not done. None without an interval."""
+
+    mean: float | None
+    maximum: int | None
+
+
+def summarize_load(
+    accumulator: MetricAccumulator,
     everything: Sequence[MetricAccumulator],
-    inside: Window,
-    arrival: str,
+    window: Window,
     stages: Sequence[StagePlan],
     whole: MetricAccumulator | None = None,
 ) -> Load:
-    """Return the block `load` of a cell. `everything`: the cells of all stages. `whole`: what the cell is a part of."""
-    mean, largest = in_flight([columns for part in everything for columns in part.columns], inside)
-    variation, variation_planned = _gap_variations(cell.columns, stages)
+    """Return the load of some requests, without the name of the arrival process.
+
+    Args:
+        accumulator: The requests.
+        everything: The requests of all stages.
+        window: The intervals that rates are over.
+        stages: The plans of the stages.
+        whole: The requests of all parts, if these requests are those of one part.
+    """
+    in_flight = count_in_flight(
+        [columns for part in everything for columns in part.columns], window
+    )
+    variation, planned_variation = _gap_variations(accumulator.columns, stages)
+    steady = window.steady
+    steady_ok = accumulator.amount("ok").between(steady.start_s, steady.end_s)
+    # The window of a single request is its own latency, whose inverse says nothing about the load.
+    has_completed_rate = accumulator.sum("rows") > 1
     return Load(
-        arrival=arrival,
-        offered_rps=instants_per_s(cell, "open_due", whole),
-        achieved_rps=instants_per_s(cell, "sent", whole),
-        completed_rps=_completed_per_s(cell, inside),
-        steady_completed_rps=per_second(amount_in([cell], "ok", inside.steady), inside.steady),
-        in_flight_mean=mean,
-        in_flight_max=largest,
+        offered_rps=times_per_s(accumulator, "open_due", whole),
+        achieved_rps=times_per_s(accumulator, "sent", whole),
+        completed_rps=per_second(accumulator.sum("ok"), window) if has_completed_rate else None,
+        steady_completed_rps=per_second(steady_ok, steady),
+        in_flight_mean=in_flight.mean,
+        in_flight_max=in_flight.maximum,
         gap_variation=variation,
-        gap_variation_planned=variation_planned,
+        gap_variation_planned=planned_variation,
     )
 
 
-def _completed_per_s(cell: MetricAccumulator, inside: Window) -> float | None:
-    """Return the ok requests per second of the measurement window, or None for a single request.
-
-    The window of a single request is its own latency, whose inverse says nothing about the load.
-    """
-    return per_second(cell.sum("ok"), inside) if cell.sum("rows") > 1 else None
-
-
-def instants_per_s(
-    cell: MetricAccumulator, instants: str, whole: MetricAccumulator | None = None
+def times_per_s(
+    accumulator: MetricAccumulator, times: str, whole: MetricAccumulator | None = None
 ) -> float | None:
-    """Rate of instants per second, (n - 1) / (last - first): n instants enclose n - 1 gaps. None for fewer than two.
+    """Return the rate of times, (n - 1) / (last - first), or None for fewer than two.
 
-    Of a part the share of the rate of the `whole` that its instants are: the parts are over one time, and add up.
+    The rate of a part is its share of the rate of the `whole`, because all parts are over one time:
+    so the rates of the parts add up.
     """
-    count = cell.sum(instants)
+    count = accumulator.sum(times)
     if whole is not None:
-        rate = instants_per_s(whole, instants) if count else None
-        return None if rate is None else rate * count / whole.sum(instants)
-    length_ns = cell.most[instants] - cell.least[instants] if count > 1 else 0
+        rate = times_per_s(whole, times) if count else None
+        return None if rate is None else rate * count / whole.sum(times)
+    if count < 2:
+        return None
+    length_ns = accumulator.most[times] - accumulator.least[times]
     return (count - 1) / (length_ns / 1e9) if length_ns > 0 else None
 
 
-def in_flight(
-    everything: Sequence[Columns], stretch: Span | Window
-) -> tuple[float | None, int | None]:
-    """Mean and maximum number of requests in flight (sent and not done) in an interval.
+def count_in_flight(everything: Sequence[Columns], interval: Span | Window) -> InFlight:
+    """Return the mean and the maximum number of requests in flight in an interval, both exact.
 
-    Exact, by a sweep over starts and ends. A request without an end (its worker died) counts as in flight until the end
-    of the interval. At the same instant, ends are counted before starts.
+    A request without an end, whose worker died, counts as in flight until the end of the interval.
+    At the same time, ends are counted before starts.
     """
-    if stretch.start_s is None or stretch.end_s is None:
-        return None, None
-    low, high = round(stretch.start_s * 1e9), round(stretch.end_s * 1e9)
-    pairs = []  # with those in flight at some time in the interval
-    for part in everything:
-        sent, done = part["sent_ns"], part["done_ns"]
-        pairs.append((part, or_all((sent >= 0) & (sent <= high) & ((done < 0) | (done >= low)))))
+    if interval.start_s is None or interval.end_s is None:
+        return InFlight(None, None)
+    start_ns = round(interval.start_s * 1e9)
+    end_ns = round(interval.end_s * 1e9)
+    selections = [_in_flight_within(columns, start_ns, end_ns) for columns in everything]
     starts, ends = (
-        np.concatenate([part[name][own] for part, own in pairs]) for name in ("sent_ns", "done_ns")
-    )
-    endless = ends < 0
-    ends[endless] = np.maximum(starts[endless], high)
-    total_ns = np.int64(0)
-    for rows in in_parts(len(ends)):
-        total_ns += np.maximum(
-            np.minimum(ends[rows], high) - np.maximum(starts[rows], low), 0
-        ).sum()
-    starts.sort()
-    ends.sort()
-    at_start = np.searchsorted(starts, low, "right") - np.searchsorted(ends, low, "right")
-    first, last = np.searchsorted(starts, low, "left"), np.searchsorted(starts, high, "right")
-    begins = np.arange(first, last, _STEP)
-    levels = (
-        begins + 1 - np.searchsorted(ends, starts[begins], "right")
-    )  # requests in flight right after each start
-    maximum = max(int(at_start), int(levels.max(initial=0)))
-    for begin in begins[levels + _STEP > maximum].tolist():
-        chunk = starts[begin : min(begin + _STEP, last)]
-        levels = np.arange(begin + 1, begin + 1 + len(chunk)) - np.searchsorted(
-            ends, chunk, "right"
+        np.concatenate(
+            [columns[field][chosen] for columns, chosen in zip(everything, selections, strict=True)]
         )
-        maximum = max(maximum, int(levels.max()))
-    return float(total_ns / (high - low)), maximum
+        for field in ("sent_ns", "done_ns")
+    )
+    has_no_end = ends < 0
+    ends[has_no_end] = np.maximum(starts[has_no_end], end_ns)
+    total_ns = np.int64(0)
+    for rows in block_slices(len(ends)):
+        in_interval_ns = np.minimum(ends[rows], end_ns) - np.maximum(starts[rows], start_ns)
+        total_ns += np.maximum(in_interval_ns, 0).sum()
+    starts = sort_times(starts)
+    ends = sort_times(ends)
+    mean = float(total_ns / (end_ns - start_ns))
+    return InFlight(mean, _max_in_flight(starts, ends, start_ns, end_ns))
 
 
-def gap_variation(instants_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:
-    """Coefficient of variation (standard deviation / mean) of the gaps between instants: constant 0, Poisson 1.
+def _in_flight_within(columns: Columns, start_ns: int, end_ns: int) -> NDArray[np.bool_] | slice:
+    """Return which requests are in flight at some time in an interval."""
+    sent_ns = columns["sent_ns"]
+    done_ns = columns["done_ns"]
+    ends_later = (done_ns < 0) | (done_ns >= start_ns)
+    return as_selection((sent_ns >= 0) & (sent_ns <= end_ns) & ends_later)
 
-    Gaps are computed within a stage and divided by the mean gap of that stage, so a change of rate between stages does
-    not count as variation. None when there are no gaps.
+
+def _max_in_flight(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], start_ns: int, end_ns: int
+) -> int:
+    """Return the most requests in flight at one time, from their starts and ends in order.
+
+    The number rises only at starts, and between two starts it can only fall. So the starts are
+    examined in chunks, and a chunk only if the number at its first start leaves room for a maximum.
     """
-    pooled = []
+    started = np.searchsorted(starts, start_ns, "right")
+    ended = np.searchsorted(ends, start_ns, "right")
+    first = np.searchsorted(starts, start_ns, "left")
+    last = np.searchsorted(starts, end_ns, "right")
+    chunk_starts = np.arange(first, last, STARTS_PER_CHUNK)
+    at_chunk_starts = chunk_starts + 1 - np.searchsorted(ends, starts[chunk_starts], "right")
+    maximum = max(int(started - ended), int(at_chunk_starts.max(initial=0)))
+    may_exceed = at_chunk_starts + STARTS_PER_CHUNK > maximum
+    for chunk_start in chunk_starts[may_exceed].tolist():
+        chunk = starts[chunk_start : min(chunk_start + STARTS_PER_CHUNK, last)]
+        started_until = np.arange(chunk_start + 1, chunk_start + 1 + len(chunk))
+        in_flight = started_until - np.searchsorted(ends, chunk, "right")
+        maximum = max(maximum, int(in_flight.max()))
+    return maximum
+
+
+def gap_variation(times_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:
+    """Return the coefficient of variation of the gaps between times, or None if there are no gaps.
+
+    It is 0 for constant gaps and 1 for a Poisson process. Gaps are computed within a stage and
+    divided by the mean gap of that stage, so that a change of rate between stages does not count.
+    """
+    relative_gaps = []
     for stage in np.flatnonzero(np.bincount(stages)):
-        gaps = np.diff(np.sort(instants_ns[or_all(stages == stage)]))
-        if len(gaps) and gaps.sum() > 0:
-            pooled.append(gaps / gaps.mean())
-        del gaps  # as long as all that are pooled
-    if not pooled:
+        gaps_ns = np.diff(sort_times(times_ns[as_selection(stages == stage)]))
+        if len(gaps_ns) and gaps_ns.sum() > 0:
+            relative_gaps.append(gaps_ns / gaps_ns.mean())
+        del gaps_ns  # frees as much memory as all relative gaps take
+    if not relative_gaps:
         return None
-    return float(together(pooled).std())
+    return float(join_arrays(relative_gaps).std())
 
 
 def _gap_variations(
     parts: Sequence[Columns], stages: Sequence[StagePlan]
 ) -> tuple[float | None, float | None]:
-    """The variation of real send gaps and of planned ones, of requests whose gaps are planned.
+    """Return the variation of the gaps between sends, and of the planned gaps.
 
-    Those are sent in an open loop, and they are first turns: later ones wait for the turn before.
+    Gaps are planned between requests of an open loop that are first turns. Later turns wait for the
+    turn before.
     """
-    closed = np.array([stage.closed for stage in stages] or [False])
-    of_arrivals = [
-        (part["sent_ns"] >= 0) & ~closed[part["stage"]] & (part["turn"] == 0) for part in parts
-    ]
-    pairs = [(part, or_all(own)) for part, own in zip(parts, of_arrivals, strict=True)]
-    of_stage = np.concatenate([np.zeros(0, np.int16), *(part["stage"][own] for part, own in pairs)])
+    is_closed_stage = np.array([stage.closed for stage in stages] or [False])
+    selections = []
+    for columns in parts:
+        is_planned = ~is_closed_stage[columns["stage"]] & (columns["turn"] == 0)
+        selections.append(as_selection((columns["sent_ns"] >= 0) & is_planned))
 
-    def variation(name: str) -> float | None:
-        return gap_variation(together([part[name][own] for part, own in pairs]), of_stage)
+    def chosen_values(field: str) -> list[NDArray[np.int64]]:
+        return [columns[field][chosen] for columns, chosen in zip(parts, selections, strict=True)]
 
-    of_sends = variation("sent_ns")
-    as_planned = all(
-        np.array_equal(part["sent_ns"][own], part["due_ns"][own]) for part, own in pairs
+    stage_of_request = np.concatenate([np.zeros(0, np.int16), *chosen_values("stage")])
+    variation = gap_variation(join_arrays(chosen_values("sent_ns")), stage_of_request)
+    was_as_planned = all(
+        np.array_equal(columns["sent_ns"][chosen], columns["due_ns"][chosen])
+        for columns, chosen in zip(parts, selections, strict=True)
     )
-    return of_sends, of_sends if as_planned else variation("due_ns")
+    if was_as_planned:
+        return variation, variation
+    return variation, gap_variation(join_arrays(chosen_values("due_ns")), stage_of_request)

@@ -1,18 +1,20 @@
-"""What each of the machines of a cluster that sent a load did, and what was lost with it. Pure."""
+"""What each of the machines of a cluster did that sent a load, and what was lost with it. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from loadgen.core.metrics.client_use import full_seconds_within
 from loadgen.core.metrics.columns import LOST, UNDEFINED, JoinedColumns
-from loadgen.core.metrics.validity import inside
-from loadgen.core.stats.quantiles import Distribution, exact
+from loadgen.core.stats.quantiles import Distribution, distribution_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.windows import Window
@@ -20,78 +22,110 @@ if TYPE_CHECKING:
 
 
 class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the machines that sent the load: its measured requests."""
+    """One of the machines that sent the load: its measured requests.
 
-    name: str  # with its address; no other one has it
-    workers: int  # 0: lost before the load
-    requests: int | None = None  # those that its workers were to send
-    lost: int | None = None  # of these
-    late: int | None = (
-        None  # sent later than the send lag may be: `send_lag_share` of TTFT p50, else of E2E p50
-    )
+    Attributes:
+        name: The name with the address, which no other machine has.
+        workers: The number of its workers, 0 if it was lost before the load.
+        requests: The requests that its workers were to send.
+        lost: Those of them that were lost.
+        late: Those sent later than the limit `send_lag_share` of the p50 of TTFT, or of E2E.
+        send_lag_ms: How much later than due its requests were sent.
+        cores: The cores that its workers used, mean of the full seconds of the measurement window.
+        cpu_share_max: The share of one core in the busiest second of one worker.
+        state: "lost before the load", "lost under load", or "".
+    """
+
+    name: str
+    workers: int
+    requests: int | None = None
+    lost: int | None = None
+    late: int | None = None
     send_lag_ms: Distribution = Distribution()
-    cores: float | None = (
-        None  # that its workers used, on the mean of the full seconds of the measured window
-    )
-    cpu_share_max: float | None = None  # of one core, the busiest second of one worker
-    state: str = ""  # lost before the load, lost under load; "": neither
+    cores: float | None = None
+    cpu_share_max: float | None = None
+    state: str = ""
 
 
-def of_cluster(
+def summarize_machines(
     header: RunManifest,
     window: Window,
     scale_ms: float | None,
     measured: Sequence[Columns],
-    seconds: Sequence[WorkerSample],
+    samples: Sequence[WorkerSample],
 ) -> tuple[MachineSummary, ...]:
-    """Return a row for each machine; () if one alone sent, and none was lost.
+    """Return a summary of each machine; () if one alone sent, and none was lost.
 
     Args:
-        header: The header of the run.
-        window: The measured window.
+        header: The manifest of the run.
+        window: The measurement window.
         scale_ms: The latency by which lateness is judged, see `validity.LatenessScale`.
         measured: The measured records.
-        seconds: The samples that each worker takes of itself.
+        samples: The samples that each worker takes of itself.
     """
     if header.cluster is None:
         return ()
-    machines: dict[str, list[Placed]] = {}
-    for placed in header.cluster.workers:
-        machines.setdefault(f"{placed.node} ({placed.address})", []).append(placed)
-    gone = tuple(
+    workers_of_machine: dict[str, list[Placed]] = {}
+    for worker in header.cluster.workers:
+        workers_of_machine.setdefault(f"{worker.node} ({worker.address})", []).append(worker)
+    lost_machines = [
         MachineSummary(name=name, workers=0, state="lost before the load")
         for name in header.cluster.lost
-    )
-    if len(machines) + len(gone) < 2:
+    ]
+    if len(workers_of_machine) + len(lost_machines) < 2:
         return ()
+    full_seconds = full_seconds_within(samples, window)
     limit_ns = None if scale_ms is None else header.limits.send_lag_share * scale_ms * 1e6
-    rows = JoinedColumns(measured, ok=False, keep=False)
-    worker, status, lag = rows["worker"], rows["status"], rows.measure("send_lag")
-    full = inside(seconds, window)
+    requests = _MachineRequests(measured, limit_ns)
+    machines = [
+        _summarize_machine(name, workers, requests, full_seconds)
+        for name, workers in workers_of_machine.items()
+    ]
+    return (*machines, *lost_machines)
 
-    def of_rows(own: list[int]) -> dict[str, Any]:
-        chosen = np.isin(worker, own)
-        lags = lag[chosen & (lag != UNDEFINED)]
-        late = None if limit_ns is None else int((lags > limit_ns).sum())
-        lost = int((status[chosen] == LOST).sum())
-        return {
-            "requests": int(chosen.sum()),
-            "lost": lost,
-            "late": late,
-            "send_lag_ms": exact(lags),
-        }
 
-    def of_one(name: str, workers: list[Placed]) -> MachineSummary:
-        own = [placed.worker for placed in workers]
-        shares = [[second.cpu_share for second in full if second.worker == one] for one in own]
-        known = [share for share in shares if share]
-        return MachineSummary(
-            name=name,
-            workers=len(own),
-            cores=sum(sum(share) / len(share) for share in known) if known else None,
-            cpu_share_max=max(map(max, known), default=None),
-            state="lost under load" if any(placed.lost for placed in workers) else "",
-            **of_rows(own),
+class _MachineRequests:
+    """The measured requests of all machines."""
+
+    def __init__(self, measured: Sequence[Columns], limit_ns: float | None) -> None:
+        """Take the records, and the send lag above which a request is late."""
+        columns = JoinedColumns(measured, ok=False, keep=False)
+        self._worker = columns["worker"]
+        self._is_lost: NDArray[np.bool_] = columns["status"] == LOST
+        self._send_lag_ns = columns.measure("send_lag")
+        self._limit_ns = limit_ns
+
+    def summarize(self, machine: MachineSummary, worker_numbers: list[int]) -> MachineSummary:
+        """Return the summary of a machine with the requests of its workers."""
+        chosen = np.isin(self._worker, worker_numbers)
+        send_lag_ns = self._send_lag_ns[chosen & (self._send_lag_ns != UNDEFINED)]
+        late = None if self._limit_ns is None else int((send_lag_ns > self._limit_ns).sum())
+        return msgspec.structs.replace(
+            machine,
+            requests=int(chosen.sum()),
+            lost=int(self._is_lost[chosen].sum()),
+            late=late,
+            send_lag_ms=distribution_of(send_lag_ns),
         )
 
-    return (*(of_one(name, workers) for name, workers in machines.items()), *gone)
+
+def _summarize_machine(
+    name: str,
+    workers: list[Placed],
+    requests: _MachineRequests,
+    full_seconds: Sequence[WorkerSample],
+) -> MachineSummary:
+    worker_numbers = [worker.worker for worker in workers]
+    cpu_shares_of_workers = [
+        [sample.cpu_share for sample in full_seconds if sample.worker == number]
+        for number in worker_numbers
+    ]
+    known_shares = [shares for shares in cpu_shares_of_workers if shares]
+    machine = MachineSummary(
+        name=name,
+        workers=len(workers),
+        cores=sum(sum(shares) / len(shares) for shares in known_shares) if known_shares else None,
+        cpu_share_max=max(map(max, known_shares), default=None),
+        state="lost under load" if any(worker.lost for worker in workers) else "",
+    )
+    return requests.summarize(machine, worker_numbers)

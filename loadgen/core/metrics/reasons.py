@@ -1,14 +1,15 @@
-"""The words of every code of a verdict: reasons, caveats, warnings. One table, for JSON and reports alike.
+"""The sentences for every code of a verdict: reasons, caveats and warnings.
 
-Pure. A sentence gives the value, the limit and what to do about it. Programs judge by the code and its values; a
-sentence may be worded anew at any time. docs/summary.md lists the codes.
+Pure. There is one table for JSON and reports alike. A sentence gives the value, the limit and what to
+do about it. Programs use the code and its values, because a sentence may be reworded at any time.
+docs/summary.md lists the codes.
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from loadgen.core import format
 from loadgen.core.results.manifest import ReasonCode
@@ -133,7 +134,7 @@ SENTENCES = {
     "virtual_time": "simulated in virtual time: {preset}; no network and no client in it",
     "extrapolated": "{sequences:,.0f} sequences per iteration on average, below {limit:,.0f}: the model extrapolates here",
     "paused": "{times:,} times a sequence was paused for want of cache blocks and computed again",
-    "note": "{text}",  # known to the run by its words only
+    "note": "{text}",  # a note without a code
 }
 _PARTS = {
     "lower_load": "lower the load or add workers",
@@ -161,92 +162,136 @@ STATES = {
     "stopped": "ended early: a target stopped answering, or a rule of --stop-when was broken",
     "decided": "ended early by a search: its outcome was certain",
 }
-"""How a run ended that did not finish, as `run.state` of a summary says it."""
-_BLOCKS = {"stalls": "stalls", "tokens": "output tokens"}
+"""How a run ended that did not finish, by `run.state` of a summary."""
+
+MAX_ADDRESSES = 4
+"""So many addresses of a name are listed."""
+
+MIN_SHOWN_PERCENT = 0.1
+"""Smaller percentages are shown with two significant digits, so that none above zero is 0."""
+
+_LABELS_OF_BLOCKS = {"stalls": "stalls", "tokens": "output tokens"}
+
+Formats: TypeAlias = dict[str, Callable[[Any], str]]
+"""Functions that format a value, by the format specification that calls them."""
 
 
-Formats = dict[str, Callable[[Any], str]]
-
-
-def sentence(
-    reason: ReasonCode, sentences: dict[str, str] = SENTENCES, formats: Formats | None = None
+def format_reason(
+    reason: ReasonCode,
+    sentences: Mapping[str, str] | None = None,
+    formats: Formats | None = None,
 ) -> str:
-    """What a code says, in words. A code of a newer version, which has no words here, is its name; so is one whose
-    values do not fit its words, of a damaged file.
+    """Return the sentence of a reason.
 
-    sentences, formats: of another table than that of a verdict.
+    Args:
+        reason: The code with its values.
+        sentences: The sentences by code; SENTENCES if None.
+        formats: The formats that the sentences use; FORMATS if None.
+
+    Returns:
+        The sentence. It is the code itself if there is no sentence for it, as for a code of a newer
+        version, or if the values do not fit the sentence, as in a damaged file.
     """
-    written = _Sentence(reason.values, FORMATS if formats is None else formats)
+    sentence = (SENTENCES if sentences is None else sentences).get(reason.code, reason.code)
+    formatter = _ReasonFormatter(reason.values, FORMATS if formats is None else formats)
     try:
-        return written.vformat(sentences.get(reason.code, reason.code), (), reason.values)
+        return formatter.vformat(sentence, (), reason.values)
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError):
         return reason.code
 
 
-def coded(code: str, values: dict[str, Any] | None) -> dict[str, ReasonCode]:
-    """Sentence -> code, as a header keeps its notes; nothing for a code without values."""
-    reason = ReasonCode(code=code, values=values or {})
-    return {sentence(reason): reason} if values else {}
+def make_note(code: str, values: dict[str, Any] | None) -> dict[str, ReasonCode]:
+    """Return a note of a manifest, as sentence -> code. Return an empty one without values."""
+    if not values:
+        return {}
+    reason = ReasonCode(code=code, values=values)
+    return {format_reason(reason): reason}
 
 
-class _Sentence(string.Formatter):
-    """Adds the formats of this table to those of Python, and `{n:body was|bodies were}` for a number of things; a part
-    may name any of the values.
+class _ReasonFormatter(string.Formatter):
+    """Formats the sentence of a reason.
+
+    Beside the format specifications of Python it knows those of a table, `{n:body was|bodies were}`
+    for a number of things, and `{name:part}` for a part of a sentence, which may use all values.
     """
 
     def __init__(self, values: dict[str, Any], formats: Formats) -> None:
-        self.values, self.formats = values, formats
+        self._values = values
+        self._formats = formats
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        """Return a value as the specification says."""
         if format_spec == "part":
-            return self.vformat(_PARTS[value], (), self.values)
+            return self.vformat(_PARTS[value], (), self._values)
         if "|" in format_spec:
-            return format.counted(value, *format_spec.split("|"))
-        if written := self.formats.get(format_spec):
-            return written(value)
-        text: str = super().format_field(value, format_spec)
-        return text
+            singular, plural = format_spec.split("|")
+            return format.counted(value, singular, plural)
+        if format_spec in self._formats:
+            return self._formats[format_spec](value)
+        return str(super().format_field(value, format_spec))
 
 
-def share(value: float) -> str:
-    """A share as a percentage: 0.0312 is "3.1 %". A share above zero is never printed as 0."""
+def format_share(value: float) -> str:
+    """Return a share as a percentage: 0.0312 is "3.1 %". A share above zero is never 0."""
     percent = value * 100
-    return f"{percent:.1f} %" if percent >= 0.1 or percent == 0 else f"{percent:.2g} %"
+    if percent >= MIN_SHOWN_PERCENT or percent == 0:
+        return f"{percent:.1f} %"
+    return f"{percent:.2g} %"
 
 
-def _withheld_metric(metric: str, statistics: list[str]) -> str:
+def _format_metric(metric: str, statistics: list[str]) -> str:
     """Return a metric and those of its statistics that are withheld: `ITL (p99, max)`."""
-    name = _BLOCKS.get(metric) or words(metric)
+    name = _LABELS_OF_BLOCKS.get(metric) or words(metric)
     if not statistics:
         return name
     return f"{name} ({', '.join(statistic.replace('_', '.') for statistic in statistics)})"
 
 
+def _format_withheld(statistics_by_metric: Mapping[str, list[str]]) -> str:
+    return ", ".join(
+        _format_metric(metric, statistics) for metric, statistics in statistics_by_metric.items()
+    )
+
+
+def _format_addresses(addresses: Sequence[str]) -> str:
+    more = " and more" if len(addresses) > MAX_ADDRESSES else ""
+    return f"{', '.join(addresses[:MAX_ADDRESSES])}{more}" or "no address"
+
+
+def _format_missing(keys_by_reader: Mapping[str, list[str]]) -> str:
+    return "; ".join(f"{who} asks for {', '.join(keys)}" for who, keys in keys_by_reader.items())
+
+
+def _format_replica_changes(changes: Sequence[tuple[str, str, float]]) -> str:
+    return ", ".join(
+        f"from {before} to {after} at {at_s:,.0f} s" for before, after, at_s in changes
+    )
+
+
+def _format_if_known(text: str) -> Callable[[Any], str]:
+    """Return a function that formats a value with a text, and nothing if the value is None."""
+    return lambda value: "" if value is None else text.format(value)
+
+
 FORMATS: Formats = {
-    "share": share,
+    "share": format_share,
     "signed": lambda value: f"{value * 100:+.1f} %",
-    "of": lambda value: "stands against" if value is None else f"is {share(value)} of",
-    "after": lambda value: "" if value is None else f", {value:g} s after the end of the load",
-    "as_long": lambda value: "" if value is None else f", {value:g} s",
-    "on": lambda node: "" if node is None else f" on {node}",
+    "of": lambda value: "stands against" if value is None else f"is {format_share(value)} of",
+    "after": _format_if_known(", {:g} s after the end of the load"),
+    "as_long": _format_if_known(", {:g} s"),
+    "on": _format_if_known(" on {}"),
     "template": lambda known: "" if known else " (the chat template's share is not known)",
     "bundled": lambda value: (
-        "" if value is None else f" ({share(value)} of the events came with others in one read)"
+        ""
+        if value is None
+        else f" ({format_share(value)} of the events came with others in one read)"
     ),
     "heaviest": lambda value: (
         f"; the heaviest share has {value:.1%} more output tokens than the mean" if value else ""
     ),
-    "asked": lambda missing: "; ".join(
-        f"{who} asks for {', '.join(keys)}" for who, keys in missing.items()
-    ),
-    "of_replicas": lambda changes: ", ".join(
-        f"from {before} to {after} at {at_s:,.0f} s" for before, after, at_s in changes
-    ),
+    "asked": _format_missing,
+    "of_replicas": _format_replica_changes,
     "list": ", ".join,
-    "addresses": lambda found: (
-        f"{', '.join(found[:4])}{' and more' if len(found) > 4 else ''}" or "no address"
-    ),
-    "statistics": lambda withheld: ", ".join(
-        _withheld_metric(metric, statistics) for metric, statistics in withheld.items()
-    ),
+    "addresses": _format_addresses,
+    "statistics": _format_withheld,
 }

@@ -14,7 +14,7 @@ from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED, C
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.results.record import ROW, joined, picked
 from loadgen.core.slo import StopRule
-from loadgen.core.stats.quantiles import index
+from loadgen.core.stats.quantiles import quantile_index
 
 WINDOW_NS = 10_000_000_000
 """A rule considers the requests that ended in this time before now."""
@@ -78,7 +78,7 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
     if rule.quantile is None:
         if over >= rule.limit * count:
             return ReasonCode(code="stopped_by_errors", values={**values, "failed": over})
-    elif over > count - 1 - index(count, rule.quantile):
+    elif over > count - 1 - quantile_index(count, rule.quantile):
         return ReasonCode(code="stopped_by_latency", values={**values, "over": over})
     return None
 

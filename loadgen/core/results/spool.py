@@ -23,7 +23,7 @@ from loadgen.core.results.files import PRIVATE, private, replace
 from loadgen.core.results.parquet import from_parquet
 from loadgen.core.results.record import BIN_NS, ROW, joined
 from loadgen.core.server_metrics import series
-from loadgen.core.stats.quantiles import Histogram, bucket
+from loadgen.core.stats.histogram import Histogram, bucket_numbers
 
 SEGMENT_ROWS = 100_000  # rows in one file of the spool: 20 MB
 DIFFERENT_TEXTS = (
@@ -41,7 +41,7 @@ GROWING_BINS = (
     1_000  # last bins of a timeline, which may still change: an event is counted within 10 s
 )
 STAMPS = "stamps-"  # with the stage's number: no dot, since readers of schema 1.0 take w0.NAME.S for a timeline
-_HEAT_STARTS = np.concatenate(([0], bucket(HEAT_EDGES_NS)))
+_HEAT_STARTS = np.concatenate(([0], bucket_numbers(HEAT_EDGES_NS)))
 
 
 class Timeline:

@@ -42,7 +42,7 @@ from loadgen.core.results.parquet import Frame, from_parquet
 from loadgen.core.results.record import ROW, check, check_due, joined
 from loadgen.core.results.spool import HEAT, STAMPS, complete_rows, segments, worker_texts
 from loadgen.core.server_metrics import series
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

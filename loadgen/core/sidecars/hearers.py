@@ -87,7 +87,7 @@ class Pages:
                 lacking = (
                     {"server": self._silent[0]} if self._silent and not pages.accounts else None
                 )
-                return run_header.noted(header, reasons.coded("server_timing_missing", lacking))
+                return run_header.noted(header, reasons.make_note("server_timing_missing", lacking))
             case events.LoadStarted(start_ns) if self._scraper is not None:
                 self._scraper.begin(start_ns)
             case events.LoadEnded() if self._scraper is not None:
@@ -202,7 +202,7 @@ class Names:
                         *after
                     }:  # a part of many may be what was told this time
                         moved = {"name": name, "before": before, "after": after, "at_s": at_s}
-                        header = run_header.noted(header, reasons.coded("name_moved", moved))
+                        header = run_header.noted(header, reasons.make_note("name_moved", moved))
                 return header
         return None
 

@@ -184,11 +184,11 @@ class Profiler:
         notes: dict[str, ReasonCode] = {}
         if done.started_s is not None and done.stopped_s is not None and not done.failed:
             began = self._start_ns / 1e9
-            notes |= reasons.coded(
+            notes |= reasons.make_note(
                 "profiled", {"from_s": done.started_s - began, "to_s": done.stopped_s - began}
             )
         for code, servers in (("profile_failed", done.failed), ("profile_left", done.left)):
-            notes |= reasons.coded(code, {"servers": ", ".join(servers)} if servers else None)
+            notes |= reasons.make_note(code, {"servers": ", ".join(servers)} if servers else None)
         return notes
 
     def _send(self, line: msgspec.Struct) -> None:

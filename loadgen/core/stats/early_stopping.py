@@ -1,6 +1,6 @@
-"""Early stopping as in MLPerf LoadGen: how many of n queries may be over a limit. Pure.
+"""Early stopping as in MLPerf LoadGen: how many of n queries may be over a limit.
 
-Source: loadgen/early_stopping.cc of MLPerf Inference.
+Pure. Source: loadgen/early_stopping.cc of MLPerf Inference.
 """
 
 from __future__ import annotations
@@ -8,56 +8,76 @@ from __future__ import annotations
 import functools
 import math
 
+TOO_FEW_QUERIES = -1
+"""The result of `allowed_over` if there are too few queries even without one over the limit."""
 
-def at_most(n: int, t: int, q: float) -> float:
-    """P[Binomial(n, q) <= t], for t < n.
+NEGLIGIBLE_TERM = 1e-17
+"""Terms of a sum smaller than this share of it do not change the sum."""
 
-    Summed from the term t downwards; the terms fall fast where the result is small.
+
+def binomial_cdf(n: int, t: int, q: float) -> float:
+    """Return P[Binomial(n, q) <= t], for t < n.
+
+    The terms are added from t downwards. They fall fast where the result is small.
     """
-    log_term = (
+    log_of_term_t = (
         math.lgamma(n + 1)
         - math.lgamma(t + 1)
         - math.lgamma(n - t + 1)
         + t * math.log(q)
         + (n - t) * math.log1p(-q)
     )
-    total = term = 1.0
+    term = 1.0  # relative to the term t
+    total = 1.0
     for k in range(t, 0, -1):
         term *= k / (n - k + 1) * (1 - q) / q
         total += term
-        if term < total * 1e-17:
+        if term < total * NEGLIGIBLE_TERM:
             break
-    return min(1.0, math.exp(log_term) * total)
+    return min(1.0, math.exp(log_of_term_t) * total)
 
 
 @functools.lru_cache(maxsize=4096)
-def needed(t: int, p: float = 0.99, c: float = 0.99) -> int:
-    """The smallest number of queries at which `t` queries over the limit still pass.
+def needed_queries(over: int, p: float = 0.99, confidence: float = 0.99) -> int:
+    """Return the smallest number of queries of which `over` may be over the limit.
 
-    It is h + t for the smallest h with P[Binomial(h + t, 1 - p) <= t] < 1 - c. Source: loadgen/early_stopping.cc
+    It is h + over for the smallest h with P[Binomial(h + over, 1 - p) <= over] < 1 - confidence
     (`MinPassingQueriesFinder`).
+
+    Args:
+        over: The number of queries over the limit.
+        p: The share of all queries that must be within the limit.
+        confidence: The confidence with which the sample must show it.
     """
-    low = (
-        math.ceil(t * p / (1 - p)) if t else 0
-    )  # with a smaller h, t is not even below its expected value
+
+    def is_improbable(within: int) -> bool:
+        return binomial_cdf(within + over, over, 1 - p) < 1 - confidence
+
+    # With fewer queries within the limit, `over` is not even below its expected value.
+    low = math.ceil(over * p / (1 - p)) if over else 0
     high = max(1, low)
-    while at_most(high + t, t, 1 - p) >= 1 - c:
-        low, high = high + 1, 2 * high
+    while not is_improbable(high):
+        low = high + 1
+        high = 2 * high
     while low < high:
-        h = (low + high) // 2
-        if at_most(h + t, t, 1 - p) < 1 - c:
-            high = h
+        middle = (low + high) // 2
+        if is_improbable(middle):
+            high = middle
         else:
-            low = h + 1
-    return low + t
+            low = middle + 1
+    return low + over
 
 
-def allowed(n: int, p: float = 0.99) -> int:
-    """The most queries of `n` that may be over the limit; -1 when `n` is too small even without one."""
-    if needed(0, p) > n:
-        return -1
-    low, high = 0, max(1, int(n * (1 - p)) + 1)
+def allowed_over(queries: int, p: float = 0.99) -> int:
+    """Return the most of the queries that may be over the limit, or TOO_FEW_QUERIES."""
+    if needed_queries(0, p) > queries:
+        return TOO_FEW_QUERIES
+    low = 0
+    high = max(1, int(queries * (1 - p)) + 1)
     while low < high:
-        t = (low + high + 1) // 2
-        low, high = (t, high) if needed(t, p) <= n else (low, t - 1)
+        middle = (low + high + 1) // 2
+        if needed_queries(middle, p) <= queries:
+            low = middle
+        else:
+            high = middle - 1
     return low

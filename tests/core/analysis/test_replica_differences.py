@@ -21,7 +21,7 @@ from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
-from loadgen.core.stats.components import components, outliers
+from loadgen.core.stats.variance_components import estimate_components, find_outliers
 from loadgen.runs import text
 from loadgen.runs.compared import ComparedRun, Side
 
@@ -34,9 +34,9 @@ def test_components_by_hand() -> None:
     Parts: 2 * ((11 - 14)^2 + (17 - 14)^2) / 1 = 36. Blocks: 2 * ((12 - 14)^2 + (16 - 14)^2) / 1 = 16. Rest: the four
     residuals are 1, -1, -1, 1, so 4 / 1 = 4. Between (36 - 4) / 2 = 16, time (16 - 4) / 2 = 6, own 4 - 2 / 4 = 3.5.
     """
-    found = components(np.array([[10.0, 12.0], [14.0, 20.0]]), np.full((2, 2), 4), 2.0)
+    found = estimate_components(np.array([[10.0, 12.0], [14.0, 20.0]]), np.full((2, 2), 4), 2.0)
     assert astuple(found) == (14.0, 16.0, 6.0, 3.5, 2.0) and found.total == 27.5
-    alike = components(np.full((3, 4), 7.0), np.full((3, 4), 5), 1.0)
+    alike = estimate_components(np.full((3, 4), 7.0), np.full((3, 4), 5), 1.0)
     assert astuple(alike) == (7.0, 0.0, 0.0, 0.0, 1.0)
 
 
@@ -50,17 +50,17 @@ ROSNER = (
 def test_outliers_are_those_of_the_published_example() -> None:
     """NIST/SEMATECH e-Handbook 1.3.5.17.3 (Rosner's data): three of at most ten, 6.01, 5.42 and 5.34."""
     values = [float(word) for word in ROSNER.split()]
-    assert [values[place] for place in outliers(values, 10)] == [6.01, 5.42, 5.34]
-    assert outliers([1.0, 1.0, 1.0, 9.0], 1) == [3] and outliers([1.0, 1.0], 1) == [] == outliers(
-        [2.0] * 9, 1
-    )
+    assert [values[place] for place in find_outliers(values, 10)] == [6.01, 5.42, 5.34]
+    assert find_outliers([1.0, 1.0, 1.0, 9.0], 1) == [3] and find_outliers(
+        [1.0, 1.0], 1
+    ) == [] == find_outliers([2.0] * 9, 1)
 
 
 def test_outliers_where_there_are_none_are_named_as_often_as_the_level_says() -> None:
     draw = np.random.default_rng(5)
     for parts in (4, 18, 72):
         named = sum(
-            bool(outliers(draw.normal(10, 1, parts), max(1, parts // 10))) for _ in range(300)
+            bool(find_outliers(draw.normal(10, 1, parts), max(1, parts // 10))) for _ in range(300)
         )
         assert named <= 30, (parts, named)  # 5 % of 300 are 15; 30 is 4 standard deviations above
 

@@ -15,7 +15,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import execute
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.stats.intervals import t_quantile
+from loadgen.core.stats.students_t import t_quantile
 from loadgen.core.workload import load
 from loadgen.runs import text
 from loadgen.runs.within import COVERS

@@ -36,7 +36,8 @@ from loadgen.core.results.spool import Spool
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.sidecars.compactor import compact_records
-from loadgen.core.stats.quantiles import Histogram, exact
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import distribution_of
 from loadgen.core.workload import Workload, load, read_flags
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
@@ -100,7 +101,7 @@ def test_one_or_many_workers_send_the_same(
 def test_merged_quantiles_are_those_of_the_whole(values: list[int], parts: int) -> None:
     whole = np.array(values, np.int64)
     shares = [whole[i::parts] for i in range(parts)]
-    assert exact(np.concatenate(shares)) == exact(whole)
+    assert distribution_of(np.concatenate(shares)) == distribution_of(whole)
     together, at_once = Histogram(), Histogram()
     at_once.add(whole)
     for share in shares:

@@ -163,7 +163,7 @@ def test_what_the_hardware_says_is_not_missing_and_what_it_says_otherwise_is_war
             "model.kv_cache",
         ]
     }
-    coded = reasons.coded("undisclosed", {"missing": missing})
+    coded = reasons.make_note("undisclosed", {"missing": missing})
     told = {"system.accelerator.power_limit_w": "500", "system.accelerator.driver": "580.65"}
     header = runs.header("r", 200, notes=tuple(coded), note_codes=coded, metadata=told)
     rows = queueing.rows(1, 200)

@@ -57,8 +57,8 @@ def test_blocks_are_as_short_as_they_may_be(last_s: int) -> None:
     rows = blank(1)
     rows["due_ns"] = last_s * S
     length = drift.sample_blocks([Columns(rows)]).block_ns
-    assert last_s * S < length * drift.BLOCKS
-    assert length == S or last_s * S >= length // 2 * drift.BLOCKS
+    assert last_s * S < length * drift.MAX_BLOCKS
+    assert length == S or last_s * S >= length // 2 * drift.MAX_BLOCKS
 
 
 def test_the_blocks_of_several_stages_are_those_of_all_records_together() -> None:
@@ -71,5 +71,5 @@ def test_the_blocks_of_several_stages_are_those_of_all_records_together() -> Non
     assert stages.block_ns == whole.block_ns == 2 * S
     for one, other in zip(whole.samples, stages.samples, strict=True):
         assert one.requests == other.requests
-        for metric in drift.SHOWN:
+        for metric in drift.LATENCIES:
             assert one.values[metric].distribution() == other.values[metric].distribution()

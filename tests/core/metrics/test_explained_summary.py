@@ -15,7 +15,7 @@ from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 
 MS, S = 1_000_000, 1_000_000_000
 

@@ -19,7 +19,7 @@ from plugin_packages import forgetting, install
 
 import loadgen
 from loadgen.bundle.verify import bundle
-from loadgen.core.metrics import columns, outcomes
+from loadgen.core.metrics import outcomes, request_metrics
 from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
 from loadgen.core.results.record import ROW
@@ -229,7 +229,7 @@ def test_no_other_file_names_the_figure() -> None:
         if key.search(file.read_text("utf-8"))
     }
     allowed = {
-        "core/metrics/figure_rows.py",
+        "core/metrics/metric_definitions.py",
         "core/metrics/bounds.py",  # the uncertainty of its value
         "core/results/record.py",  # the stamp, as the client gives it
         "contracts/lint.py",  # which of two terms implies the other
@@ -242,6 +242,6 @@ def test_normalised_tpot_is_e2e_over_output_tokens_and_none_without_any() -> Non
     rows = np.zeros(3, ROW)
     rows["due_ns"], rows["end_ns"], rows["done_ns"] = 5, 2_000_005, 2_000_005
     rows["output_tokens"] = [4, 0, -1]
-    assert columns.e2e_per_token(Columns(rows)).tolist() == [500_000, UNDEFINED, UNDEFINED]
+    assert request_metrics.e2e_per_token(Columns(rows)).tolist() == [500_000, UNDEFINED, UNDEFINED]
     rows["asked_output"] = [8, 0, -1]
     assert outcomes.least_e2e_per_token(Columns(rows)).tolist() == [250_000, 0, 0]

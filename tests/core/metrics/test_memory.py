@@ -8,7 +8,7 @@ import pytest
 
 from loadgen.core.metrics.accumulator import MetricAccumulator
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.load import gap_variation, in_flight
+from loadgen.core.metrics.load import count_in_flight, gap_variation
 from loadgen.core.metrics.windows import Span
 from loadgen.core.results.record import ROW
 from loadgen.core.stats.quantiles import Values
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[Callable[[MetricAccumulator], object], float]] = {
         1.2,
     ),
     "in flight": (
-        lambda of: in_flight(of.columns, Span(start_s=0.0, end_s=60.0, duration_s=60.0)),
+        lambda of: count_in_flight(of.columns, Span(start_s=0.0, end_s=60.0, duration_s=60.0)),
         3.5,
     ),
     "gaps": (lambda of: gap_variation(of.columns[0]["done_ns"], of.columns[0]["stage"]), 2.6),

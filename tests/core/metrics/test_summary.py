@@ -28,8 +28,8 @@ from loadgen.core import errors as codes
 from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
-from loadgen.core.metrics import reasons, validity
-from loadgen.core.metrics.blocks import ErrorKind, RequestCounts
+from loadgen.core.metrics import reasons, timing_evidence, validity
+from loadgen.core.metrics.request_counts import ErrorKind, RequestCounts
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary
 from loadgen.core.metrics.windows import Window
 from loadgen.core.results import record
@@ -47,7 +47,7 @@ from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES
 from loadgen.core.results.spool import Timeline
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 from loadgen.runs import text
 from loadgen.runs.rates import headline
 
@@ -534,7 +534,7 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
     (code,) = judged({"sent_ns": (10, LATE + 6 * MS)}, seconds).verdict.codes
     assert code.values["remedy"] == remedy
     disk = "writing the records took 20.0 % of the second up to 5 s: a faster disk for --out"
-    assert (disk in reasons.sentence(code)) is (remedy == "disk")
+    assert (disk in reasons.format_reason(code)) is (remedy == "disk")
 
 
 @pytest.mark.parametrize(
@@ -721,14 +721,14 @@ def test_the_remedy_for_uncertain_times_fits_their_cause(
     unsure_share: float, read_at_once: bool, url: str, remedy: str
 ) -> None:
     header = RunManifest(targets=(TargetFacts(url=url),))
-    evidence = validity.TimingEvidence(
+    evidence = timing_evidence.TimingEvidence(
         unsure_share=unsure_share,
         is_read_at_once=read_at_once,
-        is_local=validity.is_local(header),
-        seconds=[WorkerSample(t_s=float(t), cpu_share=0.2, waited_share=0.3) for t in range(1, 9)],
+        is_local=timing_evidence.is_local(header),
+        samples=[WorkerSample(t_s=float(t), cpu_share=0.2, waited_share=0.3) for t in range(1, 9)],
         window=Window(start_s=0.0, end_s=9.0),
     )
-    assert remedy in validity.why_times_are_uncertain(evidence)
+    assert remedy in timing_evidence.timing_reason(evidence)
 
 
 def test_three_tokens_in_two_events_have_no_itl() -> None:
@@ -1084,15 +1084,19 @@ def test_every_code_has_words_and_a_place_in_the_document() -> None:
         "first_event_uncertain",
     }  # in `unsound` of a summary
     assert listed == set(reasons.SENTENCES) - only_words
-    raised = re.findall(r'_code\(\s*"(\w+)"', Path(validity.__file__).read_text())
+    modules = (validity, timing_evidence)
+    source = "".join(Path(module.__file__).read_text() for module in modules)
+    raised = re.findall(r'(?:_code\(|code=)\s*"(\w+)"', source)
     assert set(raised) <= set(reasons.SENTENCES)
 
 
 def test_a_code_whose_values_do_not_fit_its_words_is_its_name() -> None:
     """Of a damaged run.json: it was "a bug in loadgen"."""
-    assert reasons.sentence(ReasonCode(code="failures", values={})) == "failures"
+    assert reasons.format_reason(ReasonCode(code="failures", values={})) == "failures"
     assert (
-        reasons.sentence(ReasonCode(code="failures", values={"failed": "many", "requests": []}))
+        reasons.format_reason(
+            ReasonCode(code="failures", values={"failed": "many", "requests": []})
+        )
         == "failures"
     )
 

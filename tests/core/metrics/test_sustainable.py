@@ -19,9 +19,9 @@ from loadgen.cli.app import main
 from loadgen.core import seeds
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
-from loadgen.core.metrics import sustainable
+from loadgen.core.metrics import growth, shortfall, sustainable
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.reasons import coded
+from loadgen.core.metrics.reasons import make_note
 from loadgen.core.metrics.sustainable import Sustainable
 from loadgen.core.metrics.windows import Span, Window
 from loadgen.core.requests import resonance
@@ -63,7 +63,7 @@ def wandering(
     values[:, 0] = rng.standard_normal(count)
     for i in range(1, length):
         values[:, i] = kept * values[:, i - 1] + shocks[:, i]
-    blocks = sustainable.BLOCKS
+    blocks = growth.BLOCKS
     return values[:, : length // blocks * blocks].reshape(count, blocks, -1).mean(axis=2)
 
 
@@ -76,7 +76,7 @@ def test_noise_without_growth_is_called_growth_in_one_run_of_a_hundred(
     rng = seeds.stream(3, f"{memory_s} {series}")
     alarms = 0
     for _ in range(runs):
-        trends = trend.of(list(wandering(rng, series, memory_s)))
+        trends = trend.find_trends(list(wandering(rng, series, memory_s)))
         alarms += any(found is not None and found.grows for found in trends)
     assert alarms <= max(1, round(0.02 * runs))
 
@@ -84,12 +84,12 @@ def test_noise_without_growth_is_called_growth_in_one_run_of_a_hundred(
 def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
     rng = seeds.stream(4, "visible")
     flat = wandering(rng, 120, 0.5)
-    line = np.linspace(0, 1, sustainable.BLOCKS)
+    line = np.linspace(0, 1, growth.BLOCKS)
     seen = 0
     for values in flat:
-        (before,) = trend.of([values])
+        (before,) = trend.find_trends([values])
         assert before is not None and not before.grows
-        (after,) = trend.of([values + before.visible * line])
+        (after,) = trend.find_trends([values + before.visible * line])
         seen += after is not None and after.grows
     assert seen >= 0.85 * len(flat)
 
@@ -99,24 +99,24 @@ def test_a_queue_that_grows_smoothly_is_seen_among_many_that_do_not() -> None:
     rng = seeds.stream(5, "smooth")
     series = list(1000 + 20 * wandering(rng, 143, 10))
     series.append(200 + np.cumsum(350 + 90 * rng.standard_normal(16)))
-    found = trend.of(series)
+    found = trend.find_trends(series)
     assert [i for i, one in enumerate(found) if one is not None and one.grows] == [143]
 
 
 def test_a_series_needs_eight_blocks_and_a_flat_one_does_not_grow() -> None:
-    assert trend.of([np.arange(7.0)]) == [None]
-    (flat,) = trend.of([np.full(16, 5.0)])
+    assert trend.find_trends([np.arange(7.0)]) == [None]
+    (flat,) = trend.find_trends([np.full(16, 5.0)])
     assert flat is not None and (flat.growth, flat.grows) == (0, False)
-    (line,) = trend.of([np.arange(16.0)])
+    (line,) = trend.find_trends([np.arange(16.0)])
     assert line is not None and line.grows
-    (fall,) = trend.of([np.arange(16.0)[::-1]])
+    (fall,) = trend.find_trends([np.arange(16.0)[::-1]])
     assert fall is not None and not fall.grows
 
 
 def test_the_bend_of_a_growth_is_no_noise_and_a_missing_block_is_no_value() -> None:
     bend = (np.arange(16.0) - 3) ** 2
     bend[[2, 11]] = math.nan
-    (found,) = trend.of([bend])
+    (found,) = trend.find_trends([bend])
     assert found is not None and (found.grows, found.visible) == (True, 0)
 
 
@@ -155,7 +155,7 @@ def judged(rows: Any, **stage: Any) -> Sustainable:
     )
     columns, none = Columns(rows), Columns(rows[:0])
     steady = Span(start_s=rows["due_ns"].min() / 1e9, end_s=rows["due_ns"].max() / 1e9)
-    return sustainable.of_rows([columns], [none], Window(steady=steady), header)
+    return sustainable.judge_load([columns], [none], Window(steady=steady), header)
 
 
 def test_the_one_target_that_is_overloaded_is_named() -> None:
@@ -180,7 +180,7 @@ def test_a_short_load_is_not_sustained_where_far_fewer_end_than_are_due() -> Non
         return queues([load], length_s=15, rate=6.6, seed=seed)
 
     shortfalls = {
-        load: [sustainable.find_shortfall([Columns(short(load, seed))]) for seed in range(30)]
+        load: [shortfall.find_shortfall([Columns(short(load, seed))]) for seed in range(30)]
         for load in (0.9, 2)
     }
     assert not any(shortfalls[0.9])
@@ -235,7 +235,7 @@ def test_a_server_that_fills_slowly_keeps_up() -> None:
     rows["due_ns"] = rows["sent_ns"] = (due_s * S).astype(np.int64)
     rows["first_token_ns"] = rows["due_ns"] + 100 * MS
     rows["end_ns"] = rows["done_ns"] = rows["due_ns"] + (stays_s * S).astype(np.int64)
-    assert sustainable.find_shortfall([Columns(rows)]) is None
+    assert shortfall.find_shortfall([Columns(rows)]) is None
 
 
 @pytest.mark.parametrize(("failing_share", "sustained"), [(0.02, None), (0.2, False)])
@@ -518,7 +518,7 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
         "each": 4,
         "heaviest": 0.5,
     }
-    (text,) = coded("resonance", found)
+    (text,) = make_note("resonance", found)
     assert "50.0%" in text
     assert resonance.find_resonance(data, None, 5, "replica", 1000) is None  # no common factor
     drawn = Synthetic(
@@ -655,7 +655,7 @@ def test_a_response_whose_first_token_is_not_known_counts_as_delivered_at_its_en
     rows["first_token_ns"][100:] = -1
     rows["end_ns"] = rows["due_ns"] + 50 * MS
     rows["done_ns"] = rows["end_ns"]
-    assert sustainable.find_shortfall([Columns(rows)]) is None
+    assert shortfall.find_shortfall([Columns(rows)]) is None
 
 
 def test_a_load_with_any_session_is_judged_by_first_tokens_alone() -> None:
@@ -667,7 +667,7 @@ def test_a_load_with_any_session_is_judged_by_first_tokens_alone() -> None:
     rows["end_ns"] = rows["due_ns"] + 50 * MS
     rows["end_ns"][140:] = 10_000 * MS
     rows["done_ns"] = rows["end_ns"]
-    shortfall = sustainable.find_shortfall([Columns(rows)])
-    assert shortfall is not None and shortfall.events == "responses"
+    found = shortfall.find_shortfall([Columns(rows)])
+    assert found is not None and found.events == "responses"
     rows["session"][0] = 0
-    assert sustainable.find_shortfall([Columns(rows)]) is None
+    assert shortfall.find_shortfall([Columns(rows)]) is None

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import columns as metrics
-from loadgen.core.metrics import tasks
-from loadgen.core.metrics.accumulator import Accumulator, MetricAccumulator
+from loadgen.core.metrics import request_metrics, tasks
+from loadgen.core.metrics.accumulator import MetricAccumulator
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns
-from loadgen.core.metrics.goodput import goodput
-from loadgen.core.metrics.load import gap_variation, in_flight
+from loadgen.core.metrics.goodput import SloSample, measure_goodput
+from loadgen.core.metrics.load import count_in_flight, gap_variation
+from loadgen.core.metrics.run_accumulator import RunAccumulator
 from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, encode
@@ -32,7 +33,8 @@ from loadgen.core.results.parquet import KEPT_BYTES, Frame, to_table, write
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, STATUSES, joined, picked
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
-from loadgen.core.stats.quantiles import BLOCK_ROWS, Histogram
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import BLOCK_ROWS
 from loadgen.sim.record_columns import RecordColumns
 
 S = 1_000_000_000
@@ -116,7 +118,7 @@ def test_in_flight_equals_counting_at_every_instant(
         row["sent_ns"], row["done_ns"] = sent * S, -1 if took < 0 else (sent + took) * S
     stretch = Span(start_s=low, end_s=low + length, duration_s=length)
     halves = [Columns(rows[::2]), Columns(rows[1::2])]
-    mean, largest = in_flight(halves, stretch)
+    mean, largest = count_in_flight(halves, stretch)
 
     high = low + length
     spans = [(sent, max(sent, high) if took < 0 else sent + took) for sent, took in drawn]
@@ -210,7 +212,7 @@ def test_of_requests_that_stand_alone_little_is_read_for_tasks() -> None:
     rows["session"], rows["slot"] = -1, np.arange(1000)
     columns = Columns(rows.view(CountedRows), rows["slot"] % 2 == 0)
     CountedRows.seen.clear()
-    assert not len(tasks.of_requests(columns, 1).numbers)
+    assert not len(tasks.tabulate_tasks(columns, 1).numbers)
     assert CountedRows.seen["picked"] <= 5 * len(
         columns
     )  # session, status, and the three instants of its latencies
@@ -224,7 +226,13 @@ def answers(slo: Slo, ttft_ms: list[int], **statuses: int) -> MetricAccumulator:
     rows["status"][len(ttft_ms) :] = np.repeat(
         [STATUSES.index(name) for name in statuses], list(statuses.values())
     )
-    return Accumulator(RunManifest(slo=slo), rows, []).measured()
+    return RunAccumulator(RunManifest(slo=slo), rows, []).measured_and_warmup().measured
+
+
+def slo_sample(
+    requests: MetricAccumulator, gaps: Histogram | None = None, *, unrecorded: int = 0
+) -> SloSample:
+    return SloSample(requests, gaps or Histogram(), unrecorded, {}, ValidityLimits())
 
 
 @pytest.mark.parametrize(
@@ -249,15 +257,7 @@ def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
     count: int,
 ) -> None:
     slo = Slo(terms=(Term(metric="ttft", limit_ns=5_000_000),))
-    found = goodput(
-        answers(slo, ttft_ms, **statuses),
-        slo,
-        Window(),
-        Histogram(),
-        0,
-        {},
-        limits=ValidityLimits(),
-    )
+    found = measure_goodput(slo_sample(answers(slo, ttft_ms, **statuses)), Window())
     term = found.slo[0]
     assert (term.met, term.value_ms, term.over, term.count) == (met, value, over, count)
     assert (found.met, found.good, found.counted) == (met, count - over, count)
@@ -272,18 +272,15 @@ def test_a_share_is_a_promise_of_its_own_and_unrecorded_slots_are_misses() -> No
         (None, 1, True),
     ):
         slo = Slo(terms=(term,), goodput_share=share)
-        cell = answers(slo, [1] * 9 + [8])
-        assert (
-            goodput(cell, slo, Window(), Histogram(), unrecorded, {}, limits=ValidityLimits()).met
-            is met
-        )
+        sample = slo_sample(answers(slo, [1] * 9 + [8]), unrecorded=unrecorded)
+        assert measure_goodput(sample, Window()).met is met
 
 
 def test_a_pooled_term_judges_gaps_not_requests() -> None:
     gaps = Histogram()
     gaps.add(np.array([10_000_000] * 98 + [50_000_000] * 2))
     slo = Slo(terms=(Term(metric="itl", limit_ns=20_000_000),))
-    found = goodput(answers(slo, [1, 1]), slo, Window(), gaps, 0, {}, limits=ValidityLimits())
+    found = measure_goodput(slo_sample(answers(slo, [1, 1]), gaps), Window())
     assert (found.met, found.good, found.slo[0].over, found.slo[0].count) == (False, 2, 2, 100)
     assert found.slo[0].value_ms == pytest.approx(50, rel=0.001)
 
@@ -297,7 +294,9 @@ def test_the_most_in_flight_is_found_among_many_starts() -> None:
         (steps, np.concatenate([rows["sent_ns"], rows["done_ns"]]))
     )  # at one instant ends come first
     most = int(np.cumsum(steps[order]).max())
-    assert in_flight([Columns(rows)], Span(start_s=0, end_s=0.002, duration_s=0.002))[1] == most
+    assert (
+        count_in_flight([Columns(rows)], Span(start_s=0, end_s=0.002, duration_s=0.002))[1] == most
+    )
 
 
 @settings(max_examples=30)
@@ -446,13 +445,13 @@ def test_blocks_are_the_rows_in_their_order() -> None:
         assert np.concatenate([part["slot"] for part in parts]).tolist() == columns["slot"].tolist()
         assert max(map(len, parts)) <= BLOCK_ROWS
         whole, by_block = MetricAccumulator(), MetricAccumulator()
-        whole.add(Columns(rows, chosen, keep_all=True), [], True)
-        by_block.add(columns, [], True)
-        assert (whole.sums, whole.least, whole.most, whole.errors) == (
+        whole.add(Columns(rows, chosen, keep_all=True), [], is_open_loop=True)
+        by_block.add(columns, [], is_open_loop=True)
+        assert (whole.sums, whole.least, whole.most, whole.failures) == (
             by_block.sums,
             by_block.least,
             by_block.most,
-            by_block.errors,
+            by_block.failures,
         )
 
 
@@ -588,7 +587,7 @@ def test_a_quotient_is_that_of_whole_numbers(largest: int) -> None:
         0, 2, 20_000
     )  # at whole quotients
     spans[:2], tokens[2:4] = (UNDEFINED, largest - 1), (0, -1)
-    found = metrics._divide(spans, tokens)
+    found = request_metrics._divide(spans, tokens)
     expected = np.array(
         [
             s // t if t > 0 and s != UNDEFINED else UNDEFINED
@@ -600,7 +599,7 @@ def test_a_quotient_is_that_of_whole_numbers(largest: int) -> None:
 
 def test_numbers_of_one_part_are_not_copied() -> None:
     numbers = np.arange(3)
-    assert metrics.together([np.zeros(0), numbers]) is numbers
-    assert metrics.together([numbers, numbers]).tolist() == [0, 1, 2, 0, 1, 2] and not len(
-        metrics.together([])
+    assert metrics.join_arrays([np.zeros(0), numbers]) is numbers
+    assert metrics.join_arrays([numbers, numbers]).tolist() == [0, 1, 2, 0, 1, 2] and not len(
+        metrics.join_arrays([])
     )

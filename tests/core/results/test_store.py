@@ -14,7 +14,7 @@ from loadgen.core.results.parquet import from_parquet, unreadable
 from loadgen.core.results.record import FIELDS, ROW, Built, RecordKey, sent_record, unsent_record
 from loadgen.core.results.spool import Spool
 from loadgen.core.sidecars.compactor_process import Compactor
-from loadgen.core.stats.quantiles import Histogram
+from loadgen.core.stats.histogram import Histogram
 
 
 def completion(i: int) -> Completion:

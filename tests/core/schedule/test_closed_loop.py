@@ -19,7 +19,7 @@ from test_dispatcher import Run, drive
 
 from loadgen.core.execution import staggered_start
 from loadgen.core.metrics import columns as metrics
-from loadgen.core.metrics.load import in_flight as flying
+from loadgen.core.metrics.load import count_in_flight as flying
 from loadgen.core.metrics.summary import Summary, load_summary
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from loadgen.core.stats.early_stopping import allowed, at_most, needed
+from loadgen.core.stats.early_stopping import allowed_over, binomial_cdf, needed_queries
 
 
 @pytest.mark.parametrize("p", [0.35, 0.5, 0.9, 0.97, 0.99])
@@ -17,18 +17,18 @@ def test_needed_is_the_first_number_of_queries_that_is_improbable_enough(
     smallest = next(
         queries
         for queries in itertools.count(over + 1)
-        if at_most(queries, over, 1 - p) < 0.01 and queries >= over / (1 - p)
+        if binomial_cdf(queries, over, 1 - p) < 0.01 and queries >= over / (1 - p)
     )
-    assert needed(over, p) == smallest
+    assert needed_queries(over, p) == smallest
 
 
 @pytest.mark.parametrize("over", range(1, 8))
 def test_one_query_less_allows_one_less_over_the_limit(over: int) -> None:
-    queries = needed(over)
-    assert allowed(queries) == over
-    assert allowed(queries - 1) == over - 1
+    queries = needed_queries(over)
+    assert allowed_over(queries) == over
+    assert allowed_over(queries - 1) == over - 1
 
 
 def test_too_few_queries_allow_none() -> None:
-    assert allowed(needed(0)) == 0
-    assert allowed(needed(0) - 1) == -1
+    assert allowed_over(needed_queries(0)) == 0
+    assert allowed_over(needed_queries(0) - 1) == -1

@@ -12,7 +12,7 @@ from loadgen.compare import block_errors
 from loadgen.contracts import quantile_interval
 from loadgen.contracts.sample_sizes import requests_without_miss
 from loadgen.core import seeds
-from loadgen.core.stats import intervals
+from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.intervals import Interval
 
 
@@ -33,8 +33,8 @@ def _holds(found: intervals.Interval, value: float) -> bool:
     ],
 )
 def test_t_quantiles(p: float, freedom: float, expected: float) -> None:
-    assert intervals.t_quantile(p, freedom) == pytest.approx(expected, abs=2e-5)
-    assert intervals.t_below(expected, freedom) == pytest.approx(p, abs=1e-7)
+    assert students_t.t_quantile(p, freedom) == pytest.approx(expected, abs=2e-5)
+    assert students_t.t_cdf(expected, freedom) == pytest.approx(p, abs=1e-7)
 
 
 def test_replications_of_a_worked_example() -> None:
@@ -108,12 +108,12 @@ def test_ratio_covers_the_truth() -> None:
 
 def test_welch_of_a_worked_example() -> None:
     """Two samples of 10, variances of the mean 1 and 4: 25 / (1/9 + 16/9)."""
-    assert intervals.welch(1.0, 9, 4.0, 9) == pytest.approx(25 / (17 / 9))
-    assert intervals.welch(0.0, 9, 0.0, 9) == 18
+    assert students_t.welch_freedom(1.0, 9, 4.0, 9) == pytest.approx(25 / (17 / 9))
+    assert students_t.welch_freedom(0.0, 9, 0.0, 9) == 18
 
 
 def test_the_error_of_an_interval_is_that_of_its_mean() -> None:
-    assert intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0]).error == pytest.approx(
+    assert intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0]).standard_error == pytest.approx(
         math.sqrt(2)
     )
 
@@ -157,10 +157,12 @@ def test_the_tolerance_limit_of_values_that_remember(memory: float) -> None:
         values = [draw[0]]
         for one in draw[1:]:
             values.append(memory * values[-1] + math.sqrt(1 - memory**2) * one)
-        below += intervals.tolerance(values, 0.99) < NormalDist().inv_cdf(0.99)
+        below += intervals.upper_tolerance_limit(values, 0.99) < NormalDist().inv_cdf(0.99)
     assert below <= (16 if memory == 0 else 24)
-    assert intervals.tolerance([1.0, 2.0], 0.99) == math.inf
-    assert intervals.tolerance(np.arange(20.0), 0.99) == math.inf, "one long rise is one value"
+    assert intervals.upper_tolerance_limit([1.0, 2.0], 0.99) == math.inf
+    assert intervals.upper_tolerance_limit(np.arange(20.0), 0.99) == math.inf, (
+        "one long rise is one value"
+    )
 
 
 def test_a_quotient_of_intervals_covers_the_truth() -> None:
@@ -169,34 +171,37 @@ def test_a_quotient_of_intervals_covers_the_truth() -> None:
     for _ in range(200):
         over = intervals.replications(rng.exponential(2.0, 40))
         under = intervals.replications(rng.exponential(1.0, 40))
-        _, low, high = intervals.quotient(over, under)
+        _, low, high = intervals.ratio_of_intervals(over, under)
         covered += low <= 2.0 <= high
     assert 184 <= covered <= 198
     assert (
-        intervals.quotient(Interval(1.0, 0.9, math.inf), Interval(1.0, 0.9, 1.1)).high == math.inf
+        intervals.ratio_of_intervals(Interval(1.0, 0.9, math.inf), Interval(1.0, 0.9, 1.1)).high
+        == math.inf
     )
-    assert math.isnan(intervals.quotient(Interval(0.0, 0.0, 1.0), Interval(1.0, 0.9, 1.1)).value)
+    assert math.isnan(
+        intervals.ratio_of_intervals(Interval(0.0, 0.0, 1.0), Interval(1.0, 0.9, 1.1)).value
+    )
 
 
 def test_transient() -> None:
     rng = seeds.stream(1, "transient")
     rise = 100 * (1 - np.exp(-np.arange(60) / 4.0)) + rng.normal(0, 1, 60)
-    place = intervals.transient(rise)
+    place = intervals.startup_length(rise)
     assert place is not None
     assert 8 <= place <= 25
-    assert intervals.transient(np.arange(60.0)) is None  # still growing
-    assert intervals.transient([1.0, 2.0]) is None
+    assert intervals.startup_length(np.arange(60.0)) is None  # still growing
+    assert intervals.startup_length([1.0, 2.0]) is None
 
 
 def test_growth() -> None:
-    ahead, bound = intervals.growth([5.0 + 0.5 * i for i in range(20)], 10)
+    ahead, bound = intervals.extrapolate_growth([5.0 + 0.5 * i for i in range(20)], 10)
     assert (ahead, bound) == (pytest.approx(5.0), pytest.approx(5.0))
-    flat, high = intervals.growth(seeds.stream(2, "flat").normal(50, 1, 40), 40)
+    flat, high = intervals.extrapolate_growth(seeds.stream(2, "flat").normal(50, 1, 40), 40)
     assert abs(flat) < high < 10
-    assert intervals.growth([1.0, 2.0], 5)[1] == math.inf
+    assert intervals.extrapolate_growth([1.0, 2.0], 5)[1] == math.inf
 
 
 def test_the_normal_distribution_keeps_its_digits_in_both_tails() -> None:
     z = np.linspace(-12, 12, 97)
     exact = np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in z])
-    assert np.allclose(intervals.normal_cdf(z), exact, rtol=1.3e-7, atol=0)
+    assert np.allclose(students_t.normal_cdf(z), exact, rtol=1.3e-7, atol=0)

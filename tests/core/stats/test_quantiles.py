@@ -7,18 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.core.stats.histogram import LARGEST_NS, MAX_RELATIVE_ERROR, Histogram
 from loadgen.core.stats.quantiles import (
-    BOUND,
-    LARGEST_NS,
     QUANTILES,
     SUPPORT,
     Distribution,
-    Histogram,
-    exact,
-    index,
+    distribution_of,
     milliseconds,
-    name,
-    support,
+    needed_samples,
+    quantile_index,
+    quantile_name,
 )
 
 values = st.lists(st.integers(-5, LARGEST_NS), min_size=1, max_size=60)
@@ -44,7 +42,7 @@ def histogram(numbers: list[int]) -> Histogram:
     ],
 )
 def test_index_is_floor_of_n_times_p(n: int, p: float, place: int) -> None:
-    assert index(n, p) == place
+    assert quantile_index(n, p) == place
 
 
 def binomial_at_most_one(n: int, p: float) -> float:
@@ -55,14 +53,14 @@ def binomial_at_most_one(n: int, p: float) -> float:
 def test_support_is_the_least_n_at_which_early_stopping_forgives_one(key: str, p: float) -> None:
     n = SUPPORT[key]
     assert binomial_at_most_one(n, p) < 0.01 <= binomial_at_most_one(n - 1, p)
-    assert support(p) == n
-    assert name(p) == key
+    assert needed_samples(p) == n
+    assert quantile_name(p) == key
 
 
 def test_exact_takes_elements_of_the_sample() -> None:
     # 1..200 ms, so that every quantile is its place + 1: p50 at 100, p90 at 180, p95 at 190, p99 at 198, p99.9 at 199
     shuffled = np.random.default_rng(1).permutation(np.arange(1, 201) * 1_000_000)
-    assert exact(shuffled) == Distribution(
+    assert distribution_of(shuffled) == Distribution(
         count=200,
         mean=100.5,
         min=1,
@@ -74,13 +72,13 @@ def test_exact_takes_elements_of_the_sample() -> None:
         max=200,
         supported=("p50", "p90", "p95"),
     )
-    assert exact(shuffled[:0]) == Distribution()
+    assert distribution_of(shuffled[:0]) == Distribution()
 
 
 @given(values, st.sampled_from([p for _, p in QUANTILES]))
 def test_histogram_quantile_is_within_its_bound(numbers: list[int], p: float) -> None:
-    found, true = histogram(numbers).quantile(p), sorted(numbers)[index(len(numbers), p)]
-    assert abs(found - max(true, 0)) <= BOUND * true if true > 0 else found <= 0
+    found, true = histogram(numbers).quantile(p), sorted(numbers)[quantile_index(len(numbers), p)]
+    assert abs(found - max(true, 0)) <= MAX_RELATIVE_ERROR * true if true > 0 else found <= 0
 
 
 @given(st.lists(values, max_size=4), st.randoms())
@@ -107,7 +105,8 @@ def test_merged_histograms_equal_the_whole_in_any_order(
 def test_over_is_right_for_all_values_beyond_the_bound(numbers: list[int], limit: int) -> None:
     found = histogram(numbers).over(limit)
     low, high = (
-        sum(number > limit * edge for number in numbers) for edge in (1 + 2 * BOUND, 1 - 2 * BOUND)
+        sum(number > limit * edge for number in numbers)
+        for edge in (1 + 2 * MAX_RELATIVE_ERROR, 1 - 2 * MAX_RELATIVE_ERROR)
     )
     assert low <= found <= high
 

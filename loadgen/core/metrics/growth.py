@@ -1,0 +1,255 @@
+"""Tests whether TTFT or the requests in flight grow over time at any target or replica.
+
+Pure. `stats.trend` tests the series of all replicas together. Where prompts or responses became
+longer, the series are tested again relative to the work of the requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadgen.core.metrics.columns import OK, UNDEFINED, as_selection, join_arrays
+from loadgen.core.metrics.replica_keys import group_by_key, replica_keys, replica_name
+from loadgen.core.metrics.shortfall import MIN_GROWTH_SHARE, requested_output_tokens
+from loadgen.core.stats import trend
+from loadgen.core.stats.quantiles import block_slices, sort_times
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.columns import Columns
+    from loadgen.core.results.manifest import RunManifest
+
+BLOCKS = 16
+"""The time tested is cut into so many equal blocks."""
+
+SAMPLES_PER_BLOCK = 8
+"""The requests in flight are counted so many times per block."""
+
+MAX_POSSIBLE_CHANCE = 0.05
+"""A growth that chance alone makes this rarely may be a growth, if it is large enough."""
+
+MIN_POSSIBLE_GROWTH_SHARE = 0.25
+"""A growth that may be one prevents a load from being called sustained from this share on."""
+
+NO_BLOCK = -1
+SeriesName = Literal["requests in flight", "TTFT"]
+
+
+class TestedTime(NamedTuple):
+    """The part of a load that is tested for growth: its second half."""
+
+    start_ns: float
+    end_ns: float
+
+    @property
+    def duration_s(self) -> float:
+        """The length of this part."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+class ReplicaSeries(msgspec.Struct, frozen=True):
+    """What happened at one target or replica: the mean of each block, NaN for a block without any.
+
+    `name` is empty for the only target of a run. The tokens are those of the requests due in a
+    block: of their prompts, and the requested ones of their responses.
+    """
+
+    name: str
+    due_requests: int
+    in_flight: NDArray[np.float64]
+    ttft_ns: NDArray[np.float64]
+    prompt_tokens: NDArray[np.float64]
+    output_tokens: NDArray[np.float64]
+
+    @property
+    def tested(self) -> tuple[tuple[SeriesName, NDArray[np.float64]], ...]:
+        """The series that are tested for growth, with their names."""
+        return ("requests in flight", self.in_flight), ("TTFT", self.ttft_ns)
+
+
+def measure_replicas(
+    measured: Sequence[Columns],
+    warmup: Sequence[Columns],
+    time: TestedTime,
+    header: RunManifest,
+) -> list[ReplicaSeries]:
+    """Return the series of each target, or of each replica where the records name one.
+
+    The requests of the warm-up count as in flight, and for nothing else.
+    """
+    block_of_request = _number_blocks(join_arrays([part["due_ns"] for part in measured]), time)
+    is_tested = block_of_request != NO_BLOCK
+    block_of_request = block_of_request[is_tested]
+
+    def tested_column(columns: list[NDArray[Any]]) -> NDArray[Any]:
+        column: NDArray[Any] = join_arrays(columns)[is_tested]
+        return column
+
+    ttft_ns = tested_column([_ok_ttft_ns(part) for part in measured])
+    prompt_tokens = tested_column([part["input_tokens"] for part in measured])
+    output_tokens = tested_column([requested_output_tokens(part) for part in measured])
+    keys = tested_column([replica_keys(part) for part in measured])
+    in_flight = _count_in_flight([*measured, *warmup], time)
+    return [
+        ReplicaSeries(
+            name=replica_name(key, header),
+            due_requests=len(rows),
+            in_flight=in_flight[key].reshape(BLOCKS, SAMPLES_PER_BLOCK).mean(axis=1),
+            ttft_ns=_block_means(ttft_ns[rows], block_of_request[rows], missing=UNDEFINED),
+            prompt_tokens=_block_means(prompt_tokens[rows], block_of_request[rows], missing=-1),
+            output_tokens=_block_means(output_tokens[rows], block_of_request[rows], missing=-1),
+        )
+        for key, rows in group_by_key(keys)
+    ]
+
+
+def _number_blocks(due_ns: NDArray[np.int64], time: TestedTime) -> NDArray[np.int8]:
+    """Return the block in which each request is due, NO_BLOCK if it is due at another time."""
+    blocks = np.empty(len(due_ns), np.int8)
+    block_ns = (time.end_ns - time.start_ns) / BLOCKS
+    for rows in block_slices(len(due_ns)):
+        block = np.floor((due_ns[rows] - time.start_ns) / block_ns)
+        blocks[rows] = np.where((block >= 0) & (block < BLOCKS), block, NO_BLOCK)
+    return blocks
+
+
+def _ok_ttft_ns(columns: Columns) -> NDArray[np.int64]:
+    return np.where(columns.where(OK), columns.measure("ttft"), UNDEFINED)
+
+
+def _count_in_flight(
+    everything: Sequence[Columns], time: TestedTime
+) -> dict[int, NDArray[np.int64]]:
+    """Return by replica key how many requests are in flight at evenly spaced times."""
+    times_ns = np.linspace(time.start_ns, time.end_ns, BLOCKS * SAMPLES_PER_BLOCK + 1)[:-1]
+    in_flight: dict[int, NDArray[np.int64]] = defaultdict(lambda: np.zeros(len(times_ns), np.int64))
+    for part in everything:
+        was_sent = as_selection(part["sent_ns"] >= 0)
+        sent_ns = part["sent_ns"][was_sent]
+        done_ns = part["done_ns"][was_sent]
+        for key, rows in group_by_key(replica_keys(part)[was_sent]):
+            known_done_ns = done_ns[rows]
+            known_done_ns = known_done_ns[known_done_ns >= 0]
+            in_flight[key] += np.searchsorted(sort_times(sent_ns[rows]), times_ns, "right")
+            in_flight[key] -= np.searchsorted(sort_times(known_done_ns), times_ns, "right")
+    return in_flight
+
+
+def _block_means(
+    values: NDArray[np.int64], block_of_value: NDArray[np.int8], missing: int
+) -> NDArray[np.float64]:
+    """Return the mean of each block over the values that are not `missing`, NaN without any."""
+    is_known = values != missing
+    blocks = block_of_value[is_known]
+    counts = np.bincount(blocks, minlength=BLOCKS)
+    sums = np.bincount(blocks, weights=values[is_known], minlength=BLOCKS)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
+
+
+class Growth(NamedTuple):
+    """The growth of one series over the time tested. `share` is relative to its mean."""
+
+    share: float
+    replica: str
+    series: SeriesName
+    first: float
+    last: float
+
+
+class GrowthTest(NamedTuple):
+    """What was found in the series of all replicas.
+
+    Attributes:
+        certain: Growth beyond chance.
+        possible: Growth that is large and that chance alone could make too.
+        visible_share: The smallest growth that would have been seen at every replica, infinite if
+            none would have been.
+        work_growth_share: How much longer prompts or responses became; None if not beyond chance.
+            The growth of the series is then relative to this.
+    """
+
+    certain: list[Growth]
+    possible: list[Growth]
+    visible_share: float
+    work_growth_share: float | None = None
+
+
+def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
+    """Test the series of all replicas, relative to the work of their requests if that grows."""
+    test = _test_series(replicas)
+    if not test.certain and not test.possible:
+        return test
+    work_growth_share = max(_work_growth_share(replica) for replica in replicas)
+    if work_growth_share == 0:
+        return test
+    relative_test = _test_series([_relative_to_work(replica) for replica in replicas])
+    return relative_test._replace(work_growth_share=work_growth_share)
+
+
+def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
+    all_series = [series for replica in replicas for _, series in replica.tested]
+    trends = iter(trend.find_trends(all_series))
+    test = GrowthTest([], [], 0.0)
+    visible_shares = []
+    for replica in replicas:
+        visible_share = math.inf
+        for series_name, series in replica.tested:
+            found = next(trends)
+            if found is None or found.mean <= 0:
+                continue
+            visible_share = min(visible_share, found.visible / found.mean)
+            share = found.growth / found.mean
+            known = series[np.isfinite(series)]
+            growth = Growth(share, replica.name, series_name, float(known[0]), float(known[-1]))
+            is_possible = found.chance < MAX_POSSIBLE_CHANCE and share > MIN_POSSIBLE_GROWTH_SHARE
+            if found.grows and (share > MIN_GROWTH_SHARE or is_possible):
+                test.certain.append(growth)
+            elif is_possible:
+                test.possible.append(growth)
+        visible_shares.append(visible_share)
+    return test._replace(visible_share=max(visible_shares))
+
+
+def _relative_to_work(replica: ReplicaSeries) -> ReplicaSeries:
+    """Return the series of a replica relative to the work of its requests.
+
+    Where prompts became longer, so does TTFT. Where prompts or responses did, more requests are in
+    flight at the same rate.
+    """
+    prompt_work = _relative_tokens(replica.prompt_tokens)
+    output_work = _relative_tokens(replica.output_tokens)
+    return msgspec.structs.replace(
+        replica,
+        in_flight=replica.in_flight / (prompt_work * output_work),
+        ttft_ns=replica.ttft_ns / prompt_work,
+    )
+
+
+def _relative_tokens(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the tokens of each block relative to the first, 1 unless they grow beyond chance."""
+    if _growth_share_beyond_chance(tokens) == 0:
+        return np.ones(BLOCKS)
+    return tokens / float(tokens[np.isfinite(tokens)][0])
+
+
+def _work_growth_share(replica: ReplicaSeries) -> float:
+    return max(
+        _growth_share_beyond_chance(replica.prompt_tokens),
+        _growth_share_beyond_chance(replica.output_tokens),
+    )
+
+
+def _growth_share_beyond_chance(tokens: NDArray[np.float64]) -> float:
+    """Return the growth of a series as a share of its mean, 0 if it is small or may be chance."""
+    (found,) = trend.find_trends([tokens])
+    if found is None or not found.grows or found.growth <= MIN_GROWTH_SHARE * found.mean:
+        return 0.0
+    return found.growth / found.mean

@@ -1,0 +1,435 @@
+"""Computes the part of a summary that follows from the accumulated records of a run.
+
+Pure numpy. `core.run_summary` adds the sections of `core.analysis` and asks `apply_verdict` for the
+verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from loadgen.core.metrics import drift, uncertainty, validity
+from loadgen.core.metrics.accumulator import DEAD_WORKER_PREFIX, REMARK_PREFIX, sampled_metrics
+from loadgen.core.metrics.client_use import summarize_client_use
+from loadgen.core.metrics.goodput import combine_class_goodput, include_task_outcome
+from loadgen.core.metrics.machines import summarize_machines
+from loadgen.core.metrics.part_summaries import (
+    PartSummarizer,
+    Scope,
+    StageSummary,
+    SummaryParts,
+    combine_targets,
+    shared_fields,
+    summarize_rack,
+)
+from loadgen.core.metrics.request_counts import (
+    count_repeated_prompts,
+    count_requests,
+    count_stalls,
+    total_bytes,
+)
+from loadgen.core.metrics.step_times import measure_step_times
+from loadgen.core.metrics.summary import SCHEMA, RunFacts, Summary
+from loadgen.core.metrics.sustainable import Sustainable, judge_load
+from loadgen.core.metrics.task_summary import summarize_tasks
+from loadgen.core.metrics.timing_evidence import TimingEvidence, is_local, is_read_at_once
+from loadgen.core.metrics.token_usage import (
+    output_tokens_over_time,
+    prompt_count_difference,
+    whole_output_per_s,
+)
+from loadgen.core.metrics.validity import LatenessScale, VerdictInputs
+from loadgen.core.metrics.verdict import Verdict
+from loadgen.core.metrics.windows import full_load_time, measure_window
+from loadgen.core.metrics.withholding import (
+    select_statistics,
+    withhold,
+    without_outcomes_if_invalid,
+)
+from loadgen.core.results.manifest import StagePlan, interchangeable
+from loadgen.core.server_metrics import hardware
+from loadgen.core.stats.histogram import Histogram, merge_histograms
+from loadgen.core.stats.quantiles import quantiles_ms
+from loadgen.figures import FIGURES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.accumulator import MetricAccumulator
+    from loadgen.core.metrics.goodput import Goodput
+    from loadgen.core.metrics.machines import MachineSummary
+    from loadgen.core.metrics.part_summaries import PartMetrics, RackTokens
+    from loadgen.core.metrics.request_counts import RequestCounts
+    from loadgen.core.metrics.run_accumulator import MeasuredAndWarmup, RunAccumulator
+    from loadgen.core.metrics.task_summary import Sessions
+    from loadgen.core.metrics.uncertainty import SampleBounds
+    from loadgen.core.metrics.windows import Span, Window
+    from loadgen.core.metrics.withholding import ShownStatistics
+    from loadgen.core.results.manifest import RunManifest, WorkerSample
+    from loadgen.core.server_metrics.series import MetricSample
+    from loadgen.core.stats.quantiles import Distribution, Values
+
+_FIELDS_OF_HEADER = ("rtt_ms", "dns_ms", "cache_reset", "chunks", "cache_asked", "cache_bound")
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What is stored of a run beside its records.
+
+    Attributes:
+        header: The manifest of the run.
+        gaps: Per stage, a histogram of the gaps between output events.
+        timeline: Per stage, counts of output events in bins of `BIN_NS` from the start of the run.
+        worker_samples: The samples that each worker takes of itself.
+        event_errors: Per stage, a histogram of the timestamp errors of output events. Empty if they
+            are not known.
+        server_samples: The samples of the metrics pages of the servers.
+    """
+
+    header: RunManifest
+    gaps: Sequence[Histogram] = ()
+    timeline: Sequence[NDArray[np.int64]] = ()
+    worker_samples: Sequence[WorkerSample] = ()
+    event_errors: Sequence[Histogram] = ()
+    server_samples: Sequence[MetricSample] = ()
+
+    @property
+    def stage_plans(self) -> Sequence[StagePlan]:
+        """The plans of the stages; a run without any has one stage, which is measured."""
+        return self.header.stages or (StagePlan(),)
+
+    def gaps_of_stage(self, stage: int) -> Histogram:
+        """Return the gaps between output events of a stage."""
+        return self.gaps[stage] if stage < len(self.gaps) else Histogram()
+
+    def event_errors_of_stage(self, stage: int) -> Histogram:
+        """Return the timestamp errors of the output events of a stage."""
+        return self.event_errors[stage] if stage < len(self.event_errors) else Histogram()
+
+
+class MeasuredRun(NamedTuple):
+    """What core computes of a run.
+
+    Attributes:
+        summary: The summary without the sections of `core.analysis` and without a verdict.
+        accumulated: The accumulated requests, of measured stages and of others.
+        verdict_inputs: What the verdict needs beside the summary.
+        tokens_in: Returns the measured output tokens that came in an interval.
+    """
+
+    summary: Summary
+    accumulated: MeasuredAndWarmup
+    verdict_inputs: VerdictInputs
+    tokens_in: Callable[[Span], float | None]
+
+    @property
+    def measured(self) -> MetricAccumulator:
+        """The accumulated requests of the measured stages."""
+        return self.accumulated.measured
+
+
+def measure_run(data: RunData, accumulator: RunAccumulator, *, explained: bool) -> MeasuredRun:
+    """Compute what core knows of a run.
+
+    Args:
+        data: What is stored of the run beside its records.
+        accumulator: The accumulated records.
+        explained: Whether to judge if the load was sustained, which only readers need.
+    """
+    measurement = _RunMeasurement(data, accumulator)
+    return MeasuredRun(
+        measurement.summarize(explained=explained),
+        measurement.accumulated,
+        measurement.verdict_inputs(),
+        measurement.tokens_in,
+    )
+
+
+def apply_verdict(
+    header: RunManifest, run: MeasuredRun, summary: Summary, samples: Sequence[WorkerSample]
+) -> Summary:
+    """Return the complete summary with its verdict, and as the verdict lets it be read."""
+    verdict = validity.judge_run(header, summary, run.verdict_inputs, samples)
+    return without_outcomes_if_invalid(msgspec.structs.replace(summary, verdict=verdict))
+
+
+class _RunMeasurement:
+    """The measurement of one run, with what several of its sections need."""
+
+    def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
+        self._data = data
+        self._header = data.header
+        self._accumulator = accumulator
+        self.accumulated = accumulator.measured_and_warmup()
+        self._measured = self.accumulated.measured
+        self._measured_stages = [i for i, plan in enumerate(data.stage_plans) if plan.measured]
+        self._window = self._measure_window()
+        self._unrecorded = count_unrecorded(data, accumulator.stages)
+        self._unrecorded_measured = sum(self._unrecorded[i] for i in self._measured_stages)
+        self._gaps = merge_histograms(data.gaps_of_stage(i) for i in self._measured_stages)
+        self._event_errors = merge_histograms(
+            data.event_errors_of_stage(i) for i in self._measured_stages
+        )
+        self._gap_bounds = uncertainty.bound_gaps(
+            self._measured.columns, self._gaps, self._event_errors
+        )
+        self._distributions = self._measure_distributions()
+        self._scale = LatenessScale.of_samples(
+            self._distributions["ttft"], self._distributions["e2e"]
+        )
+        self._shown = self._select_statistics()
+        self._timeline = [data.timeline[i] for i in self._measured_stages if i < len(data.timeline)]
+        self.tokens_in = output_tokens_over_time(self._measured, self._timeline)
+        self._target = combine_targets(self._header.targets)
+        self._parts = PartSummarizer(
+            self._header,
+            accumulator,
+            self._measured,
+            undecided=self._shown.undecided_metrics(self._header),
+        )
+
+    def _measure_window(self) -> Window:
+        first = min(self._measured_stages, default=0)
+        last = max(self._measured_stages, default=0)
+        full_load = full_load_time(self._accumulator.stages, first, last)
+        return measure_window(self._measured, self.accumulated, full_load)
+
+    def _measure_distributions(self) -> dict[str, Distribution]:
+        """Return the distribution of each metric, before anything is withheld."""
+        distributions = {name: self._measured.distribution(name) for name in sampled_metrics()}
+        distributions["inter_chunk"] = self._gaps.distribution()
+        distributions["event_error"] = self._event_errors.distribution()
+        return distributions
+
+    @property
+    def _unsure_event_share(self) -> float | None:
+        """The share of the output events with a timestamp error, None if it is not known."""
+        errors = self._event_errors
+        return 1 - int(errors.counts[0]) / errors.count if errors.count else None
+
+    def _select_statistics(self) -> ShownStatistics:
+        evidence = TimingEvidence(
+            unsure_share=self._unsure_event_share,
+            is_read_at_once=is_read_at_once(
+                self._distributions["client_lag"], self._distributions["event_error"]
+            ),
+            is_local=is_local(self._header),
+            samples=self._data.worker_samples,
+            window=self._window,
+        )
+        return select_statistics(
+            self._header, self._measured, self._distributions, self._gap_bounds, evidence
+        )
+
+    def summarize(self, *, explained: bool) -> Summary:
+        """Return the summary without the sections of `core.analysis` and without a verdict."""
+        header = self._header
+        measured = self._measured
+        metrics = self._measure_whole()
+        stages = tuple(self._summarize_stage(stage, metrics) for stage in range(len(header.stages)))
+        step_times = measure_step_times(measured.columns, header)
+        parts = self._parts.summarize_all(self._window, step_times, self._target.model)
+        tasks = summarize_tasks(measured, self._accumulator.count_cut_conversations(), self._window)
+        summary = Summary(
+            schema=SCHEMA,
+            run=_run_facts(header),
+            target=self._target,
+            window=self._window,
+            bytes=total_bytes(measured),
+            fingerprints=header.fingerprints,
+            verdict=Verdict(valid=True, limits=header.limits),
+            requests=metrics.requests,
+            warmup=self._count_warmup(),
+            load=metrics.load,
+            tokens=metrics.tokens,
+            goodput=self._combine_goodput(metrics, parts, tasks),
+            tpot_undefined=measured.sum("tpot_undefined"),
+            tpot_no_span=measured.sum("tpot_no_span") if header.stream else 0,
+            tpot_no_output=measured.sum("tpot_no_output") if header.stream else 0,
+            itl_ms=None if self._shown.itl_absent else self._shown.distributions["inter_chunk"],
+            itl_absent=self._shown.itl_absent,
+            unsound=self._shown.unsound,
+            withheld=self._shown.withheld,
+            stalls=count_stalls(measured),
+            event_unsure_share=self._unsure_event_share,
+            sessions=tasks,
+            client=summarize_client_use(
+                measured, self._data.worker_samples, self._window, header.workers
+            ),
+            stages=stages,
+            hardware=hardware.of_samples(self._data.server_samples),
+            rack=self._summarize_rack(parts, metrics),
+            drift=self._measure_drift(),
+            sustainable=self._judge_load() if explained else Sustainable(),
+            percentiles=self._requested_percentiles(),
+            machines=self._summarize_machines(),
+            **{field: getattr(header, field) for field in _FIELDS_OF_HEADER},
+            **parts._asdict(),
+            **_metric_fields(self._shown.distributions),
+        )
+        return withhold(summary)
+
+    def _measure_whole(self) -> PartMetrics:
+        """Return the metrics of all measured stages together."""
+        arrivals = [self._data.stage_plans[i].arrival for i in self._measured_stages]
+        scope = Scope(
+            self._window,
+            self.accumulated,
+            self._target.gpus,
+            timeline=self._timeline,
+            arrival=", then ".join(arrival for arrival in arrivals if arrival),
+        )
+        return self._parts.measure_stages(
+            self._measured, scope, self._gaps, self._unrecorded_measured
+        )
+
+    def _summarize_stage(self, stage: int, whole: PartMetrics) -> StageSummary:
+        """Return the summary of a stage. `whole`: the metrics of all measured stages."""
+        plan = self._data.stage_plans[stage]
+        accumulator = self._accumulator.stages[stage]
+        gaps = self._data.gaps_of_stage(stage)
+        full_load = full_load_time(self._accumulator.stages, stage, stage)
+        window = measure_window(accumulator, [accumulator], full_load)
+        if accumulator is self._measured:
+            # The only measured stage has the metrics of the run, except for those over the time of
+            # the whole run, which is that of the stage here.
+            output_per_s = whole_output_per_s(self.accumulated, window)
+            tokens = msgspec.structs.replace(whole.tokens, whole_output_per_s=output_per_s)
+            metrics = whole._replace(tokens=tokens)
+        else:
+            timeline = self._data.timeline[stage : stage + 1]
+            scope = Scope(
+                window, self.accumulated, self._target.gpus, timeline, arrival=plan.arrival
+            )
+            metrics = self._parts.measure_stages(accumulator, scope, gaps, self._unrecorded[stage])
+        gap_bounds = uncertainty.bound_gaps(
+            accumulator.columns, gaps, self._data.event_errors_of_stage(stage)
+        )
+        shown_gaps = uncertainty.shown_gap_distribution(gaps, gap_bounds, self._header.limits)
+        return StageSummary(
+            window=window,
+            inter_chunk_ms=shown_gaps,
+            **shared_fields(plan, StageSummary),
+            **metrics._asdict(),
+        )
+
+    def _count_warmup(self) -> RequestCounts:
+        lost = self._unrecorded_measured
+        return count_requests(self.accumulated.warmup, sum(self._unrecorded) - lost)
+
+    def _combine_goodput(
+        self, metrics: PartMetrics, parts: SummaryParts, tasks: Sessions | None
+    ) -> Goodput:
+        """Return the goodput of the run: under its SLO, or under the SLOs of its classes."""
+        if self._header.slo is None:
+            return combine_class_goodput([part.goodput for part in parts.classes])
+        return include_task_outcome(metrics.goodput, tasks)
+
+    def _summarize_rack(self, parts: SummaryParts, metrics: PartMetrics) -> RackTokens | None:
+        if not interchangeable(self._header.targets):
+            return None
+        return summarize_rack(parts.targets, metrics.tokens.output_per_s)
+
+    def _measure_drift(self) -> drift.Drift:
+        blocks = drift.sample_blocks(self._measured.columns)
+        return drift.measure_drift(blocks, self._window.steady, self.tokens_in)
+
+    def _judge_load(self) -> Sustainable:
+        measured, warmup = self.accumulated
+        return judge_load(measured.columns, warmup.columns, self._window, self._header)
+
+    def _summarize_machines(self) -> tuple[MachineSummary, ...]:
+        return summarize_machines(
+            self._header,
+            self._window,
+            self._scale.p50_ms,
+            self._measured.columns,
+            self._data.worker_samples,
+        )
+
+    def _requested_percentiles(self) -> dict[str, dict[str, float]]:
+        """Return the percentiles that the user requested, without those that are too uncertain."""
+        if not self._header.percentiles:
+            return {}
+        percentiles = {}
+        for definition in FIGURES.at("latency"):
+            if definition.name == "itl" and self._shown.itl_absent:
+                continue
+            sample: Values | Histogram
+            sample_bounds: SampleBounds | None
+            if definition.sample == "gaps":
+                sample = self._gaps
+                sample_bounds = self._gap_bounds
+            else:
+                sample = self._measured.sample(definition.name)
+                sample_bounds = uncertainty.bound_metric(self._measured.columns, definition.name)
+            shares = uncertainty.certain_quantiles(sample, sample_bounds, definition, self._header)
+            percentiles[definition.field] = quantiles_ms(sample, shares)
+        return percentiles
+
+    def verdict_inputs(self) -> VerdictInputs:
+        """Return what the verdict needs beside the summary."""
+        measured = self._measured
+        are_tokens_counted = "tokens" not in self._shown.unsound
+        dead_workers = {
+            int(worker)
+            for accumulator in self.accumulated
+            for worker in accumulator.sums_with_prefix(DEAD_WORKER_PREFIX)
+        }
+        return VerdictInputs(
+            scale=self._scale,
+            dead_workers=sorted(dead_workers),
+            sends=measured.sum("sent"),
+            prompt_count_difference=prompt_count_difference(measured, self._header.template_tokens),
+            repeated_prompts=count_repeated_prompts(measured),
+            requested_tokens=measured.sum("asked") if are_tokens_counted else 0,
+            received_tokens=measured.sum("asked_got"),
+            missed=self._parts.is_missed_without_dropped(self._gaps, self._unrecorded_measured),
+            remarks=measured.sums_with_prefix(REMARK_PREFIX),
+        )
+
+
+def _run_facts(header: RunManifest) -> RunFacts:
+    """Return the block `run` of the summary."""
+    facts = shared_fields(header, RunFacts)
+    facts["state"] = "cut_off" if header.state == "running" else header.state
+    return RunFacts(id=header.run, **facts)
+
+
+def _metric_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
+    """Return the fields of the metrics that have one, and the block `figures` of the others."""
+    fields: dict[str, Any] = {}
+    block: dict[str, Distribution] = {}
+    for definition in FIGURES.here():
+        if definition.name in distributions:
+            destination = block if definition.block else fields
+            destination[definition.field] = distributions[definition.name]
+    return {**fields, "figures": block}
+
+
+def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list[int]:
+    """Return, for each stage, the number of requests without a record.
+
+    They are those that were planned. If the run was cut off, they are those that had been sent by
+    the samples of the workers: what was due after the cut was never requested.
+    """
+    recorded = [stage.sum("rows") for stage in stages]
+    if data.header.state != "running":
+        planned = [plan.slots or 0 for plan in data.stage_plans]
+        return [max(0, planned[i] - recorded[i]) for i in range(len(recorded))]
+    sent_by_worker = {
+        sample.worker: sample.sent
+        for sample in sorted(data.worker_samples, key=lambda sample: sample.t_s)
+    }
+    dropped = sum(stage.sum("dropped") for stage in stages)
+    sent = sum(sent_by_worker.values()) + dropped
+    last_stage = max((i for i, count in enumerate(recorded) if count), default=0)
+    unrecorded = [0] * len(recorded)
+    unrecorded[last_stage] = max(0, sent - sum(recorded))
+    return unrecorded

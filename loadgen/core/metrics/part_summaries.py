@@ -1,0 +1,514 @@
+"""Summaries of the parts of a run: stages, targets, regions, nodes, classes, models and steps.
+
+Pure. docs/summary.md defines each field.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+
+from loadgen.core import format
+from loadgen.core.metrics.goodput import (
+    Goodput,
+    SloSample,
+    combine_class_goodput,
+    include_task_outcome,
+    is_slo_missed,
+    measure_goodput,
+)
+from loadgen.core.metrics.load import Load, summarize_load
+from loadgen.core.metrics.request_counts import Bytes, RequestCounts, count_requests, total_bytes
+from loadgen.core.metrics.task_summary import Sessions, summarize_tasks
+from loadgen.core.metrics.token_usage import Tokens, summarize_tokens
+from loadgen.core.metrics.uncertainty import shown_distribution
+from loadgen.core.metrics.windows import Window, measure_window, per_second
+from loadgen.core.results.manifest import TargetFacts
+from loadgen.core.stats.histogram import Histogram
+from loadgen.core.stats.quantiles import Distribution
+from loadgen.figures import pooled_figures
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.accumulator import MetricAccumulator
+    from loadgen.core.metrics.run_accumulator import MeasuredAndWarmup, RunAccumulator
+    from loadgen.core.metrics.step_times import StepTime
+    from loadgen.core.results.manifest import RunManifest, StepPlan
+
+
+class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage over its own window.
+
+    Only requests of this stage count, except for requests in flight, where those of all stages do.
+
+    Attributes:
+        name: The name of the stage.
+        arrival: The arrival process as written in the workload.
+        measured: False for a warm-up.
+        concurrency: The number of virtual users of a closed loop.
+        ramp_s: The time over which the virtual users of a closed loop begin, 0 for all at once.
+        ramp_from: What determined the ramp: asked, probe, preset, or stage, whose virtual users go
+            on. "" if not known.
+        window: The intervals that rates are over.
+        requests: Requests by status.
+        load: Offered, achieved and completed load.
+        tokens: Tokens and their rates.
+        ttft_ms: Time to first token.
+        tpot_ms: Time per output token.
+        inter_chunk_ms: Gaps between output events.
+        e2e_ms: End-to-end latency.
+        goodput: Requests that meet the SLO.
+    """
+
+    name: str
+    arrival: str
+    measured: bool
+    concurrency: int | None
+    ramp_s: float | None = None
+    ramp_from: str = ""
+    window: Window
+    requests: RequestCounts
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    inter_chunk_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput
+
+
+class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several targets: its measured requests, over the window of the whole run.
+
+    `own_output_per_s` is over the target's own window: its first due time to its last token.
+    """
+
+    target: TargetFacts
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput
+    own_output_per_s: float | None = None
+
+
+class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several request classes: its measured requests, over the window of the whole run.
+
+    `share` is the requested share of all starts, which are single requests, conversations and
+    tasks; `starts` is the number of those of this class. `goodput` is under the SLO of the class.
+    `sessions` is None for a class of single requests.
+    """
+
+    name: str
+    share: float
+    starts: int
+    model: str | None = None
+    priority: int | None = None
+    tenant: str | None = None
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput
+    sessions: Sessions | None = None
+
+
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several models or adapters of a run: the requests of all classes that request it.
+
+    In `goodput` each class is judged by its own SLO.
+    """
+
+    model: str
+    classes: tuple[str, ...]
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    goodput: Goodput
+
+
+class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the tasks: its measured requests, over the window of the whole run.
+
+    The shares are of the time of the tasks that ended ok, and add up to 1 over all steps and
+    pauses. They are None if no task ended ok.
+
+    Attributes:
+        name: The name of the step.
+        of_class: The request class of the tasks, "" if all requests are of one kind.
+        kind: chat, embed or rerank.
+        targets: The targets that serve such steps alone. Empty if those of other requests do.
+        model: The model of the step.
+        requests: Requests by status.
+        bytes: Bytes on the wire.
+        load: Offered, achieved and completed load.
+        tokens: Tokens and their rates.
+        ttft_ms: Time to first token.
+        tpot_ms: Time per output token.
+        e2e_ms: End-to-end latency.
+        time_share: The share of the time of the tasks that went to requests of this step.
+        pause: What the pause before its requests stands for: names of tools, "thinking", or "".
+        pause_ms: The length of these pauses.
+        pause_share: The share of the time of the tasks that went to these pauses.
+    """
+
+    name: str
+    of_class: str = ""
+    kind: str = "chat"
+    targets: tuple[str, ...] = ()
+    model: str | None = None
+    requests: RequestCounts
+    bytes: Bytes
+    load: Load
+    tokens: Tokens
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    time_share: float | None = None
+    pause: str = ""
+    pause_ms: Distribution = Distribution()
+    pause_share: float | None = None
+
+
+class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens/s of several targets by two definitions.
+
+    They differ if the targets do not end together. `sum_of_rates_per_s` adds each target's rate
+    over its own window, as published rack totals do. `single_clock_per_s` treats the targets as one
+    system: all tokens divided by the duration of the whole run. The other fields describe the rates
+    of the single targets; `spread` is (max - min) / median.
+    """
+
+    targets: int
+    sum_of_rates_per_s: float
+    single_clock_per_s: float | None
+    min_per_s: float
+    mean_per_s: float
+    median_per_s: float
+    max_per_s: float
+    spread: float
+
+
+_NO_GAPS_BY_PART = dict.fromkeys(pooled_figures(), "gaps are counted for all targets together")
+
+
+class Scope(NamedTuple):
+    """What the metrics of some requests are related to.
+
+    Attributes:
+        window: The intervals that rates are over.
+        everything: The requests of all stages of the same target, class or step.
+        gpus: The number of GPUs that served the requests, None if not known.
+        timeline: Per stage, output events per bin of time.
+        arrival: The arrival process as written in the workload.
+        whole: The requests of all parts, if these requests are those of one part.
+    """
+
+    window: Window
+    everything: Sequence[MetricAccumulator]
+    gpus: int | None
+    timeline: Sequence[NDArray[np.int64]] = ()
+    arrival: str = ""
+    whole: MetricAccumulator | None = None
+
+
+class PartMetrics(NamedTuple):
+    """The metrics that the run, its stages, its targets and other parts have in common."""
+
+    requests: RequestCounts
+    load: Load
+    tokens: Tokens
+    goodput: Goodput
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+
+
+class SummaryParts(NamedTuple):
+    """The summaries of the parts of a run."""
+
+    targets: tuple[TargetSummary, ...]
+    regions: tuple[TargetSummary, ...]
+    nodes: tuple[TargetSummary, ...]
+    classes: tuple[ClassSummary, ...]
+    models: tuple[ModelSummary, ...]
+    steps: tuple[StepSummary, ...]
+
+
+class PartSummarizer:
+    """Summarizes the parts of a run over the window of the whole run."""
+
+    def __init__(
+        self,
+        header: RunManifest,
+        accumulator: RunAccumulator,
+        measured: MetricAccumulator,
+        undecided: Mapping[str, str],
+    ) -> None:
+        """Take what the parts share.
+
+        Args:
+            header: The manifest of the run.
+            accumulator: The records of the run, by part.
+            measured: All measured requests.
+            undecided: Metrics on which no SLO term can be decided, with the reason.
+        """
+        self._header = header
+        self._accumulator = accumulator
+        self._measured = measured
+        self._undecided = undecided
+        self._undecided_of_parts = {**_NO_GAPS_BY_PART, **undecided}
+
+    def measure_stages(
+        self, accumulator: MetricAccumulator, scope: Scope, gaps: Histogram, unrecorded: int
+    ) -> PartMetrics:
+        """Return the metrics of a stage, or of all measured stages.
+
+        Args:
+            accumulator: The requests of the stages.
+            scope: What the metrics are related to.
+            gaps: The gaps between output events of these requests.
+            unrecorded: The number of requests of the stages that have no record.
+        """
+        limits = self._header.limits
+        return self._measure(
+            SloSample(accumulator, gaps, unrecorded, self._undecided, limits), scope
+        )
+
+    def _measure(self, sample: SloSample, scope: Scope) -> PartMetrics:
+        accumulator = sample.accumulator
+        limits = self._header.limits
+        load = summarize_load(
+            accumulator, scope.everything, scope.window, self._header.stages, scope.whole
+        )
+        return PartMetrics(
+            requests=count_requests(accumulator, sample.unrecorded),
+            load=msgspec.structs.replace(load, arrival=scope.arrival),
+            tokens=summarize_tokens(
+                accumulator, scope.everything, scope.window, scope.timeline, scope.gpus
+            ),
+            goodput=measure_goodput(sample, scope.window),
+            ttft_ms=shown_distribution(accumulator, "ttft", limits),
+            tpot_ms=shown_distribution(accumulator, "tpot", limits),
+            e2e_ms=shown_distribution(accumulator, "e2e", limits),
+        )
+
+    def _measure_part(
+        self, pair: MeasuredAndWarmup, window: Window, gpus: int | None = None
+    ) -> dict[str, Any]:
+        """Return the fields that the summaries of targets, classes, models and steps share."""
+        accumulator = pair.measured
+        scope = Scope(window, pair, gpus, whole=self._measured)
+        metrics = self._measure(self._sample_of_part(accumulator), scope)
+        for columns in accumulator.columns:
+            columns.forget()
+        return {"bytes": total_bytes(accumulator), **metrics._asdict()}
+
+    def _sample_of_part(
+        self, accumulator: MetricAccumulator, *, counts_dropped: bool = True
+    ) -> SloSample:
+        return SloSample(
+            accumulator,
+            gaps=Histogram(),
+            unrecorded=0,
+            unsound=self._undecided_of_parts,
+            limits=self._header.limits,
+            counts_dropped=counts_dropped,
+        )
+
+    def is_missed_without_dropped(self, gaps: Histogram, unrecorded: int) -> bool:
+        """Return True if an SLO is missed also without the requests that the client dropped.
+
+        The SLOs are that of the run and those of its classes. The arguments are those of
+        `measure_stages` for all measured requests.
+        """
+        whole = SloSample(
+            self._measured,
+            gaps,
+            unrecorded,
+            self._undecided,
+            self._header.limits,
+            counts_dropped=False,
+        )
+        return is_slo_missed(whole) or any(
+            is_slo_missed(self._sample_of_part(pair.measured, counts_dropped=False))
+            for pair in self._accumulator.classes
+        )
+
+    def summarize_all(
+        self, window: Window, step_times: Sequence[StepTime], model: str
+    ) -> SummaryParts:
+        """Return the summaries of targets, regions, nodes, classes, models and steps.
+
+        `model` is that of a class that names none.
+        """
+        header = self._header
+        classes = tuple(
+            self._summarize_class(index, window) for index in range(len(header.classes))
+        )
+        return SummaryParts(
+            targets=tuple(
+                self._summarize_target(target, pair, window)
+                for target, pair in zip(header.targets, self._accumulator.targets, strict=False)
+            ),
+            regions=self._summarize_target_groups("region", window),
+            nodes=self._summarize_target_groups("node", window),
+            classes=classes,
+            models=self._summarize_models(classes, window, default_model=model),
+            steps=tuple(
+                self._summarize_step(plan, pair, window, time)
+                for plan, pair, time in zip(
+                    header.steps, self._accumulator.steps, step_times, strict=True
+                )
+            ),
+        )
+
+    def _summarize_target(
+        self, target: TargetFacts, pair: MeasuredAndWarmup, window: Window
+    ) -> TargetSummary:
+        """Return the summary of one of several targets, or of a group of them."""
+        own_window = measure_window(pair.measured, pair)
+        own_output_per_s = per_second(pair.measured.sum_known("output_tokens"), own_window)
+        metrics = self._measure_part(pair, window, target.gpus)
+        return TargetSummary(target=target, own_output_per_s=own_output_per_s, **metrics)
+
+    def _summarize_target_groups(
+        self, by: Literal["region", "node"], window: Window
+    ) -> tuple[TargetSummary, ...]:
+        return tuple(
+            self._summarize_target(facts, self._accumulator.of_targets(indices), window)
+            for facts, indices in _group_targets(self._header.targets, by)
+        )
+
+    def _summarize_class(self, index: int, window: Window) -> ClassSummary:
+        plan = self._header.classes[index]
+        pair = self._accumulator.classes[index]
+        metrics = self._measure_part(pair, window)
+        cut = self._accumulator.count_cut_conversations(index)
+        tasks = summarize_tasks(pair.measured, cut, window)
+        metrics["goodput"] = include_task_outcome(metrics["goodput"], tasks)
+        return ClassSummary(
+            **shared_fields(plan, ClassSummary),
+            starts=pair.measured.sum("starts"),
+            sessions=tasks,
+            **metrics,
+        )
+
+    def _summarize_models(
+        self, classes: Sequence[ClassSummary], window: Window, *, default_model: str
+    ) -> tuple[ModelSummary, ...]:
+        """Return the summary of each model; () if the classes do not request several."""
+        classes_of_model: dict[str, list[int]] = {}
+        for index, plan in enumerate(self._header.classes):
+            classes_of_model.setdefault(plan.model or default_model, []).append(index)
+        if len(classes_of_model) < 2:
+            return ()
+        return tuple(
+            self._summarize_model(model, indices, [classes[i] for i in indices], window)
+            for model, indices in classes_of_model.items()
+        )
+
+    def _summarize_model(
+        self, model: str, indices: list[int], classes: Sequence[ClassSummary], window: Window
+    ) -> ModelSummary:
+        metrics = self._measure_part(self._accumulator.of_classes(indices), window)
+        metrics["goodput"] = combine_class_goodput([part.goodput for part in classes])
+        names = tuple(part.name for part in classes)
+        return ModelSummary(model=model, classes=names, **metrics)
+
+    def _summarize_step(
+        self, plan: StepPlan, pair: MeasuredAndWarmup, window: Window, time: StepTime
+    ) -> StepSummary:
+        metrics = self._measure_part(pair, window)
+        del metrics["goodput"]  # an SLO is about all requests and about tasks, not about steps
+        targets = [self._header.targets[number] for number in plan.targets]
+        names = tuple(target.name or target.url for target in targets if target.serves)
+        facts = shared_fields(plan, StepSummary) | {"targets": names}
+        return StepSummary(**facts, **metrics, **msgspec.structs.asdict(time))
+
+
+def shared_fields(facts: msgspec.Struct, summary: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of the facts that a type of the summary has under the same name."""
+    return {
+        name: getattr(facts, name)
+        for name in summary.__struct_fields__
+        if name in facts.__struct_fields__
+    }
+
+
+def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:
+    """Describe all targets as one: the values they have in common, and the sum of their GPUs.
+
+    If steps of tasks have targets of their own, only those of all other requests count.
+    """
+    targets = [target for target in targets if not target.serves] or targets
+    if not targets:
+        return TargetFacts()
+    if len(targets) == 1:
+        return targets[0]
+    gpus = [target.gpus for target in targets if target.gpus is not None]
+    combined = {
+        field: getattr(targets[0], field)
+        for field in TargetFacts.__struct_fields__
+        if len({getattr(target, field) for target in targets}) == 1
+    }
+    combined["name"] = format.counted(len(targets), "target")
+    combined["gpus"] = sum(gpus) if len(gpus) == len(targets) else None
+    combined["simulated"] = any(target.simulated for target in targets)
+    return TargetFacts(**combined)
+
+
+def _group_targets(
+    targets: Sequence[TargetFacts], by: Literal["region", "node"]
+) -> list[tuple[TargetFacts, list[int]]]:
+    """Return, for each region or node, the facts of its targets as one and their indices.
+
+    Returns an empty list unless there are several regions or nodes. A target without one belongs to
+    the one named "".
+    """
+    indices_by_name: dict[str, list[int]] = {}
+    for index, target in enumerate(targets):
+        indices_by_name.setdefault(getattr(target, by), []).append(index)
+    if len(indices_by_name) < 2:
+        return []
+    return [
+        (combine_targets([targets[i] for i in indices]), indices)
+        for indices in indices_by_name.values()
+    ]
+
+
+def summarize_rack(
+    targets: Sequence[TargetSummary], single_clock_per_s: float | None
+) -> RackTokens | None:
+    """Return the output tokens/s of several targets, or None for a single one."""
+    rates = [target.own_output_per_s or 0.0 for target in targets]
+    if not rates:
+        return None
+    median = statistics.median(rates)
+    return RackTokens(
+        targets=len(rates),
+        sum_of_rates_per_s=sum(rates),
+        single_clock_per_s=single_clock_per_s,
+        min_per_s=min(rates),
+        mean_per_s=statistics.fmean(rates),
+        median_per_s=median,
+        max_per_s=max(rates),
+        spread=(max(rates) - min(rates)) / median if median else 0.0,
+    )

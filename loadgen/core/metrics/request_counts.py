@@ -1,0 +1,157 @@
+"""Counts of requests by status, error and finish reason, and the bytes that they moved. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from loadgen.core.limits import STALL_NS
+from loadgen.core.metrics.accumulator import FINISH_PREFIX
+from loadgen.core.results.record import STATUSES
+from loadgen.core.stats.quantiles import milliseconds
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.accumulator import MetricAccumulator
+
+NUMBERS_PER_REQUEST = 4
+EXTRA_NUMBERS = 1_000
+"""Repeated request numbers are found with a table if the numbers span at most NUMBERS_PER_REQUEST
+times the requests plus EXTRA_NUMBERS, else by a sort."""
+
+
+class Bytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on the wire, heads and bodies, of measured requests of any status."""
+
+    sent: int
+    received: int
+
+
+class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a kind of failure happened, and the text of the failed request that was due first."""
+
+    count: int
+    first_text: str
+
+
+class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests by status: ok + failed + dropped + cancelled + unfinished + lost = scheduled, always.
+
+    Attributes:
+        scheduled: All requests.
+        ok: Requests with a complete response.
+        failed: Requests that the server or the path to it failed.
+        dropped: Requests that the client did not send because of a cap.
+        cancelled: Requests that the user cut.
+        unfinished: Requests that the end of the drain cut.
+        lost: Requests without a record, and those of workers that died.
+        resent: Requests that were sent again on a new connection.
+        by_error: Failures by kind, most frequent first.
+        by_finish: Ok requests by the finish reason that the server gave, most frequent first.
+    """
+
+    scheduled: int
+    ok: int
+    failed: int
+    dropped: int
+    cancelled: int
+    unfinished: int = 0
+    lost: int
+    resent: int
+    by_error: dict[str, ErrorKind]
+    by_finish: dict[str, int] = {}
+
+    @property
+    def decided(self) -> int:
+        """Requests with an outcome: all but those that the user or the end of the drain cut."""
+        return self.scheduled - self.cancelled - self.unfinished
+
+    @property
+    def failed_by_client(self) -> int:
+        """Requests lost with a worker, or failed because this host ran out of a resource."""
+        return self.lost + self._count_of_error("client_resource")
+
+    @property
+    def failed_by_server(self) -> int:
+        """Requests that failed at the server or on the path to it."""
+        return self.failed + self.lost - self.failed_by_client
+
+    @property
+    def dropped_share(self) -> float:
+        """The share of the requests that the client dropped at a cap.
+
+        It is 0 if each dropped request followed a turn of its conversation that failed.
+        """
+        not_cancelled = self.scheduled - self.cancelled
+        if not not_cancelled or self.dropped <= self._count_of_error("previous_turn_failed"):
+            return 0.0
+        return self.dropped / not_cancelled
+
+    def _count_of_error(self, kind: str) -> int:
+        return self.by_error[kind].count if kind in self.by_error else 0
+
+
+class Stalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Ok requests with a gap between output events of more than `over_ms`.
+
+    The counts are None if the gaps are withheld.
+    """
+
+    over_ms: float
+    requests: int | None
+    share: float | None
+
+
+def total_bytes(accumulator: MetricAccumulator) -> Bytes:
+    """Return the bytes sent and received, of requests of any status."""
+    return Bytes(sent=accumulator.sum("bytes_sent"), received=accumulator.sum("bytes_received"))
+
+
+def count_requests(accumulator: MetricAccumulator, unrecorded: int) -> RequestCounts:
+    """Return the counts by status and by kind of error. `unrecorded`: lost requests without a record."""
+    errors = {
+        kind: ErrorKind(count=failures.requests, first_text=failures.text)
+        for kind, failures in accumulator.failures.items()
+    }
+    if unrecorded:
+        text = "planned or sent, but no record of it was found"
+        errors["no_record"] = ErrorKind(count=unrecorded, first_text=text)
+    counts = {name: accumulator.sum(name) for name in (*STATUSES, "resent")}
+    counts["lost"] += unrecorded
+    return RequestCounts(
+        scheduled=accumulator.sum("rows") + unrecorded,
+        **counts,
+        by_error=dict(sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))),
+        by_finish=accumulator.sums_with_prefix(FINISH_PREFIX),
+    )
+
+
+def count_stalls(accumulator: MetricAccumulator) -> Stalls:
+    """Return the ok requests with a gap between output events of more than `limits.STALL_NS`."""
+    stalled = accumulator.sum("stalled")
+    ok = accumulator.sum("ok")
+    return Stalls(
+        over_ms=milliseconds(STALL_NS), requests=stalled, share=stalled / ok if ok else None
+    )
+
+
+def count_repeated_prompts(accumulator: MetricAccumulator) -> int:
+    """Return the number of requests with a prompt that an earlier request had sent already."""
+    numbers = [columns["request"][columns["sent_ns"] >= 0] for columns in accumulator.columns]
+    sent_numbers = np.concatenate([np.zeros(0, np.int64), *numbers])
+    return len(sent_numbers) - _count_distinct(sent_numbers)
+
+
+def _count_distinct(numbers: NDArray[np.int64]) -> int:
+    if not len(numbers):
+        return 0
+    lowest = int(numbers.min())
+    span = int(numbers.max()) - lowest
+    if span >= NUMBERS_PER_REQUEST * len(numbers) + EXTRA_NUMBERS:
+        return len(np.unique(numbers))
+    is_used = np.zeros(span + 1, bool)
+    is_used[numbers - lowest] = True
+    return int(np.count_nonzero(is_used))

@@ -1,0 +1,240 @@
+"""The metrics of single requests, computed over columns.
+
+Pure. The rows of `loadgen.figures` refer to these functions. `loadgen_sdk.measures` defines the same
+metrics for one request, and a test compares the two. Each function returns one int64 for each row,
+in ns unless it says otherwise, and UNDEFINED for a row without a value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.core.limits import CONTRADICTING, CONTRADICTING_TOKENS
+from loadgen.core.metrics.columns import OK, UNDEFINED, as_selection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.columns import Columns, JoinedColumns
+
+LARGEST_EXACT_FLOAT = 1 << 53
+"""Integers below this are exact as floats, whose division is faster than that of integers."""
+
+MILLIONTHS = 1_000_000
+"""Values of another unit than ms are in millionths of it, as ns are of a ms."""
+
+
+def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
+    """Return a function that computes the time between two fields, if both are known."""
+
+    def measure(columns: Columns) -> NDArray[np.int64]:
+        start_ns = columns[start]
+        end_ns = columns[end]
+        values = end_ns - start_ns
+        if len(values) and (start_ns.min() < 0 or end_ns.min() < 0):
+            values[(start_ns < 0) | (end_ns < 0)] = UNDEFINED
+        return values
+
+    return measure
+
+
+def _if_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
+    """Return a function that gives a field of the requests with a first token."""
+    return lambda columns: np.where(columns["first_token_ns"] < 0, UNDEFINED, columns[field])
+
+
+ttft = _between("due_ns", "first_token_ns")
+ttft_from_sent = _between("sent_ns", "first_token_ns")
+first_answer = _between("due_ns", "first_answer_ns")
+e2e = _between("due_ns", "end_ns")
+send_lag = _between("due_ns", "sent_ns")
+client_lag = _if_first_token("client_lag_ns")
+stamp_error = _if_first_token("stamp_error_ns")
+
+
+def _divide(span_ns: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the floor of each quotient, UNDEFINED if the span is or the divisor is not positive."""
+    positive_divisor = np.maximum(divisor, 1)
+    if span_ns.max(initial=0) < LARGEST_EXACT_FLOAT:
+        quotient: NDArray[np.int64] = np.floor(span_ns / positive_divisor).astype(np.int64)
+    else:
+        quotient = span_ns // positive_divisor
+    quotient[(divisor <= 0) | (span_ns == UNDEFINED)] = UNDEFINED
+    return quotient
+
+
+def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
+    """Return the output tokens less reasoning that was never streamed, -1 if not counted."""
+    output_tokens = columns["output_tokens"]
+    reasoning_tokens = columns["reasoning_tokens"]
+    if not len(columns) or int(reasoning_tokens.max()) <= 0:
+        return output_tokens
+    starts_with_answer = columns["first_token_ns"] == columns["first_answer_ns"]
+    is_unstreamed = (reasoning_tokens > 0) & starts_with_answer
+    token_counts: NDArray[np.int64] = output_tokens - np.where(is_unstreamed, reasoning_tokens, 0)
+    return token_counts
+
+
+def later_tokens(columns: Columns) -> NDArray[np.int64]:
+    """Return the tokens streamed after the first event, by which the span of TPOT is divided.
+
+    The first event counts as one token if the server does not say how many it has.
+    """
+    return streamed_tokens(columns) - np.maximum(columns["first_event_tokens"], 1)
+
+
+def tpot(columns: Columns) -> NDArray[np.int64]:
+    """Return the time per output token: first to last token, by the tokens after the first event."""
+    span_ns = _between("first_token_ns", "last_token_ns")(columns)
+    return _divide(np.where(span_ns == 0, UNDEFINED, span_ns), later_tokens(columns))
+
+
+def tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
+    """Return TPOT as MLPerf LoadGen defines it: E2E less TTFT, by all tokens but one."""
+    span_ns = _between("first_token_ns", "end_ns")(columns)
+    span_ns = np.where(columns["due_ns"] < 0, UNDEFINED, span_ns)
+    return _divide(span_ns, columns["output_tokens"].astype(np.int64) - 1)
+
+
+def e2e_per_token(columns: Columns) -> NDArray[np.int64]:
+    """Return E2E divided by the output tokens."""
+    return _divide(e2e(columns), columns["output_tokens"].astype(np.int64))
+
+
+def acceptance(columns: Columns) -> NDArray[np.int64]:
+    """Return accepted by drafted tokens of speculative decoding, in millionths of a percent."""
+    drafted = columns["draft_tokens"].astype(np.int64)
+    accepted = columns["accepted_tokens"].astype(np.int64)
+    is_reported = (drafted > 0) & (accepted >= 0)
+    percent = accepted * 100 * MILLIONTHS // np.maximum(drafted, 1)
+    return np.where(is_reported, percent, UNDEFINED)
+
+
+def accepted_length(columns: Columns) -> NDArray[np.int64]:
+    """Return the output tokens per step of the model, in millionths, if tokens were drafted."""
+    if int(columns["draft_tokens"].max(initial=0)) <= 0:
+        return np.broadcast_to(np.int64(UNDEFINED), len(columns))
+    drafted = columns["draft_tokens"].astype(np.int64)
+    accepted = columns["accepted_tokens"].astype(np.int64)
+    output = columns["output_tokens"].astype(np.int64)
+    is_reported = (drafted > 0) & (accepted >= 0) & (output > accepted)
+    length = output * MILLIONTHS // np.maximum(output - accepted, 1)
+    return np.where(is_reported, length, UNDEFINED)
+
+
+def max_gap(columns: Columns) -> NDArray[np.int64]:
+    """Return the largest gap between output events of a request with two or more."""
+    return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
+
+
+def max_gap_error(columns: Columns) -> NDArray[np.int64]:
+    """Return the timestamp error of the event at the end of the largest gap."""
+    is_unknown = (columns["output_events"] < 2) | (columns["max_gap_error_ns"] < 0)
+    return np.where(is_unknown, UNDEFINED, columns["max_gap_error_ns"])
+
+
+def tpot_error(columns: Columns) -> NDArray[np.int64]:
+    """Return how wrong a TPOT can be: the errors of its two timestamps, divided as TPOT is."""
+    first_error_ns = columns["stamp_error_ns"]
+    last_error_ns = columns["last_token_error_ns"]
+    has_no_error = (first_error_ns < 0) | (last_error_ns < 0)
+    has_no_tokens = (columns["first_token_ns"] < 0) | (columns["last_token_ns"] < 0)
+    is_undefined = has_no_error | has_no_tokens | has_no_span(columns)
+    errors_ns = np.where(is_undefined, UNDEFINED, first_error_ns + last_error_ns)
+    return _divide(errors_ns, later_tokens(columns))
+
+
+def connect(columns: Columns) -> NDArray[np.int64]:
+    """Return the time from the due time until a new connection was ready; 0 on a reused one."""
+    due_ns = columns["due_ns"]
+    is_unknown = (due_ns < 0) | (columns["ready_ns"] < 0)
+    return np.where(is_unknown, UNDEFINED, sendable_ns(columns) - due_ns)
+
+
+def tcp(columns: Columns) -> NDArray[np.int64]:
+    """Return how long TCP took for the first request of a connection."""
+    return np.where(columns["tcp_ns"] < 0, UNDEFINED, columns["tcp_ns"])
+
+
+def tls(columns: Columns) -> NDArray[np.int64]:
+    """Return how long the TLS handshake took for the first request of a connection with TLS."""
+    return np.where(columns["tls_ns"] <= 0, UNDEFINED, columns["tls_ns"])
+
+
+def sendable_ns(
+    columns: Columns | JoinedColumns | Mapping[str, NDArray[np.int64]],
+) -> NDArray[np.int64]:
+    """Return when each request could have been sent.
+
+    That is its due time, or when its connection was ready if it needed a new one.
+    """
+    due_ns = columns["due_ns"]
+    times_ns: NDArray[np.int64] = np.where(
+        columns["reused"] > 0, due_ns, np.maximum(due_ns, columns["ready_ns"])
+    )
+    return times_ns
+
+
+# -- token counts and events -----------------------------------------------------------------------
+
+
+def has_no_span(columns: Columns) -> NDArray[np.bool_]:
+    """Return which responses have enough tokens for a TPOT, but all of them came at one instant."""
+    first_token_ns = columns["first_token_ns"]
+    is_instant = (first_token_ns >= 0) & (columns["last_token_ns"] == first_token_ns)
+    mask: NDArray[np.bool_] = is_instant & (later_tokens(columns) > 0)
+    return mask
+
+
+def lacks_output(columns: Columns) -> NDArray[np.bool_]:
+    """Return which responses have enough tokens for a TPOT, but no event with output."""
+    mask: NDArray[np.bool_] = (columns["first_token_ns"] < 0) & (columns["output_tokens"] > 1)
+    return mask
+
+
+def _is_contradicting(value: NDArray[np.int64], base: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which values exceed a base by more than honest counts of tokens differ."""
+    surplus = value.astype(np.int64) - base
+    mask: NDArray[np.bool_] = (surplus > CONTRADICTING_TOKENS) & (surplus > CONTRADICTING * base)
+    return mask
+
+
+def understates(columns: Columns) -> NDArray[np.bool_]:
+    """Return which responses came in more output events than they are reported to have tokens."""
+    output_tokens = columns["output_tokens"]
+    return (output_tokens >= 0) & _is_contradicting(columns["output_events"], output_tokens)
+
+
+def overstates(columns: Columns) -> NDArray[np.bool_]:
+    """Return which responses are reported to have more tokens than were requested."""
+    requested = columns["asked_output"]
+    return (requested > 0) & _is_contradicting(columns["output_tokens"], requested)
+
+
+def token_spans(
+    columns: Columns,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the time of the first token, that of the last one, and the output tokens.
+
+    There is one value for each ok request whose output tokens are known. Both times are the end of
+    the request if it was not streamed.
+    """
+    has_tokens = (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
+    chosen = as_selection(columns.where(OK) & has_tokens)
+    first_token_ns = time_or_end(columns, "first_token_ns", chosen)
+    last_token_ns = time_or_end(columns, "last_token_ns", chosen)
+    return first_token_ns, last_token_ns, columns["output_tokens"][chosen]
+
+
+def time_or_end(
+    columns: Columns, field: str, chosen: NDArray[np.bool_] | slice
+) -> NDArray[np.int64]:
+    """Return a time of some rows, or the end of those that do not have it."""
+    times_ns = columns[field][chosen]
+    if times_ns.min(initial=0) >= 0:
+        return times_ns
+    return np.where(times_ns < 0, columns["end_ns"][chosen], times_ns)

@@ -1,0 +1,132 @@
+"""The summary of conversations and agentic tasks, and of those that meet the SLO as a whole. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadgen.core.metrics.windows import per_second
+from loadgen.core.stats.quantiles import Distribution, milliseconds
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.accumulator import MetricAccumulator
+    from loadgen.core.metrics.run_accumulator import CutConversations
+    from loadgen.core.metrics.windows import Window
+
+
+class TaskGoodput(msgspec.Struct, frozen=True, kw_only=True):
+    """Conversations and tasks that meet the part of the SLO about whole tasks.
+
+    Attributes:
+        within_ms: The limit of the time from the due time of the first request to the end of the
+            last one.
+        wait_ms: The limit of the time to each first token.
+        good: The number of tasks within these limits.
+        rps: Good tasks per second of the measurement window.
+        steady_rps: Good tasks that ended in the steady-state window, per second of it.
+        share: `good` divided by `Sessions.count`. Failed tasks are not good.
+        share_limit: The share that the SLO requires.
+        met: Whether the share is at least `share_limit`. None if no task is counted.
+    """
+
+    within_ms: float | None
+    wait_ms: float | None
+    good: int
+    rps: float | None
+    steady_rps: float | None = None
+    share: float | None
+    share_limit: float
+    met: bool | None
+
+
+class Sessions(msgspec.Struct, frozen=True, kw_only=True):
+    """Conversations and agentic tasks of measured stages.
+
+    The fields from `duration_ms` to `output_tokens` describe the ok ones, whose requests are all ok.
+
+    Attributes:
+        count: All but those with a cancelled request and those that were cut.
+        cut: Those that the end of their stage or of the drain cut short.
+        abandoned: Those whose user went away in the middle of a response.
+        ok: Those whose requests are all ok.
+        ok_per_s: Ok ones per second of the measurement window.
+        steady_ok_per_s: Ok ones that ended in the steady-state window, per second of it.
+        duration_ms: From the due time of the first request to the end of the last one.
+        wait_ms: The wait for first tokens, all requests of a task together.
+        longest_wait_ms: The longest wait of a task for a first token.
+        requests: Mean number of requests.
+        input_tokens: Mean number of prompt tokens.
+        cached_tokens: Mean number of cached prompt tokens. None if the server does not report them.
+        output_tokens: Mean number of output tokens.
+        goodput: None if the SLO has no part about whole tasks.
+    """
+
+    count: int
+    cut: int = 0
+    abandoned: int = 0
+    ok: int
+    ok_per_s: float | None
+    steady_ok_per_s: float | None
+    duration_ms: Distribution
+    wait_ms: Distribution = Distribution()
+    longest_wait_ms: Distribution = Distribution()
+    requests: float | None = None
+    input_tokens: float | None = None
+    cached_tokens: float | None = None
+    output_tokens: float | None = None
+    goodput: TaskGoodput | None = None
+
+
+def summarize_tasks(
+    accumulator: MetricAccumulator, cut: CutConversations, window: Window
+) -> Sessions | None:
+    """Return the summary of the tasks of measured stages, or None if there are none."""
+    ended = accumulator.sum("sessions")
+    if not ended and not any(cut):
+        return None
+    ok = accumulator.sum("sessions_ok")
+    cut_by_drain = accumulator.sum("sessions_cut")
+    count = ended - accumulator.sum("sessions_cancelled") - cut_by_drain
+
+    def mean(field: str) -> float | None:
+        return accumulator.sum(f"session_{field}") / ok if ok else None
+
+    return Sessions(
+        count=count,
+        cut=cut.by_end_of_load + cut_by_drain,
+        abandoned=accumulator.sum("sessions_abandoned"),
+        ok=ok,
+        ok_per_s=per_second(ok, window),
+        steady_ok_per_s=_steady_per_s(accumulator, "session", window),
+        duration_ms=accumulator.distribution("session"),
+        wait_ms=accumulator.distribution("session_wait"),
+        longest_wait_ms=accumulator.distribution("session_longest_wait"),
+        requests=mean("requests"),
+        input_tokens=mean("input"),
+        cached_tokens=mean("cached") if accumulator.sum("cached_tokens_known") else None,
+        output_tokens=mean("output"),
+        goodput=_task_goodput(accumulator, count, window),
+    )
+
+
+def _task_goodput(accumulator: MetricAccumulator, count: int, window: Window) -> TaskGoodput | None:
+    term = accumulator.slo.task if accumulator.slo is not None else None
+    if term is None:
+        return None
+    good = accumulator.sum("sessions_good")
+    return TaskGoodput(
+        within_ms=None if term.within_ns is None else milliseconds(term.within_ns),
+        wait_ms=None if term.wait_ns is None else milliseconds(term.wait_ns),
+        good=good,
+        rps=per_second(good, window),
+        steady_rps=_steady_per_s(accumulator, "good_session", window),
+        share=good / count if count else None,
+        share_limit=term.share,
+        met=good >= term.share * count if count else None,
+    )
+
+
+def _steady_per_s(accumulator: MetricAccumulator, amount: str, window: Window) -> float | None:
+    steady = window.steady
+    return per_second(accumulator.amount(amount).between(steady.start_s, steady.end_s), steady)

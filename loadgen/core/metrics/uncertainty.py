@@ -1,0 +1,386 @@
+"""Finds the statistics of a run that are withheld because they rest on too uncertain values. Pure.
+
+Each statistic is judged by itself: it is withheld if moving all values to their bounds changes it
+by more than the limit of its metric. So the p99 of a metric can be withheld while its p50 is shown.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from loadgen.core.limits import STALL_NS
+from loadgen.core.metrics import bounds, outcomes
+from loadgen.core.metrics.columns import OK, UNDEFINED
+from loadgen.core.stats.quantiles import QUANTILES, milliseconds, quantile_index
+from loadgen.figures import FIGURES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.limits import ValidityLimits
+    from loadgen.core.metrics.accumulator import MetricAccumulator
+    from loadgen.core.metrics.bounds import Bounds
+    from loadgen.core.metrics.columns import Columns
+    from loadgen.core.results.manifest import RunManifest
+    from loadgen.core.slo import Slo
+    from loadgen.core.stats.histogram import Histogram
+    from loadgen.core.stats.quantiles import Distribution, Values
+    from loadgen.figures import MetricDefinition
+
+STATISTICS = ("mean", *(name for name, _ in QUANTILES), "max")
+
+ERROR_SIZES = 200
+"""So many sizes of the errors of events are tried for the bounds of the gaps."""
+
+RangesMs: TypeAlias = dict[str, tuple[float, float]]
+"""The smallest and the largest value, in ms, of each statistic of a metric that is withheld."""
+
+
+class Range(NamedTuple):
+    """The smallest and the largest value that a statistic may have, in ns."""
+
+    lower: float
+    upper: float
+
+    def exceeds(self, value: float, limit: float) -> bool:
+        """Return True if the statistic may be off by more than `limit`, a share of its value."""
+        return max(value - self.lower, self.upper - value) > limit * value
+
+
+class WithheldStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The statistics of one metric that are withheld, with the range of each in its unit."""
+
+    ranges: RangesMs
+    why: str
+
+
+class StatisticRanges(NamedTuple):
+    """The ranges of the statistics of a sample.
+
+    Attributes:
+        by_name: The range of each of STATISTICS.
+        by_index: The range of the value at some indices of the ordered sample.
+    """
+
+    by_name: dict[str, Range]
+    by_index: dict[int, Range]
+
+
+class ValueBounds:
+    """The bounds of all values of a metric that has one value per request."""
+
+    def __init__(self, lower: NDArray[np.int64], upper: NDArray[np.int64]) -> None:
+        """Take the bounds of at least one value, and put both arrays in ascending order."""
+        lower.sort()
+        upper.sort()
+        self._lower = lower
+        self._upper = upper
+
+    def nth(self, index_in_order: int) -> Range:
+        """Return the bounds of the value at an index of the ordered sample."""
+        return Range(float(self._lower[index_in_order]), float(self._upper[index_in_order]))
+
+    def quantile(self, p: float) -> Range:
+        """Return the bounds of a quantile."""
+        return self.nth(quantile_index(len(self._lower), p))
+
+    def count_over(self, limit_ns: int) -> tuple[int, int]:
+        """Return how many values are over a limit at least, and at most."""
+        count = len(self._lower)
+        least = count - int(np.searchsorted(self._lower, limit_ns, side="right"))
+        most = count - int(np.searchsorted(self._upper, limit_ns, side="right"))
+        return least, most
+
+    def ranges(self) -> StatisticRanges:
+        """Return the bounds of each statistic."""
+        count = len(self._lower)
+        indices = {name: quantile_index(count, p) for name, p in QUANTILES} | {"max": count - 1}
+        mean = Range(float(self._lower.mean()), float(self._upper.mean()))
+        by_name = {name: self.nth(each) for name, each in indices.items()}
+        by_index = {each: self.nth(each) for each in indices.values()}
+        return StatisticRanges({"mean": mean, **by_name}, by_index)
+
+
+class GapBounds:
+    """The bounds of the gaps between events, from the gaps and the errors of the timestamps.
+
+    Which gap has which error is not known. An event that came earlier than its timestamp makes one
+    gap shorter and the next one longer. So of all gaps at most as many as there are events with an
+    error above e become shorter, or longer, by more than e (Makarov's bounds).
+    """
+
+    def __init__(self, gaps: Histogram, event_errors: Histogram, mean: Range, least_max: float):
+        """Take the histograms of gaps and of errors, and the bounds of the mean and of the maximum.
+
+        Args:
+            gaps: The gaps between events of all requests.
+            event_errors: The error of the timestamp of each event.
+            mean: The bounds of the mean, which follows from the first and the last token.
+            least_max: The largest gap, less the errors at the ends of the largest gaps.
+        """
+        self._gaps = gaps
+        self._mean = mean
+        self._least_max = least_max
+        self._error_counts = _error_counts(event_errors)
+        self._errors = np.array([each.error_ns for each in self._error_counts])
+        self._events_above = np.array([each.events_above for each in self._error_counts])
+        self._gaps_up_to_bucket = np.cumsum(gaps.counts)
+
+    def _gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the gaps at indices of the ordered sample."""
+        buckets = np.searchsorted(self._gaps_up_to_bucket, indices, side="right")
+        return self._gaps.middles(buckets.astype(np.int64))
+
+    def quantile(self, p: float) -> Range:
+        """Return the bounds of a quantile."""
+        return self.nth(quantile_index(self._gaps.count, p))
+
+    def nth(self, index_in_order: int) -> Range:
+        """Return the bounds of the gap at an index of the ordered sample."""
+        last = int(self._gaps_up_to_bucket[-1]) - 1
+        is_below = self._events_above <= index_in_order
+        is_above = index_in_order + self._events_above <= last
+        below = self._gaps_at(index_in_order - self._events_above[is_below])
+        above = self._gaps_at(index_in_order + self._events_above[is_above])
+        lower = (below - self._errors[is_below]).max(initial=0.0)
+        upper = (above + self._errors[is_above]).min()
+        return Range(float(lower), float(upper))
+
+    def count_over(self, limit_ns: int) -> tuple[int, int]:
+        """Return how many gaps are over a limit at least, and at most."""
+        least = 0
+        most = self._gaps.count
+        for error_ns, events_above in self._error_counts:
+            surely_over = self._gaps.over(limit_ns + int(error_ns))
+            possibly_over = self._gaps.over(max(limit_ns - int(error_ns), 0))
+            least = max(least, surely_over - events_above)
+            most = min(most, possibly_over + events_above)
+        return least, most
+
+    def ranges(self) -> StatisticRanges:
+        """Return the bounds of each statistic."""
+        by_name = {name: self.quantile(p) for name, p in QUANTILES}
+        largest = Range(self._least_max, float(self._gaps.largest_ns))
+        return StatisticRanges({"mean": self._mean, **by_name, "max": largest}, {})
+
+
+class ErrorCount(NamedTuple):
+    """The number of events whose timestamp error is above a size."""
+
+    error_ns: float
+    events_above: int
+
+
+def _error_counts(event_errors: Histogram) -> list[ErrorCount]:
+    """Return sizes of errors from 0 to the largest, each with the number of events above it."""
+    total = event_errors.count
+    up_to_bucket = np.cumsum(event_errors.counts)
+    buckets = np.flatnonzero(event_errors.counts[1:]) + 1
+    step = max(len(buckets) // ERROR_SIZES, 1)
+    counts = [ErrorCount(0.0, total - int(up_to_bucket[0]))]
+    counts += [
+        ErrorCount(event_errors.middle(bucket), total - int(up_to_bucket[bucket]))
+        for bucket in buckets[::step].tolist()
+    ]
+    if len(buckets):
+        counts.append(ErrorCount(float(event_errors.largest_ns), 0))
+    return counts
+
+
+SampleBounds: TypeAlias = ValueBounds | GapBounds
+
+
+def bound_values(
+    stages: Sequence[Columns], bound: Callable[[Columns], Bounds]
+) -> ValueBounds | None:
+    """Return the bounds of a metric of the ok requests, or None if all values are certain."""
+    if all(_is_certain(block, bound) for block in _blocks_of(stages)):
+        return None
+    lowers: list[NDArray[np.int64]] = []
+    uppers: list[NDArray[np.int64]] = []
+    for block in _blocks_of(stages):
+        lower, upper = bound(block)
+        is_defined = block.where(OK) & (lower != UNDEFINED)
+        lowers.append(lower[is_defined])
+        uppers.append(upper[is_defined])
+    lower = np.concatenate(lowers)
+    lowers.clear()  # frees memory before the second array is made
+    return ValueBounds(lower, np.concatenate(uppers))
+
+
+def _is_certain(block: Columns, bound: Callable[[Columns], Bounds]) -> bool:
+    """Return True if the lower and the upper bound of each ok request are equal."""
+    lower, upper = bound(block)
+    if lower is upper:
+        return True
+    ok = block.where(OK)
+    return bool(np.array_equal(lower[ok], upper[ok]))
+
+
+def bound_metric(stages: Sequence[Columns], metric: str) -> ValueBounds | None:
+    """Return the bounds of a metric, or None if its values are certain or it has no bounds."""
+    definition = FIGURES.called(metric)
+    if definition is None or definition.bounds is None:
+        return None
+    return bound_values(stages, definition.bounds)
+
+
+def bound_gaps(
+    stages: Sequence[Columns], gaps: Histogram, event_errors: Histogram
+) -> GapBounds | None:
+    """Return the bounds of the gaps between events, or None if all of them are certain."""
+    if not gaps.count or not event_errors.count or event_errors.largest_ns <= 0:
+        return None
+    first_errors_ns = 0
+    last_errors_ns = 0
+    least_max_ns = 0
+    for columns in stages:
+        has_gaps = columns["output_events"] > 1
+        first_errors_ns += int(np.maximum(columns["stamp_error_ns"], 0)[has_gaps].sum())
+        last_errors_ns += int(np.maximum(columns["last_token_error_ns"], 0)[has_gaps].sum())
+        shortest_ns = columns["max_gap_ns"] - np.maximum(columns["max_gap_error_ns"], 0)
+        least_max_ns = max(least_max_ns, int(shortest_ns[has_gaps].max(initial=0)))
+    mean = Range(
+        max(gaps.total_ns - last_errors_ns, 0) / gaps.count,
+        (gaps.total_ns + first_errors_ns) / gaps.count,
+    )
+    return GapBounds(gaps, event_errors, mean, float(least_max_ns))
+
+
+def withheld_ranges(
+    distribution: Distribution, ranges: StatisticRanges | None, limit: float
+) -> RangesMs:
+    """Return the statistics that may be off by more than `limit`, with their ranges in ms."""
+    if ranges is None:
+        return {}
+    withheld: RangesMs = {}
+    for name, bounded in ranges.by_name.items():
+        value_ms = getattr(distribution, name)
+        if value_ms is not None and bounded.exceeds(value_ms * 1e6, limit):
+            withheld[name] = (milliseconds(bounded.lower), milliseconds(bounded.upper))
+    return withheld
+
+
+def find_withheld(
+    distributions: Mapping[str, Distribution],
+    measured: MetricAccumulator,
+    gap_bounds: GapBounds | None,
+    limits: ValidityLimits,
+) -> dict[str, RangesMs]:
+    """Return the statistics of each metric that are too uncertain, with their ranges."""
+    withheld = {}
+    for definition in FIGURES.here():
+        ranges = measured.statistic_ranges(definition.name)
+        if definition.name == "inter_chunk" and gap_bounds is not None:
+            ranges = gap_bounds.ranges()
+        if ranges is None:
+            continue
+        limit = _uncertainty_limit(definition, limits)
+        metric_ranges = withheld_ranges(distributions[definition.name], ranges, limit)
+        if metric_ranges:
+            withheld[definition.name] = metric_ranges
+    return withheld
+
+
+def shown_distribution(
+    accumulator: MetricAccumulator, metric: str, limits: ValidityLimits
+) -> Distribution:
+    """Return the distribution of a metric without the statistics that are too uncertain."""
+    distribution = accumulator.distribution(metric)
+    ranges = accumulator.statistic_ranges(metric)
+    return distribution.without(
+        withheld_ranges(distribution, ranges, uncertainty_limit(metric, limits))
+    )
+
+
+def shown_gap_distribution(
+    gaps: Histogram, gap_bounds: GapBounds | None, limits: ValidityLimits
+) -> Distribution:
+    """Return the distribution of the gaps without the statistics that are too uncertain."""
+    distribution = gaps.distribution()
+    ranges = None if gap_bounds is None else gap_bounds.ranges()
+    return distribution.without(withheld_ranges(distribution, ranges, limits.event_error_share))
+
+
+def certain_quantiles(
+    sample: Values | Histogram,
+    sample_bounds: SampleBounds | None,
+    definition: MetricDefinition,
+    header: RunManifest,
+) -> tuple[float, ...]:
+    """Return the percentiles that the user requested and that are certain enough."""
+    if sample_bounds is None or not sample.count:
+        return header.percentiles
+    limit = _uncertainty_limit(definition, header.limits)
+    return tuple(
+        p
+        for p in header.percentiles
+        if not sample_bounds.quantile(p).exceeds(sample.quantile(p), limit)
+    )
+
+
+def uncertainty_limit(metric: str, limits: ValidityLimits) -> float:
+    """Return by how much, as a share, a statistic of a metric may be off."""
+    definition = FIGURES.called(metric)
+    return 0.0 if definition is None else _uncertainty_limit(definition, limits)
+
+
+def _uncertainty_limit(definition: MetricDefinition, limits: ValidityLimits) -> float:
+    if not definition.uncertainty_limit:
+        return 0.0
+    return float(getattr(limits, definition.uncertainty_limit))
+
+
+def is_tpot_limited_by_first_event(
+    measured: MetricAccumulator, tpot: Distribution, limits: ValidityLimits
+) -> bool:
+    """Return True if TPOT could be shown if the number of tokens of first events were known."""
+    bounds_by_times = bound_values(measured.columns, bounds.bound_tpot_times)
+    if bounds_by_times is None:
+        return True
+    return not withheld_ranges(tpot, bounds_by_times.ranges(), limits.tpot_error_share)
+
+
+def are_stalls_uncertain(measured: MetricAccumulator, limits: ValidityLimits) -> bool:
+    """Return True if the number of stalls may be off by more than the limit of the gaps."""
+    if measured.statistic_ranges("max_gap") is None:
+        return False
+    gap_bounds = bound_metric(measured.columns, "max_gap")
+    if gap_bounds is None:
+        return False
+    stalls = Range(*gap_bounds.count_over(STALL_NS))
+    return stalls.exceeds(measured.sum("stalled"), limits.event_error_share)
+
+
+def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | None:
+    """Return how many requests meet every SLO term at least, and at most.
+
+    Return None if it is certain which ones do.
+    """
+    metrics = {term.metric for term in slo.terms}
+    uncertain_metrics = [
+        definition
+        for definition in FIGURES.here()
+        if definition.name in metrics and accumulator.statistic_ranges(definition.name) is not None
+    ]
+    if not uncertain_metrics:
+        return None
+    least = 0
+    most = 0
+    for block in _blocks_of(accumulator.columns):
+        bounds_of = {row.name: row.bounds(block) for row in uncertain_metrics if row.bounds}
+        highest = {name: metric_bounds.upper for name, metric_bounds in bounds_of.items()}
+        lowest = {name: metric_bounds.lower for name, metric_bounds in bounds_of.items()}
+        least += int(outcomes.meets(block, slo, highest).sum())
+        most += int(outcomes.meets(block, slo, lowest).sum())
+    return Range(least, most)
+
+
+def _blocks_of(stages: Sequence[Columns]) -> Iterator[Columns]:
+    for columns in stages:
+        yield from columns.blocks()

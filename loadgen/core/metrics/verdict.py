@@ -1,0 +1,99 @@
+"""The verdict on a run: whether it is valid, with its reasons, caveats and warnings. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadgen.core.limits import ValidityLimits
+from loadgen.core.metrics.reasons import format_reason
+from loadgen.core.results.manifest import ReasonCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CLIENT_CODES = frozenset(("sent_late", "arrivals_unsure", "generator_busy"))
+"""Reasons which say that the load generator, not the server, may have determined the metrics."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the measurement can be trusted.
+
+    This does not judge the SLO: a run that missed a limit can be valid. The sentences are for
+    people, and the codes say the same for programs, one for each sentence.
+
+    Attributes:
+        valid: Whether there is no reason against it.
+        reasons: Why the run is not valid.
+        warnings: What to know about the run.
+        limits: The limits that the run was judged by.
+        caveats: What belongs beside VALID: withheld metrics, or a load that is not the requested one.
+        codes: The codes of `reasons`.
+        warning_codes: The codes of `warnings`.
+        caveat_codes: The codes of `caveats`.
+    """
+
+    valid: bool
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    limits: ValidityLimits
+    caveats: tuple[str, ...] = ()
+    codes: tuple[ReasonCode, ...] = ()
+    warning_codes: tuple[ReasonCode, ...] = ()
+    caveat_codes: tuple[ReasonCode, ...] = ()
+
+
+def make_verdict(
+    limits: ValidityLimits,
+    reasons: Iterable[ReasonCode] = (),
+    warnings: Iterable[ReasonCode] = (),
+    caveats: Iterable[ReasonCode] = (),
+) -> Verdict:
+    """Return the verdict with these codes and their sentences."""
+    codes = tuple(reasons)
+    warning_codes = tuple(warnings)
+    caveat_codes = tuple(caveats)
+    return Verdict(
+        valid=not codes,
+        reasons=tuple(map(format_reason, codes)),
+        warnings=tuple(map(format_reason, warning_codes)),
+        limits=limits,
+        caveats=tuple(map(format_reason, caveat_codes)),
+        codes=codes,
+        warning_codes=warning_codes,
+        caveat_codes=caveat_codes,
+    )
+
+
+def delivered_output_share(verdict: Verdict) -> float:
+    """Return the share of the requested output tokens that the responses have.
+
+    It is 1 if so few are missing that it is the same work. Runs with different shares did different
+    work although they have one recipe.
+    """
+    for caveat in verdict.caveat_codes:
+        share = caveat.values.get("share")
+        if caveat.code == "shortened" and share is not None:
+            return float(share)
+    return 1.0
+
+
+def add_warning(verdict: Verdict, code: str, values: dict[str, Any]) -> Verdict:
+    """Return the verdict with one more warning."""
+    warning = ReasonCode(code=code, values=values)
+    return msgspec.structs.replace(
+        verdict,
+        warnings=(*verdict.warnings, format_reason(warning)),
+        warning_codes=(*verdict.warning_codes, warning),
+    )
+
+
+def remove_warning(verdict: Verdict, code: str) -> Verdict:
+    """Return the verdict without the warnings of a code."""
+    removed = {format_reason(warning) for warning in verdict.warning_codes if warning.code == code}
+    return msgspec.structs.replace(
+        verdict,
+        warnings=tuple(text for text in verdict.warnings if text not in removed),
+        warning_codes=tuple(warning for warning in verdict.warning_codes if warning.code != code),
+    )

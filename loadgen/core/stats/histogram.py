@@ -1,0 +1,175 @@
+"""A histogram of durations that can be merged, and whose quantiles have a bounded relative error.
+
+Pure. Values are integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.core.stats.quantiles import Distribution, describe_sample, quantile_index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+MAX_RELATIVE_ERROR = 0.001
+"""The largest relative error of a quantile, for values from 1 ns to LARGEST_NS."""
+
+BUCKET_RATIO = 1.0019
+"""The ratio of the edges of a bucket. Half a bucket is (ratio - 1) / (ratio + 1) = 0.00095 of its
+middle, which leaves something of MAX_RELATIVE_ERROR for rounding."""
+
+LARGEST_NS = 10**14
+"""28 hours. Larger values share one bucket, and only their maximum is exact."""
+
+_BUCKETS_PER_LOG2 = 1 / math.log2(BUCKET_RATIO)
+
+BUCKETS = 2 + math.ceil(math.log2(LARGEST_NS) * _BUCKETS_PER_LOG2)
+"""The number of buckets, some 17,000, whose counts take 136 kB. Bucket 0 has the values <= 0."""
+
+_FORMAT = 1
+_HEAD_NUMBERS = 4
+_BYTES_PER_NUMBER = 8
+_NO_VALUE = 2**63 - 1
+
+
+def bucket_numbers(values_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bucket of each value.
+
+    It is 0 for values <= 0, else 1 + floor(log(value) / log(BUCKET_RATIO)), at most BUCKETS - 1.
+    """
+    logarithms = np.log2(np.maximum(values_ns, 1)) * _BUCKETS_PER_LOG2
+    numbers = np.minimum(logarithms.astype(np.int64) + 1, BUCKETS - 1)
+    numbers[values_ns <= 0] = 0
+    return numbers
+
+
+class Histogram:
+    """Counts of values in buckets whose edges grow by BUCKET_RATIO. Merging adds the counts.
+
+    Count, sum, minimum and maximum are exact. A quantile has a relative error of at most
+    MAX_RELATIVE_ERROR, for values up to LARGEST_NS.
+    """
+
+    __slots__ = ("counts", "largest_ns", "least_ns", "total_ns")
+
+    def __init__(self) -> None:
+        self.counts: NDArray[np.int64] = np.zeros(BUCKETS, np.int64)
+        self.total_ns = 0
+        self.least_ns = _NO_VALUE
+        self.largest_ns = -_NO_VALUE
+
+    def add(self, values_ns: NDArray[np.int64], times: NDArray[np.int64] | None = None) -> None:
+        """Count the values of an int64 array, each once, or as often as `times` says."""
+        if times is not None:
+            values_ns = values_ns[times > 0]
+            times = times[times > 0]
+        if len(values_ns) == 0:
+            return
+        self.least_ns = min(self.least_ns, int(values_ns.min()))
+        self.largest_ns = max(self.largest_ns, int(values_ns.max()))
+        self.total_ns += int((values_ns if times is None else values_ns * times).sum())
+        counts = np.bincount(bucket_numbers(values_ns), weights=times).astype(np.int64)
+        self.counts[: len(counts)] += counts
+
+    def add_zeros(self, count: int) -> None:
+        """Count the value 0 `count` times, without an array of them."""
+        if count > 0:
+            self.least_ns = min(self.least_ns, 0)
+            self.largest_ns = max(self.largest_ns, 0)
+            self.counts[0] += count
+
+    def merge(self, other: Histogram) -> None:
+        """Add the counts of another histogram. The order of merging does not matter."""
+        self.least_ns = min(self.least_ns, other.least_ns)
+        self.largest_ns = max(self.largest_ns, other.largest_ns)
+        self.total_ns += other.total_ns
+        self.counts += other.counts
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return int(self.counts.sum())
+
+    def quantile(self, p: float) -> float:
+        """Return a quantile of at least one value, within MAX_RELATIVE_ERROR of the exact one."""
+        return self.nth(quantile_index(self.count, p))
+
+    def nth(self, index: int) -> float:
+        """Return the value that stands for the bucket at an index of the ordered sample."""
+        return self.middle(int(np.searchsorted(np.cumsum(self.counts), index, side="right")))
+
+    def middle(self, bucket: int) -> float:
+        """Return the value that stands for a bucket, which lies within the sample.
+
+        It has the same relative distance from both edges of the bucket.
+        """
+        if bucket == 0:
+            return float(min(0, self.largest_ns))
+        lower_edge = BUCKET_RATIO ** (bucket - 1)
+        middle = 2 * lower_edge * BUCKET_RATIO / (1 + BUCKET_RATIO)
+        return float(min(max(middle, self.least_ns), self.largest_ns))
+
+    def middles(self, buckets: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return `middle` of many buckets."""
+        lower_edges = BUCKET_RATIO ** (buckets - 1.0)
+        middles = 2 * lower_edges * BUCKET_RATIO / (1 + BUCKET_RATIO)
+        values: NDArray[np.float64] = np.clip(middles, self.least_ns, self.largest_ns)
+        return np.where(buckets == 0, float(min(0, self.largest_ns)), values)
+
+    def over(self, limit_ns: int) -> int:
+        """Return the number of values over a limit.
+
+        Values in the bucket of the limit count as not over, so the limit is met within
+        MAX_RELATIVE_ERROR.
+        """
+        bucket = int(bucket_numbers(np.array([limit_ns], np.int64))[0])
+        return int(self.counts[bucket + 1 :].sum())
+
+    def distribution(self) -> Distribution:
+        """Return the distribution. Count, mean, min and max are exact."""
+        count = self.count
+        if not count:
+            return Distribution()
+        return describe_sample(self, self.total_ns / count, self.least_ns, self.largest_ns)
+
+    def to_bytes(self) -> bytes:
+        """Return the histogram as little-endian int64.
+
+        They are the format, the sum, the minimum and the maximum, then the counts up to the last
+        one that is not zero.
+        """
+        used = int(np.flatnonzero(self.counts)[-1]) + 1 if self.counts.any() else 0
+        head = np.array([_FORMAT, self.total_ns, self.least_ns, self.largest_ns], "<i8")
+        return head.tobytes() + self.counts[:used].astype("<i8").tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Histogram:
+        """Return the histogram in the result of `to_bytes`. Raises ValueError for anything else."""
+        number_count = len(data) // _BYTES_PER_NUMBER
+        is_whole = len(data) % _BYTES_PER_NUMBER == 0
+        if not is_whole or not _HEAD_NUMBERS <= number_count <= _HEAD_NUMBERS + BUCKETS:
+            raise ValueError(f"{len(data)} bytes are no histogram")
+        numbers = np.frombuffer(data, "<i8")
+        counts = numbers[_HEAD_NUMBERS:]
+        if numbers[0] != _FORMAT or (counts < 0).any():
+            raise ValueError(f"no histogram of format {_FORMAT}")
+        histogram = cls()
+        histogram.total_ns = int(numbers[1])
+        histogram.least_ns = int(numbers[2])
+        histogram.largest_ns = int(numbers[3])
+        histogram.counts[: len(counts)] = counts
+        return histogram
+
+
+def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
+    """Return several histograms as one."""
+    merged = Histogram()
+    for histogram in histograms:
+        merged.merge(histogram)
+    return merged
