@@ -208,7 +208,7 @@ def own_calls(
 
 
 def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from loadgen_sdk.app.call import Setting
+    from loadgen_sdk.app.call import CallSettings
     from loadgen_sdk.app.observed_call import head_arrived, measured
     from loadgen_sdk.app.policy import Policy
     from openai.types.chat import ChatCompletion
@@ -226,7 +226,7 @@ def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable
         return made
 
     manner = Policy(observers=observers, prices=TokenPrice(1, 2), **options)
-    return plain, measured(told, "chat", Setting(manner, "h:1", "k", False), blocking=True)
+    return plain, measured(told, "chat", CallSettings(manner, "h:1", "k", False), blocking=True)
 
 
 class Chunks:
@@ -246,7 +246,7 @@ class Chunks:
 
 
 def per_chunk(measured: bool) -> Callable[[], float]:
-    from loadgen_sdk.app.call import Setting
+    from loadgen_sdk.app.call import CallSettings
     from loadgen_sdk.app.observed_call import ObservedCall, ObservedEvents
     from loadgen_sdk.app.policy import Policy
 
@@ -256,7 +256,8 @@ def per_chunk(measured: bool) -> Callable[[], float]:
         source: Any = chunks
         if measured:
             source = ObservedEvents(
-                source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True})
+                source,
+                ObservedCall("chat", CallSettings(Policy(), "", "", False), {"stream": True}),
             )
         start = time.thread_time()
         for _ in source:
@@ -267,7 +268,7 @@ def per_chunk(measured: bool) -> Callable[[], float]:
 
 
 def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
-    from loadgen_sdk.app.call import Setting
+    from loadgen_sdk.app.call import CallSettings
     from loadgen_sdk.app.observed_call import ObservedCall, ObservedEvents
     from loadgen_sdk.app.policy import Policy
 
@@ -277,7 +278,8 @@ def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], floa
         source: Any = chunks
         if measured:
             source = ObservedEvents(
-                source, ObservedCall("chat", Setting(Policy(), "", "", False), {"stream": True})
+                source,
+                ObservedCall("chat", CallSettings(Policy(), "", "", False), {"stream": True}),
             )
         start = time.thread_time()
         async for _ in source:

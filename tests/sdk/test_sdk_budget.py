@@ -25,7 +25,7 @@ from loadgen_sdk import (
     instrument,
     read_prices,
 )
-from loadgen_sdk.app.budget import FileLedger, Ledger, MemoryLedger, RedisLedger, LedgerEntry
+from loadgen_sdk.app.budget import FileLedger, Ledger, LedgerEntry, MemoryLedger, RedisLedger
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.price_file import PerToken
 from refusals import refused

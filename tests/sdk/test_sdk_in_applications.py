@@ -370,7 +370,7 @@ def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "use"),
     [
-        (Retry(), lambda one: one.begun()),
+        (Retry(), lambda retry: retry.call_started()),
         (Circuit(1, 1), lambda one: one.admits(0)),
         (MemoryLedger(), lambda one: one.add("ever", 0.0, 1.0)),
     ],

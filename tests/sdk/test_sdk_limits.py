@@ -23,7 +23,7 @@ from loadgen_sdk import Permit, Retry, Throttle, ThrottleTimeout, WrongUse, prio
 from loadgen_sdk.app.finishing import flush
 from loadgen_sdk.app.gate import FOREVER, Gate, Limits, Rate, parse_rate
 from loadgen_sdk.app.rate_limit_headers import duration_ns, retry_after_s
-from loadgen_sdk.app.retry import curable
+from loadgen_sdk.app.retry import is_curable
 from loadgen_sdk.app.throttle import _Waiter
 from loadgen_sdk.request import Failure
 from refusals import refused
@@ -581,7 +581,7 @@ BUSY = Failure("http_429", "slow down", 429)
     ],
 )
 def test_what_another_try_may_cure(failure: Failure, again: bool) -> None:
-    assert curable(failure) is again
+    assert is_curable(failure) is again
 
 
 def test_never_after_something_was_delivered_nor_beyond_the_attempts() -> None:
@@ -594,11 +594,11 @@ def test_never_after_something_was_delivered_nor_beyond_the_attempts() -> None:
 def test_the_server_and_the_application_have_the_last_word() -> None:
     bad = Failure("http_4xx", "", 400)
     retry = Retry(3)
-    assert retry.wait_s(1, BUSY, delivered=False, server_says=False) is None
-    assert retry.wait_s(1, bad, delivered=False, server_says=True) is not None
+    assert retry.wait_s(1, BUSY, delivered=False, server_says_retry=False) is None
+    assert retry.wait_s(1, bad, delivered=False, server_says_retry=True) is not None
     own = Retry(3, retry_if=lambda failure: {400: True, 429: False}.get(failure.http_status or 0))
-    assert own.wait_s(1, bad, delivered=False, server_says=False) is not None
-    assert own.wait_s(1, BUSY, delivered=False, server_says=True) is None
+    assert own.wait_s(1, bad, delivered=False, server_says_retry=False) is not None
+    assert own.wait_s(1, BUSY, delivered=False, server_says_retry=True) is None
     assert (
         own.wait_s(1, Failure("reset", ""), delivered=False) is not None
     )  # None: the rule of the house
@@ -623,7 +623,7 @@ def test_as_many_calls_get_through_as_with_the_retries_that_it_replaces() -> Non
     retry, draw = Retry(), random.Random(1)
     ok, ok_with_theirs = 0, 0
     for _ in range(150):
-        retry.begun()
+        retry.call_started()
         failed = [draw.random() < 0.757 for _ in range(3)]
         made = 1
         while failed[made - 1] and retry.wait_s(made, BUSY, delivered=False) is not None:
@@ -636,7 +636,7 @@ def test_as_many_calls_get_through_as_with_the_retries_that_it_replaces() -> Non
 @given(made=st.integers(1, 8), asked=st.none() | st.floats(0, 100))
 def test_waits_are_jittered_bounded_and_obey_the_server(made: int, asked: float | None) -> None:
     retry = Retry(10, first_wait_s=0.5, max_wait_s=8.0)
-    wait = retry.wait_s(made, BUSY, asked_s=asked, delivered=False)
+    wait = retry.wait_s(made, BUSY, server_wait_s=asked, delivered=False)
     if asked is not None and asked > 60:
         assert wait is None
     else:
@@ -657,7 +657,7 @@ def test_the_purse_bounds_what_an_outage_costs() -> None:
     retry = Retry(10, budget=0.1, reserve=5)
     retried = 0
     for _ in range(1000):
-        retry.begun()
+        retry.call_started()
         retried += retry.wait_s(1, BUSY, delivered=False) is not None
     assert 100 <= retried <= 106
 

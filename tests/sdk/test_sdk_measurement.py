@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 from loadgen_sdk import Measurement, TokenPrice
-from loadgen_sdk.app.call import Call, Observed, Setting
+from loadgen_sdk.app.call import Call, CallObservation, CallSettings
 from loadgen_sdk.app.policy import Policy
 from loadgen_sdk.request import Failure, Usage
 
 
 def test_every_field_is_in_its_place() -> None:
     policy = Policy(prices=TokenPrice(1, 2), labels={"a": "b"})
-    call = Call(Setting(policy, "h:1", "k"), "chat", "asked", {"temperature": 0.5}, True, None)
+    call = Call(CallSettings(policy, "h:1", "k"), "chat", "asked", {"temperature": 0.5}, True, None)
     call.instants, call.attempt_started, call.started, call.started_unix_ns = [12, 13], 11, 10, 9
     call.head_received({"x-request-id": "r-1", "server-timing": "s;dur=1"})
     seen: dict[str, Any] = {
@@ -31,7 +31,9 @@ def test_every_field_is_in_its_place() -> None:
         "response_id": "id-1",
     }
     usage = Usage(input=30, output=20, cached=5, reasoning=4, cache_written=6)
-    observed = Observed(**seen, **said, server_timing={"own": 1}, kernel_stamps=True, usage=usage)
+    observed = CallObservation(
+        **seen, **said, server_timing={"own": 1}, kernel_stamps=True, usage=usage
+    )
     made = call.report("failed", Failure("http", "bad", 400), observed, done=16)
     expected = {
         **{

@@ -1,7 +1,7 @@
-"""The life of one call of an application: its attempts, its permit and, at its end, its measurement, told once.
+"""The life of one call of an application: its attempts, its permit and its measurement.
 
-Instrumented clients and the project's own client live by it. This code runs inside the application's own calls and
-loops. It must not wait, and it must be cheap.
+Instrumented clients and the client of this project both use it. This code runs inside the calls
+and the loops of the application, so it must not wait, and it must be cheap.
 """
 
 from __future__ import annotations
@@ -24,71 +24,102 @@ from ..wire_formats.usage import without_doubtful_counts
 from .budget import BudgetHold
 from .labels import Labels
 from .measurement import (
-    TEXT,
-    WRITING,
+    TEXT_APIS,
+    WRITING_APIS,
     Api,
     Attempt,
     Choice,
     Content,
     Measurement,
     Status,
+    TokenSource,
     parameters_of,
     warn_contradiction,
     without_server_text,
 )
 from .policy import Policy
 from .processor_wait import processor_wait_ns
-from .prompt_text import estimated_tokens, given
-from .rate_limit_headers import REQUEST_ID, read_once, retry_after_s, should_retry, timings
+from .prompt_text import argument_of, estimated_tokens
+from .rate_limit_headers import (
+    REQUEST_ID,
+    read_useful_headers,
+    retry_after_s,
+    should_retry,
+    timing_headers,
+)
 from .throttle import Permit
 from .trace_recorder import CallShape
 
 log = logging.getLogger("loadgen_sdk")
 
 NO_HEADERS: dict[str, str] = {}
-NEVER_ARRIVED = ("dns", "connect", "tls", "client_resource", "over_budget")
-REFUSED = (429, 503)  # statuses by which a server asks for a pause
+
+NEVER_ARRIVED_KINDS = ("dns", "connect", "tls", "client_resource", "over_budget")
+"""Failures after which the server has not got the request, so that it costs nothing."""
+
+REFUSED_STATUSES = (429, 503)
+"""Statuses by which a server asks for a pause."""
+
+_MAX_FAILURE_CHARS = 500
 
 
-class Setting(msgspec.Struct):
-    """What all calls of one client have in common."""
+class CallSettings(msgspec.Struct):
+    """What all calls of one client have in common.
+
+    Attributes:
+        policy: Prices, limits, retries and observers.
+        server: The address of the server, host:port.
+        key: The key of the client.
+        ask_usage: Streams of an instrumented client are asked for their token counts.
+        package: The package whose exceptions the application expects.
+        timeout_s: The timeout of the client. No call waits longer for its throttle.
+        url_secrets: Texts of the URL that must not be shown.
+        covers_inner: Calls inside its calls (LiteLLM calls openai) are not calls of their own.
+        warned: It was warned that a blocking client is used in an event loop.
+        warned_blind: It was warned that responses have no headers.
+    """
 
     policy: Policy
     server: str
     key: str
-    ask_usage: bool = False  # of an instrumented client: streams are asked for their token counts
-    package: str = "openai"  # whose exceptions the application expects
-    timeout_s: float | None = None  # of the client: no call waits longer for its throttle
+    ask_usage: bool = False
+    package: str = "openai"
+    timeout_s: float | None = None
     url_secrets: tuple[str, ...] = ()
-    covers_inner: bool = (
-        False  # calls made within its calls (LiteLLM calls openai) are no calls of their own
-    )
-    warned: bool = False  # of a blocking client in an event loop
+    covers_inner: bool = False
+    warned: bool = False
     warned_blind: bool = False
 
     def redact(self, text: str) -> str:
+        """Return a text without secrets and control characters."""
         from ..redaction import redact, shown
 
         return shown(redact(text, (*self.url_secrets, self.key)))
 
     def warn_blind(self) -> None:
-        """An answer came without a head: say so once. Only LiteLLM's answers may have none."""
-        if not self.warned_blind and not self.covers_inner:
-            self.warned_blind = True
-            module = sys.modules.get(self.package)
-            named = f"{self.package} {getattr(module, '__version__', '')}".rstrip()
-            warn(
-                f"{named} hides the headers of its answers from this loadgen_sdk: measurements have no "
-                "request_id and no server_timing, throttles see the headers of refusals alone; take a newer one",
-                RuntimeWarning,
-                stacklevel=5,
-            )
+        """Warn once that the package hides the headers of its responses.
+
+        Only the responses of LiteLLM may have none.
+        """
+        if self.warned_blind or self.covers_inner:
+            return
+        self.warned_blind = True
+        module = sys.modules.get(self.package)
+        package = f"{self.package} {getattr(module, '__version__', '')}".rstrip()
+        warn(
+            f"{package} hides the headers of its answers from this loadgen_sdk: measurements have "
+            "no request_id and no server_timing, throttles see the headers of refusals alone; take "
+            "a newer one",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
 
-class Observed(msgspec.Struct, frozen=True):
-    """What was seen of the last attempt of a call. The fields are those of `Measurement`; choices: the answers.
+class CallObservation(msgspec.Struct, frozen=True):
+    """What was observed of the last attempt of a call.
 
-    Give its fields by name; only `ObservedCall` gives them by place, as it is quicker.
+    The fields are those of `Measurement`, and `choices` are the completions. `ObservedCall` alone
+    passes them by position, which is faster.
     """
 
     sent: int = NEVER
@@ -108,250 +139,337 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """One call while it runs. Instants are monotonic ns.
+    """One call while it runs.
 
-    arguments: of the request, for its prompt, its numbers and its output limit.
+    Attributes:
+        permit: The permit of the throttle.
+        hold: What the call has booked of the budget.
+        attempt_started: When the current attempt began.
+        reported: The call has ended, and its measurement was reported.
+        has_head: The head of a response has arrived.
+        spans: What the observers follow the call with.
+        attempts: The attempts that have ended.
+        instants: The timestamps of the output events of the last attempt.
+        labels: The labels of the call.
     """
 
+    # Defaults are attributes of the class, because most calls need few of them.
     permit: Permit | None = None
-    hold: BudgetHold | None = None  # of the budget
+    hold: BudgetHold | None = None
     attempt_started = NEVER
     reported = False
-    _head: Any = NO_HEADERS  # of the last response, as the HTTP library has it
     has_head = False
-    _shape: CallShape | None = None
-    _context: Context | None = None
     spans: tuple[Any, ...] = ()
     attempts: tuple[Attempt, ...] = ()
-    instants: Sequence[int] = ()  # of the output events of the last attempt
+    instants: Sequence[int] = ()
+    _head: Any = NO_HEADERS
+    _shape: CallShape | None = None
+    _context: Context | None = None
 
     def __init__(
         self,
-        setting: Setting,
+        settings: CallSettings,
         api: Api,
         model: str,
         arguments: Mapping[str, Any],
         streamed: bool,
         labels: Labels | None,
     ) -> None:
-        self.started, self.started_unix_ns = monotonic_ns(), time_ns()
+        """Begin a call.
+
+        Args:
+            settings: What all calls of the client have in common.
+            api: The API.
+            model: The requested model.
+            arguments: The arguments of the request: its prompt, its numbers and its output limit.
+            streamed: A stream is requested.
+            labels: The labels that the call itself was given.
+        """
+        self.started = monotonic_ns()
+        self.started_unix_ns = time_ns()
+        self.settings = settings
+        self.api = api
+        self.model = model
+        self.streamed = streamed
+        self._arguments = arguments
         self._thread = get_ident()
         self._processor_wait_ns = processor_wait_ns()
-        self.setting, self.api, self.model, self.streamed = setting, api, model, streamed
-        self._arguments = arguments
-        self.policy = policy = setting.policy
+        policy = settings.policy
+        self.policy = policy
         self.labels = policy.labels_of(labels)
         if policy.observers:
             self._context = copy_context()
             if policy.follows_calls:
                 self.spans = policy.begin(self)
-        if policy.record is not None and api in TEXT:
+        if policy.record is not None and api in TEXT_APIS:
             self._shape = policy.record.begin(self.started, arguments)
         if policy.retry is not None:
-            policy.retry.begun()
+            policy.retry.call_started()
 
     @property
     def server(self) -> str:
-        return self.setting.server
+        """The address of the server."""
+        return self.settings.server
 
     @property
     def parameters(self) -> dict[str, int | float]:
         """The numbers of the request that telemetry shows."""
         return parameters_of(self._arguments)
 
-    # -- attempts ------------------------------------------------------------------------------------------------
+    @property
+    def is_budgeted(self) -> bool:
+        """Whether a budget limits the call. Batches of files have prices of their own."""
+        return self.policy.budget is not None and self.api != "batches"
+
+    # -- attempts ----------------------------------------------------------------------------------
 
     def throttle_arguments(self, max_wait_s: float | None) -> dict[str, Any]:
-        """The keyword arguments for `Throttle.acquire`."""
+        """Return the keyword arguments for `Throttle.acquire`."""
         throttle = self.policy.throttle
-        tokens = (
-            self._estimated_tokens() if throttle is not None and throttle.counts_tokens else (0, 0)
-        )
+        tokens, output_tokens = 0, 0
+        if throttle is not None and throttle.counts_tokens:
+            tokens, output_tokens = self._estimated_tokens()
         return {
-            "key": self.setting.key or str(self._arguments.get("api_key") or ""),
+            "key": self.settings.key or str(self._arguments.get("api_key") or ""),
             "model": self.model,
-            "tokens": tokens[0],
-            "output_tokens": tokens[1],
+            "tokens": tokens,
+            "output_tokens": output_tokens,
             "max_wait_s": max_wait_s,
         }
 
-    def _estimated_tokens(self) -> tuple[int, int]:
-        try:
-            return estimated_tokens(self._arguments, writes=self.api in WRITING)
-        except Exception:  # a message of a kind that nobody has thought of must not fail the call
-            log.exception("the tokens of a call are not estimated")
-            return 0, 0
-
-    @property
-    def is_budgeted(self) -> bool:
-        """Whether a budget holds for it. Not for batches of files: they have prices of their own."""
-        return self.policy.budget is not None and self.api != "batches"
-
     def estimated_cost(self) -> float | None:
-        """What it may cost: nothing comes from a cache, and all goes into one. None without a price for its model."""
-        if (price := price_of(self.policy.prices, self.model)) is None:
-            return None
-        tokens, output = self._estimated_tokens()
-        prompt = tokens - output
-        return max(price.cost(prompt, output), price.cost(prompt, output, written=prompt))
+        """Return what the call may cost, or None if its model has no price.
 
-    def _settle(self, cost: float | None, failure: Failure | None) -> None:
-        """What was booked becomes what it cost. Not known: 0 if it was refused or never arrived, else the estimate."""
-        if self.hold is not None:
-            unpaid = failure is not None and (
-                failure.http_status >= 400 or failure.kind in NEVER_ARRIVED
-            )
-            if cost is not None or unpaid:
-                self.hold.settle(cost or 0.0)
-            self.hold = None
+        The estimate is the higher one of two: nothing is cached, or all of the prompt is written
+        to a cache.
+        """
+        price = price_of(self.policy.prices, self.model)
+        if price is None:
+            return None
+        tokens, output_tokens = self._estimated_tokens()
+        prompt_tokens = tokens - output_tokens
+        uncached_cost = price.cost(prompt_tokens, output_tokens)
+        written_cost = price.cost(prompt_tokens, output_tokens, written=prompt_tokens)
+        return max(uncached_cost, written_cost)
 
     def head_received(self, headers: Any, *, refused: bool = False) -> None:
-        """The head of a response has arrived. Its headers are read when they are needed."""
-        self._head, self.has_head = headers, headers is not NO_HEADERS
+        """Note that the head of a response has arrived. Headers are read when needed."""
+        self._head = headers
+        self.has_head = headers is not NO_HEADERS
         if self.permit is not None:
-            self.permit.heed(read_once(headers), refused=refused)
+            self.permit.heed(read_useful_headers(headers), refused=refused)
 
     def attempt_failed(
         self, failure: Failure, headers: Any, *, at: int, code: str = "", final: bool = False
     ) -> float | None:
-        """The attempt has failed. Returns the seconds until the next; None: there is none, and the call is to be
-        reported. code: of the error. final: there is no other attempt whatever
-        the failure, as output has reached the caller or the throttle gave no permit.
+        """Note that an attempt has failed. Return the seconds until the next attempt.
+
+        Return None if there is no other attempt and the call is to be reported.
+
+        Args:
+            failure: The failure.
+            headers: The headers of the response.
+            at: When the attempt failed.
+            code: The code of the error.
+            final: There is no other attempt whatever the failure is, because output has reached the
+                caller or the throttle gave no permit.
         """
-        refused = failure.http_status in REFUSED
+        refused = failure.http_status in REFUSED_STATUSES
         self.head_received(headers, refused=refused)
-        retry, wait_s = self.policy.retry, None
-        if retry is not None:
-            read = read_once(headers)
-            wait_s = retry.wait_s(
-                len(self.attempts) + 1,
-                failure,
-                asked_s=retry_after_s(read),
-                server_says=should_retry(read),
-                delivered=final,
-            )
+        wait_s = self._retry_wait_s(failure, headers, final)
         if wait_s is not None or refused or failure.kind == "over_budget":
-            self._give_back(0 if refused else None)
+            self._return_permit(0 if refused else None)
         if wait_s is not None:
-            self._settle(None, failure)
-        self._attempt_ended(at, self._public(failure, code), wait_s or 0.0)
+            self._settle_budget(None, failure)
+        self._end_attempt(at, self._public_failure(failure, code), wait_s or 0.0)
         return wait_s
 
-    def _public(self, failure: Failure, code: str) -> Failure:
-        """`failure` as measurements carry it. The server's text may quote the prompt: kept only if asked for."""
-        if self.policy.keep_content:
-            return Failure(
-                failure.kind, self.setting.redact(failure.text)[:500], failure.http_status
-            )
-        return without_server_text(failure, code)
+    def withdraw(self) -> None:
+        """End a call of which nothing was sent, because its arguments were wrong.
 
-    def _attempt_ended(self, at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
+        It is not reported.
+        """
+        self.reported = True
+        self._return_permit(0)
+        if self.hold is not None:
+            self.hold.settle(0.0)
+
+    def _retry_wait_s(self, failure: Failure, headers: Any, final: bool) -> float | None:
+        retry = self.policy.retry
+        if retry is None:
+            return None
+        useful_headers = read_useful_headers(headers)
+        return retry.wait_s(
+            len(self.attempts) + 1,
+            failure,
+            server_wait_s=retry_after_s(useful_headers),
+            server_says_retry=should_retry(useful_headers),
+            delivered=final,
+        )
+
+    def _estimated_tokens(self) -> tuple[int, int]:
+        """Return the estimated tokens of the call, and the output tokens among them."""
+        try:
+            return estimated_tokens(self._arguments, writes=self.api in WRITING_APIS)
+        except Exception:
+            # A message of an unexpected kind must not fail the call.
+            log.exception("the tokens of a call are not estimated")
+            return 0, 0
+
+    def _settle_budget(self, cost: float | None, failure: Failure | None) -> None:
+        """Replace what was booked by the cost.
+
+        If the cost is not known, it is 0 for a call that was refused or never arrived. Otherwise
+        the estimate stays.
+        """
+        if self.hold is None:
+            return
+        is_free = failure is not None and (
+            failure.http_status >= 400 or failure.kind in NEVER_ARRIVED_KINDS
+        )
+        if cost is not None or is_free:
+            self.hold.settle(cost or 0.0)
+        self.hold = None
+
+    def _public_failure(self, failure: Failure, code: str) -> Failure:
+        """Return a failure as measurements have it.
+
+        The text of the server may quote the prompt, so that it is kept only if contents are kept.
+        """
+        if not self.policy.keep_content:
+            return without_server_text(failure, code)
+        text = self.settings.redact(failure.text)[:_MAX_FAILURE_CHARS]
+        return Failure(failure.kind, text, failure.http_status)
+
+    def _end_attempt(self, at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
+        """Add the current attempt to those that have ended, once."""
         started = self.attempt_started
         if started != NEVER and (not self.attempts or self.attempts[-1].started != started):
-            self.attempts += (
-                Attempt(started=started, ended=at, failure=failure, waited_ms=wait_s * 1e3),
-            )
+            attempt = Attempt(started=started, ended=at, failure=failure, waited_ms=wait_s * 1e3)
+            self.attempts += (attempt,)
 
-    def _give_back(self, tokens: int | None, output_tokens: int | None = None) -> None:
+    def _return_permit(self, tokens: int | None, output_tokens: int | None = None) -> None:
         if self.permit is not None:
             self.permit.done(tokens, output_tokens)
             self.permit = None
 
-    def withdraw(self) -> None:
-        """Nothing was sent, as the arguments were wrong: there was no call, and nobody is told of one."""
-        self.reported = True
-        self._give_back(0)
-        if self.hold is not None:
-            self.hold.settle(0.0)
-
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def report(
         self,
         status: Status,
         failure: Failure | None,
-        observed: Observed,
+        observation: CallObservation,
         *,
         done: int,
         code: str = "",
     ) -> Measurement:
-        """The call is over. `observed`: in its last attempt; code: of its error."""
+        """End the call.
+
+        Its permit is returned, its budget settled, and its measurement passed to the observers.
+
+        Args:
+            status: How the call ended.
+            failure: Why it is not ok, or None.
+            observation: What was observed of the last attempt.
+            done: When the call ended.
+            code: The code of its error.
+        """
         self.reported = True
         if failure is not None:
-            failure = self._public(failure, code)
-        policy, headers, instants, streamed = (
-            self.policy,
-            read_once(self._head),
-            self.instants,
-            self.streamed,
-        )
-        if observed.usage.contradiction:
-            warn_contradiction(self.model, observed.usage.contradiction)
-        usage = without_doubtful_counts(observed.usage)
-        input_tokens, output_tokens, cached = usage.input, usage.output, usage.cached
-        self._attempt_ended(done, failure)
-        cost, total, counted = None, None, output_tokens is not None
-        if (
-            input_tokens is not None and output_tokens is not None and self.api != "batches"
-        ):  # other prices, limits
-            total = input_tokens + output_tokens
-            if (
-                price := price_of(policy.prices, observed.response_model or self.model, self.model)
-            ) is not None:
-                cost = price.cost(
-                    input_tokens, output_tokens, cached or 0, usage.cache_written or 0
-                )
+            failure = self._public_failure(failure, code)
+        if observation.usage.contradiction:
+            warn_contradiction(self.model, observation.usage.contradiction)
+        usage = without_doubtful_counts(observation.usage)
+        self._end_attempt(done, failure)
+        cost = self._cost(usage, observation.response_model)
         if self.permit is not None:
-            self._give_back(total, output_tokens)
+            self._return_permit(self._total_tokens(usage), usage.output)
         if self.hold is not None:
-            self._settle(cost, failure)
-        if not counted and streamed:
-            output_tokens = len(instants)
-        timing = timings(headers)
-        measurement = Measurement(  # by place, in the order of its fields
+            self._settle_budget(cost, failure)
+        measurement = self._make_measurement(status, failure, observation, usage, cost, done)
+        self.policy.tell(measurement, self._context, self._shape, self.spans)
+        return measurement
+
+    def _total_tokens(self, usage: Usage) -> int | None:
+        """Return the input and output tokens, or None if they are not known or not limited."""
+        if usage.input is None or usage.output is None or self.api == "batches":
+            return None
+        return usage.input + usage.output
+
+    def _cost(self, usage: Usage, response_model: str) -> float | None:
+        """Return the cost of the call, or None without a price or without counts.
+
+        Batches have other prices.
+        """
+        if usage.input is None or usage.output is None or self.api == "batches":
+            return None
+        price = price_of(self.policy.prices, response_model or self.model, self.model)
+        if price is None:
+            return None
+        return price.cost(usage.input, usage.output, usage.cached or 0, usage.cache_written or 0)
+
+    def _make_measurement(
+        self,
+        status: Status,
+        failure: Failure | None,
+        observation: CallObservation,
+        usage: Usage,
+        cost: float | None,
+        done: int,
+    ) -> Measurement:
+        headers = read_useful_headers(self._head)
+        timing = timing_headers(headers)
+        if observation.server_timing:
+            timing = timing | observation.server_timing
+        output_tokens = usage.output
+        token_source: TokenSource = "server"
+        if output_tokens is None:
+            token_source = "events" if self.streamed and self.instants else ""
+            if self.streamed:
+                output_tokens = len(self.instants)
+        return Measurement(  # by position, in the order of the fields, which is faster
             self.api,
-            streamed,
+            self.streamed,
             status,
             self.started,
             self.started_unix_ns,
-            observed.sent,
-            observed.first_token,
-            observed.first_answer,
-            observed.last_token,
-            observed.end,
+            observation.sent,
+            observation.first_token,
+            observation.first_answer,
+            observation.last_token,
+            observation.end,
             done,
-            tuple(instants),
-            observed.first_event_tokens,
-            input_tokens,
+            tuple(self.instants),
+            observation.first_event_tokens,
+            usage.input,
             output_tokens,
-            cached,
+            usage.cached,
             usage.cache_written,
             usage.reasoning,
-            "server" if counted else "events" if streamed and instants else "",  # token_source
+            token_source,
             cost,
             self.attempts,
-            observed.hidden_retries,
-            observed.finish_reason,
+            observation.hidden_retries,
+            observation.finish_reason,
             failure,
             self.model,
-            observed.response_model,
-            observed.response_id,
+            observation.response_model,
+            observation.response_id,
             headers.get(REQUEST_ID, ""),
-            self.setting.server,
-            timing | observed.server_timing if observed.server_timing else timing,
-            observed.kernel_stamps,
-            self._content(observed.choices) if policy.keep_content else None,
+            self.settings.server,
+            timing,
+            observation.kernel_stamps,
+            self._content(observation.choices) if self.policy.keep_content else None,
             self.labels,
             parameters_of(self._arguments),
             self._client_delay_ms(),
         )
-        policy.tell(measurement, self._context, self._shape, self.spans)
-        return measurement
 
     def _client_delay_ms(self) -> float | None:
         """Return how long the thread of the call has waited for a processor since its start.
 
-        It is None if the system does not say it, or if another thread ends the call.
+        It is None if the system does not state it, or if another thread ends the call.
         """
         waited_before_ns = self._processor_wait_ns
         if waited_before_ns is None or self._thread != get_ident():
@@ -360,20 +478,24 @@ class Call:
         return None if waited_ns is None else (waited_ns - waited_before_ns) / 1e6
 
     def _content(self, choices: tuple[Choice, ...]) -> Content:
-        names = ("messages", "prompt", "input")
-        sent = next(
-            (value for name in names if (value := given(self._arguments, name)) is not None), None
-        )
-        return Content(input=sent, output=choices[0].text if choices else "", choices=choices)
+        prompt = None
+        for name in ("messages", "prompt", "input"):
+            prompt = argument_of(self._arguments, name)
+            if prompt is not None:
+                break
+        return Content(input=prompt, output=choices[0].text if choices else "", choices=choices)
 
 
-def all_current(spans: Sequence[Any]) -> AbstractContextManager[object]:
-    """Makes the spans of a call current while its request is sent: spans of the HTTP library go below them."""
-    found = [span for span in spans if span is not None]
-    if len(found) == 1:
-        only: AbstractContextManager[object] = found[0].current()
-        return only
+def make_current(spans: Sequence[Any]) -> AbstractContextManager[object]:
+    """Return a context in which the spans of a call are current.
+
+    The request is sent inside it, so that spans of the HTTP library become their children.
+    """
+    present = [span for span in spans if span is not None]
+    if len(present) == 1:
+        context: AbstractContextManager[object] = present[0].current()
+        return context
     stack = ExitStack()
-    for span in found:
+    for span in present:
         stack.enter_context(span.current())
     return stack

@@ -1,6 +1,9 @@
-"""The client for applications. It throttles and measures calls, and retries them while no output was delivered.
+"""The client for applications.
 
-One attempt is one `Pool.send`, the function that the load generator uses. Instants are the kernel's stamps.
+It throttles and measures calls, and retries them while no output was delivered.
+
+One attempt is one `Pool.send`, the function that the load generator uses. Instants are the
+kernel's stamps.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from ..wire_formats.server_profiles import (
     server_names,
 )
 from .budget import BudgetOption
-from .call import Call, Observed, Setting
+from .call import Call, CallObservation, CallSettings
 from .fallback import Fallback, checked_fallback, failure_of_client
 from .finishing import collecting, later
 from .labels import Labels
@@ -54,7 +57,10 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 LOOP_LEFT = "the loop over the stream was left"
-"""Message of a cancellation that means: a caller in another thread left its loop. The call counts as abandoned."""
+"""Message of a cancellation that means: a caller in another thread left its loop.
+
+The call counts as abandoned.
+"""
 
 _CALLER_LEFT = Failure("interrupted", "the caller stopped listening")
 
@@ -100,7 +106,10 @@ def _put_event(
 
 
 class ClientOptions(SendingOptions, total=False):
-    """What a `Client` takes beside its target. Those of `SendingOptions` are of the same names there."""
+    """What a `Client` takes beside its target.
+
+    Those of `SendingOptions` are of the same names there.
+    """
 
     model: str | None
     server_profile: ServerProfile | None
@@ -158,13 +167,14 @@ def _ns(name: str, seconds: float | None, otherwise: int) -> int:
 class Client:
     """One endpoint, one model, one API. Create it in a running event loop; its first call opens it.
 
-    `target` is a URL, or a parsed Target. With a URL, texts and headers are kept by default. If model or server are
-    not given, a probe finds them when the client opens. `stream` and `complete` are throttled, retried and measured by
-    `on_measurement`, `prices`, `throttle`, `retry`, `record`, `keep_content`, `labels`, `budget` and `fallback` (see
-    `instrument`; the Client in a `fallback` is closed by its owner). timeout_s and stall_timeout_s limit a call, and
-    the time between two of its events; `timeout_ns` and `stall_timeout_ns` are the same in nanoseconds. proxy:
-    "http://HOST:PORT"; None: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say; "": none. All other parameters are those of
-    `Pool`.
+    `target` is a URL, or a parsed Target. With a URL, texts and headers are kept by default. If
+    model or server are not given, a probe finds them when the client opens. `stream` and
+    `complete` are throttled, retried and measured by `on_measurement`, `prices`, `throttle`,
+    `retry`, `record`, `keep_content`, `labels`, `budget` and `fallback` (see `instrument`; the
+    Client in a `fallback` is closed by its owner). timeout_s and stall_timeout_s limit a call, and
+    the time between two of its events; `timeout_ns` and `stall_timeout_ns` are the same in
+    nanoseconds. proxy: "http://HOST:PORT"; None: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say; "":
+    none. All other parameters are those of `Pool`.
     """
 
     def __init__(self, target: Target | str, **options: Unpack[ClientOptions]) -> None:
@@ -194,7 +204,7 @@ class Client:
             server_profile or SERVER_PROFILES["generic"],
         )
         self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, given["stream"], given["tls"]
-        self._setting = Setting(
+        self._setting = CallSettings(
             self.policy,
             target.address,
             given["api_key"] or "",
@@ -228,16 +238,21 @@ class Client:
         return self._pool.in_flight
 
     def close(self) -> None:
-        """Close every connection. Calls in flight end as `interrupted`; later ones raise ClientError."""
+        """Close every connection.
+
+        Calls in flight end as `interrupted`; later ones raise ClientError.
+        """
         self._closed = True
         for exchange in [*self._exchanges]:
             self._pool.cancel(exchange, Failure("interrupted", "the client was closed"))
         self._pool.close()
 
     async def open(self, connections: int = 0) -> None:
-        """Probe the server if its model or kind is not known, resolve the host, and open this many connections.
+        """Probe the server if its model or kind is not known, resolve the host, and open this many
+        connections.
 
-        Raises TargetUnusable when no connection can be opened, or when the probe shows that no request can work.
+        Raises TargetUnusable when no connection can be opened, or when the probe shows that no
+        request can work.
         """
         self._check_usable()
         async with self._opening:
@@ -278,10 +293,13 @@ class Client:
     async def stream(
         self, request: Askable, *, labels: Labels | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Yield the output events of a Request, a text or messages as they arrive. Opens the client if needed.
+        """Yield the output events of a Request, a text or messages as they arrive.
 
-        Raises RequestFailed when the request is not ok, after the events that did arrive. A failure before the first
-        event is retried as `retry` allows. Leaving the loop ends the request and its connection.
+        Opens the client if needed.
+
+        Raises RequestFailed when the request is not ok, after the events that did arrive. A
+        failure before the first event is retried as `retry` allows. Leaving the loop ends the
+        request and its connection.
         """
         asked, fallback, delivered = as_request(request), self._fallback, False
         if fallback is None or fallback.circuit.admits(monotonic_ns()):
@@ -309,9 +327,10 @@ class Client:
     ) -> Completion:
         """Send a request and wait for it. A failed request returns a Completion with its `failure`.
 
-        raise_on_failure: raise RequestFailed instead. A failure is retried as `retry` allows, even in the middle of an
-        answer, because no output was delivered. Raised in any case: TargetUnusable when the client cannot be opened,
-        ThrottleTimeout, WrongUse for what cannot be asked, ClientError when the client is closed.
+        raise_on_failure: raise RequestFailed instead. A failure is retried as `retry` allows, even
+        in the middle of an answer, because no output was delivered. Raised in any case:
+        TargetUnusable when the client cannot be opened, ThrottleTimeout, WrongUse for what cannot
+        be asked, ClientError when the client is closed.
         """
         asked, fallback = as_request(request), self._fallback
         if fallback is None:
@@ -330,12 +349,15 @@ class Client:
         assert isinstance(items[-1], Completion)
         return items[-1]
 
-    # -- the life of a call --------------------------------------------------------------------------------------
+    # -- the life of a call
+    # --------------------------------------------------------------------------------------
 
     async def _attempts(
         self, request: Request, labels: Labels | None, *, with_events: bool
     ) -> AsyncGenerator[Event | Completion, None]:
-        """Yield the output events, if they are wanted, of every attempt, and at last the Completion of the last one."""
+        """Yield the output events, if they are wanted, of every attempt, and at last the
+        Completion of the last one.
+        """
         self._check_usable()
         prompt = {
             "messages": request.messages,
@@ -404,7 +426,9 @@ class Client:
             wait_s = again_s
 
     async def _may_start(self, call: Call, request: Request, wait_s: float) -> None:
-        """Before an attempt: wait the back-off, open the client if it is not open, wait for the throttle."""
+        """Before an attempt: wait the back-off, open the client if it is not open, wait for the
+        throttle.
+        """
         try:
             if wait_s:
                 await asyncio.sleep(wait_s)
@@ -427,12 +451,14 @@ class Client:
             kind = kinds.get(type(error), "connect")
             failure = Failure(kind, self.target.redact(str(error))) if failed else _CALLER_LEFT
             call.report(
-                "failed" if failed else "cancelled", failure, Observed(), done=monotonic_ns()
+                "failed" if failed else "cancelled", failure, CallObservation(), done=monotonic_ns()
             )
             raise
 
     def _abandoned(self, call: Call, completion: Completion, error: BaseException) -> None:
-        """The caller stopped waiting or reading: the call is cancelled, abandoned, or ok if it was complete."""
+        """The caller stopped waiting or reading: the call is cancelled, abandoned, or ok if it was
+        complete.
+        """
         if collecting():  # a generator that nobody reads any more: the code below may hold any lock
             later(partial(self._abandoned, call, completion, error))
             return
@@ -446,7 +472,7 @@ class Client:
 
     def _report(self, call: Call, completion: Completion, status: Status) -> None:
         text, tool_calls = completion.text or "", completion.tool_calls
-        observed = Observed(
+        observed = CallObservation(
             sent=completion.sent,
             first_token=completion.first_token,
             first_answer=completion.first_answer,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import WrongUse
-from .rate_limit_headers import Level, level, retry_after_s
+from .rate_limit_headers import ServerLevel, read_server_level, retry_after_s
 
 FOREVER = 1 << 62
 """The time to try again for a call that must wait until another call ends."""
@@ -237,7 +237,7 @@ class Gate:
         if refused:
             requested_ns = int(min(retry_after_s(headers) or 0, _LONGEST_WAIT_S) * 1e9)
         for name in ("requests", "tokens"):
-            server_level = level(headers, name)
+            server_level = read_server_level(headers, name)
             if server_level is None:
                 continue
             bucket = _ServerBucket(server_level, now, longest_ns)
@@ -373,7 +373,7 @@ class _ServerBucket:
     evenly. If the limit is not stated (0), nothing is known to come back before the reset.
     """
 
-    def __init__(self, level: Level, now: int, longest_ns: int) -> None:
+    def __init__(self, level: ServerLevel, now: int, longest_ns: int) -> None:
         """Start from the level that the headers state. No pause is longer than `longest_ns`."""
         self._limit = level.limit
         self._remaining = level.remaining

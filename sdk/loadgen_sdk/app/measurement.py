@@ -1,7 +1,8 @@
-"""The measurement of one call of an application: instants, attempts, token counts, cost.
+"""The measurement of one call of an application: timestamps, attempts, token counts and cost.
 
-A `Measurement` stores the observed instants. Its figures are computed from them by the definitions in `measures`. It
-holds no text of a prompt or an answer unless the caller asked for it.
+A `Measurement` has the observed timestamps, and its metrics are computed from them by the
+definitions in `measures`. It has no text of a prompt or a completion unless the caller asked for
+it.
 """
 
 from __future__ import annotations
@@ -30,31 +31,47 @@ Api = Literal[
     "speech",
     "transcriptions",
 ]
-WRITING = frozenset(
-    ("chat", "completions", "responses", "messages")
-)  # the APIs whose answers are written
-TEXT = WRITING | {
-    "embeddings",
-    "rerank",
-}  # those whose prompts are text, of which traces keep the shape
+WRITING_APIS = frozenset(("chat", "completions", "responses", "messages"))
+"""The APIs that generate text."""
+
+TEXT_APIS = WRITING_APIS | {"embeddings", "rerank"}
+"""The APIs whose prompts are text, so that traces record their lengths."""
+
 Status = Literal["ok", "failed", "cancelled", "abandoned"]
+TokenSource = Literal["server", "events", ""]
 
+MAX_DELAY_SHARE = 0.05
+"""The share of a time that the client may have added to it, as in the runs of the load generator.
+"""
 
-MOST_DELAY = 0.05
-"""The share of a time that the client may have added to it, as for the runs of the generator."""
+_MAX_CODE_CHARS = 64
+_MAX_WRAPPERS = 4
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of a call. Instants are monotonic ns. `failure` None: it was answered."""
+    """One attempt of a call.
+
+    Attributes:
+        started: When it began.
+        ended: When it ended.
+        failure: Why it failed, or None.
+        waited_ms: The wait between this attempt and the next one: back-off or Retry-After.
+    """
 
     started: int
     ended: int
     failure: Failure | None = None
-    waited_ms: float = 0.0  # wait between this attempt and the next: back-off or Retry-After
+    waited_ms: float = 0.0
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer of a call (`n` asks for several). `tool_calls`: each with id, name and arguments (JSON, as text)."""
+    """One completion of a call, which may request several (`n`).
+
+    Attributes:
+        text: The text.
+        finish_reason: The finish reason.
+        tool_calls: The tool calls: id, name and arguments (JSON, as text).
+    """
 
     text: str = ""
     finish_reason: str = ""
@@ -62,8 +79,12 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """The texts of a call, kept only on request: `input` as given (messages, prompt or input), `output` the text of the
-    first answer, `choices` every answer with its finish reason and tool calls.
+    """The texts of a call, which are kept only on request.
+
+    Attributes:
+        input: The messages, the prompt or the input of the request.
+        output: The text of the first completion.
+        choices: All completions.
     """
 
     input: Any
@@ -72,61 +93,96 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """The measurement of one call. Instants: integer ns of `time.monotonic_ns`, -1: never. Figures: ms, None: unknown.
+    """The measurement of one call.
 
-    The definitions are those of the load generator. The call begins at `started`. Waits for a throttle and earlier
-    attempts lie between `started` and `sent`: `ttft_ms` is the time that the application waited, `ttft_from_sent_ms`
-    the time that the server took. Give its fields by name; only `Call.report` gives them by place, which costs a
-    twelfth.
+    Timestamps are in ns of `time.monotonic_ns`, and NEVER if the event did not happen. Metrics are
+    in ms, and None if they are not known. The definitions are those of the load generator.
+
+    The call begins at `started`. Waits for a throttle and earlier attempts lie between `started`
+    and `sent`. `ttft_ms` is the time that the application waited, and `ttft_from_sent_ms` the time
+    that the server took. `Call.report` alone passes the fields by position, which is a twelfth
+    faster.
+
+    Attributes:
+        api: The API.
+        streamed: A stream was requested.
+        status: How the call ended.
+        started: When the call began.
+        started_unix_ns: The same time by the wall clock.
+        sent: When the last attempt began. For the client of this project, when its first byte was
+            passed to the kernel.
+        first_token: When the first event with output arrived.
+        first_answer: When the first output arrived that is not reasoning.
+        last_token: When the last event with output arrived.
+        end: When the last output or finish event arrived.
+        done: When the call was answered, failed or was given up.
+        instants: The timestamps of all output events.
+        first_event_tokens: The tokens of the first output event, or 0 if that is not reported.
+        input_tokens: The input tokens.
+        output_tokens: The output tokens.
+        cached_tokens: The input tokens that came from a cache.
+        cache_written_tokens: The input tokens that were written to a cache, if the server bills
+            them.
+        reasoning_tokens: The output tokens that are reasoning.
+        token_source: Where the number of output tokens comes from. "events" assumes one per event.
+        cost: The cost in the currency of the price, or None without a price or without counts.
+        attempts: The attempts.
+        hidden_retries: The retries of the wrapped client inside the attempts.
+        finish_reason: The finish reason.
+        failure: Why the call is not ok, or None.
+        model: The requested model.
+        response_model: The model that the response names.
+        response_id: The id of the response.
+        request_id: The server's id of the request, from the x-request-id header.
+        server: The address of the server, host:port.
+        server_timing: The server's own timing by the names of its formats.
+        kernel_stamps: The timestamps come from the kernel. Otherwise they are the times of reads.
+        content: The texts, if they are kept.
+        labels: The labels (see `labelled`).
+        parameters: The numbers of the request: temperature, max_tokens, seed, n, ...
+        client_delay_ms: How long the thread of the call waited for a processor, or None if not
+            known.
     """
 
     api: Api
     streamed: bool
     status: Status
     started: int
-    started_unix_ns: int  # the same instant by the wall clock
-    sent: int = NEVER  # the last attempt's start; with the project's own client the first byte handed to the kernel
-    first_token: int = NEVER  # first event with generated output
-    first_answer: int = NEVER  # first event with output that is not reasoning
+    started_unix_ns: int
+    sent: int = NEVER
+    first_token: int = NEVER
+    first_answer: int = NEVER
     last_token: int = NEVER
-    end: int = NEVER  # last output or finish event
-    done: int = NEVER  # when the call was answered, failed, or given up
-    instants: tuple[int, ...] = ()  # of every output event
+    end: int = NEVER
+    done: int = NEVER
+    instants: tuple[int, ...] = ()
     first_event_tokens: int = 0
     input_tokens: int | None = None
     output_tokens: int | None = None
-    cached_tokens: int | None = None  # of the input tokens
-    cache_written_tokens: int | None = (
-        None  # of the input tokens, by servers that bill what goes into their cache
-    )
-    reasoning_tokens: int | None = None  # of the output tokens
-    token_source: Literal["server", "events", ""] = (
-        ""  # of the output count; "events": one token per event assumed
-    )
-    cost: float | None = None  # in the currency of the price given; None without price or counts
+    cached_tokens: int | None = None
+    cache_written_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    token_source: TokenSource = ""
+    cost: float | None = None
     attempts: tuple[Attempt, ...] = ()
-    hidden_retries: int = 0  # made by the wrapped client inside the attempts
+    hidden_retries: int = 0
     finish_reason: str = ""
     failure: Failure | None = None
-    model: str = ""  # as requested
-    response_model: str = ""  # as named in the answer
+    model: str = ""
+    response_model: str = ""
     response_id: str = ""
-    request_id: str = ""  # the server's id of the request: the x-request-id header
-    server: str = ""  # host:port
+    request_id: str = ""
+    server: str = ""
     server_timing: dict[str, Any] = {}
-    kernel_stamps: bool = False  # the instants are kernel stamps, not the times of the reads
+    kernel_stamps: bool = False
     content: Content | None = None
-    labels: dict[str, str] = {}  # see `labelled`
-    parameters: dict[
-        str, int | float
-    ] = {}  # numbers of the request: temperature, max_tokens, seed, n, ...
-    client_delay_ms: float | None = (
-        None  # how long the call's thread waited for a processor; None: not known
-    )
+    labels: dict[str, str] = {}
+    parameters: dict[str, int | float] = {}
+    client_delay_ms: float | None = None
 
     @property
     def ttft_ms(self) -> float | None:
-        """Time to first token, from the call. For an answer that is not streamed, the time of the whole answer."""
+        """Time from the call to the first token, or to a whole response that is not streamed."""
         return _ms(measures.ttft(self.started, self.first_token))
 
     @property
@@ -141,17 +197,23 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per output token after the first event. None for one token and for answers that are not streamed."""
+        """Time per output token after the first event.
+
+        It is None for one token and for responses that are not streamed.
+        """
         if self.output_tokens is None:
             return None
         streamed_tokens = measures.streamed_tokens(
             self.output_tokens, self.reasoning_tokens or 0, self.first_token, self.first_answer
         )
-        n: float = streamed_tokens
-        if self.choices > 1:  # the time that a reader of one choice sees
-            n = streamed_tokens / self.choices
+        # Of several choices, it is the time that the reader of one choice sees.
+        tokens_per_choice: float = streamed_tokens
+        if self.choices > 1:
+            tokens_per_choice = streamed_tokens / self.choices
         return _ms(
-            measures.tpot(self.first_token, self.last_token, n, self.first_event_tokens or 1)
+            measures.tpot(
+                self.first_token, self.last_token, tokens_per_choice, self.first_event_tokens or 1
+            )
         )
 
     @property
@@ -167,21 +229,22 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def is_delayed(self) -> bool:
-        """Whether the client waited for a processor for more than MOST_DELAY of TTFT, or of E2E.
+        """Whether the client waited for a processor for too long.
 
-        Then the times may be longer than the server's by up to `client_delay_ms`. It does not
-        matter where the kernel takes the times.
+        That is more than MAX_DELAY_SHARE of TTFT or of E2E. Then the times may be longer than
+        those of the server by up to `client_delay_ms`. Timestamps of the kernel are not affected.
         """
         if self.kernel_stamps:
             return False
         times_ms = [time_ms for time_ms in (self.ttft_ms, self.e2e_ms) if time_ms is not None]
-        return bool(times_ms) and (self.client_delay_ms or 0.0) > MOST_DELAY * min(times_ms)
+        return bool(times_ms) and (self.client_delay_ms or 0.0) > MAX_DELAY_SHARE * min(times_ms)
 
     @property
     def wait_ms(self) -> float | None:
-        """Time from the call to the start of the last attempt: throttle, earlier attempts and back-off.
+        """Time from the call to the start of the last attempt.
 
-        For a call that was never sent, the time until it was given up.
+        It is spent in the throttle, in earlier attempts and in back-off. For a call that was never
+        sent, it is the time until it was given up.
         """
         return _ms(measures.send_lag(self.started, self.done if self.sent == NEVER else self.sent))
 
@@ -206,19 +269,19 @@ class Measurement(msgspec.Struct, frozen=True):
         return max(0, len(self.attempts) - 1) + self.hidden_retries
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field and every figure, of failed calls too, as plain values: for JSON, a log line, a table."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        figures = {name: getattr(self, name) for name in FIGURES}
-        return fields | {
-            name: [*value] if isinstance(value, tuple) else value for name, value in figures.items()
-        }
+        """Return all fields and metrics as plain values, also of failed calls."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        for name in METRICS:
+            value = getattr(self, name)
+            values[name] = [*value] if isinstance(value, tuple) else value
+        return values
 
     def to_json(self) -> str:
-        """`to_dict` as JSON."""
+        """Return `to_dict` as JSON."""
         return msgspec.json.encode(self.to_dict()).decode()
 
 
-FIGURES = (
+METRICS = (
     "ttft_ms",
     "ttft_from_sent_ms",
     "first_answer_ms",
@@ -248,17 +311,18 @@ PARAMETERS = frozenset(
 
 
 def parameters_of(arguments: Mapping[str, Any]) -> dict[str, int | float]:
-    """The numbers of a request that telemetry shows. Never a text."""
+    """Return the numbers of a request that telemetry shows, and never a text."""
     if PARAMETERS.isdisjoint(arguments):
         return {}
     return {
         name: arguments[name]
         for name in PARAMETERS.intersection(arguments)
-        if type(arguments[name]) in _NUMBERS
+        if type(arguments[name]) in _NUMBER_TYPES
     }
 
 
-_NUMBERS = (int, float)  # a bool is none
+_NUMBER_TYPES = (int, float)
+"""The exact types of numbers: bool is not one of them."""
 
 _LOCAL_KINDS = frozenset(
     (
@@ -273,137 +337,168 @@ _LOCAL_KINDS = frozenset(
         "client_resource",
     )
 )
-"""Failures whose text is made here. Those of other kinds may quote the prompt."""
+"""Failures whose text comes from this client. Those of other kinds may quote the prompt."""
 
 
 def without_server_text(failure: Failure, code: str = "") -> Failure:
-    """`failure` without what the server wrote: the text becomes the error's code, or the status."""
+    """Return a failure without the text of the server.
+
+    Its text becomes the code of the error, or else the HTTP status or the kind of failure.
+    """
     if failure.kind in _LOCAL_KINDS:
         return failure
-    if not (
-        0 < len(code) <= 64 and code.replace("_", "").replace("-", "").replace(".", "").isalnum()
-    ):
-        code = f"HTTP {failure.http_status}" if failure.http_status else failure.kind
-    return Failure(failure.kind, code, failure.http_status)
+    text = code
+    if not _is_code(code):
+        text = f"HTTP {failure.http_status}" if failure.http_status else failure.kind
+    return Failure(failure.kind, text, failure.http_status)
+
+
+def _is_code(text: str) -> bool:
+    """Return True for a word such as `context_length_exceeded`."""
+    if not 0 < len(text) <= _MAX_CODE_CHARS:
+        return False
+    return text.replace("_", "").replace("-", "").replace(".", "").isalnum()
 
 
 _latest: ContextVar[Measurement | None] = ContextVar("loadgen_sdk_measurement", default=None)
 
 
 def latest_measurement() -> Measurement | None:
-    """The last call that ended in this context (task or thread), or None."""
+    """Return the last call that ended in this context (task or thread), or None."""
     return _latest.get()
 
 
 def measurement_of(answer: object) -> Measurement | None:
-    """The measurement of an answer, a raw response, a stream or a stream manager of an instrumented client.
+    """Return the measurement of what a call of an instrumented client returned.
 
-    None while a stream has not ended, and for what is not measured. For type checkers, which cannot know of the
-    attribute `measurement`.
+    That is a response, a raw response, a stream or a stream manager. Return None while a stream
+    has not ended, and for what is not measured. Type checkers cannot know the attribute
+    `measurement`, which has the same value.
     """
-    for _ in range(4):
-        found = getattr(answer, "measurement", None)
-        if isinstance(found, Measurement):
-            return found
-        inner = vars(answer) if hasattr(answer, "__dict__") else {}
-        names = [
-            name
-            for name in inner
-            if name == "_raw_stream" or name.endswith(("Manager__stream", "__raw_stream"))
-        ]
-        if not names:
+    for _ in range(_MAX_WRAPPERS):
+        measurement = getattr(answer, "measurement", None)
+        if isinstance(measurement, Measurement):
+            return measurement
+        wrapped_stream = _wrapped_stream(answer)
+        if wrapped_stream is None:
             return None
-        answer = inner[names[0]]
+        answer = wrapped_stream
+    return None
+
+
+def _wrapped_stream(wrapper: object) -> object | None:
+    """Return the stream inside a stream manager of the openai or the anthropic package, or None."""
+    if not hasattr(wrapper, "__dict__"):
+        return None
+    for name, value in vars(wrapper).items():
+        if name == "_raw_stream" or name.endswith(("Manager__stream", "__raw_stream")):
+            stream: object = value
+            return stream
     return None
 
 
 def attach(owner: object, measurement: Measurement) -> None:
-    """Make it `owner.measurement`: what the server sent stays all that dumping and comparing `owner` shows."""
-    kind: Any = type(owner)
-    if (old := _pydantic_1.get(kind)) is None:
-        old = _is_pydantic_1(kind)
-    if old:  # it dumps every attribute, and refers to its objects in no other way
-        fields = _Fields(getattr(owner, "__fields_set__", ()))
-        fields.measurement = measurement
-        object.__setattr__(owner, "__fields_set__", fields)
-        if not isinstance(vars(kind).get("measurement"), property):
-            kind.measurement = property(_attached)
+    """Set `owner.measurement` so that dumping and comparing the owner does not show it.
+
+    An object that accepts no attribute is left as it is.
+    """
+    owner_type: Any = type(owner)
+    is_pydantic_1 = _pydantic_1_types.get(owner_type)
+    if is_pydantic_1 is None:
+        is_pydantic_1 = _is_pydantic_1(owner_type)
+    if is_pydantic_1:
+        _attach_to_pydantic_1(owner, owner_type, measurement)
         return
-    try:  # `suppress` costs as much as all the rest
-        object.__setattr__(owner, "measurement", measurement)  # past pydantic
+    # `contextlib.suppress` would cost as much as all the rest.
+    try:  # noqa: SIM105 - see above
+        object.__setattr__(owner, "measurement", measurement)
     except (AttributeError, TypeError):
-        pass  # an object without room for it goes without
+        pass
 
 
-class _Fields(set[str]):
-    """The names that pydantic 1 keeps beside an object's attributes, with a measurement at hand."""
+def _attach_to_pydantic_1(owner: object, owner_type: Any, measurement: Measurement) -> None:
+    """Keep a measurement in the set of names beside an object of pydantic 1.
+
+    Pydantic 1 dumps every attribute, and has no other reference from an object.
+    """
+    names = _NamesWithMeasurement(getattr(owner, "__fields_set__", ()))
+    names.measurement = measurement
+    object.__setattr__(owner, "__fields_set__", names)
+    if not isinstance(vars(owner_type).get("measurement"), property):
+        owner_type.measurement = property(_attached_measurement)
+
+
+class _NamesWithMeasurement(set[str]):
+    """The names that pydantic 1 keeps beside the attributes of an object, with a measurement."""
 
     measurement: Measurement
 
 
-def _attached(owner: Any) -> Measurement:
-    fields = owner.__fields_set__
-    if not isinstance(fields, _Fields):
+def _attached_measurement(owner: Any) -> Measurement:
+    names = owner.__fields_set__
+    if not isinstance(names, _NamesWithMeasurement):
         raise AttributeError("this object has no measurement")
-    return fields.measurement
+    return names.measurement
 
 
-def _is_pydantic_1(kind: type) -> bool:
-    bases = (
-        base
-        for base in kind.__mro__
-        if base.__name__ == "BaseModel" and base.__module__.startswith("pydantic")
+def _is_pydantic_1(owner_type: type) -> bool:
+    """Return True for models of pydantic 1, and remember it."""
+    is_pydantic_1 = any(
+        base.__name__ == "BaseModel"
+        and base.__module__.startswith("pydantic")
+        and not hasattr(base, "model_validate")
+        for base in owner_type.__mro__
     )
-    old = any(not hasattr(base, "model_validate") for base in bases)
-    if len(_pydantic_1) < MOST_KINDS:
-        _pydantic_1[kind] = old
-    return old
+    if len(_pydantic_1_types) < _MAX_CACHED_TYPES:
+        _pydantic_1_types[owner_type] = is_pydantic_1
+    return is_pydantic_1
 
 
-MOST_KINDS = 256  # classes of answers that are remembered
-_pydantic_1: dict[type, bool] = {}
+_MAX_CACHED_TYPES = 256
+_pydantic_1_types: dict[type, bool] = {}
 
 
 def tell_latest(measurement: Measurement) -> None:
+    """Make a measurement the latest one of this context, and of tasks that wait for it."""
     _latest.set(measurement)
-    if _COPIES and asyncio._get_running_loop() is not None:
-        for context in _waiting_contexts(asyncio.current_task(), 8):
+    if _WAIT_FOR_COPIES_CONTEXT and asyncio._get_running_loop() is not None:
+        for context in _waiting_contexts(asyncio.current_task(), _MAX_WRAPPING_TASKS):
             context.run(_latest.set, measurement)
 
 
-def _waiting_contexts(task: asyncio.Task[Any] | None, most: int) -> Iterator[Context]:
-    """The contexts of those who wait for `task` by `asyncio.wait_for`: until Python 3.11 that makes a task of its own.
+def _waiting_contexts(task: asyncio.Task[Any] | None, depth: int) -> Iterator[Context]:
+    """Yield the contexts of those who wait for a task by `asyncio.wait_for`, to a depth of tasks.
 
-    Its callback releases a future, and what waits for that is the task that called `wait_for`, with its context.
+    In Python 3.11 `wait_for` creates a task of its own. The callback of that task releases a
+    future, and the task that waits for the future has called `wait_for`.
     """
     for release, _ in getattr(task, "_callbacks", None) or ():
-        waiter = release.args[0] if getattr(release, "func", None) is _RELEASE_WAITER else None
-        for wakeup, context in getattr(waiter, "_callbacks", None) or ():
+        future = release.args[0] if getattr(release, "func", None) is _RELEASE_WAITER else None
+        for wakeup, context in getattr(future, "_callbacks", None) or ():
             yield context
-            if most > 1 and isinstance(outer := getattr(wakeup, "__self__", None), asyncio.Task):
-                yield from _waiting_contexts(outer, most - 1)
+            waiting_task = getattr(wakeup, "__self__", None)
+            if depth > 1 and isinstance(waiting_task, asyncio.Task):
+                yield from _waiting_contexts(waiting_task, depth - 1)
 
 
-_COPIES = sys.version_info < (
-    3,
-    12,
-)  # `asyncio.wait_for` runs what it waits for in a task of its own
+_WAIT_FOR_COPIES_CONTEXT = sys.version_info < (3, 12)
 _RELEASE_WAITER = getattr(asyncio.tasks, "_release_waiter", None)
+_MAX_WRAPPING_TASKS = 8
 
 
 def take_latest(context: Context) -> None:
-    """The last call that ended in `context` (a copy of this one, for another thread) is the last one here too."""
+    """Make the latest measurement of a copy of this context the latest one here, too."""
     _latest.set(context.get(_latest))
 
 
 def warn_uncounted(model: str) -> None:
-    """Prices are given, and the server counted no tokens: say so, once per process and model."""
+    """Warn once per process and model that there are prices, but no token counts of the server."""
     text = f"the server sent no token counts for the model {model!r}: its cost is None"
     warn_once(f"{text}; for streams, ask_usage=True requests them")
 
 
 def warn_contradiction(model: str, contradiction: str) -> None:
-    """Say once per process, model and contradiction that the counts of a server are not used."""
+    """Warn once per process, model and contradiction that the counts of a server are not used."""
     warn_once(
         f"the server's token counts for the model {model!r} contradict each other"
         f" ({contradiction}): they are not used, and the cost is None"

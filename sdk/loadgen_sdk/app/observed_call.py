@@ -1,7 +1,8 @@
 """One call through a method of an instrumented client: sent, observed, and reported exactly once.
 
-This code runs inside the application's own calls and loops. It must not raise or wait, and it must be cheap.
-It depends on no transport and no package, only on the attributes of the objects that the openai package returns.
+This code runs inside the application's own calls and loops. It must not raise or wait, and it must
+be cheap. It depends on no transport and no package, only on the attributes of the objects that the
+openai package returns.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from typing import Any
 from ..errors import BudgetExceeded, ThrottleTimeout, warn
 from ..request import NEVER, Failure
 from . import event_loop
-from .call import NO_HEADERS, Call, Observed, Setting, all_current
+from .call import NO_HEADERS, Call, CallObservation, CallSettings, make_current
 from .event_types import build_response_event_types
 from .finishing import collecting, later
-from .measurement import TEXT, Api, Status, attach, warn_uncounted
+from .measurement import TEXT_APIS, Api, Status, attach, warn_uncounted
 from .output_tracker import OutputTracker
 from .steps import Steps, isawaitable, repeatable, run_async, run_blocking, runner
 
@@ -66,7 +67,7 @@ class ObservedCall:
     _current_span: AbstractContextManager[object] | None = None
 
     def __init__(
-        self, api: Api, setting: Setting, kwargs: dict[str, Any], labels: Any = None
+        self, api: Api, setting: CallSettings, kwargs: dict[str, Any], labels: Any = None
     ) -> None:
         self.streamed = streamed = bool(kwargs.get("stream"))
         model = kwargs.get("model") or ""
@@ -91,7 +92,7 @@ class ObservedCall:
         call, self._outer = self.call, sending.get()
         sending.set(self)
         if call.spans:
-            self._current_span = all_current(call.spans)
+            self._current_span = make_current(call.spans)
             self._current_span.__enter__()
         if self.streamed and call.api == "responses":
             build_response_event_types()
@@ -105,7 +106,7 @@ class ObservedCall:
 
     def throttle_arguments(self, timeout: Any) -> dict[str, Any]:
         """The keyword arguments for `Throttle.acquire`. timeout: of the call."""
-        client_s = self.call.setting.timeout_s
+        client_s = self.call.settings.timeout_s
         return self.call.throttle_arguments(
             client_s if timeout is _NOT_GIVEN else seconds_of(timeout, client_s)
         )
@@ -115,9 +116,12 @@ class ObservedCall:
         return self.call.reported
 
     def attempt_failed(self, error: BaseException) -> float | None:
-        """An attempt failed before any output reached the caller. Returns the seconds until the next attempt.
+        """An attempt failed before any output reached the caller.
 
-        None: there is no further attempt, and the measurement has been reported, if it was a call at all.
+        Returns the seconds until the next attempt.
+
+        None: there is no further attempt, and the measurement has been reported, if it was a call
+        at all.
         """
         if (
             isinstance(error, TypeError) and not self.call.has_head
@@ -151,7 +155,9 @@ class ObservedCall:
         return wait_s
 
     def read_unparsed(self, response: Any) -> None:
-        """A whole answer came of which the package cannot make what was asked for (`parse`): its tokens are billed."""
+        """A whole answer came of which the package cannot make what was asked for (`parse`): its
+        tokens are billed.
+        """
         try:
             if response is None or response.status_code >= 400 or self.streamed:
                 return
@@ -162,11 +168,14 @@ class ObservedCall:
             self.tracker.whole(answer, monotonic_ns())
 
     def answered(self, answer: Any, result: Any, blocking: bool) -> Any:
-        """The method has returned `answer`, and `result` is what is in it. Returns what the application gets."""
+        """The method has returned `answer`, and `result` is what is in it.
+
+        Returns what the application gets.
+        """
         self.response = None
         try:
             if not self.call.has_head:
-                self.call.setting.warn_blind()
+                self.call.settings.warn_blind()
             if self.unread:
                 self.raw = answer
                 _observe_unread(answer, self, blocking)
@@ -181,7 +190,10 @@ class ObservedCall:
             return answer
 
     def unreadable(self, answer: Any, error: Exception) -> Any:
-        """What came cannot be read. Who asked for the raw response gets it, and the error where it is parsed."""
+        """What came cannot be read.
+
+        Who asked for the raw response gets it, and the error where it is parsed.
+        """
         self.raw = answer
         self.read_unparsed(getattr(answer, "http_response", None))
         self._report("failed", failure_of(error), None, _code_of(error))
@@ -226,7 +238,10 @@ class ObservedCall:
         self._report(status, failure_of(error), self.get_stream(), _code_of(error))
 
     def abandoned(self) -> None:
-        """The application stopped reading. The call is ok if a finish reason has come, else abandoned."""
+        """The application stopped reading.
+
+        The call is ok if a finish reason has come, else abandoned.
+        """
         if collecting():  # the code below may hold any lock
             later(self.abandoned)
         elif self.tracker.finish_reason:
@@ -244,7 +259,8 @@ class ObservedCall:
         self, status: Status, failure: Failure | None, answer: Any = None, code: str = ""
     ) -> None:
         call = self.call
-        # one step, for all threads: a destructor hands the end to another one, while this one closes
+        # one step, for all threads: a destructor hands the end to another one, while this one
+        # closes
         if call.reported or vars(self).setdefault("_told_by", mine := object()) is not mine:
             return
         try:
@@ -253,12 +269,17 @@ class ObservedCall:
                 status, failure = "failed", Failure("error_event", tracker.error)
             instants, usage = tracker.instants, tracker.usage()
             uncounted = usage.input is None or usage.output is None
-            if uncounted and status == "ok" and call.policy.prices is not None and call.api in TEXT:
+            if (
+                uncounted
+                and status == "ok"
+                and call.policy.prices is not None
+                and call.api in TEXT_APIS
+            ):
                 warn_uncounted(call.model)
             first, last = (instants[0], instants[-1]) if instants else (NEVER, NEVER)
             if not tracker.is_first_output_known:
                 first = NEVER
-            observed = Observed(  # by place, in the order of its fields
+            observed = CallObservation(  # by place, in the order of its fields
                 call.attempt_started,
                 first,
                 tracker.first_answer,
@@ -312,7 +333,10 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _headers_of(error: BaseException, name: str) -> Any:
-    """The headers of an error's request or response. The HTTP library raises where an error of its own has none."""
+    """The headers of an error's request or response.
+
+    The HTTP library raises where an error of its own has none.
+    """
     try:
         return getattr(getattr(error, name, None), "headers", None) or NO_HEADERS
     except RuntimeError:
@@ -325,7 +349,9 @@ def _code_of(error: BaseException) -> str:
 
 
 def seconds_of(timeout: Any, default: float | None) -> float | None:
-    """A `timeout=` of the openai package in seconds: a number, an object with parts, None for none, or not given."""
+    """A `timeout=` of the openai package in seconds: a number, an object with parts, None for
+    none, or not given.
+    """
     if isinstance(timeout, int | float) and not isinstance(timeout, bool):
         return max(0.0, float(timeout))
     if timeout is None:
@@ -334,17 +360,20 @@ def seconds_of(timeout: Any, default: float | None) -> float | None:
     return default if read is _NOT_GIVEN else seconds_of(read, default)
 
 
-# -- the methods that the application calls --------------------------------------------------------------------------
+# -- the methods that the application calls
+# --------------------------------------------------------------------------
 
 
 def measured(
     method: Callable[..., Any],
     api: Api,
-    setting: Setting,
+    setting: CallSettings,
     blocking: bool,
     arguments_of: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Callable[..., Any]:
-    """`method` of a client, measured. The client calls `head_arrived` when the head of a response is there.
+    """`method` of a client, measured.
+
+    The client calls `head_arrived` when the head of a response is there.
 
     arguments_of: finds the request's arguments in those of the method; None: they are the same.
     """
@@ -363,7 +392,7 @@ def measured(
         """The call that begins, or None for one that is a part of another."""
         labels = kwargs.pop(LABELS, None)
         outer = sending.get()
-        if outer is not None and outer.call.setting.covers_inner:
+        if outer is not None and outer.call.settings.covers_inner:
             return None
         if blocking and not setting.warned and asyncio._get_running_loop() is not None:
             setting.warned = True
@@ -424,9 +453,11 @@ def _attempts(
     book: Callable[..., Any] | None,
     blocking: bool,
 ) -> Steps[Any]:
-    """A call that may wait, be refused, or be tried again. send: the method with its arguments, a partial."""
+    """A call that may wait, be refused, or be tried again. send: the method with its arguments, a
+    partial.
+    """
     wait_s: float | None = None
-    setting = observed.call.setting
+    setting = observed.call.settings
     if not blocking and setting.policy.retry is not None:
         event_loop.check()
     while True:
@@ -459,7 +490,9 @@ def _attempts(
 
 
 def head_arrived(headers: Any, hidden_retries: int = 0, response: Any = None) -> None:
-    """The head of a response has arrived in the client of a package: for the call that is being sent here, if any."""
+    """The head of a response has arrived in the client of a package: for the call that is being
+    sent here, if any.
+    """
     if (observed := sending.get()) is not None:
         observed.hidden_retries, observed.response = hidden_retries, response
         observed.call.head_received(headers)
@@ -486,7 +519,9 @@ _timeout_kinds: dict[Any, type[BaseException]] = {}
 
 
 def _observe_unread(response: Any, observed: ObservedCall, blocking: bool) -> None:
-    """A response of `with_streaming_response`: what is parsed is observed; the call ends when it is closed."""
+    """A response of `with_streaming_response`: what is parsed is observed; the call ends when it
+    is closed.
+    """
     parse, close = response.parse, response.close
 
     def parse_steps(*args: Any, **kwargs: Any) -> Steps[Any]:
@@ -507,7 +542,9 @@ def _observe_unread(response: Any, observed: ObservedCall, blocking: bool) -> No
 
 
 def _unwrapped(stream: Any) -> Any:
-    """The package's own stream, in which the proxies of other instrumentations (wrapt's) look for what they lack."""
+    """The package's own stream, in which the proxies of other instrumentations (wrapt's) look for
+    what they lack.
+    """
     while (inner := getattr(stream, "__wrapped__", None)) is not None:
         stream = inner
     return stream
@@ -516,15 +553,17 @@ def _unwrapped(stream: Any) -> Any:
 def _own_iterator(stream: Any, twin: Any) -> Any:
     """The events of a stream, without a reference to it.
 
-    The package's iterator refers to its stream and the stream to the iterator: such a cycle stays until the collector
-    comes, and with it the permit of a stream that nobody reads. A twin of the stream, its copy, breaks it.
+    The package's iterator refers to its stream and the stream to the iterator: such a cycle stays
+    until the collector comes, and with it the permit of a stream that nobody reads. A twin of the
+    stream, its copy, breaks it.
     """
     make_iterator = getattr(type(stream), "__stream__", None)
     return stream._iterator if make_iterator is None else make_iterator(twin)
 
 
 def _close(observed: ObservedCall, twin: Any) -> Any:
-    """The `close` method of a measured stream: end the call, then close the stream (a coroutine if it is async).
+    """The `close` method of a measured stream: end the call, then close the stream (a coroutine if
+    it is async).
 
     twin: of the stream, which may be gone: what closes it is often all that is kept.
     """
@@ -533,7 +572,9 @@ def _close(observed: ObservedCall, twin: Any) -> Any:
 
 
 def _watch_response(response: Any, events: Any, observed: ObservedCall) -> None:
-    """What `chat.completions.stream` and its kin return closes the response of its stream, not the stream."""
+    """What `chat.completions.stream` and its kin return closes the response of its stream, not the
+    stream.
+    """
     name = "aclose" if hasattr(events, "__anext__") else "close"
     if (close := getattr(response, name, None)) is not None:
         setattr(response, name, partial(_close_response, observed, weakref.ref(events), close))
@@ -542,7 +583,10 @@ def _watch_response(response: Any, events: Any, observed: ObservedCall) -> None:
 def _close_response(
     observed: ObservedCall, events: Callable[[], Any], close: Callable[[], Any]
 ) -> Any:
-    """`close` of a response. Its events close it themselves when they end: they are running then, or over."""
+    """`close` of a response.
+
+    Its events close it themselves when they end: they are running then, or over.
+    """
     reading = events()
     if reading is None or _is_suspended(reading) is False:
         return close()
@@ -589,8 +633,9 @@ async def _close_unfit_async(
 
 
 def _raised_by_reader(error: BaseException, stream: Any) -> bool:
-    """Whether what reads `stream` for the application, as `chat.completions.stream`, has raised `error`: the answer is
-    not what was asked for. Its end, with the tokens, is still to be read then.
+    """Whether what reads `stream` for the application, as `chat.completions.stream`, has raised
+    `error`: the answer is not what was asked for. Its end, with the tokens, is still to be read
+    then.
     """
     trace = error.__traceback__
     while trace is not None:
@@ -601,7 +646,10 @@ def _raised_by_reader(error: BaseException, stream: Any) -> bool:
 
 
 def _is_read_by_caller(stream: Any) -> bool:
-    """Whether such a reader is the caller: it fails, or is given up itself. Then the response is closed, which says."""
+    """Whether such a reader is the caller: it fails, or is given up itself.
+
+    Then the response is closed, which says.
+    """
     frame: FrameType | None = sys._getframe(2)
     for _ in range(MOST_FRAMES):
         if frame is None:
@@ -621,10 +669,11 @@ def _reads(frame: FrameType, stream: Any) -> bool:
 
 
 class ObservedEvents:
-    """Replaces the iterator inside a `Stream` or `AsyncStream`, and passes each event to the observed call.
+    """Replaces the iterator inside a `Stream` or `AsyncStream`, and passes each event to the
+    observed call.
 
-    Each loop over the stream gets its own generator, which is closed when the loop is left. A `break` is therefore
-    noticed at once, although stream and iterator refer to each other.
+    Each loop over the stream gets its own generator, which is closed when the loop is left. A
+    `break` is therefore noticed at once, although stream and iterator refer to each other.
     """
 
     def __init__(self, events: Any, observed: ObservedCall) -> None:
@@ -653,7 +702,10 @@ class ObservedEvents:
 
 
 class ObservedStream(ObservedEvents):
-    """A stream of another make (LiteLLM's), observed. In all else it is that stream, also for `isinstance`."""
+    """A stream of another make (LiteLLM's), observed.
+
+    In all else it is that stream, also for `isinstance`.
+    """
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

@@ -1,7 +1,7 @@
 """What an answer says while it arrives: instants, finish reason, token counts, texts if asked.
 
-It depends on no package, only on the attributes of the objects of openai and anthropic. `wire_formats/response_reader.py` has the
-same rules for bytes.
+It depends on no package, only on the attributes of the objects of openai and anthropic.
+`wire_formats/response_reader.py` has the same rules for bytes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import msgspec
 from ..request import NEVER, Usage
 from ..wire_formats.implementation import token_count
 from ..wire_formats.usage import check_usage
-from .measurement import WRITING, Api, Choice
+from .measurement import WRITING_APIS, Api, Choice
 
 
 class OutputTracker:
-    """The state of one answer. `observe` takes the events of a stream, `whole` an answer in one piece.
+    """The state of one answer.
 
-    Neither raises: the application is waiting for its event, and what has an unexpected shape is left to it.
+    `observe` takes the events of a stream, `whole` an answer in one piece.
+
+    Neither raises: the application is waiting for its event, and what has an unexpected shape is
+    left to it.
     """
 
     first_answer = NEVER
@@ -53,7 +56,9 @@ class OutputTracker:
 
     @property
     def is_near_its_end(self) -> bool:
-        """A text is whole: of a short answer all that is left to come are the last events, with the counts."""
+        """A text is whole: of a short answer all that is left to come are the last events, with
+        the counts.
+        """
         return self._part_ended or bool(self.finish_reason)
 
     @property
@@ -65,7 +70,7 @@ class OutputTracker:
         """An answer that is not streamed has arrived."""
         api, self.finished = self._api, at
         try:
-            if api in WRITING:
+            if api in WRITING_APIS:
                 self.instants.append(at)
                 self.first_answer = at
             self._usage = getattr(answer, "usage", None)
@@ -87,7 +92,9 @@ class OutputTracker:
             pass
 
     def _observe_usual(self, chunk: Any, at: int) -> None:
-        """One event of chat. Most are a piece of one answer's text, and no more: the fields of those are read past
+        """One event of chat.
+
+        Most are a piece of one answer's text, and no more: the fields of those are read past
         pydantic, whose every look-up takes as long as all of this.
         """
         try:
@@ -175,7 +182,9 @@ class OutputTracker:
             pass
 
     def _observe_media(self, event: Any, at: int) -> None:
-        """One event of images (partial pictures, then the whole one) or of transcriptions (pieces of text)."""
+        """One event of images (partial pictures, then the whole one) or of transcriptions (pieces
+        of text).
+        """
         try:
             self.instants.append(at)
             if self.first_answer < 0:
@@ -269,7 +278,8 @@ class OutputTracker:
 
 
 UNKNOWN_OUTPUTS = 2
-"""As in `wire_formats.response_reader`: so many events with a text in an unknown field are output."""
+"""As in `wire_formats.response_reader`: so many events with a text in an unknown field are output.
+"""
 
 _REASONING = ("reasoning_content", "reasoning")
 
@@ -297,8 +307,8 @@ _counted_batches: set[str] = (
 
 
 def _fields(counts: Any) -> Mapping[str, Any]:
-    """The fields of an object by name, those that pydantic keeps apart too. pydantic takes 1 µs to say by `getattr`
-    that it has none of this name.
+    """The fields of an object by name, those that pydantic keeps apart too. pydantic takes 1 µs to
+    say by `getattr` that it has none of this name.
     """
     if isinstance(counts, dict):
         return counts

@@ -1,7 +1,7 @@
 """The packages whose clients can be measured: one table, and how their methods are wrapped.
 
-openai and anthropic have clients with resources (`client.chat.completions`); LiteLLM has functions. None is imported
-here: a client that exists has imported its package.
+openai and anthropic have clients with resources (`client.chat.completions`); LiteLLM has
+functions. None is imported here: a client that exists has imported its package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import WrongUse
-from .call import Setting
+from .call import CallSettings
 from .fallback import Fallback
 from .measurement import Api
 from .observed_call import failure_of, head_arrived, measured, seconds_of
@@ -87,7 +87,9 @@ LITELLM: tuple[tuple[str, Api, bool, tuple[str, str]], ...] = (
     ("embedding", "embeddings", True, ("model", "input")),
     ("aembedding", "embeddings", False, ("model", "input")),
 )
-"""The functions of LiteLLM: name, API, whether it blocks, and the arguments that are given by place."""
+"""The functions of LiteLLM: name, API, whether it blocks, and the arguments that are given by
+place.
+"""
 
 OPTIONS = "_loadgen_sdk_options"  # the attribute by which an instrumented client is known
 _CREATE = ("create", "parse")  # `stream` of openai goes through `create`
@@ -96,7 +98,10 @@ _VARIANTS = ("with_raw_response", "with_streaming_response")
 
 
 def package_of(client: Any) -> tuple[Package, bool]:
-    """The package of this client, and whether it is a blocking one. Raises WrongUse for what is no such client."""
+    """The package of this client, and whether it is a blocking one.
+
+    Raises WrongUse for what is no such client.
+    """
     for package in PACKAGES:
         module = sys.modules.get(package.name)
         for name in (package.blocking, package.waiting):
@@ -125,7 +130,7 @@ def install(result: Any, client: Any, options: Options) -> None:
     if policy.retry is not None:
         result.max_retries = 0
     url = getattr(client, "base_url", None)
-    setting = Setting(
+    setting = CallSettings(
         policy,
         server=f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"
         if url is not None
@@ -163,7 +168,12 @@ def asks_usage(options: Options) -> bool:
 
 
 def _wrap(
-    resource: Any, api: Api, setting: Setting, blocking: bool, path: str, fallback: Fallback | None
+    resource: Any,
+    api: Api,
+    setting: CallSettings,
+    blocking: bool,
+    path: str,
+    fallback: Fallback | None,
 ) -> None:
     for name in _METHODS.get(api, _CREATE):
         if (method := getattr(resource, name, None)) is not None:
@@ -191,10 +201,13 @@ def _bound_late(resource: Any, name: str, method: Callable[..., Any]) -> Callabl
 
 
 def _tells_heads(process: Callable[..., Any]) -> Callable[..., Any]:
-    """`process`: the client's method through which every response goes. It tells the head of the response, too.
+    """`process`: the client's method through which every response goes.
 
-    This spares the detour by `with_raw_response`, and the request stays as the application made it. Where a version of
-    the package has no such method, `Setting.warn_blind` says what is missing.
+    It tells the head of the response, too.
+
+    This spares the detour by `with_raw_response`, and the request stays as the application made
+    it. Where a version of the package has no such method, `Setting.warn_blind` says what is
+    missing.
     """
 
     def process_response(*args: Any, **kwargs: Any) -> Any:
@@ -211,7 +224,8 @@ def _sent_by_post(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs["body"], **({"timeout": options["timeout"]} if "timeout" in options else {})}
 
 
-# -- LiteLLM -----------------------------------------------------------------------------------------------------------
+# -- LiteLLM
+# -----------------------------------------------------------------------------------------------------------
 
 
 def measured_litellm(litellm: ModuleType, options: Options) -> dict[str, Callable[..., Any]]:
@@ -225,9 +239,11 @@ def measured_litellm(litellm: ModuleType, options: Options) -> dict[str, Callabl
 
 
 def measured_router(router: type, options: Options) -> type:
-    """What makes LiteLLM's Routers, with calls that are measured: each one call, however many deployments it tries.
+    """What makes LiteLLM's Routers, with calls that are measured: each one call, however many
+    deployments it tries.
 
-    No subclass: since LiteLLM 1.110 a Router may have none. What it makes are Routers as that class makes them.
+    No subclass: since LiteLLM 1.110 a Router may have none. What it makes are Routers as that
+    class makes them.
     """
     setting = _litellm_setting(options)
 
@@ -253,9 +269,9 @@ def measured_router(router: type, options: Options) -> type:
     )
 
 
-def _litellm_setting(options: Options) -> Setting:
+def _litellm_setting(options: Options) -> CallSettings:
     ask_usage = asks_usage(options)
-    return Setting(
+    return CallSettings(
         options.policy,
         "",
         "",
@@ -268,7 +284,7 @@ def _litellm_setting(options: Options) -> Setting:
 def _measured_function(
     function: Callable[..., Any],
     api: Api,
-    setting: Setting,
+    setting: CallSettings,
     blocking: bool,
     places: tuple[str, str],
 ) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """What a call's prompt consists of, for every API: its texts, and an estimate of its tokens. Pure.
 
-Pictures, sounds and files have tokens, and a short text in their place: their base64 is neither counted as text nor
-hashed into a trace.
+Pictures, sounds and files have tokens, and a short text in their place: their base64 is neither
+counted as text nor hashed into a trace.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Prompt(NamedTuple):
 
 
 def estimated_tokens(arguments: Mapping[str, Any], *, writes: bool = True) -> tuple[int, int]:
-    """Estimated tokens of a call, by its prompt and output limit, until the server counts: (all, output).
+    """Estimated tokens of a call, by its prompt and output limit, until the server counts: (all,
+    output).
 
     writes: False for embeddings, which have no output tokens.
     """
@@ -83,7 +84,9 @@ def estimated_tokens(arguments: Mapping[str, Any], *, writes: bool = True) -> tu
 
 
 def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
-    """The prompt of a call with these arguments: instructions or system, messages, prompt, input, and schemas."""
+    """The prompt of a call with these arguments: instructions or system, messages, prompt, input,
+    and schemas.
+    """
     model = str(arguments.get("model") or "")
     chars, tokens = (
         sum(_schema_chars(arguments[name]) for name in _SCHEMAS if arguments.get(name)),
@@ -91,7 +94,7 @@ def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
     )
     parts: dict[str, list[tuple[str, ...]]] = {}
     for name in _PROMPT:
-        if (value := given(arguments, name)) is None:
+        if (value := argument_of(arguments, name)) is None:
             continue
         is_list = isinstance(value, list | tuple) and not _are_ids(value)
         parts[name] = []
@@ -108,15 +111,17 @@ def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
     return Prompt(parts, chars // CHARS_PER_TOKEN + tokens)
 
 
-def given(arguments: Mapping[str, Any], name: str) -> Any:
-    """An argument, None where there is none: `stream` and `parse` of openai pass on all, with a mark for each other."""
+def argument_of(arguments: Mapping[str, Any], name: str) -> Any:
+    """An argument, None where there is none: `stream` and `parse` of openai pass on all, with a
+    mark for each other.
+    """
     value = arguments.get(name)
     return None if type(value).__name__ in ("Omit", "NotGiven") else value
 
 
 def _plain_text(value: Any) -> tuple[str, ...] | None:
-    """The texts of what most prompts consist of, a text or a message with a role and a text, without the walk of
-    `_pieces`, which finds the same; None for what is more.
+    """The texts of what most prompts consist of, a text or a message with a role and a text,
+    without the walk of `_pieces`, which finds the same; None for what is more.
     """
     text: Any = value
     role: Any = "-"

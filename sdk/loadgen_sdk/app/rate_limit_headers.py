@@ -1,6 +1,6 @@
-"""The headers of an answer that are of use: its id, the server's own timing, `Retry-After`, the x-ratelimit-* headers.
+"""Read the useful headers of a response: ids, the server's own timing, and limits.
 
-Pure but for the wall clock, which is read where a server names an instant.
+Pure but for the wall clock, which is read where a server states a date.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any, NamedTuple
 
-EPOCH_S = 1e9  # a number of seconds as large as this is an instant (after 2001), not a wait
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
-
+REQUEST_ID = "x-request-id"
+SHOULD_RETRY = "x-should-retry"
 
 TIMING_HEADERS = (
     "server-timing",
@@ -24,123 +23,168 @@ TIMING_HEADERS = (
     "x-ms-region",
     "x-envoy-upstream-service-time",
 )
-"""Response headers with the server's own timing. Headers of the form `x-…-time` and `x-…-ms` count as well."""
-_ANTHROPICS = {"request-id": "x-request-id"} | {
-    f"anthropic-ratelimit-{of}-{what}": f"x-ratelimit-{what}-{of}"
-    for of in ("requests", "tokens")
-    for what in ("limit", "remaining", "reset")
-}
-"""Anthropic's names of headers, and those of the others."""
+"""Headers with the server's own timing. Headers of the form `x-…-time` and `x-…-ms` count as well.
+"""
+
+_MIN_EPOCH_S = 1e9
+"""A number of seconds as large as this is a date (after 2001), and not a duration."""
+
+_MAX_CACHED_NAMES = 1024
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 
 
-def read_once(headers: Any) -> dict[str, str]:
-    """The headers that are of use, by lower-case name, of a mapping or of the HTTP library's headers.
+def _names_of_anthropic() -> dict[str, str]:
+    """Return Anthropic's names of headers, with the names of the other servers."""
+    names = {"request-id": REQUEST_ID}
+    for unit in ("requests", "tokens"):
+        for field in ("limit", "remaining", "reset"):
+            names[f"anthropic-ratelimit-{unit}-{field}"] = f"x-ratelimit-{field}-{unit}"
+    return names
 
-    In one pass: a single lookup in that library's headers costs as much as all of this.
+
+_COMMON_NAMES = _names_of_anthropic()
+
+
+class ServerLevel(NamedTuple):
+    """How much is left of a limit, as the server counts it.
+
+    Attributes:
+        limit: The limit, or 0 if it is not stated.
+        remaining: How much is left.
+        reset_ns: After how many ns the whole limit is available again.
     """
-    pairs, names, found = getattr(headers, "raw", None), _useful_names, {}
-    for raw_name, value in headers.items() if pairs is None else pairs:
-        if name := names[raw_name]:
-            found[name] = value if isinstance(value, str) else value.decode("latin-1")
-    return found
-
-
-def timings(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Those of `read_once` that hold the server's own timing."""
-    if len(headers) == (REQUEST_ID in headers):  # most answers have no other
-        return {}
-    return {name: value for name, value in headers.items() if _is_timing(name)}
-
-
-class _UsefulNames(dict[bytes | str, str]):
-    """By a name as it came: the name in lower case, "" for one that is not of use. Every call has the same few."""
-
-    def __missing__(self, raw_name: bytes | str) -> str:
-        name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
-        name = _ANTHROPICS.get(name, name)
-        used = name in (REQUEST_ID, SHOULD_RETRY) or name.startswith(
-            ("retry-after", "x-ratelimit-")
-        )
-        name = name if used or _is_timing(name) else ""
-        if len(self) < MOST_NAMES:
-            self[raw_name] = name
-        return name
-
-
-REQUEST_ID = "x-request-id"
-SHOULD_RETRY = "x-should-retry"
-MOST_NAMES = 1024  # names that are remembered
-_useful_names = _UsefulNames()
-
-
-@functools.lru_cache(MOST_NAMES)
-def _is_timing(name: str) -> bool:
-    return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """The wait asked for by `retry-after-ms` or `Retry-After` (seconds or a date, RFC 9110); None without either.
-
-    Some servers send the instant as seconds since 1970: understood too. What is no finite number is no wait.
-    """
-    try:
-        if value := headers.get("retry-after-ms"):
-            seconds = float(value) / 1000
-        elif value := headers.get("retry-after"):
-            seconds = number(value, math.nan)
-            if math.isnan(seconds):
-                seconds = parsedate_to_datetime(value).timestamp()
-        else:
-            return None
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return _from_now_s(seconds) if math.isfinite(seconds) else None
-
-
-def should_retry(headers: Mapping[str, str]) -> bool | None:
-    """Whether the server says that another try may help (`x-should-retry`); None: it says nothing."""
-    return {"true": True, "false": False}.get(headers.get(SHOULD_RETRY, "").lower())
-
-
-class Level(NamedTuple):
-    """A bucket of the server's: `remaining` of `limit` are left, and it is full after `reset_ns`. limit 0: not told."""
 
     limit: float
     remaining: float
     reset_ns: int
 
 
-def level(headers: Mapping[str, str], of: str) -> Level | None:
-    """The server's bucket of `of`, "requests" or "tokens", by the x-ratelimit-* headers; None: not told."""
-    remaining, reset = (headers.get(f"x-ratelimit-{what}-{of}") for what in ("remaining", "reset"))
-    left = math.nan if remaining is None else number(remaining, math.nan)
-    if reset is None or math.isnan(left):
+def read_useful_headers(headers: Any) -> dict[str, str]:
+    """Return the useful headers by their names in lower case.
+
+    All are read in one pass, because a single lookup in the headers of httpx costs as much.
+    `headers` is a mapping or the headers of httpx.
+    """
+    raw_headers = getattr(headers, "raw", None)
+    useful: dict[str, str] = {}
+    for raw_name, value in headers.items() if raw_headers is None else raw_headers:
+        name = _useful_names[raw_name]
+        if name:
+            useful[name] = value if isinstance(value, str) else value.decode("latin-1")
+    return useful
+
+
+def timing_headers(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return those of the useful headers that have the server's own timing."""
+    has_only_id = len(headers) == (REQUEST_ID in headers)
+    if has_only_id:
+        return {}
+    return {name: value for name, value in headers.items() if _is_timing(name)}
+
+
+class _UsefulNames(dict[bytes | str, str]):
+    """The names of headers as they came, with the name in lower case, or "" if it is not useful.
+
+    It is filled as names come, because every response has the same few.
+    """
+
+    def __missing__(self, raw_name: bytes | str) -> str:
+        """Decide about a name that was not seen before."""
+        name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
+        name = _COMMON_NAMES.get(name, name)
+        if not _is_useful(name):
+            name = ""
+        if len(self) < _MAX_CACHED_NAMES:
+            self[raw_name] = name
+        return name
+
+
+def _is_useful(name: str) -> bool:
+    if name in (REQUEST_ID, SHOULD_RETRY) or name.startswith(("retry-after", "x-ratelimit-")):
+        return True
+    return _is_timing(name)
+
+
+@functools.lru_cache(_MAX_CACHED_NAMES)
+def _is_timing(name: str) -> bool:
+    return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
+
+
+_useful_names = _UsefulNames()
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return how long the server asks to wait, or None if it does not ask.
+
+    `retry-after-ms` is read first, then `Retry-After`, which is a number of seconds or a date (RFC
+    9110). Some servers send the date as seconds since 1970. What is not a finite number is ignored.
+    """
+    try:
+        seconds = _read_retry_after(headers)
+    except (ValueError, TypeError, OverflowError):
         return None
-    limit = number(headers.get(f"x-ratelimit-limit-{of}", ""), 0.0)
-    return Level(limit if limit > left else 0.0, max(0.0, left), duration_ns(reset))
+    if seconds is None or not math.isfinite(seconds):
+        return None
+    return _from_now_s(seconds)
+
+
+def _read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the header as a number of seconds from now or since 1970."""
+    milliseconds = headers.get("retry-after-ms")
+    if milliseconds:
+        return float(milliseconds) / 1000
+    value = headers.get("retry-after")
+    if not value:
+        return None
+    seconds = parse_number(value, math.nan)
+    if math.isnan(seconds):
+        return parsedate_to_datetime(value).timestamp()
+    return seconds
+
+
+def should_retry(headers: Mapping[str, str]) -> bool | None:
+    """Return whether the server says that a retry may help, or None if it says nothing."""
+    return {"true": True, "false": False}.get(headers.get(SHOULD_RETRY, "").lower())
+
+
+def read_server_level(headers: Mapping[str, str], unit: str) -> ServerLevel | None:
+    """Return the level of "requests" or "tokens" by the x-ratelimit-* headers, or None."""
+    remaining = parse_number(headers.get(f"x-ratelimit-remaining-{unit}", ""), math.nan)
+    reset = headers.get(f"x-ratelimit-reset-{unit}")
+    if reset is None or math.isnan(remaining):
+        return None
+    limit = parse_number(headers.get(f"x-ratelimit-limit-{unit}", ""), 0.0)
+    return ServerLevel(
+        limit=limit if limit > remaining else 0.0,
+        remaining=max(0.0, remaining),
+        reset_ns=duration_ns(reset),
+    )
 
 
 def duration_ns(text: str) -> int:
-    """`6m0s`, `20ms`, `1.5s`, a bare number of seconds, or an instant (epoch in s or ms, ISO 8601): ns from now.
+    """Return the duration from now in ns, or 0 if the text cannot be parsed.
 
-    0 when it cannot be parsed.
+    It is written as `6m0s`, `20ms` or `1.5s`, as a number of seconds, or as a date: seconds or
+    milliseconds since 1970, or ISO 8601.
     """
     text = text.strip()
     match = _DURATION.fullmatch(text)
     if match and any(match.groups()):
         hours, minutes, seconds, millis = (float(group or 0) for group in match.groups())
         return round((hours * 3600 + minutes * 60 + seconds) * 1e9 + millis * 1e6)
-    seconds = number(text, 0)
+    seconds = parse_number(text, 0)
     if not seconds and "T" in text:
         try:
             seconds = datetime.fromisoformat(text).timestamp()
         except ValueError:
             return 0
-    return round(_from_now_s(seconds / 1000 if seconds >= EPOCH_S * 1000 else seconds) * 1e9)
+    if seconds >= _MIN_EPOCH_S * 1000:
+        seconds /= 1000
+    return round(_from_now_s(seconds) * 1e9)
 
 
-def number(text: str, default: float) -> float:
-    """A number of a header; `default` for what is none, or not finite."""
+def parse_number(text: str, default: float) -> float:
+    """Return the number in a header, or the default for what is not a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -149,4 +193,7 @@ def number(text: str, default: float) -> float:
 
 
 def _from_now_s(seconds: float) -> float:
-    return max(0.0, seconds - time() if seconds >= EPOCH_S else seconds)
+    """Return a duration unchanged, and how long it is until a date. A past date is now."""
+    if seconds >= _MIN_EPOCH_S:
+        seconds -= time()
+    return max(0.0, seconds)

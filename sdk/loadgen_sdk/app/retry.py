@@ -1,7 +1,10 @@
-"""Decides whether a failed call may be tried again, and after how long. Without IO: it neither sleeps nor sends.
+"""Decide whether a failed call is tried again, and after how long.
 
-Rules: the number of attempts is limited, waits are random, retries are paid from a budget that calls fill (so that
-retries cannot multiply the load of an outage), and there is no retry after output has reached the caller.
+Pure: it neither sleeps nor sends.
+
+The number of attempts is limited, waits are random, and there is no retry after output has reached
+the caller. Retries are paid from a budget that calls fill, so that they cannot multiply the load
+of an outage.
 """
 
 from __future__ import annotations
@@ -30,32 +33,34 @@ RETRIED = frozenset(
         "http_5xx",
     )
 )
-"""Kinds of failure that a retry may cure. `http_4xx` is retried only with a status in RETRIED_STATUS."""
+"""Kinds of failure that a retry may cure.
+
+`http_4xx` is retried only with a status in RETRIED_STATUS.
+"""
 RETRIED_STATUS = frozenset((408, 409, 425))
-FINAL_STATUS = frozenset((501, 505, 511))  # 5xx statuses that a retry cannot cure
-FINAL_WORDS = (
-    "insufficient_quota",
-    "billing",
-    "credit balance",
-)  # texts of a 429 that waiting does not cure
-LONGEST_ASKED_S = 60.0  # a call whose server asks for a longer wait is given up
+
+FINAL_STATUS = frozenset((501, 505, 511))
+"""Statuses above 500 that a retry cannot cure."""
+
+FINAL_WORDS = ("insufficient_quota", "billing", "credit balance")
+"""Words in the text of a 429 that waiting does not cure."""
+
+MAX_SERVER_WAIT_S = 60.0
+"""There is no further attempt if the server asks for a longer wait."""
 
 
 class Retry:
-    """A retry policy with a budget. One object may serve several clients, tasks and threads; they share the budget.
+    """A retry policy with a budget. Clients, tasks and threads may share one object and its budget.
 
-    attempts: the most attempts per call, with the first. The n-th wait is uniformly random between 0 and
-    `first_wait_s * 2 ** (n - 1)`, at most `max_wait_s` ("full jitter"). A longer Retry-After of the server is used
-    instead; one above 60 s ends the call. A timeout is tried again, and its next attempt has the whole time.
+    The n-th wait is uniformly random between 0 and `first_wait_s * 2 ** (n - 1)`, at most
+    `max_wait_s` ("full jitter"). A longer Retry-After of the server is used instead, and one above
+    60 s ends the call. A timeout is tried again, and its next attempt has the whole time.
 
-    budget: retries that each call adds to a balance, of at most `reserve` retries; each retry takes one. The reserve is
-    for bad moments: 500 retries, as many as 250 failing calls make. When it is used up, an outage that lasts has at
-    most `budget` retries for each call, 10 % more load. budget=2 never runs dry at three attempts: every call then has
+    Each call adds `budget` retries to a balance of at most `reserve`, and each retry takes one
+    from it. The reserve is for short outages: 500 retries, as many as 250 failing calls make. When
+    it is used up, an outage that lasts has at most `budget` retries for each call, which is 10 %
+    more load. With budget=2 and three attempts the balance never runs dry, so that every call has
     all its attempts, as with the retries of the openai package.
-
-    retry_if: a function of the Failure of an attempt, asked first: True: try again; False: do not; None: by the rules
-    here, and by the server's `x-should-retry`. It does not overrule attempts, budget and what was delivered.
-    Raises WrongUse.
     """
 
     def __init__(
@@ -69,6 +74,23 @@ class Retry:
         retry_if: Callable[[Failure], bool | None] | None = None,
         seed: int | None = None,
     ) -> None:
+        """Check and keep the policy.
+
+        Args:
+            attempts: The most attempts per call, the first one included.
+            first_wait_s: The longest first wait.
+            max_wait_s: The longest wait.
+            budget: How many retries each call adds to the balance.
+            reserve: The largest balance, which is also the first one.
+            retry_if: A function of the Failure of an attempt, which is called first. It returns
+                True to try again, False not to, and None to apply the rules of this class and the
+                server's `x-should-retry`. It does not overrule the attempts, the budget, or that
+                output was delivered.
+            seed: The seed of the random waits.
+
+        Raises:
+            WrongUse: An argument is not valid.
+        """
         if not isinstance(attempts, int) or attempts < 1:
             raise WrongUse(
                 "out_of_range", f"{attempts!r} attempts", "at least 1: the first try counts"
@@ -89,61 +111,75 @@ class Retry:
                 f"retry_if is a {type(retry_if).__name__}",
                 "give a function of one Failure",
             )
-        self.attempts, self.first_wait_s, self.max_wait_s = attempts, first_wait_s, max_wait_s
-        self.budget, self.reserve = budget, reserve
+        self.attempts = attempts
+        self.first_wait_s = first_wait_s
+        self.max_wait_s = max_wait_s
+        self.budget = budget
+        self.reserve = reserve
         self._retry_if = retry_if
         self._balance = float(reserve)
         self._random = random.Random(seed)
         self._lock = lock_of(self)
 
-    def begun(self) -> None:
-        """A call begins: add its share to the budget."""
+    def call_started(self) -> None:
+        """Add the share of a new call to the budget."""
         with self._lock:
             self._balance = min(self.reserve, self._balance + self.budget)
 
     def wait_s(
         self,
-        made: int,
+        attempts_made: int,
         failure: Failure,
         *,
-        asked_s: float | None = None,
-        server_says: bool | None = None,
+        server_wait_s: float | None = None,
+        server_says_retry: bool | None = None,
         delivered: bool,
     ) -> float | None:
-        """Seconds to wait before the next attempt, after `made` attempts, the last with `failure`. None: give up.
+        """Return the seconds to wait before the next attempt, or None if there is none.
 
-        asked_s: the server's Retry-After in seconds. server_says: its `x-should-retry`. delivered: whether any output
-        reached the caller.
+        Args:
+            attempts_made: The number of attempts so far.
+            failure: The failure of the last attempt.
+            server_wait_s: The server's Retry-After, if it sent one.
+            server_says_retry: The server's `x-should-retry`, if it sent one.
+            delivered: Output has reached the caller.
         """
-        if delivered or made >= self.attempts or not self._may_help(failure, server_says):
+        if delivered or attempts_made >= self.attempts:
             return None
-        if asked_s is not None and asked_s > LONGEST_ASKED_S:
+        if not self._may_help(failure, server_says_retry):
             return None
+        if server_wait_s is not None and server_wait_s > MAX_SERVER_WAIT_S:
+            return None
+        longest_s = min(self.max_wait_s, self.first_wait_s * 2.0 ** (attempts_made - 1))
         with self._lock:
             if self._balance < 1:
                 return None
             self._balance -= 1
-            backoff_s = self._random.uniform(
-                0, min(self.max_wait_s, self.first_wait_s * 2.0 ** (made - 1))
-            )
-        return max(backoff_s, asked_s or 0.0)
+            backoff_s = self._random.uniform(0, longest_s)
+        return max(backoff_s, server_wait_s or 0.0)
 
-    def _may_help(self, failure: Failure, server_says: bool | None) -> bool:
-        """The first of application, server and rule that says something."""
+    def _may_help(self, failure: Failure, server_says_retry: bool | None) -> bool:
+        """Return whether a retry may help.
+
+        The application decides first, then the server, and then the rules.
+        """
         if self._retry_if is not None:
             try:
-                if (own := self._retry_if(failure)) is not None:
-                    return bool(own)
+                decision = self._retry_if(failure)
             except Exception:
                 log.exception("retry_if of a Retry failed")
-        return curable(failure) if server_says is None else server_says
+            else:
+                if decision is not None:
+                    return bool(decision)
+        return is_curable(failure) if server_says_retry is None else server_says_retry
 
 
-def curable(failure: Failure) -> bool:
-    """Whether the same request may succeed at a second try."""
-    kind, status = failure.kind, failure.http_status
-    if kind == "http_4xx":
-        return status in RETRIED_STATUS
-    if kind == "http_429" and any(word in failure.text.lower() for word in FINAL_WORDS):
-        return False
-    return kind in RETRIED and status not in FINAL_STATUS
+def is_curable(failure: Failure) -> bool:
+    """Return True if the same request may succeed at a second try."""
+    if failure.kind == "http_4xx":
+        return failure.http_status in RETRIED_STATUS
+    if failure.kind == "http_429":
+        text = failure.text.lower()
+        if any(word in text for word in FINAL_WORDS):
+            return False
+    return failure.kind in RETRIED and failure.http_status not in FINAL_STATUS

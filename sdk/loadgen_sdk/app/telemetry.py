@@ -1,7 +1,9 @@
-"""Measurements for the telemetry a team already has: OpenTelemetry's GenAI conventions, and Prometheus.
+"""Measurements for the telemetry a team already has: OpenTelemetry's GenAI conventions, and
+Prometheus.
 
-Both are observers: `instrument(client, OpenTelemetry())`. Their packages are imported when one is made. Nothing of a
-prompt or an answer leaves the process unless `content=True` was said here and `keep_content=True` to the client.
+Both are observers: `instrument(client, OpenTelemetry())`. Their packages are imported when one is
+made. Nothing of a prompt or an answer leaves the process unless `content=True` was said here and
+`keep_content=True` to the client.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ TPOT_SECONDS = (
     1.0,
     2.5,
 )
-"""Bucket bounds. The first are those of the conventions; the second begin where fast servers are."""
+"""Bucket bounds. The first are those of the conventions; the second begin where fast servers are.
+"""
 
 _OPERATIONS = {
     "chat": "chat",
@@ -88,19 +91,22 @@ _PARAMETERS = {
 
 
 class OpenTelemetry:
-    """An observer that reports each call through the user's own providers (by default the global ones).
+    """An observer that reports each call through the user's own providers (by default the global
+    ones).
 
-    Metrics, all histograms: `gen_ai.client.operation.duration` (s), `gen_ai.client.token.usage` ({token}, by
-    `gen_ai.token.type`; only counts of the server), `gen_ai.client.operation.time_to_first_chunk` (s, from the last
-    attempt's start) of streams, and this project's `loadgen.client.time_per_output_token` (s), for which the
-    conventions have no client-side name. chunks: also `gen_ai.client.operation.time_per_output_chunk` (s, one value per
-    gap: thousands for a long answer), recorded in a background thread; `flush` waits for it. One span per call, kind
-    CLIENT, with the call's own start and end, under the span that was current when it was made, and current itself
-    while the request is sent. provider: the value of `gen_ai.provider.name`; None: from the server's name.
-    metric_labels: the labels of a call that metrics carry too (few values!); spans carry all as `loadgen.label.NAME`.
+    Metrics, all histograms: `gen_ai.client.operation.duration` (s), `gen_ai.client.token.usage`
+    ({token}, by `gen_ai.token.type`; only counts of the server),
+    `gen_ai.client.operation.time_to_first_chunk` (s, from the last attempt's start) of streams,
+    and this project's `loadgen.client.time_per_output_token` (s), for which the conventions have
+    no client-side name. chunks: also `gen_ai.client.operation.time_per_output_chunk` (s, one value
+    per gap: thousands for a long answer), recorded in a background thread; `flush` waits for it.
+    One span per call, kind CLIENT, with the call's own start and end, under the span that was
+    current when it was made, and current itself while the request is sent. provider: the value of
+    `gen_ai.provider.name`; None: from the server's name. metric_labels: the labels of a call that
+    metrics carry too (few values!); spans carry all as `loadgen.label.NAME`.
 
-    Source of names, units and buckets: OpenTelemetry semantic conventions for generative AI (status: development).
-    Raises WrongUse when opentelemetry-api is not installed.
+    Source of names, units and buckets: OpenTelemetry semantic conventions for generative AI
+    (status: development). Raises WrongUse when opentelemetry-api is not installed.
     """
 
     def __init__(
@@ -162,7 +168,8 @@ class OpenTelemetry:
             TPOT_SECONDS,
         )
         self._backlog = Backlog(self._count)
-        # It has no value: a reader asks observable instruments first, and this one counts what is not counted yet.
+        # It has no value: a reader asks observable instruments first, and this one counts what is
+        # not counted yet.
         meter.create_observable_counter(
             "loadgen.client.uncounted", callbacks=[self._before_reading]
         )
@@ -172,7 +179,9 @@ class OpenTelemetry:
         }
 
     def workflow(self, name: str) -> AbstractContextManager[Any]:
-        """`with telemetry.workflow("checkout"):` a span `invoke_workflow NAME` around several agents and calls."""
+        """`with telemetry.workflow("checkout"):` a span `invoke_workflow NAME` around several
+        agents and calls.
+        """
         return self._around(WORKFLOW, name, {})
 
     def agent(
@@ -183,8 +192,8 @@ class OpenTelemetry:
         conversation: str | None = None,
         model: str | None = None,
     ) -> AbstractContextManager[Any]:
-        """`with telemetry.agent("planner"):` a span `invoke_agent NAME` around the calls and tools of an agent that
-        runs in this process.
+        """`with telemetry.agent("planner"):` a span `invoke_agent NAME` around the calls and tools
+        of an agent that runs in this process.
         """
         more = {
             "gen_ai.agent.id": id,
@@ -196,16 +205,17 @@ class OpenTelemetry:
     def tool(
         self, name: str, *, call_id: str | None = None, type: str = "function"
     ) -> AbstractContextManager[Any]:
-        """`with telemetry.tool("search", call_id=call.id):` a span `execute_tool NAME` around a tool that an answer
-        asked for. Its arguments and its result are not written.
+        """`with telemetry.tool("search", call_id=call.id):` a span `execute_tool NAME` around a
+        tool that an answer asked for. Its arguments and its result are not written.
         """
         return self._around(TOOL, name, {"gen_ai.tool.call.id": call_id, "gen_ai.tool.type": type})
 
     def _around(
         self, operation: Operation, name: str, attributes: dict[str, Any]
     ) -> AbstractContextManager[Any]:
-        """What these three give yields the span, for attributes of one's own. An exception goes through: the span has
-        its class, never its text.
+        """What these three give yields the span, for attributes of one's own.
+
+        An exception goes through: the span has its class, never its text.
         """
         return operation_span(
             self._trace, self._tracer, self._durations, operation, name, attributes
@@ -213,13 +223,13 @@ class OpenTelemetry:
 
     def begin_call(self, call: Call) -> CallSpan | None:
         """Start the span of a call. What is returned comes back to `__call__`."""
-        if (other := _other_instrumentation(call.setting.package)) is not None:
+        if (other := _other_instrumentation(call.settings.package)) is not None:
             if other not in self._said:
                 self._said.add(other)
                 log.warning(
                     "%s reports the calls of %s: OpenTelemetry() of loadgen_sdk leaves them to it",
                     other,
-                    call.setting.package,
+                    call.settings.package,
                 )
             return CallSpan()
         if self._tracer is None:
@@ -240,7 +250,9 @@ class OpenTelemetry:
         return CallSpan(span, self._trace, self._context)
 
     def __call__(self, measurement: Measurement, call_span: CallSpan | None = None) -> None:
-        """Report one call, unless another instrumentation does: its span now, its metrics in the background."""
+        """Report one call, unless another instrumentation does: its span now, its metrics in the
+        background.
+        """
         if call_span is None:
             self._backlog.add((measurement, self._context.get_current()))
         elif call_span.span is not None:
@@ -279,7 +291,10 @@ class OpenTelemetry:
             )
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        """Count every call that has ended, and wait for what the background thread has begun. False: it took longer."""
+        """Count every call that has ended, and wait for what the background thread has begun.
+
+        False: it took longer.
+        """
         self._backlog.count_all()
         return flush(timeout_s)
 
@@ -372,7 +387,10 @@ _OTHERS = {
     ),
     "litellm": (("openinference.instrumentation.litellm", "LiteLLMInstrumentor"),),
 }
-"""Other instrumentations of a package: module and class. Each has one object, which knows whether it is active."""
+"""Other instrumentations of a package: module and class.
+
+Each has one object, which knows whether it is active.
+"""
 
 
 def _other_instrumentation(package: str) -> str | None:
@@ -427,18 +445,19 @@ def _output_message(choice: Choice) -> dict[str, Any]:
 
 
 class Prometheus:
-    """An observer that keeps Prometheus metrics, in `registry` or the default one; serve them as you always do.
+    """An observer that keeps Prometheus metrics, in `registry` or the default one; serve them as
+    you always do.
 
-    `llm_client_requests_total{api,model,status,error}`, `llm_client_duration_seconds`, and of streams
-    `llm_client_time_to_first_token_seconds`, `llm_client_time_per_output_token_seconds` (histograms by api and model),
-    `llm_client_tokens_total{api,model,type}` (input, output, cached, cache_written; server's counts),
-    `llm_client_retries_total` and `llm_client_cost_total` (in the currency of your prices) by api and model. Make one
-    per registry.
-    labels: names of labels of calls (see `labelled`) that become labels of every metric: those with few values.
+    `llm_client_requests_total{api,model,status,error}`, `llm_client_duration_seconds`, and of
+    streams `llm_client_time_to_first_token_seconds`, `llm_client_time_per_output_token_seconds`
+    (histograms by api and model), `llm_client_tokens_total{api,model,type}` (input, output,
+    cached, cache_written; server's counts), `llm_client_retries_total` and `llm_client_cost_total`
+    (in the currency of your prices) by api and model. Make one per registry. labels: names of
+    labels of calls (see `labelled`) that become labels of every metric: those with few values.
 
-    A call is counted in the background, or when the registry is read, whichever is first: what is read is exact. With
-    PROMETHEUS_MULTIPROC_DIR, where another process reads, the background thread counts each call at once.
-    Raises WrongUse when prometheus-client is not installed.
+    A call is counted in the background, or when the registry is read, whichever is first: what is
+    read is exact. With PROMETHEUS_MULTIPROC_DIR, where another process reads, the background
+    thread counts each call at once. Raises WrongUse when prometheus-client is not installed.
     """
 
     def __init__(
@@ -530,7 +549,10 @@ class Prometheus:
 
 @lru_cache(maxsize=4096)
 def _series(metric: Any, *values: str) -> Any:
-    """The series of a metric with these labels. Cached: the package's own look-up costs more than the counting."""
+    """The series of a metric with these labels.
+
+    Cached: the package's own look-up costs more than the counting.
+    """
     return metric.labels(*values)
 
 
