@@ -23,7 +23,7 @@ from loadgen.cli.settings import build_settings
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.workload import read_flags
-from loadgen.core.workload.flags import BY_KEY, FLAGS
+from loadgen.core.workload.flags import LOAD_OPTIONS, SET_OPTIONS
 
 SIM = {
     "url": "sim:gb300-vm",
@@ -242,8 +242,8 @@ def test_the_table_agrees_with_what_it_becomes() -> None:
     words = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
     words |= {"trace_unit"}
     assert not read_flags(**dict.fromkeys(of_load - words, "1")).errors
-    assert of_load == set(FLAGS)
-    assert {name for name in of_load if OPTIONS[name].set_metavar} == BY_KEY
+    assert of_load == set(LOAD_OPTIONS)
+    assert {name for name in of_load if OPTIONS[name].set_metavar} == SET_OPTIONS
     assert {
         name for name in of_load if not OPTIONS[name].flags and not OPTIONS[name].set_metavar
     } == ONLY_PYTHON

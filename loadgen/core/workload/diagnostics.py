@@ -1,7 +1,7 @@
 """Validates documents with pydantic and reports mistakes with file, line and column.
 
-All mistakes of a file are reported at once. A fault says what was written, where it is, and what is
-allowed there.
+All mistakes of a file are reported at once. An error says what was written, where it is, and what
+is allowed there.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def validate_document(model: type[Model], document: Any, context: FileContext) -
     """Validate a document of a file and return the model.
 
     Mistakes are appended to `context.errors`. Returns None if pydantic refuses the document. A
-    validator may also append a fault and accept the value, so the caller checks `context.errors` in
-    any case.
+    validator may also append an error and accept the value, so the caller must check
+    `context.errors` in any case.
     """
     try:
         return model.model_validate(document, context=context)
@@ -135,24 +135,24 @@ def validate_document(model: type[Model], document: Any, context: FileContext) -
         return None
 
 
-def sort_errors(faults: list[LoadgenError]) -> list[LoadgenError]:
-    """Sort faults by line and column, and keep one fault for each mistake.
+def sort_errors(errors: list[LoadgenError]) -> list[LoadgenError]:
+    """Sort errors by line and column, and keep one error for each mistake.
 
-    A mistake can cause a second fault that says nothing new: an unset variable makes its value
+    A mistake can cause a second error that says nothing new: an unset variable makes its value
     wrong, too, and a mistyped key is also reported as missing.
     """
-    mistyped_keys = {fault.values.get("did_you_mean") for fault in faults}
-    first_faults: dict[tuple[str, str], LoadgenError] = {}
-    for fault in faults:
+    mistyped_keys = {error.values.get("did_you_mean") for error in errors}
+    first_errors: dict[tuple[str, str], LoadgenError] = {}
+    for error in errors:
         # Several keys can be missing at one position.
-        missing_key = fault.key if fault.code == "missing_key" else ""
+        missing_key = error.key if error.code == "missing_key" else ""
         if not missing_key or missing_key not in mistyped_keys:
-            first_faults.setdefault((fault.where, missing_key), fault)
-    return sorted(first_faults.values(), key=_line_and_column)
+            first_errors.setdefault((error.where, missing_key), error)
+    return sorted(first_errors.values(), key=_line_and_column)
 
 
-def _line_and_column(fault: LoadgenError) -> tuple[int, int]:
-    return (fault.place.line, fault.place.column) if fault.place else (0, 0)
+def _line_and_column(error: LoadgenError) -> tuple[int, int]:
+    return (error.place.line, error.place.column) if error.place else (0, 0)
 
 
 def locate(document: Map, loc: Loc) -> Location:
@@ -180,15 +180,15 @@ def _step_into(location: Location, step: int | str) -> Location | None:
 
 
 def to_user_error(error: ErrorDetails, document: Map, file: str) -> LoadgenError:
-    """Return the fault for one error of pydantic."""
+    """Return the error for one error of pydantic."""
     error_type = error["type"]
     location = _locate_error(document, error["loc"])
     if error_type == "missing":
-        return _missing_key_fault(str(error["loc"][-1]), location, file)
+        return _missing_key_error(str(error["loc"][-1]), location, file)
     if error["input"] is None and not location.position.text:
-        return _missing_value_fault(location, file)
+        return _missing_value_error(location, file)
     if error_type == NO_SUCH_TAG:
-        return _union_fault(error, location, file)
+        return _union_error(error, location, file)
     problem = _problem_with_value(error, location)
     text = f"{_subject(error, location)}{problem.predicate}"
     return UserError(problem.code, text, location.place(file), problem.hint)
@@ -204,20 +204,20 @@ def _locate_error(document: Map, loc: Loc) -> Location:
     return locate(document, loc)
 
 
-def _missing_key_fault(key: str, location: Location, file: str) -> LoadgenError:
+def _missing_key_error(key: str, location: Location, file: str) -> LoadgenError:
     place = location.place(file)
     path = child_path(location.path, key)
     return UserError("missing_key", f'missing "{key}"', place, _example(key), key=path)
 
 
-def _missing_value_fault(location: Location, file: str) -> LoadgenError:
+def _missing_value_error(location: Location, file: str) -> LoadgenError:
     key = location.path.rpartition(".")[2]
     text = f"{location.path} has no value"
     return UserError("missing_value", text, location.place(file), _example(key))
 
 
-def _union_fault(error: ErrorDetails, location: Location, file: str) -> LoadgenError:
-    """Return the fault for a value that selects no member of a union."""
+def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenError:
+    """Return the error for a value that selects no member of a union."""
     noun = str(error["ctx"]["noun"])
     known_tags = str(error["ctx"]["known"]).split(", ")
     noun_with_article = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

@@ -1,8 +1,8 @@
-"""Fields of `--extra-body` and of a row's `extra_body` that the load decides itself. Pure.
+"""Body fields that are refused in `--extra-body` and in the `extra_body` of a row.
 
-A request asks for one completion, for so many tokens, and for a stream or not. Records and metrics
-rest on that. A field that changes it behind their back would make them wrong, so it is refused in
-favour of the option that says the same to the whole run.
+Records and metrics assume that a request asks for one completion of a known length, and that all
+requests of a run are streamed or none. A field that changes this would make them wrong, so the
+option that does the same for the whole run must be used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]:
         if extra_body.get(name) not in (None, 1):
             yield RefusedField(
                 name,
-                f"{name} asks for several completions in one response, which have no TPOT of their own",
+                f"{name} asks for several completions in one response, "
+                "which have no TPOT of their own",
                 f"leave {name} out and send more requests (--concurrency, --request-rate, -n)",
                 f"leave {name} out and repeat the row",
             )

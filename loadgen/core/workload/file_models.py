@@ -108,8 +108,8 @@ class Part(BaseModel):
             hint = did_you_mean(key, known_keys, cls.synonyms)
             similar_key = closest(key, known_keys, cls.synonyms)
             values = {"did_you_mean": child_path(data.path, similar_key)} if similar_key else {}
-            fault = UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
-            context.errors.append(fault)
+            error = UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
+            context.errors.append(error)
         return {key: value for key, value in data.items() if key in known_keys}
 
     @classmethod

@@ -1,7 +1,7 @@
-"""What the flags of a load say, as values: the text of each is read by its own parser, and all faults are collected.
+"""Read the options that change a workload, and collect the mistakes in them.
 
-A time without a unit is in seconds (for `goodput` in milliseconds, as in other tools). `overrides.py` puts the values
-over a workload.
+A time without a unit is in seconds; for `goodput` it is in milliseconds, as in other tools.
+`overrides.py` applies the options to a workload.
 """
 
 from __future__ import annotations
@@ -31,9 +31,14 @@ from loadgen.core.workload.stages import MAX_CONCURRENCY
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
-    """What flags say: times in ns, rates per second, shares from 0 to 1; None: not given.
+    """The values of the options that change a workload, None for an option that is not specified.
 
-    `faults`: of the flags that could not be read, which count as not given.
+    Durations are in ns, rates per second, and shares are numbers from 0 to 1.
+
+    Attributes:
+        replacement_slo: The terms that replace the SLO of the workload.
+        added_slo: The terms that are added to it.
+        errors: The mistakes in options. Such options count as not specified.
     """
 
     request_rate: float | None = None
@@ -49,8 +54,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     grace: int | None = None
     timeout: int | None = None
     stall_timeout: int | None = None
-    replacement_slo: Slo | None = None  # the terms that replace the SLO of the workload
-    added_slo: Slo | None = None  # the terms that are added to it
+    replacement_slo: Slo | None = None
+    added_slo: Slo | None = None
     seed: int | None = None
     schedule_seed: int | None = None
     salt: str | None = None
@@ -67,7 +72,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[LoadgenError, ...] = ()
 
 
-BY_KEY = frozenset(
+SET_OPTIONS = frozenset(
     {
         "burstiness",
         "limit",
@@ -82,183 +87,195 @@ BY_KEY = frozenset(
         "trace_unit",
     }
 )
-"""What a command line gives as `--set NAME=VALUE`."""
+"""The options that a command line specifies as `--set NAME=VALUE`."""
 
+PYTHON_OPTIONS = {"goodput": "goodput", "num_warmups": "num_warmups"}
+"""The options that only exist as keyword arguments in Python, with the key in error messages."""
 
-PYTHON_ONLY = {"goodput": "goodput", "num_warmups": "num_warmups"}
+MAX_COUNT_DIGITS = 12
+"""Most digits of a count. No load has a count with more digits."""
+MAX_FACTOR = 1e6
+MAX_LOOPS = 1_000_000
+OPEN_LOOP_HINT = "; for arrivals at a rate instead: --request-rate 10"
 
 
 def describe_option(name: str, value: object) -> str:
-    """How a fault names what was given, by its keyword."""
-    if name in BY_KEY:
+    """Return an option as it is written, for error messages."""
+    if name in SET_OPTIONS:
         return f"--set {name}={value}"
-    return f"{name} {value}" if name in PYTHON_ONLY else f"--{name.replace('_', '-')} {value}"
+    if name in PYTHON_OPTIONS:
+        return f"{name} {value}"
+    return f"--{name.replace('_', '-')} {value}"
 
 
 def select_load_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a run's options that are flags over its workload, as far as they are given."""
-    return {name: value for name in FLAGS if (value := options.get(name)) is not None}
+    """Return those of the options of a run that change its workload and are specified."""
+    return {name: options[name] for name in LOAD_OPTIONS if options.get(name) is not None}
 
 
 def read_flags(**options: Any) -> Overrides:
-    """The flags as typed, `x_y` for `--x-y` (a sequence of texts where a flag can be repeated), or numbers.
+    """Read the options that change a workload, and ignore others.
 
-    A run's other options, and what is None, say nothing here.
+    The name `x_y` stands for `--x-y`. A value is a text as it is typed, a number, or a sequence of
+    texts for an option that can be repeated. None means that an option is not specified.
     """
-    values: dict[str, Any] = {}
-    faults: list[LoadgenError] = []
-    for name, given in select_load_options(options).items():
-        for text in (
-            (given,) if isinstance(given, str) or not isinstance(given, Sequence) else given
-        ):
+    fields: dict[str, Any] = {}
+    errors: list[LoadgenError] = []
+    for name, value in select_load_options(options).items():
+        is_repeated = isinstance(value, Sequence) and not isinstance(value, str)
+        for text in value if is_repeated else (value,):
             try:
-                values |= _read_flag(name, str(text).strip(), values)
+                fields.update(_read_option(name, str(text).strip(), fields))
             except units.Wrong as wrong:
-                faults.append(
-                    UserError(
-                        wrong.code,
-                        f'"{text}" {wrong}',
-                        describe_option(name, text),
-                        wrong.hint,
-                        key=PYTHON_ONLY.get(name, ""),
-                    )
-                )
-    return Overrides(**values, errors=tuple(faults))
-
-
-def _read_flag(name: str, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `Overrides` that a flag gives. `values`: those that the flags before it gave."""
-    if name == "warmup":
-        return _warmup(text)
-    if name == "num_warmups":
-        return {"warmup_count": _count(0)(text)}
-    if name in ("slo", "goodput"):
-        return _add_slo_term(text, "ms" if name == "goodput" else None, values)
-    if name == "stop_when":
-        return {"stop_when": _add_stop_rule(text, values.get("stop_when", ()))}
-    if name == "limit":
-        return {"limits": _add_limit(text, values.get("limits", {}))}
-    return {name: _PARSERS[name](text)}
-
-
-MAX_DIGITS = 12  # of a count; more than any load has, and quick to convert
-_OPEN_LOOP = "; for arrivals at a rate instead: --request-rate 10"
+                problem = f'"{text}" {wrong}'
+                key = PYTHON_OPTIONS.get(name, "")
+                place = describe_option(name, text)
+                errors.append(UserError(wrong.code, problem, place, wrong.hint, key=key))
+    return Overrides(**fields, errors=tuple(errors))
 
 
 def parse_concurrency_levels(text: str) -> tuple[int, ...]:
-    """The numbers of `--concurrency 1,2,4,8`, in the given order. Raises UserError."""
+    """Return the numbers of `--concurrency 1,2,4,8` in their order. Raises UserError."""
+    parse_count = _count_parser(1, hint_if_less=OPEN_LOOP_HINT)
     try:
-        return tuple(_count(1, less_hint=_OPEN_LOOP)(part.strip()) for part in text.split(","))
+        return tuple(parse_count(part.strip()) for part in text.split(","))
     except units.Wrong as wrong:
         hint = "one number, or several: 1,2,4,8" if "," in text else wrong.hint
         raise UserError(wrong.code, f'"{text}" {wrong}', f"--concurrency {text}", hint) from None
 
 
-def _count(minimum: int, maximum: int | None = None, less_hint: str = "") -> Callable[[str], int]:
-    """Return a parser of whole numbers; `less_hint` says what to do instead of a smaller number."""
+def _read_option(name: str, text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Overrides` that an option sets. Raises `units.Wrong`.
+
+    `fields` has those that the options before it set.
+    """
+    if name == "warmup":
+        return _parse_warmup(text)
+    if name == "num_warmups":
+        return {"warmup_count": _count_parser(0)(text)}
+    if name in ("slo", "goodput"):
+        return _add_slo_term(text, "ms" if name == "goodput" else None, fields)
+    if name == "stop_when":
+        return {"stop_when": _add_stop_rule(text, fields.get("stop_when", ()))}
+    if name == "limit":
+        return {"limits": _add_limit(text, fields.get("limits", {}))}
+    return {name: _PARSERS[name](text)}
+
+
+# -- parsers of single values --------------------------------------------------------------------
+
+
+def _count_parser(
+    minimum: int, maximum: int | None = None, hint_if_less: str = ""
+) -> Callable[[str], int]:
+    """Return a parser of whole numbers. Its hint for smaller numbers can suggest something else."""
 
     def parse_count(text: str) -> int:
         if not re.fullmatch(r"-?[0-9]+", text):
             hint = f"a whole number, {minimum} or more, in digits: 8000, not 8k"
             raise units.Wrong("invalid_value", "is not a whole number", hint)
-        if len(text) > MAX_DIGITS:
-            hint = f"a whole number with at most {MAX_DIGITS} digits"
+        if len(text) > MAX_COUNT_DIGITS:
+            hint = f"a whole number with at most {MAX_COUNT_DIGITS} digits"
             raise units.Wrong("out_of_range", "is too many", hint)
-        if int(text) < minimum:
-            hint = f"a whole number, {minimum} or more{less_hint}"
+        count = int(text)
+        if count < minimum:
+            hint = f"a whole number, {minimum} or more{hint_if_less}"
             raise units.Wrong("invalid_value", f"is less than {minimum}", hint)
-        if maximum is not None and int(text) > maximum:
-            raise units.Wrong(
-                "out_of_range", "is too many", f"a whole number from {minimum} to {maximum:,}"
-            )
-        return int(text)
+        if maximum is not None and count > maximum:
+            hint = f"a whole number from {minimum} to {maximum:,}"
+            raise units.Wrong("out_of_range", "is too many", hint)
+        return count
 
     return parse_count
 
 
-def _output_tokens(text: str) -> int | str:
-    return text if text == "unlimited" else _count(1, units.MOST_TOKENS)(text)
+def _positive_number_parser(hint: str) -> Callable[[str], float]:
+    def parse_positive_number(text: str) -> float:
+        if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= MAX_FACTOR:
+            raise units.Wrong("invalid_value", "is not a number above zero", hint)
+        return float(text)
+
+    return parse_positive_number
 
 
-def _seed(text: str) -> int:
+def _choice_parser(meanings: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a parser that accepts some words. Their meanings are for hints and may be ""."""
+
+    def parse_choice(text: str) -> str:
+        if text in meanings:
+            return text
+        choices = [f"{word} ({meaning})" if meaning else word for word, meaning in meanings.items()]
+        raise units.Wrong("unknown_name", "is not known", f"known: {', '.join(choices)}")
+
+    return parse_choice
+
+
+def _parse_output_tokens(text: str) -> int | str:
+    if text == "unlimited":
+        return text
+    return _count_parser(1, units.MOST_TOKENS)(text)
+
+
+def _parse_seed(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**64:
         raise units.Wrong("invalid_value", "is not a seed", "a whole number from 0 to 2^64 - 1")
     return int(text)
 
 
-def _salt(text: str) -> str:
+def _parse_salt(text: str) -> str:
     if not re.fullmatch(SALT_PATTERN, text):
-        raise units.Wrong(
-            "invalid_value",
-            "is not a salt",
-            "a word of letters, digits, . _ -, or fresh: a new one in every run",
-        )
+        hint = "a word of letters, digits, . _ -, or fresh: a new one in every run"
+        raise units.Wrong("invalid_value", "is not a salt", hint)
     return text
 
 
-def _positive(hint: str) -> Callable[[str], float]:
-    def parse_positive(text: str) -> float:
-        if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= 1e6:
-            raise units.Wrong("invalid_value", "is not a number above zero", hint)
-        return float(text)
-
-    return parse_positive
-
-
-def _word(meanings: Mapping[str, str]) -> Callable[[str], str]:
-    def parse_word(text: str) -> str:
-        if text not in meanings:
-            known = ", ".join(
-                f"{word} ({meaning})" if meaning else word for word, meaning in meanings.items()
-            )
-            raise units.Wrong("unknown_name", "is not known", f"known: {known}")
-        return text
-
-    return parse_word
-
-
-def _seconds(text: str) -> int:
+def _parse_seconds(text: str) -> int:
+    """Return a duration in ns. A number without a unit is in seconds."""
     return units.duration_ns(text, bare="s")
 
 
-def _seconds_above_zero(text: str) -> int:
-    ns = _seconds(text)
-    if ns == 0:
+def _parse_seconds_above_zero(text: str) -> int:
+    duration_ns = _parse_seconds(text)
+    if duration_ns == 0:
         raise units.Wrong("out_of_range", "is no time at all", "a duration above zero, like 30s")
-    return ns
+    return duration_ns
 
 
-def _warmup(text: str) -> dict[str, int]:
+def _parse_warmup(text: str) -> dict[str, int]:
+    """Return the field of `Overrides` for a warm-up: a duration, or a number of requests."""
     count = re.fullmatch(r"([0-9]{1,12}) ?(req|reqs|requests)", text)
     if count:
         return {"warmup_count": int(count[1])}
     try:
-        return {"warmup_ns": _seconds(text)}
+        return {"warmup_ns": _parse_seconds(text)}
     except units.Wrong as wrong:
-        raise units.Wrong(
-            wrong.code, str(wrong), "10 or 10s is ten seconds, 10req is ten requests, 0 is none"
-        ) from None
+        hint = "10 or 10s is ten seconds, 10req is ten requests, 0 is none"
+        raise units.Wrong(wrong.code, str(wrong), hint) from None
+
+
+# -- options that can be repeated ----------------------------------------------------------------
 
 
 def _add_slo_term(
-    text: str, default_unit: str | None, values: Mapping[str, Slo | None]
+    text: str, default_unit: str | None, fields: Mapping[str, Slo | None]
 ) -> dict[str, Slo]:
     """Return the SLO field of `Overrides` that gains a term, with that term.
 
     Args:
         text: The term, such as `ttft:2s:p95`. A leading `+` adds it to the SLO of the workload.
         default_unit: The unit of a limit without one; None requires a unit.
-        values: The fields of the options before this one.
+        fields: The fields that the options before this one set.
 
     Raises:
         units.Wrong: The text is no term, or the same objective was specified before.
     """
     is_added = text.startswith("+")
     slo = parse_slo_term(text.removeprefix("+"), default_unit)
-    for earlier in filter(None, (values.get("replacement_slo"), values.get("added_slo"))):
-        _check_no_common_objective(earlier, slo)
+    for earlier in (fields.get("replacement_slo"), fields.get("added_slo")):
+        if earlier is not None:
+            _check_no_common_objective(earlier, slo)
     field = "added_slo" if is_added else "replacement_slo"
-    return {field: merge_slos(values.get(field) or Slo(), slo)}
+    return {field: merge_slos(fields.get(field) or Slo(), slo)}
 
 
 def _check_no_common_objective(first: Slo, second: Slo) -> None:
@@ -319,25 +336,24 @@ def _suggest_slo_term(name: str, limit_text: str) -> str:
 
 
 def _add_stop_rule(text: str, rules: Sequence[StopRule]) -> tuple[StopRule, ...]:
-    """Return the rules and the one of the text. Raises `units.Wrong` for a second limit."""
+    """Return the rules with the rule in a text added. Raises `units.Wrong` for a second limit."""
     rule = parse_stop_rule(text)
-    if any((rule.metric, rule.quantile) == (one.metric, one.quantile) for one in rules):
+    limited = {(earlier.metric, earlier.quantile) for earlier in rules}
+    if (rule.metric, rule.quantile) in limited:
         name = text.strip().rpartition(":")[0]
         raise units.Wrong("duplicate", f"limits {name} a second time", "keep one of them")
     return (*rules, rule)
 
 
 def _add_limit(text: str, limits: Mapping[str, float]) -> dict[str, float]:
-    """Return the limits of the verdict and the one of the text, such as `cpu_share:95%`.
+    """Return the limits of the verdict with the one in a text added, such as `cpu_share:95%`.
 
     Raises `units.Wrong` for an unknown limit and for one that was specified before.
     """
     name, _, value = text.partition(":")
     if name not in Limits.model_fields:
-        known = ", ".join(Limits.model_fields)
-        raise units.Wrong(
-            "unknown_name", f'names no limit: "{name}"', f"known: {known}; like send_lag_share:10%"
-        )
+        hint = f"known: {', '.join(Limits.model_fields)}; like send_lag_share:10%"
+        raise units.Wrong("unknown_name", f'names no limit: "{name}"', hint)
     if name in limits:
         raise units.Wrong("duplicate", f"sets {name} a second time", "keep one of them")
     return {**limits, name: units.share(value)}
@@ -345,31 +361,34 @@ def _add_limit(text: str, limits: Mapping[str, float]) -> dict[str, float]:
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "request_rate": lambda text: units.rate_per_s(text, bare=True),
-    "burstiness": _positive("below 1 is burstier than Poisson, 1 is Poisson, above 1 more even"),
-    "concurrency": _count(1, MAX_CONCURRENCY, _OPEN_LOOP),
-    "stagger": _seconds,
-    "max_in_flight": _count(1),
-    "max_in_prefill": _count(1),
-    "num_requests": _count(1),
-    "duration": _seconds_above_zero,
-    "grace": _seconds,
-    "timeout": _seconds_above_zero,
-    "stall_timeout": _seconds_above_zero,
-    "seed": _seed,
-    "schedule_seed": _seed,
-    "salt": _salt,
-    "trace_speed": _positive("2 is twice as fast as it was, 0.5 half as fast"),
+    "burstiness": _positive_number_parser(
+        "below 1 is burstier than Poisson, 1 is Poisson, above 1 more even"
+    ),
+    "concurrency": _count_parser(1, MAX_CONCURRENCY, OPEN_LOOP_HINT),
+    "stagger": _parse_seconds,
+    "max_in_flight": _count_parser(1),
+    "max_in_prefill": _count_parser(1),
+    "num_requests": _count_parser(1),
+    "duration": _parse_seconds_above_zero,
+    "grace": _parse_seconds,
+    "timeout": _parse_seconds_above_zero,
+    "stall_timeout": _parse_seconds_above_zero,
+    "seed": _parse_seed,
+    "schedule_seed": _parse_seed,
+    "salt": _parse_salt,
+    "trace_speed": _positive_number_parser("2 is twice as fast as it was, 0.5 half as fast"),
     "trace_slice": lambda text: units.time_slice(text, bare="s"),
-    "trace_loop": _count(1, 1_000_000),
-    "on_bad_row": _word({"fail": "", "skip": "leave the row out, and count it"}),
-    "trace_replay": _word(
+    "trace_loop": _count_parser(1, MAX_LOOPS),
+    "on_bad_row": _choice_parser({"fail": "", "skip": "leave the row out, and count it"}),
+    "trace_replay": _choice_parser(
         {
             "instants": "each request when it came",
             "sessions": "after what it waited for, and the recorded pause",
         }
     ),
-    "trace_unit": _word({"s": "seconds", "ms": "milliseconds", "us": "", "ns": ""}),
-    "input_tokens": _count(1, units.MOST_TOKENS),
-    "output_tokens": _output_tokens,
+    "trace_unit": _choice_parser({"s": "seconds", "ms": "milliseconds", "us": "", "ns": ""}),
+    "input_tokens": _count_parser(1, units.MOST_TOKENS),
+    "output_tokens": _parse_output_tokens,
 }
-FLAGS = (*_PARSERS, "warmup", "num_warmups", "slo", "goodput", "stop_when", "limit")
+LOAD_OPTIONS = (*_PARSERS, "warmup", "num_warmups", "slo", "goodput", "stop_when", "limit")
+"""The options that change a workload."""

@@ -171,10 +171,10 @@ def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
     context = info.context
     if not isinstance(context, FileContext):  # a checked workload that was dumped
         return msgspec.convert(value, Slo)
-    faults_before = len(context.errors)
+    errors_before = len(context.errors)
     metric_names = tuple(dict.fromkeys((*metrics(), *context.extra_metrics)))
     written = slo_model(metric_names).model_validate(value, context=context)
-    if len(context.errors) > faults_before:
+    if len(context.errors) > errors_before:
         return None
     return written.to_slo()
 

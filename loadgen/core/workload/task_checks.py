@@ -18,7 +18,7 @@ KEYS_OF_CHATS = ("output_tokens", "system_tokens", "turns", "context", "best")
 
 
 def check_steps(steps: Map, tools: Any, file: str) -> Iterator[LoadgenError]:
-    """Yield a fault for everything that makes the steps of a task no graph that can be carried out.
+    """Yield an error for everything that keeps the steps of a task from being carried out.
 
     Args:
         steps: The steps as they are written, by their names.
@@ -68,8 +68,8 @@ class _StepGraph:
         self.file = file
         self.after = {name: _names_after(step) for name, step in steps.items()}
 
-    def fault(self, code: Code, name: str, key: str, problem: str, hint: str) -> LoadgenError:
-        """Return a fault at a key of a step, or at the step if it has no such key."""
+    def error(self, code: Code, name: str, key: str, problem: str, hint: str) -> LoadgenError:
+        """Return an error at a key of a step, or at the step if it has no such key."""
         step = self.steps[name]
         step_path = child_path(self.steps.path, name)
         key_path = child_path(step_path, key) if key else step_path
@@ -80,7 +80,7 @@ class _StepGraph:
         return UserError(code, problem, place, hint, key=key_path)
 
     def check_references(self) -> Iterator[LoadgenError]:
-        """Yield a fault for each step that waits for a step that does not exist."""
+        """Yield an error for each step that waits for a step that does not exist."""
         unknown = {
             (name, awaited)
             for name, names in self.after.items()
@@ -90,10 +90,10 @@ class _StepGraph:
         for name, awaited in sorted(unknown):
             problem = f'step "{name}" waits for "{awaited}", which is no step'
             hint = did_you_mean(awaited, list(self.steps))
-            yield self.fault("unknown_name", name, "after", problem, hint)
+            yield self.error("unknown_name", name, "after", problem, hint)
 
     def check_cycles(self) -> Iterator[LoadgenError]:
-        """Yield a fault if steps wait for each other."""
+        """Yield an error if steps wait for each other."""
         try:
             TopologicalSorter(self.after).prepare()
         except CycleError as error:
@@ -101,10 +101,10 @@ class _StepGraph:
             order = " after ".join(reversed(cycle))
             problem = f"steps wait for each other, so none of them can begin: {order}"
             hint = "a step waits for steps that come before it"
-            yield self.fault("cycle", cycle[0], "after", problem, hint)
+            yield self.error("cycle", cycle[0], "after", problem, hint)
 
     def check_ends(self) -> Iterator[LoadgenError]:
-        """Yield a fault unless the task begins with one request and ends with one request."""
+        """Yield an error unless the task begins with one request and ends with one request."""
         awaited = {name for names in self.after.values() for name in names}
         first = [name for name in self.steps if not self.after[name]]
         last = [name for name in self.steps if name not in awaited]
@@ -112,44 +112,44 @@ class _StepGraph:
             problem = (
                 f'a task begins with one step, and both "{first[0]}" and "{first[1]}" wait for none'
             )
-            yield self.fault("unsupported", first[1], "after", problem, f"after: {first[0]}")
+            yield self.error("unsupported", first[1], "after", problem, f"after: {first[0]}")
         if len(last) > 1:
             problem = (
                 f'a task ends with one step, and nothing waits for "{last[0]}" and "{last[1]}"'
             )
             hint = f"let one wait for all others: after: [{', '.join(last[:-1])}]"
-            yield self.fault("unsupported", last[0], "", problem, hint)
+            yield self.error("unsupported", last[0], "", problem, hint)
         yield from self.check_single(first[0], "begins", "a step before it")
         hint = "a step after it, which waits for all of them"
         yield from self.check_single(last[0], "ends", hint)
 
     def check_single(self, name: str, verb: str, hint: str) -> Iterator[LoadgenError]:
-        """Yield a fault if the first or last step runs several times in parallel."""
+        """Yield an error if the first or last step runs several times in parallel."""
         step = self.steps[name]
         if isinstance(step, Map) and step.get("parallel", 1) != 1:
             problem = (
                 f'a task {verb} with one request, and "{name}" runs several times side by side'
             )
-            yield self.fault("unsupported", name, "parallel", problem, hint)
+            yield self.error("unsupported", name, "parallel", problem, hint)
 
     def check_step(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield the faults of one step."""
+        """Yield the errors of one step."""
         yield from self.check_tools(name, step)
         yield from self.check_message(name, step)
         yield from self.check_context(name, step)
         yield from self.check_kind(name, step)
 
     def check_tools(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield a fault for each unknown tool, and for tools with and without results together."""
+        """Yield an error for each unknown tool, and for tools with and without results together."""
         for tool in _tool_names(step):
             if tool not in self.tools:
                 example = f"tools: {{{tool}: {{time: 1s, result_tokens: 500}}}}"
                 hint = did_you_mean(tool, list(self.tools)) if self.tools else example
-                yield self.fault("unknown_name", name, "tool", f'unknown tool "{tool}"', hint)
+                yield self.error("unknown_name", name, "tool", f'unknown tool "{tool}"', hint)
         have_results = self.have_results(step)
         if any(have_results) and not all(have_results):
             problem = "tools with and without result_tokens"
-            yield self.fault("conflict", name, "tool", problem, "a step of each")
+            yield self.error("conflict", name, "tool", problem, "a step of each")
 
     def have_results(self, step: Map) -> list[bool]:
         """Return for each known tool of a step whether the model gets a result of it."""
@@ -169,13 +169,13 @@ class _StepGraph:
         return bool(before) and _kind(before[0]) != "chat"
 
     def check_message(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield a fault if a request of a step would send nothing new."""
+        """Yield an error if a request of a step would send nothing new."""
         after = self.after[name]
         if "input_tokens" not in step:
             if not after:
                 problem = f'step "{name}" begins the task, without a message'
                 hint = "input_tokens: 500"
-                yield self.fault("missing_key", name, "input_tokens", problem, hint)
+                yield self.error("missing_key", name, "input_tokens", problem, hint)
             elif _kind(step) == "chat" and not any(self.have_results(step)):
                 # The answers of further steps, or those before a new context, are something new.
                 first_is_empty = len(after) < 2 and not self.begins_context(name, step)
@@ -183,14 +183,14 @@ class _StepGraph:
                     later = "" if first_is_empty else " after its first request"
                     problem = f'step "{name}" sends nothing new{later}'
                     hint = "input_tokens: 500 (a message), or tool: (the result of one)"
-                    yield self.fault("missing_key", name, "input_tokens", problem, hint)
+                    yield self.error("missing_key", name, "input_tokens", problem, hint)
             if "think_time" in step:
                 problem = "nobody thinks before the result of a tool"
                 hint = "the time of a tool is its own"
-                yield self.fault("conflict", name, "think_time", problem, hint)
+                yield self.error("conflict", name, "think_time", problem, hint)
 
     def check_context(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield the faults of a step that continues the context of another step."""
+        """Yield the errors of a step that continues the context of another step."""
         if self.begins_context(name, step):
             return
         continued = self.after[name][0]
@@ -200,7 +200,7 @@ class _StepGraph:
                 "which has its system message"
             )
             hint = "leave it out, or add context: new"
-            yield self.fault("conflict", name, "system_tokens", problem, hint)
+            yield self.error("conflict", name, "system_tokens", problem, hint)
         before = self.steps_before(name)
         if before and before[0].get("parallel", 1) != 1:
             problem = (
@@ -208,10 +208,10 @@ class _StepGraph:
                 "which runs several times side by side"
             )
             hint = "name first the step whose context goes on, or add context: new"
-            yield self.fault("conflict", name, "after", problem, hint)
+            yield self.error("conflict", name, "after", problem, hint)
 
     def check_kind(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield a fault for each key that a step of its kind must have or cannot have."""
+        """Yield an error for each key that a step of its kind must have or cannot have."""
         kind = _kind(step)
         if kind == "chat":
             yield from self.check_chat(name, step)
@@ -220,24 +220,24 @@ class _StepGraph:
             for key in keys:
                 if key in step:
                     problem = f"a step of kind {kind} has no {key}"
-                    yield self.fault("no_effect", name, key, problem, "leave it out")
+                    yield self.error("no_effect", name, key, problem, "leave it out")
         if kind == "rerank" and "documents" not in step:
             problem = f'step "{name}" has no documents to rank'
             hint = "documents: {count: 20, tokens: 384}"
-            yield self.fault("missing_key", name, "documents", problem, hint)
+            yield self.error("missing_key", name, "documents", problem, hint)
 
     def check_chat(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield the faults of the keys of a chat."""
+        """Yield the errors of the keys of a chat."""
         if "output_tokens" not in step:
             problem = f'step "{name}" has no output_tokens'
-            yield self.fault("missing_key", name, "output_tokens", problem, "output_tokens: 300")
+            yield self.error("missing_key", name, "output_tokens", problem, "output_tokens: 300")
         if "best" not in step:
             return
         if not any(_kind(before) == "rerank" for before in self.steps_before(name)):
             problem = "there is no rerank right before it"
             hint = "after: the step that ranks, or documents: {}"
-            yield self.fault("missing_key", name, "best", problem, hint)
+            yield self.error("missing_key", name, "best", problem, hint)
         if "documents" in step:
             problem = "has both best and documents"
             hint = "best takes those of the rerank before it"
-            yield self.fault("conflict", name, "best", problem, hint)
+            yield self.error("conflict", name, "best", problem, hint)

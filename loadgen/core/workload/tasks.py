@@ -190,8 +190,8 @@ class Task(Part):
     def _check_graph(cls, data: Any, info: ValidationInfo) -> Any:
         steps = data.get("steps") if isinstance(data, Map) else None
         if isinstance(info.context, FileContext) and isinstance(steps, Map):
-            faults = check_steps(steps, data.get("tools"), info.context.file)
-            info.context.errors.extend(faults)
+            errors = check_steps(steps, data.get("tools"), info.context.file)
+            info.context.errors.extend(errors)
         return data
 
     @model_validator(mode="after")
