@@ -60,12 +60,12 @@ static int64_t clock_ns(clockid_t clock)
     return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
 }
 
-#include "_c/plain.h"
+#include "_c/plain_events.h"
 #include "_c/receiver.h"
-#include "_c/answers.h"
-#include "_c/events.h"
-#include "_c/reads.h"
-#include "_c/kinds.h"
+#include "_c/response_state.h"
+#include "_c/json_events.h"
+#include "_c/usual_reads.h"
+#include "_c/registration.h"
 
 /* -- the module ---------------------------------------------------------------------------------------------------- */
 
@@ -94,8 +94,8 @@ PyMODINIT_FUNC PyInit__compiled(void)
         const char *name;
         PyType_Spec *spec;
     } types[] = {{"SocketBuffer", &socket_buffer_spec},       {"Receiver", &receiver_spec}, {"ExchangeState", &exchange_spec},
-                 {"ResponseState", &response_spec}, {"DecoderState", &decoder_spec},   {"ReadingState", &reading_spec}};
-    if (module == NULL || make_values() < 0 || PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)
+                 {"ResponseState", &response_spec}, {"DecoderState", &decoder_spec},   {"ReadingState", &reader_spec}};
+    if (module == NULL || create_constants() < 0 || PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)
         goto failed;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         PyObject *type = PyType_FromSpec(types[i].spec);

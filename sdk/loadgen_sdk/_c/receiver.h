@@ -6,25 +6,25 @@
 typedef struct {
     const char *data;
     Py_ssize_t size;
-    int64_t stamp, read_at, empty_at;
+    int64_t timestamp, read_at, empty_at;
     char from_kernel;
 } Read;
 
 /* A read that waits, its bytes behind it: Python has it as a tuple where it asks for it. */
-typedef struct Kept {
-    struct Kept *next;
+typedef struct WaitingRead {
+    struct WaitingRead *next;
     Read read;
-} Kept;
+} WaitingRead;
 
 /* A read of plain events only. `error`: how wrong the stamp of all but the last one can be; -1: they are one chunk. */
 typedef struct {
-    long long stamp, events, error;
+    long long timestamp, events, error;
 } PlainRead;
 
 typedef struct {
     PyObject_HEAD
     PyObject *reads;    /* list of (bytes, stamp, read_at, empty_at, from_kernel) and (plain reads, bytes, read_at) */
-    Kept *first, *last; /* the reads behind those; where there are some, there is no run */
+    WaitingRead *first, *last; /* the reads behind those; where there are some, there is no run */
     int kept;
     PyObject *template; /* (before, after), or None */
     PlainRead *run;
@@ -42,7 +42,7 @@ typedef struct {
 
 static PyTypeObject *socket_buffer_type;
 
-static void replace(PyObject **place, PyObject *value) /* takes the reference */
+static void set_stolen(PyObject **place, PyObject *value) /* takes the reference */
 {
     PyObject *before = *place;
     *place = value;
@@ -60,12 +60,12 @@ static int socket_buffer_init(PyObject *self, PyObject *args, PyObject *Py_UNUSE
         Py_XDECREF(unsent);
         return -1;
     }
-    replace(&buffer->reads, reads);
-    replace(&buffer->unsent, unsent);
+    set_stolen(&buffer->reads, reads);
+    set_stolen(&buffer->unsent, unsent);
     PyObject **nones[] = {&buffer->template, &buffer->exchange, &buffer->owner, &buffer->tls};
     for (int i = 0; i < 4; i++) {
         Py_INCREF(Py_None);
-        replace(nones[i], Py_None);
+        set_stolen(nones[i], Py_None);
     }
     buffer->idle_since = buffer->emptied_at;
     return 0;
@@ -97,32 +97,32 @@ static int socket_buffer_clear(PyObject *self)
 }
 
 /* The reads of an buffer that are no tuples yet, which has none then. */
-static Kept *take_kept(SocketBuffer *buffer)
+static WaitingRead *detach_waiting(SocketBuffer *buffer)
 {
-    Kept *first = buffer->first;
+    WaitingRead *first = buffer->first;
     buffer->first = buffer->last = NULL;
     buffer->kept = 0;
     return first;
 }
 
-static void drop_kept(Kept *kept)
+static void free_waiting(WaitingRead *kept)
 {
     while (kept != NULL) {
-        Kept *next = kept->next;
+        WaitingRead *next = kept->next;
         PyMem_Free(kept);
         kept = next;
     }
 }
 
 /* -1 with an exception. */
-static int keep(SocketBuffer *buffer, const Read *read)
+static int append_read(SocketBuffer *buffer, const Read *read)
 {
-    Kept *kept = PyMem_Malloc(sizeof *kept + (size_t)read->size);
+    WaitingRead *kept = PyMem_Malloc(sizeof *kept + (size_t)read->size);
     if (kept == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    *kept = (Kept){.read = *read};
+    *kept = (WaitingRead){.read = *read};
     kept->read.data = memcpy(kept + 1, read->data, (size_t)read->size);
     if (buffer->first == NULL)
         buffer->first = kept;
@@ -137,7 +137,7 @@ static PyObject *read_tuple(const Read *read)
 {
     PyObject *items[5] = {
         PyBytes_FromStringAndSize(read->data, read->size),
-        PyLong_FromLongLong(read->stamp),
+        PyLong_FromLongLong(read->timestamp),
         PyLong_FromLongLong(read->read_at),
         PyLong_FromLongLong(read->empty_at),
         PyBool_FromLong(read->from_kernel),
@@ -158,45 +158,45 @@ static PyObject *read_tuple(const Read *read)
 }
 
 /* All reads of an buffer but its run, as Python has them: borrowed, or NULL with an exception. */
-static PyObject *reads_of(SocketBuffer *buffer)
+static PyObject *materialize_reads(SocketBuffer *buffer)
 {
     if (buffer->reads == NULL || !PyList_Check(buffer->reads)) {
         PyErr_SetString(PyExc_TypeError, "the reads of an buffer are a list");
         return NULL;
     }
-    Kept *first = take_kept(buffer);
-    for (Kept *kept = first; kept != NULL; kept = kept->next) {
+    WaitingRead *first = detach_waiting(buffer);
+    for (WaitingRead *kept = first; kept != NULL; kept = kept->next) {
         PyObject *read = read_tuple(&kept->read);
         int failed = read == NULL || PyList_Append(buffer->reads, read) < 0;
         Py_XDECREF(read);
         if (failed) {
-            drop_kept(first);
+            free_waiting(first);
             return NULL;
         }
     }
-    drop_kept(first);
+    free_waiting(first);
     return buffer->reads;
 }
 
 static PyObject *socket_buffer_reads(PyObject *self, void *Py_UNUSED(none))
 {
-    PyObject *reads = reads_of((SocketBuffer *)self);
+    PyObject *reads = materialize_reads((SocketBuffer *)self);
     Py_XINCREF(reads);
     return reads;
 }
 
 static int socket_buffer_set_reads(PyObject *self, PyObject *value, void *Py_UNUSED(none))
 {
-    drop_kept(take_kept((SocketBuffer *)self));
+    free_waiting(detach_waiting((SocketBuffer *)self));
     Py_XINCREF(value);
-    replace(&((SocketBuffer *)self)->reads, value);
+    set_stolen(&((SocketBuffer *)self)->reads, value);
     return 0;
 }
 
 static PyGetSetDef socket_buffer_computed[] = {{"reads", socket_buffer_reads, socket_buffer_set_reads, NULL, NULL}, {NULL}};
 
 /* How many reads wait, each run as one. The reads are a list. */
-static Py_ssize_t reads_in(const SocketBuffer *buffer)
+static Py_ssize_t count_reads(const SocketBuffer *buffer)
 {
     return PyList_Size(buffer->reads) + buffer->kept;
 }
@@ -206,7 +206,7 @@ static void socket_buffer_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     socket_buffer_clear(self);
-    drop_kept(take_kept((SocketBuffer *)self));
+    free_waiting(detach_waiting((SocketBuffer *)self));
     PyMem_Free(((SocketBuffer *)self)->run);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -256,7 +256,7 @@ static PyType_Spec socket_buffer_spec = {
 };
 
 /* Whether a read is plain events only, which are then counted in the run of this buffer; -1 with an exception. */
-static int count_plain(SocketBuffer *buffer, const char *data, Py_ssize_t size, int64_t stamp, int64_t read_at, int64_t empty_at)
+static int count_if_plain(SocketBuffer *buffer, const char *data, Py_ssize_t size, int64_t timestamp, int64_t read_at, int64_t empty_at)
 {
     Template template;
     PyObject *before = PyTuple_GetItem(buffer->template, 0), *after = PyTuple_GetItem(buffer->template, 1);
@@ -267,7 +267,7 @@ static int count_plain(SocketBuffer *buffer, const char *data, Py_ssize_t size, 
     const char *at = data, *end = data + size;
     Py_ssize_t chunks = 0, events = 0, found = 0;
     do {
-        at = plain_chunk(at, end, &template, &found);
+        at = parse_plain_chunk(at, end, &template, &found);
         chunks++;
         events += found;
     } while (at != NULL && at < end && size < LARGE_READ_BYTES);
@@ -283,7 +283,7 @@ static int count_plain(SocketBuffer *buffer, const char *data, Py_ssize_t size, 
         buffer->run = run;
         buffer->run_size = larger;
     }
-    buffer->run[buffer->run_count++] = (PlainRead){stamp, events, chunks > 1 ? stamp - empty_at : -1};
+    buffer->run[buffer->run_count++] = (PlainRead){timestamp, events, chunks > 1 ? timestamp - empty_at : -1};
     buffer->run_bytes += size;
     buffer->run_read_at = read_at;
     return 1;
@@ -307,7 +307,7 @@ typedef struct {
 } Receiver;
 
 /* -1 with an exception. */
-static int watch(int epoll, int operation, int fd, uint32_t events)
+static int control_epoll(int epoll, int operation, int fd, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.fd = fd};
     if (epoll_ctl(epoll, operation, fd, &event) == 0)
@@ -334,11 +334,11 @@ static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(key
     PyObject *append = PyObject_GetAttrString(queue, "append");
     if (append == NULL)
         return -1;
-    replace(&receiver->queue_append, append);
+    set_stolen(&receiver->queue_append, append);
     PyObject *popleft = PyObject_GetAttrString(queue, "popleft");
     if (popleft == NULL)
         return -1;
-    replace(&receiver->queue_popleft, popleft);
+    set_stolen(&receiver->queue_popleft, popleft);
     Py_INCREF(queue);
     Py_XDECREF(receiver->queue);
     receiver->queue = queue;
@@ -347,7 +347,7 @@ static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(key
     receiver->pause_ns = DEFER_PAUSE_NS;
     receiver->wake_at = FOREVER;
     receiver->to_monotonic = receiver->now - clock_ns(CLOCK_REALTIME);
-    return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
+    return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
 }
 
 static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
@@ -428,8 +428,8 @@ static int set_deferred(Receiver *receiver, SocketBuffer *buffer, int held)
     if (buffer->is_deferred == held)
         return 0;
     int from = held ? receiver->epoll : receiver->deferred_epoll, to = held ? receiver->deferred_epoll : receiver->epoll;
-    if (watch(from, EPOLL_CTL_DEL, buffer->fd, 0) < 0 ||
-        watch(to, EPOLL_CTL_ADD, buffer->fd, held ? DEFERRED_EPOLL_EVENTS : EPOLLIN) < 0)
+    if (control_epoll(from, EPOLL_CTL_DEL, buffer->fd, 0) < 0 ||
+        control_epoll(to, EPOLL_CTL_ADD, buffer->fd, held ? DEFERRED_EPOLL_EVENTS : EPOLLIN) < 0)
         return -1;
     receiver->deferred_count += held ? 1 : -1;
     buffer->is_deferred = (char)held;
@@ -484,11 +484,11 @@ static int end_run(Receiver *receiver, SocketBuffer *buffer)
         PlainRead *read = &buffer->run[i];
         PyObject *item;
         if (read->events == 1)
-            item = PyLong_FromLongLong(read->stamp);
+            item = PyLong_FromLongLong(read->timestamp);
         else if (read->error < 0)
-            item = Py_BuildValue("LLO", read->stamp, read->events, Py_None);
+            item = Py_BuildValue("LLO", read->timestamp, read->events, Py_None);
         else
-            item = Py_BuildValue("LLL", read->stamp, read->events, read->error);
+            item = Py_BuildValue("LLL", read->timestamp, read->events, read->error);
         if (item == NULL) {
             Py_DECREF(stamps);
             return -1;
@@ -511,7 +511,7 @@ static PyObject *receiver_take_reads(PyObject *self, PyObject *value)
     if (!is_socket_buffer(value))
         return NULL;
     SocketBuffer *buffer = (SocketBuffer *)value;
-    PyObject *empty = PyList_New(0), *reads = empty == NULL ? NULL : reads_of(buffer);
+    PyObject *empty = PyList_New(0), *reads = empty == NULL ? NULL : materialize_reads(buffer);
     if (reads == NULL || end_run((Receiver *)self, buffer) < 0) {
         Py_XDECREF(empty);
         return NULL;
@@ -529,14 +529,14 @@ static int enqueue(Receiver *receiver, SocketBuffer *buffer)
     if (end_run(receiver, buffer) < 0)
         return -1;
     buffer->is_queued = 1;
-    receiver->queued_reads += reads_in(buffer);
+    receiver->queued_reads += count_reads(buffer);
     PyObject *done = PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)buffer, NULL);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
 /* The kernel's stamp of what was read, on the wall clock; 0 without one. */
-static int64_t stamp_of(struct msghdr *message)
+static int64_t kernel_timestamp(struct msghdr *message)
 {
     for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control; control = CMSG_NXTHDR(message, control)) {
         if (control->cmsg_level == SOL_SOCKET && control->cmsg_type == SO_TIMESTAMPNS) {
@@ -584,17 +584,17 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
     buffer->may_hold_more = size == READ_BYTES;
     if (!buffer->may_hold_more)
         buffer->emptied_at = read_at;
-    int64_t stamp = read_at, wall = stamp_of(&message);
+    int64_t timestamp = read_at, wall = kernel_timestamp(&message);
     if (wall) {
-        stamp = wall + receiver->to_monotonic;
-        if (stamp > read_at)
-            stamp = read_at;
-        else if (stamp < empty_at)
-            stamp = empty_at;
+        timestamp = wall + receiver->to_monotonic;
+        if (timestamp > read_at)
+            timestamp = read_at;
+        else if (timestamp < empty_at)
+            timestamp = empty_at;
     }
     int templated = buffer->template != NULL && PyTuple_Check(buffer->template);
-    if (templated && reads_in(buffer) == 0) {
-        int plain = count_plain(buffer, receiver->read_area, size, stamp, read_at, empty_at);
+    if (templated && count_reads(buffer) == 0) {
+        int plain = count_if_plain(buffer, receiver->read_area, size, timestamp, read_at, empty_at);
         if (plain < 0)
             return -1;
         if (plain) {
@@ -608,12 +608,12 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
         if (end_run(receiver, buffer) < 0)
             return -1;
     }
-    const Read read = {receiver->read_area, size, stamp, read_at, empty_at, wall != 0};
-    if (keep(buffer, &read) < 0)
+    const Read read = {receiver->read_area, size, timestamp, read_at, empty_at, wall != 0};
+    if (append_read(buffer, &read) < 0)
         return -1;
     if (buffer->is_queued)
         receiver->queued_reads++;
-    else if (!buffer->may_batch || templated || reads_in(buffer) >= MAX_BATCHED_READS || size <= SMALL_READ_BYTES || size >= LARGE_READ_BYTES ||
+    else if (!buffer->may_batch || templated || count_reads(buffer) >= MAX_BATCHED_READS || size <= SMALL_READ_BYTES || size >= LARGE_READ_BYTES ||
              memcmp(receiver->read_area + size - 4, "\r\n\r\n", 4) == 0)
         if (enqueue(receiver, buffer) < 0)
             return -1;
@@ -636,7 +636,7 @@ static size_t limit_vectors(struct iovec *vectors, size_t count)
 
 /* Write to a socket, at most MAX_WRITE_BYTES, and return how many bytes it took, or -1 after an error. `*at` becomes the
    time before the first byte. */
-static long long sent_parts(int fd, struct iovec *vectors, size_t count, int64_t *at)
+static long long write_parts(int fd, struct iovec *vectors, size_t count, int64_t *at)
 {
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = limit_vectors(vectors, count)};
     ssize_t taken;
@@ -673,7 +673,7 @@ static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
         vectors[buffered] = (struct iovec){.iov_base = buffer->buf, .iov_len = (size_t)buffer->len};
     }
     int64_t at;
-    long long taken = sent_parts(((SocketBuffer *)value)->fd, vectors, (size_t)count, &at);
+    long long taken = write_parts(((SocketBuffer *)value)->fd, vectors, (size_t)count, &at);
     result = Py_BuildValue("LL", (long long)at, taken);
 release:
     while (buffered-- > 0)
@@ -682,7 +682,7 @@ release:
 }
 
 /* -1 with an exception. */
-static int arm(Receiver *receiver, int64_t at)
+static int arm_timer(Receiver *receiver, int64_t at)
 {
     receiver->timer_armed_for = at;
     if (at <= 0)
@@ -695,14 +695,14 @@ static int arm(Receiver *receiver, int64_t at)
 }
 
 /* Plan the next poll, and arm the timer for it, or for what is due before. */
-static int move_poll(Receiver *receiver, int64_t now, int64_t due_at)
+static int plan_next_poll(Receiver *receiver, int64_t now, int64_t due_at)
 {
     int busy = receiver->read_count - receiver->reads_at_poll > BUSY_READS;
     receiver->next_poll_at = now + (busy ? BUSY_POLL_EVERY_NS : POLL_EVERY_NS);
     receiver->reads_at_poll = receiver->read_count;
     if (due_at < 0)
         return 0;
-    return arm(receiver, receiver->next_poll_at < due_at ? receiver->next_poll_at : due_at);
+    return arm_timer(receiver, receiver->next_poll_at < due_at ? receiver->next_poll_at : due_at);
 }
 
 /* The time. Notes how the clock of the stamps differs from it. */
@@ -761,7 +761,7 @@ static int decide_whether_to_defer(Receiver *receiver, int64_t now)
         receiver->has_many_events = 1;
         receiver->is_deferring = receiver->deferred_count > 0;
         receiver->next_poll_at = now;
-        return watch(receiver->epoll, EPOLL_CTL_DEL, receiver->deferred_epoll, 0);
+        return control_epoll(receiver->epoll, EPOLL_CTL_DEL, receiver->deferred_epoll, 0);
     }
     if (too_many_shared) {
         receiver->defer_again_at = now + receiver->pause_ns;
@@ -771,7 +771,7 @@ static int decide_whether_to_defer(Receiver *receiver, int64_t now)
     if (!too_many_shared && per_second >= DEFER_DOWN_TO_READS_PER_S)
         return 0;
     receiver->is_deferring = receiver->has_many_events = 0;
-    return watch(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
+    return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
 }
 
 /* Receiver.receive; `*others` is NULL where there are none. -1 with an exception. */
@@ -843,7 +843,7 @@ static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_a
         if (now - receiver->period_start > DECISION_PERIOD_NS && decide_whether_to_defer(receiver, now) < 0)
             goto failed;
         if (!receiver->is_deferring && now > receiver->next_poll_at - POLL_EVERY_NS / 2 &&
-            move_poll(receiver, now, *others != NULL ? -1 : due_at) < 0)
+            plan_next_poll(receiver, now, *others != NULL ? -1 : due_at) < 0)
             goto failed;
         int nothing_came = receiver->ready_count == 0 && !(is_deferring && wait_ms < 0);
         if (nothing_came || now >= until || *others != NULL || PyObject_Size(receiver->queue))
@@ -865,15 +865,15 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
     return others != NULL ? others : PyList_New(0);
 }
 
-static int64_t number_of(PyObject *value, int *fits);
+static int64_t read_number(PyObject *value, int *fits);
 static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *other, int *others);
 
 /* Whether the timer fired, and nothing else came that is no socket to read: then as in Wire._other_event. */
-static int is_timer_alone(Receiver *receiver, PyObject *others)
+static int is_only_timer(Receiver *receiver, PyObject *others)
 {
     uint64_t fired;
     int fits = 1;
-    if (PyList_Size(others) != 1 || number_of(PyTuple_GetItem(PyList_GetItem(others, 0), 0), &fits) != receiver->timer)
+    if (PyList_Size(others) != 1 || read_number(PyTuple_GetItem(PyList_GetItem(others, 0), 0), &fits) != receiver->timer)
         return 0;
     if (receiver->timer_armed_for > receiver->last_poll)
         receiver->last_poll = receiver->timer_armed_for;
@@ -887,15 +887,15 @@ static PyObject *receiver_run(PyObject *self, PyObject *args)
     Receiver *receiver = (Receiver *)self;
     int wait_ms, called = 0;
     long long until, tick_at, slice_ns;
-    PyObject *awaited, *other, *others;
-    if (!PyArg_ParseTuple(args, "iLLO!LO", &wait_ms, &until, &tick_at, &PySet_Type, &awaited, &slice_ns, &other))
+    PyObject *open_exchanges, *other, *others;
+    if (!PyArg_ParseTuple(args, "iLLO!LO", &wait_ms, &until, &tick_at, &PySet_Type, &open_exchanges, &slice_ns, &other))
         return NULL;
     for (;;) {
         int64_t due_at = receiver->wake_at < tick_at ? receiver->wake_at : tick_at;
         if (receive(receiver, PyObject_Size(receiver->queue) ? 0 : wait_ms, until < due_at ? until : due_at,
-                    PySet_Size(awaited) ? due_at : -1, &others) < 0)
+                    PySet_Size(open_exchanges) ? due_at : -1, &others) < 0)
             return NULL;
-        if (others != NULL && !is_timer_alone(receiver, others))
+        if (others != NULL && !is_only_timer(receiver, others))
             return others;
         Py_CLEAR(others);
         if (receiver->now >= receiver->wake_at)
@@ -908,9 +908,9 @@ static PyObject *receiver_run(PyObject *self, PyObject *args)
             (!receiver->ready_count && !PyObject_Size(receiver->queue)))
             Py_RETURN_NONE;
         int64_t at = receiver->wake_at < tick_at ? receiver->wake_at : tick_at;
-        if (receiver->next_poll_at < at && PySet_Size(awaited) && !receiver->is_deferring)
+        if (receiver->next_poll_at < at && PySet_Size(open_exchanges) && !receiver->is_deferring)
             at = receiver->next_poll_at;
-        if (at != receiver->timer_armed_for && arm(receiver, at) < 0)
+        if (at != receiver->timer_armed_for && arm_timer(receiver, at) < 0)
             return NULL;
     }
 }

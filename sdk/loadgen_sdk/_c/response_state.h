@@ -15,22 +15,22 @@
 #define EXCHANGE_FLAGS(F, T)                                                                                           \
     F(T, at_chunk_start) F(T, is_event_stream) F(T, keep_headers) F(T, keep_text) F(T, kernel_stamp) F(T, is_reported) F(T, may_batch)    \
     F(T, reused) F(T, splits_chunks) F(T, stream)
-#define RESPONSE_OBJECTS(F, T)                                                                                         \
+#define RESPONSE_PARSER_OBJECTS(F, T)                                                                                         \
     F(T, _bytes_left) F(T, _mode) F(T, _unparsed) F(T, headers) F(T, idle_limit_s) F(T, surplus) F(T, uses_left)
-#define RESPONSE_NUMBERS(F, T) F(T, status)
-#define RESPONSE_FLAGS(F, T) F(T, chunked) F(T, complete) F(T, reusable) F(T, until_close)
-#define DECODER_OBJECTS(F, T) F(T, _earlier) F(T, _earlier_bytes) F(T, _unparsed)
-#define DECODER_NUMBERS(F, T)
-#define DECODER_FLAGS(F, T) F(T, _after_cr) F(T, started)
-#define READING_OBJECTS(F, T)                                                                                          \
+#define RESPONSE_PARSER_NUMBERS(F, T) F(T, status)
+#define RESPONSE_PARSER_FLAGS(F, T) F(T, chunked) F(T, complete) F(T, reusable) F(T, until_close)
+#define SSE_DECODER_OBJECTS(F, T) F(T, _earlier) F(T, _earlier_bytes) F(T, _unparsed)
+#define SSE_DECODER_NUMBERS(F, T)
+#define SSE_DECODER_FLAGS(F, T) F(T, _after_cr) F(T, started)
+#define RESPONSE_READER_OBJECTS(F, T)                                                                                          \
     F(T, error) F(T, finish_reason) F(T, flow) F(T, malformed) F(T, pieces) F(T, reasoning_pieces) F(T, remark)            \
     F(T, response_id)                                                                                                  \
     F(T, server_timing) F(T, sink) F(T, template) F(T, tool_deltas) F(T, usage_counts)
-#define READING_NUMBERS(F, T)                                                                                          \
+#define RESPONSE_READER_NUMBERS(F, T)                                                                                          \
     F(T, end) F(T, first_answer) F(T, first_event) F(T, first_event_tokens) F(T, first_token) F(T, last_token)             \
     F(T, learned) F(T, max_gap) F(T, max_gap_error) F(T, output_events) F(T, plain_events) F(T, stamp_error)               \
     F(T, unknown_outputs) F(T, unsure_at) F(T, unsure_error)
-#define READING_FLAGS(F, T)
+#define RESPONSE_READER_FLAGS(F, T)
 
 #define OBJECT(T, name) PyObject *name;
 #define NUMBER(T, name) long long name;
@@ -41,16 +41,16 @@
         FIELDS(TABLE, T)                                                                                               \
     } T;
 STATE(Exchange, EXCHANGE)
-STATE(Response, RESPONSE)
-STATE(Decoder, DECODER)
-STATE(Reading, READING)
+STATE(ResponseParser, RESPONSE_PARSER)
+STATE(SseDecoder, SSE_DECODER)
+STATE(ResponseReader, RESPONSE_READER)
 
-enum { MOST_EVENTS = 16, MOST_DEPTH = 16, LAST_EVENTS = 4, MOST_HOLES = 12, FORMS = 8, FORM_BYTES = 1024 };
-#define ENOUGH (1LL << 60)
+enum { MAX_EVENTS = 16, MAX_DEPTH = 16, LAST_EVENTS = 4, MAX_VARIABLES = 12, PATTERNS = 8, PATTERN_BYTES = 1024 };
+#define NO_MORE_TEMPLATES (1LL << 60)
 #define NEVER (-1)
 
 /* What the functions need of Python; set by `register_classes`. */
-static PyTypeObject *exchange_class, *response_class, *decoder_class, *reading_class;
+static PyTypeObject *exchange_class, *response_class, *decoder_class, *reader_class;
 static PyObject *known_heads, *decode_usage, *endings;
 /* Values that the fields have at first, and names. */
 static PyObject *never, *zero, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
@@ -59,14 +59,14 @@ static PyObject *name_response_completed;
 static PyObject *name_pop, *name_append;
 static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
 
-static void put_same(PyObject **place, PyObject *value)
+static void set_object(PyObject **place, PyObject *value)
 {
     Py_INCREF(value);
-    replace(place, value);
+    set_stolen(place, value);
 }
 
 /* Call with one argument, which is taken, and drop what it returns. -1 with an exception. */
-static int tell(PyObject *whom, PyObject *what)
+static int call_and_drop(PyObject *whom, PyObject *what)
 {
     PyObject *done = what == NULL ? NULL : PyObject_CallFunctionObjArgs(whom, what, NULL);
     Py_XDECREF(what);
@@ -75,7 +75,7 @@ static int tell(PyObject *whom, PyObject *what)
 }
 
 /* A number of at most 62 bits; `*fits` becomes 0 where the field holds something else. */
-static int64_t number_of(PyObject *value, int *fits)
+static int64_t read_number(PyObject *value, int *fits)
 {
     if (value == NULL || !PyLong_Check(value)) {
         *fits = 0;
@@ -131,85 +131,85 @@ static int64_t number_of(PyObject *value, int *fits)
 /* -- their beginnings */
 
 /* `headers` and the lists are made where they are needed alone: -1 with an exception. */
-static int begin_response(Response *response)
+static int init_response(ResponseParser *response)
 {
     PyObject *headers = PyDict_New();
     if (headers == NULL)
         return -1;
-    replace(&response->headers, headers);
-    put_same(&response->_bytes_left, zero);
-    put_same(&response->_mode, mode_head);
-    put_same(&response->_unparsed, no_bytes);
-    put_same(&response->surplus, no_bytes);
-    put_same(&response->idle_limit_s, Py_None);
-    put_same(&response->uses_left, Py_None);
+    set_stolen(&response->headers, headers);
+    set_object(&response->_bytes_left, zero);
+    set_object(&response->_mode, mode_head);
+    set_object(&response->_unparsed, no_bytes);
+    set_object(&response->surplus, no_bytes);
+    set_object(&response->idle_limit_s, Py_None);
+    set_object(&response->uses_left, Py_None);
     response->chunked = response->complete = response->until_close = 0;
     response->reusable = 1;
     response->status = 0;
     return 0;
 }
 
-static int begin_decoder(Decoder *decoder)
+static int init_decoder(SseDecoder *decoder)
 {
     PyObject *earlier = PyList_New(0);
     if (earlier == NULL)
         return -1;
-    replace(&decoder->_earlier, earlier);
-    put_same(&decoder->_earlier_bytes, zero);
-    put_same(&decoder->_unparsed, no_bytes);
+    set_stolen(&decoder->_earlier, earlier);
+    set_object(&decoder->_earlier_bytes, zero);
+    set_object(&decoder->_unparsed, no_bytes);
     decoder->_after_cr = decoder->started = 0;
     return 0;
 }
 
-static int begin_reading(Reading *reading, PyObject *flow, int keep_text, PyObject *sink, int few)
+static int init_reader(ResponseReader *reader, PyObject *flow, int keep_text, PyObject *sink, int few)
 {
-    PyObject **texts[] = {&reading->error, &reading->finish_reason, &reading->malformed, &reading->remark,
-                          &reading->response_id};
-    PyObject **lists[] = {&reading->tool_deltas, &reading->pieces, &reading->reasoning_pieces};
+    PyObject **texts[] = {&reader->error, &reader->finish_reason, &reader->malformed, &reader->remark,
+                          &reader->response_id};
+    PyObject **lists[] = {&reader->tool_deltas, &reader->pieces, &reader->reasoning_pieces};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        put_same(texts[i], no_text);
+        set_object(texts[i], no_text);
     for (int i = 0; i < 3; i++) {
         PyObject *list = i == 0 || keep_text ? PyList_New(0) : Py_None;
         if (list == NULL)
             return -1;
         if (list == Py_None)
             Py_INCREF(list);
-        replace(lists[i], list);
+        set_stolen(lists[i], list);
     }
-    put_same(&reading->flow, flow);
-    put_same(&reading->server_timing, Py_None);
-    put_same(&reading->sink, sink);
-    put_same(&reading->template, Py_None);
-    put_same(&reading->usage_counts, Py_None);
-    reading->end = reading->first_answer = reading->first_event = reading->first_token = reading->last_token = NEVER;
-    reading->unsure_at = NEVER;
-    reading->first_event_tokens = reading->max_gap = reading->max_gap_error = reading->output_events = 0;
-    reading->plain_events = reading->stamp_error = reading->unknown_outputs = reading->unsure_error = 0;
-    reading->learned = few ? ENOUGH : 0;
+    set_object(&reader->flow, flow);
+    set_object(&reader->server_timing, Py_None);
+    set_object(&reader->sink, sink);
+    set_object(&reader->template, Py_None);
+    set_object(&reader->usage_counts, Py_None);
+    reader->end = reader->first_answer = reader->first_event = reader->first_token = reader->last_token = NEVER;
+    reader->unsure_at = NEVER;
+    reader->first_event_tokens = reader->max_gap = reader->max_gap_error = reader->output_events = 0;
+    reader->plain_events = reader->stamp_error = reader->unknown_outputs = reader->unsure_error = 0;
+    reader->learned = few ? NO_MORE_TEMPLATES : 0;
     return 0;
 }
 
 static int response_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
-    return PyArg_ParseTuple(args, "") ? begin_response((Response *)self) : -1;
+    return PyArg_ParseTuple(args, "") ? init_response((ResponseParser *)self) : -1;
 }
 
 static int decoder_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
-    return PyArg_ParseTuple(args, "") ? begin_decoder((Decoder *)self) : -1;
+    return PyArg_ParseTuple(args, "") ? init_decoder((SseDecoder *)self) : -1;
 }
 
-static int reading_init(PyObject *self, PyObject *args, PyObject *keywords)
+static int reader_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"flow", "keep_text", "sink", "few", NULL};
     PyObject *flow, *sink = Py_None;
     int keep_text = 0, few = 0;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &flow, &keep_text, &sink, &few))
         return -1;
-    return begin_reading((Reading *)self, flow, keep_text, sink, few);
+    return init_reader((ResponseReader *)self, flow, keep_text, sink, few);
 }
 
-static PyObject *made(PyTypeObject *class)
+static PyObject *allocate(PyTypeObject *class)
 {
     if (class == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "what is an answer was not said");
@@ -219,30 +219,30 @@ static PyObject *made(PyTypeObject *class)
 }
 
 /* What is known of the answer, before a request is sent, or sent again: see Exchange.reset_response. -1 with an exception. */
-static int begin_answer(Exchange *exchange)
+static int init_response_state(Exchange *exchange)
 {
-    PyObject *parts, *response, *decoder, *reading;
+    PyObject *parts, *response, *decoder, *reader;
     exchange->sent = exchange->first_byte = NEVER;
     exchange->client_lag = exchange->progress = exchange->body_bytes = 0;
     exchange->kernel_stamp = exchange->may_batch = exchange->at_chunk_start = exchange->splits_chunks = exchange->is_event_stream = 0;
-    put_same(&exchange->template, Py_None);
-    put_same(&exchange->incomplete_chunk, no_bytes);
+    set_object(&exchange->template, Py_None);
+    set_object(&exchange->incomplete_chunk, no_bytes);
     if ((parts = PyList_New(0)) == NULL)
         return -1;
-    replace(&exchange->body_parts, parts);
-    if ((response = made(response_class)) == NULL)
+    set_stolen(&exchange->body_parts, parts);
+    if ((response = allocate(response_class)) == NULL)
         return -1;
-    replace(&exchange->response, response);
-    if ((decoder = made(decoder_class)) == NULL)
+    set_stolen(&exchange->response, response);
+    if ((decoder = allocate(decoder_class)) == NULL)
         return -1;
-    replace(&exchange->decoder, decoder);
-    if ((reading = made(reading_class)) == NULL)
+    set_stolen(&exchange->decoder, decoder);
+    if ((reader = allocate(reader_class)) == NULL)
         return -1;
-    replace(&exchange->reader, reading);
+    set_stolen(&exchange->reader, reader);
     int few = exchange->asked_output > 0 && exchange->asked_output <= LAST_EVENTS;
-    return begin_response((Response *)response) < 0 || begin_decoder((Decoder *)decoder) < 0
+    return init_response((ResponseParser *)response) < 0 || init_decoder((SseDecoder *)decoder) < 0
                ? -1
-               : begin_reading((Reading *)reading, exchange->flow, exchange->keep_text, exchange->sink, few);
+               : init_reader((ResponseReader *)reader, exchange->flow, exchange->keep_text, exchange->sink, few);
 }
 
 /* What an exchange is given: see Exchange. -1 with an exception. */
@@ -250,19 +250,19 @@ typedef struct {
     PyObject *request, *head, *payload, *on_done, *flow, *sink, *on_first;
     int64_t due, asked_output;
     int stream, keep_text, keep_headers;
-} Given;
+} ExchangeArguments;
 
-static int begin_exchange(Exchange *exchange, const Given *given)
+static int init_exchange(Exchange *exchange, const ExchangeArguments *given)
 {
-    put_same(&exchange->request, given->request);
-    put_same(&exchange->head, given->head);
-    put_same(&exchange->payload, given->payload);
-    put_same(&exchange->on_done, given->on_done);
-    put_same(&exchange->flow, given->flow);
-    put_same(&exchange->sink, given->sink);
-    put_same(&exchange->on_first, given->on_first);
-    put_same(&exchange->connection, Py_None);
-    put_same(&exchange->failure, Py_None);
+    set_object(&exchange->request, given->request);
+    set_object(&exchange->head, given->head);
+    set_object(&exchange->payload, given->payload);
+    set_object(&exchange->on_done, given->on_done);
+    set_object(&exchange->flow, given->flow);
+    set_object(&exchange->sink, given->sink);
+    set_object(&exchange->on_first, given->on_first);
+    set_object(&exchange->connection, Py_None);
+    set_object(&exchange->failure, Py_None);
     exchange->due = given->due;
     exchange->asked_output = given->asked_output;
     exchange->stream = (char)given->stream;
@@ -271,47 +271,47 @@ static int begin_exchange(Exchange *exchange, const Given *given)
     exchange->done = exchange->ready = exchange->tcp = exchange->tls = NEVER;
     exchange->resent = exchange->tries = exchange->deadline = exchange->bytes_sent = exchange->bytes_received = 0;
     exchange->is_reported = exchange->reused = 0;
-    return begin_answer(exchange);
+    return init_response_state(exchange);
 }
 
 /* The names are looked up as they are: to parse them makes a new text of each. */
-enum { BY_PLACE = 6, GIVEN = 12 };
-static PyObject *given_names[GIVEN]; /* in their order: those by place first */
+enum { POSITIONAL_ARGUMENTS = 6, ARGUMENTS = 12 };
+static PyObject *argument_names[ARGUMENTS]; /* in their order: those by place first */
 
 static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    PyObject *given[GIVEN] = {[7] = zero, Py_False, Py_False, Py_None, Py_None};
+    PyObject *given[ARGUMENTS] = {[7] = zero, Py_False, Py_False, Py_None, Py_None};
     Py_ssize_t places = PyTuple_Size(args), named = 0;
-    for (int i = 0; i < GIVEN; i++) {
-        PyObject *value = i < BY_PLACE && i < places ? PyTuple_GetItem(args, i) : NULL;
+    for (int i = 0; i < ARGUMENTS; i++) {
+        PyObject *value = i < POSITIONAL_ARGUMENTS && i < places ? PyTuple_GetItem(args, i) : NULL;
         if (value == NULL && keywords != NULL) {
-            value = PyDict_GetItemWithError(keywords, given_names[i]);
+            value = PyDict_GetItemWithError(keywords, argument_names[i]);
             named += value != NULL;
         }
         if (value != NULL)
             given[i] = value;
     }
-    int fits = places <= BY_PLACE && (keywords == NULL || PyDict_Size(keywords) == named), of_64_bits = 0;
-    for (int i = 0; i < GIVEN; i++)
+    int fits = places <= POSITIONAL_ARGUMENTS && (keywords == NULL || PyDict_Size(keywords) == named), of_64_bits = 0;
+    for (int i = 0; i < ARGUMENTS; i++)
         fits = fits && given[i] != NULL;
     if (!fits || !PyLong_Check(given[7]) || !PyBool_Check(given[8]) || !PyBool_Check(given[9])) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "Exchange() takes what its namesake in Python does");
         return -1;
     }
-    const Given values = {
+    const ExchangeArguments values = {
         .request = given[0], .head = given[1], .payload = given[2], .on_done = given[4], .flow = given[5],
         .sink = given[10], .on_first = given[11], .due = PyLong_AsLongLong(given[3]),
         .asked_output = PyLong_AsLongLongAndOverflow(given[7], &of_64_bits), .stream = PyObject_IsTrue(given[6]),
         .keep_text = given[8] == Py_True, .keep_headers = given[9] == Py_True};
     if (values.stream < 0 || (values.due == -1 && PyErr_Occurred()))
         return -1;
-    return begin_exchange((Exchange *)self, &values);
+    return init_exchange((Exchange *)self, &values);
 }
 
 static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (begin_answer((Exchange *)self) < 0)
+    if (init_response_state((Exchange *)self) < 0)
         return NULL;
     Py_RETURN_NONE;
 }

@@ -1,12 +1,12 @@
 /* A usual read of an answer, a request that is sent, a connection that is free again. Part of _compiled.c. */
 
 typedef struct {
-    Said events[MOST_EVENTS];
+    EventContent events[MAX_EVENTS];
     PyObject *head; /* borrowed from the known heads: what the head of the answer says; NULL: it came before */
     int count, chunks, outputs, ended;
-} Usual;
+} UsualRead;
 
-static void forget(Usual *usual)
+static void release_usages(UsualRead *usual)
 {
     for (int i = 0; i < usual->count; i++)
         Py_CLEAR(usual->events[i].usage);
@@ -14,7 +14,7 @@ static void forget(Usual *usual)
 }
 
 /* The head at the beginning of a read, if it is known and one of a stream of events in chunks; what follows it. */
-static const char *usual_head(const char *data, const char *end, Usual *usual)
+static const char *parse_usual_head(const char *data, const char *end, UsualRead *usual)
 {
     static PyObject *last_lines, *last_head; /* of a server that repeats itself */
     const char *stop = data;
@@ -58,16 +58,16 @@ static const char *usual_head(const char *data, const char *end, Usual *usual)
 }
 
 /* Look at a read without taking anything of it: whether it is usual. */
-static int look(const Exchange *exchange, const Response *response, const Decoder *decoder, const Reading *reading,
-                const Read *read, Usual *usual)
+static int parse_usual_read(const Exchange *exchange, const ResponseParser *response, const SseDecoder *decoder, const ResponseReader *reader,
+                const Read *read, UsualRead *usual)
 {
     const char *at = read->data, *end = at + read->size, *content, *close;
-    if (reading->pieces != Py_None || reading->sink != Py_None || PyObject_Size(decoder->_unparsed) != 0 ||
+    if (reader->pieces != Py_None || reader->sink != Py_None || PyObject_Size(decoder->_unparsed) != 0 ||
         decoder->_after_cr || PyObject_Size(response->_unparsed) != 0 || read->size == 0 ||
-        read->stamp < reading->first_token)
+        read->timestamp < reader->first_token)
         return 0;
     if (response->status == 0) {
-        if (response->_mode != mode_head || (at = usual_head(at, end, usual)) == NULL)
+        if (response->_mode != mode_head || (at = parse_usual_head(at, end, usual)) == NULL)
             return 0;
     } else if (!exchange->is_event_stream || !response->chunked || response->complete || !exchange->at_chunk_start)
         return 0;
@@ -76,13 +76,13 @@ static int look(const Exchange *exchange, const Response *response, const Decode
             usual->ended = 1;
             break;
         }
-        const char *next = chunk(at, end, &content, &close);
+        const char *next = parse_chunk(at, end, &content, &close);
         if (next == NULL || memchr(content, '\r', (size_t)(close - content)) != NULL)
             return 0;
         for (; content < close; usual->count++) {
-            const char *event = line_event(content, close);
-            if (event == NULL || usual->count == MOST_EVENTS ||
-                !usual_event(content + 6, event - 2, &usual->events[usual->count]))
+            const char *event = skip_line_event(content, close);
+            if (event == NULL || usual->count == MAX_EVENTS ||
+                !parse_usual_event(content + 6, event - 2, &usual->events[usual->count]))
                 return 0;
             usual->outputs += usual->events[usual->count].output;
             content = event;
@@ -90,7 +90,7 @@ static int look(const Exchange *exchange, const Response *response, const Decode
         usual->chunks++;
         at = next;
     }
-    return !usual->outputs || (reading->template == Py_None && reading->learned > 3 + reading->plain_events / 4);
+    return !usual->outputs || (reader->template == Py_None && reader->learned > 3 + reader->plain_events / 4);
 }
 
 /* Append to a list of a flow, which has its lists as long as it lasts. -1 with an exception. */
@@ -105,9 +105,9 @@ static int append_number(PyObject *flow, int which, int64_t value)
             Py_XDECREF(instants);
             return -1;
         }
-        put_same(&last, flow);
-        replace(&lists[GAPS], gaps);
-        replace(&lists[INSTANTS], instants);
+        set_object(&last, flow);
+        set_stolen(&lists[GAPS], gaps);
+        set_stolen(&lists[INSTANTS], instants);
     }
     PyObject *number = PyLong_FromLongLong(value);
     int failed = number == NULL || PyList_Append(lists[which], number) < 0;
@@ -129,86 +129,86 @@ static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
 
 /* Reading._read_usage, which is left to Python where the counts are not those of chat, or of no output. -1 with an
    exception. */
-static int take_usage(Reading *reading, PyObject *usage)
+static int feed_usage(ResponseReader *reader, PyObject *usage)
 {
     int64_t output_tokens = output_tokens_of(usage);
     if (output_tokens <= 0) {
         PyErr_Clear();
-        PyObject *done = PyObject_CallMethod((PyObject *)reading, "_read_usage", "O", usage);
+        PyObject *done = PyObject_CallMethod((PyObject *)reader, "_read_usage", "O", usage);
         Py_XDECREF(done);
         return done == NULL ? -1 : 0;
     }
-    put_same(&reading->usage_counts, usage);
-    if (reading->output_events == 1 && reading->first_event_tokens == 0 && PyObject_Size(reading->finish_reason) == 0)
-        reading->first_event_tokens = output_tokens;
+    set_object(&reader->usage_counts, usage);
+    if (reader->output_events == 1 && reader->first_event_tokens == 0 && PyObject_Size(reader->finish_reason) == 0)
+        reader->first_event_tokens = output_tokens;
     return 0;
 }
 
 /* Reading.take. -1 with an exception. */
-static int take_events(Reading *reading, const Said *events, int count, int64_t stamp, int64_t error)
+static int feed_events(ResponseReader *reader, const EventContent *events, int count, int64_t timestamp, int64_t error)
 {
-    if (count && reading->first_event < 0)
-        reading->first_event = stamp;
+    if (count && reader->first_event < 0)
+        reader->first_event = timestamp;
     for (int i = 0; i < count; i++) {
-        const Said *said = &events[i];
-        if (said->output && reading->last_token < 0) {
-            reading->first_token = stamp;
-            reading->stamp_error = error;
+        const EventContent *content = &events[i];
+        if (content->output && reader->last_token < 0) {
+            reader->first_token = timestamp;
+            reader->stamp_error = error;
         }
-        if (said->answer && reading->first_answer < 0)
-            reading->first_answer = stamp;
-        if (said->finish != NULL) {
-            PyObject *reason = PyUnicode_DecodeUTF8(said->finish, said->finish_size, "strict");
+        if (content->answer && reader->first_answer < 0)
+            reader->first_answer = timestamp;
+        if (content->finish != NULL) {
+            PyObject *reason = PyUnicode_DecodeUTF8(content->finish, content->finish_size, "strict");
             if (reason == NULL)
                 return -1;
-            replace(&reading->finish_reason, reason);
-            reading->end = stamp;
+            set_stolen(&reader->finish_reason, reason);
+            reader->end = timestamp;
         }
-        if (said->output) {
-            if (reading->last_token >= 0) {
-                int64_t gap = stamp - reading->last_token;
-                if (append_number(reading->flow, GAPS, gap) < 0)
+        if (content->output) {
+            if (reader->last_token >= 0) {
+                int64_t gap = timestamp - reader->last_token;
+                if (append_number(reader->flow, GAPS, gap) < 0)
                     return -1;
-                if (gap > reading->max_gap) {
-                    reading->max_gap = gap;
-                    reading->max_gap_error = error;
+                if (gap > reader->max_gap) {
+                    reader->max_gap = gap;
+                    reader->max_gap_error = error;
                 }
             }
-            if (append_number(reading->flow, INSTANTS, stamp) < 0)
+            if (append_number(reader->flow, INSTANTS, timestamp) < 0)
                 return -1;
-            reading->output_events++;
-            reading->last_token = reading->end = stamp;
+            reader->output_events++;
+            reader->last_token = reader->end = timestamp;
         }
-        if (said->usage != NULL && take_usage(reading, said->usage) < 0)
+        if (content->usage != NULL && feed_usage(reader, content->usage) < 0)
             return -1;
     }
     return 0;
 }
 
 /* Reading.take_unsure, of the first `unsure` events and the others. -1 with an exception. */
-static int take_unsure(Reading *reading, const Usual *usual, int unsure, int64_t stamp, int64_t error, int one_write)
+static int feed_with_uncertainty(ResponseReader *reader, const UsualRead *usual, int unsure, int64_t timestamp, int64_t error, int one_write)
 {
-    int64_t before = reading->output_events, largest = reading->max_gap;
-    if (take_events(reading, usual->events, unsure, stamp, error) < 0)
+    int64_t before = reader->output_events, largest = reader->max_gap;
+    if (feed_events(reader, usual->events, unsure, timestamp, error) < 0)
         return -1;
-    int64_t outputs = reading->output_events - before;
-    if (take_events(reading, usual->events + unsure, usual->count - unsure, stamp, 0) < 0)
+    int64_t outputs = reader->output_events - before;
+    if (feed_events(reader, usual->events + unsure, usual->count - unsure, timestamp, 0) < 0)
         return -1;
-    if (reading->output_events > before + outputs)
-        reading->unsure_at = NEVER;
+    if (reader->output_events > before + outputs)
+        reader->unsure_at = NEVER;
     else if (outputs) {
-        reading->unsure_at = stamp;
-        reading->unsure_error = error;
-        if (PyObject_Size(reading->finish_reason) > 0) {
+        reader->unsure_at = timestamp;
+        reader->unsure_error = error;
+        if (PyObject_Size(reader->finish_reason) > 0) {
             outputs--;
-            if (reading->output_events > 1) { /* both are not negative: stamps grow */
-                int64_t gap = (stamp - reading->first_token) / (reading->output_events - 1);
-                reading->unsure_error = error < gap ? error : gap;
+            if (reader->output_events > 1) { /* both are not negative: stamps grow */
+                int64_t gap = (timestamp - reader->first_token) / (reader->output_events - 1);
+                reader->unsure_error = error < gap ? error : gap;
             }
         }
     }
     if (outputs && !one_write) {
-        PyObject *errors = PyObject_GetAttr(reading->flow, name_errors);
+        PyObject *errors = PyObject_GetAttr(reader->flow, name_errors);
         PyObject *pair = errors == NULL ? NULL : Py_BuildValue("LL", (long long)error, (long long)outputs);
         int failed = pair == NULL || PyList_Append(errors, pair) < 0;
         Py_XDECREF(errors);
@@ -216,29 +216,29 @@ static int take_unsure(Reading *reading, const Usual *usual, int unsure, int64_t
         if (failed)
             return -1;
     }
-    if ((one_write || !outputs) && reading->max_gap > largest)
-        reading->max_gap_error = 0;
+    if ((one_write || !outputs) && reader->max_gap > largest)
+        reader->max_gap_error = 0;
     return 0;
 }
 
 /* The events of a usual read: Exchange._feed_read from there on. -1 with an exception. */
-static int take_usual_events(Exchange *exchange, Reading *reading, const Usual *usual, const Read *read)
+static int feed_usual_events(Exchange *exchange, ResponseReader *reader, const UsualRead *usual, const Read *read)
 {
-    int first = reading->first_token < 0, single = usual->chunks == 1;
+    int first = reader->first_token < 0, single = usual->chunks == 1;
     if (usual->count == 0)
         return 0;
     if (!first && single) {
-        if (take_events(reading, usual->events, usual->count, read->stamp, 0) < 0)
+        if (feed_events(reader, usual->events, usual->count, read->timestamp, 0) < 0)
             return -1;
     } else {
         int64_t earliest = first && exchange->sent > read->empty_at ? exchange->sent : read->empty_at;
         int unsure = usual->ended ? usual->count : single ? 0 : usual->count - 1;
-        if (take_unsure(reading, usual, unsure, read->stamp, read->stamp - earliest, single) < 0)
+        if (feed_with_uncertainty(reader, usual, unsure, read->timestamp, read->timestamp - earliest, single) < 0)
             return -1;
     }
-    if (first && reading->first_token >= 0) {
-        exchange->client_lag = read->read_at - read->stamp;
-        if (exchange->on_first != Py_None && tell(exchange->on_first, PyLong_FromLongLong(reading->first_token)) < 0)
+    if (first && reader->first_token >= 0) {
+        exchange->client_lag = read->read_at - read->timestamp;
+        if (exchange->on_first != Py_None && call_and_drop(exchange->on_first, PyLong_FromLongLong(reader->first_token)) < 0)
             return -1;
     }
     exchange->progress = read->read_at;
@@ -246,66 +246,66 @@ static int take_usual_events(Exchange *exchange, Reading *reading, const Usual *
 }
 
 /* The end of a usual answer: Exchange._complete. -1 with an exception. */
-static int complete(Exchange *exchange, Reading *reading, int64_t stamp)
+static int complete_exchange(Exchange *exchange, ResponseReader *reader, int64_t timestamp)
 {
     PyObject *failure = NULL;
     int sound = 1;
-    if (PyObject_Size(reading->error) == 0 && PyObject_Size(reading->malformed) == 0 &&
-        (sound = PySet_Contains(endings, reading->finish_reason)) > 0 && reading->first_event >= 0) {
+    if (PyObject_Size(reader->error) == 0 && PyObject_Size(reader->malformed) == 0 &&
+        (sound = PySet_Contains(endings, reader->finish_reason)) > 0 && reader->first_event >= 0) {
         failure = Py_None;
         Py_INCREF(failure);
     } else if (sound >= 0)
-        failure = PyObject_CallMethod((PyObject *)reading, "judge", "OOO", Py_True, Py_False, Py_True);
+        failure = PyObject_CallMethod((PyObject *)reader, "judge", "OOO", Py_True, Py_False, Py_True);
     if (failure == NULL)
         return -1;
-    replace(&exchange->failure, failure);
-    exchange->done = stamp;
+    set_stolen(&exchange->failure, failure);
+    exchange->done = timestamp;
     return 0;
 }
 
 /* Take a read if it is usual: 1 if the answer is over, 0 if not, 2 if it is not usual, -1 with an exception. */
-static int take_usual(Exchange *exchange, const Read *read)
+static int feed_usual_read(Exchange *exchange, const Read *read)
 {
-    Response *response = (Response *)exchange->response;
-    Reading *reading = (Reading *)exchange->reader;
-    Usual usual = {.count = 0};
+    ResponseParser *response = (ResponseParser *)exchange->response;
+    ResponseReader *reader = (ResponseReader *)exchange->reader;
+    UsualRead usual = {.count = 0};
     int fits = 1, result = -1;
     if (Py_TYPE(exchange->response) != response_class || Py_TYPE(exchange->decoder) != decoder_class ||
-        Py_TYPE(exchange->reader) != reading_class)
+        Py_TYPE(exchange->reader) != reader_class)
         return 2;
-    if (!look(exchange, response, (Decoder *)exchange->decoder, reading, read, &usual)) {
-        forget(&usual);
+    if (!parse_usual_read(exchange, response, (SseDecoder *)exchange->decoder, reader, read, &usual)) {
+        release_usages(&usual);
         return 2;
     }
-    Py_INCREF((PyObject *)reading); /* who is told of the first output may send the request again */
+    Py_INCREF((PyObject *)reader); /* who is told of the first output may send the request again */
     Py_INCREF((PyObject *)response);
     exchange->bytes_received += read->size;
     if (usual.head != NULL) {
         PyObject **places[] = {&response->headers, &response->_mode, &response->_bytes_left};
         for (int i = 0; i < 3; i++)
-            put_same(places[i], PyTuple_GetItem(usual.head, i + 1));
-        put_same(&response->uses_left, PyTuple_GetItem(usual.head, 5));
-        put_same(&response->idle_limit_s, PyTuple_GetItem(usual.head, 6));
-        response->status = number_of(PyTuple_GetItem(usual.head, 0), &fits);
+            set_object(places[i], PyTuple_GetItem(usual.head, i + 1));
+        set_object(&response->uses_left, PyTuple_GetItem(usual.head, 5));
+        set_object(&response->idle_limit_s, PyTuple_GetItem(usual.head, 6));
+        response->status = read_number(PyTuple_GetItem(usual.head, 0), &fits);
         response->reusable = PyTuple_GetItem(usual.head, 4) == Py_True;
         response->chunked = exchange->is_event_stream = exchange->at_chunk_start = 1;
         response->until_close = 0;
-        exchange->first_byte = read->stamp;
+        exchange->first_byte = read->timestamp;
         exchange->kernel_stamp = read->from_kernel;
     }
     if (usual.chunks)
-        ((Decoder *)exchange->decoder)->started = 1;
+        ((SseDecoder *)exchange->decoder)->started = 1;
     if (usual.ended) {
-        put_same(&response->_mode, mode_end);
-        put_same(&response->surplus, no_bytes);
+        set_object(&response->_mode, mode_end);
+        set_object(&response->surplus, no_bytes);
         response->complete = 1;
         exchange->at_chunk_start = 0;
     }
-    if (take_usual_events(exchange, reading, &usual, read) == 0)
-        result = !usual.ended ? 0 : complete(exchange, reading, read->stamp) < 0 ? -1 : 1;
-    Py_DECREF((PyObject *)reading);
+    if (feed_usual_events(exchange, reader, &usual, read) == 0)
+        result = !usual.ended ? 0 : complete_exchange(exchange, reader, read->timestamp) < 0 ? -1 : 1;
+    Py_DECREF((PyObject *)reader);
     Py_DECREF((PyObject *)response);
-    forget(&usual);
+    release_usages(&usual);
     return result;
 }
 
@@ -318,15 +318,15 @@ static int read_of(PyObject *tuple, Read *read)
         return 0;
     PyBytes_AsStringAndSize(PyTuple_GetItem(tuple, 0), &data, &read->size);
     read->data = data;
-    read->stamp = number_of(PyTuple_GetItem(tuple, 1), &fits);
-    read->read_at = number_of(PyTuple_GetItem(tuple, 2), &fits);
-    read->empty_at = number_of(PyTuple_GetItem(tuple, 3), &fits);
+    read->timestamp = read_number(PyTuple_GetItem(tuple, 1), &fits);
+    read->read_at = read_number(PyTuple_GetItem(tuple, 2), &fits);
+    read->empty_at = read_number(PyTuple_GetItem(tuple, 3), &fits);
     read->from_kernel = PyTuple_GetItem(tuple, 4) == Py_True;
     return fits;
 }
 
 /* Call a method of Python with the parts of a read. 1 if it says so, 0 if not, -1 with an exception. */
-static int by_python(Exchange *exchange, const char *name, PyObject *read)
+static int call_python_feed(Exchange *exchange, const char *name, PyObject *read)
 {
     PyObject *method = PyObject_GetAttrString((PyObject *)exchange, name), *parts = PySequence_Tuple(read);
     PyObject *over = method == NULL || parts == NULL ? NULL : PyObject_CallObject(method, parts);
@@ -338,24 +338,24 @@ static int by_python(Exchange *exchange, const char *name, PyObject *read)
 }
 
 /* Take a read, usual or not: 1 if the answer is over, 0 if not, -1 with an exception. */
-static int take_any(Exchange *exchange, const Read *read)
+static int feed_any_read(Exchange *exchange, const Read *read)
 {
-    int over = take_usual(exchange, read);
+    int over = feed_usual_read(exchange, read);
     if (over != 2)
         return over;
     PyObject *tuple = read_tuple(read);
-    over = tuple == NULL ? -1 : by_python(exchange, "_feed_read", tuple);
+    over = tuple == NULL ? -1 : call_python_feed(exchange, "_feed_read", tuple);
     Py_XDECREF(tuple);
     return over;
 }
 
 /* What is said of the reads to come, after some that have not ended the answer. */
-static void await_more(Exchange *exchange)
+static void update_batching(Exchange *exchange)
 {
-    Reading *reading = (Reading *)exchange->reader;
-    exchange->may_batch = exchange->is_event_stream && ((Response *)exchange->response)->chunked &&
-                        reading->first_token >= 0 && exchange->sink == Py_None;
-    put_same(&exchange->template, exchange->at_chunk_start ? reading->template : Py_None);
+    ResponseReader *reader = (ResponseReader *)exchange->reader;
+    exchange->may_batch = exchange->is_event_stream && ((ResponseParser *)exchange->response)->chunked &&
+                        reader->first_token >= 0 && exchange->sink == Py_None;
+    set_object(&exchange->template, exchange->at_chunk_start ? reader->template : Py_None);
     if (exchange->may_batch && !exchange->at_chunk_start)
         exchange->splits_chunks = 1;
 }
@@ -370,9 +370,9 @@ static PyObject *exchange_feed_reads(PyObject *self, PyObject *reads)
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *read = PySequence_GetItem(reads, i);
         Py_ssize_t parts = read == NULL ? -1 : PySequence_Size(read);
-        int over = parts < 0 ? -1 : parts == 3 || !read_of(read, &one) ? 2 : take_usual(exchange, &one);
+        int over = parts < 0 ? -1 : parts == 3 || !read_of(read, &one) ? 2 : feed_usual_read(exchange, &one);
         if (over == 2) {
-            over = by_python(exchange, parts == 3 ? "_feed_run" : "_feed_read", read);
+            over = call_python_feed(exchange, parts == 3 ? "_feed_run" : "_feed_read", read);
             over = parts == 3 && over > 0 ? 0 : over;
         }
         Py_XDECREF(read);
@@ -380,11 +380,11 @@ static PyObject *exchange_feed_reads(PyObject *self, PyObject *reads)
             return NULL;
         if (over) {
             if (i + 1 < count) /* bytes after the end */
-                ((Response *)exchange->response)->reusable = 0;
+                ((ResponseParser *)exchange->response)->reusable = 0;
             Py_RETURN_TRUE;
         }
     }
-    await_more(exchange);
+    update_batching(exchange);
     Py_RETURN_FALSE;
 }
 
@@ -393,17 +393,17 @@ static PyMethodDef exchange_methods[] = {
     {"feed_reads", exchange_feed_reads, METH_O, NULL},
     {NULL},
 };
-static PyMethodDef response_methods[] = {{NULL}}, decoder_methods[] = {{NULL}}, reading_methods[] = {{NULL}};
+static PyMethodDef response_methods[] = {{NULL}}, decoder_methods[] = {{NULL}}, reader_methods[] = {{NULL}};
 
 /* Whether an buffer is that of a connection without TLS, whose request asked for so few events that no template is learned,
    and which has reads for it alone: the exchange, borrowed; else NULL. */
-static Exchange *usual_exchange(SocketBuffer *buffer)
+static Exchange *exchange_for_delivery(SocketBuffer *buffer)
 {
     Exchange *exchange = (Exchange *)buffer->exchange;
     if (buffer->ended_at || buffer->is_deferred || buffer->run_count || buffer->template != Py_None || buffer->reads == NULL ||
-        !PyList_Check(buffer->reads) || reads_in(buffer) < 1 || buffer->tls != Py_None || buffer->is_closed ||
+        !PyList_Check(buffer->reads) || count_reads(buffer) < 1 || buffer->tls != Py_None || buffer->is_closed ||
         exchange == NULL || exchange_class == NULL || Py_TYPE((PyObject *)exchange) != exchange_class ||
-        Py_TYPE(exchange->reader) != reading_class || ((Reading *)exchange->reader)->learned != ENOUGH)
+        Py_TYPE(exchange->reader) != reader_class || ((ResponseReader *)exchange->reader)->learned != NO_MORE_TEMPLATES)
         return NULL;
     if (exchange->first_byte < 0) { /* it may be the end of an idle connection: 408 */
         Read read;
@@ -419,16 +419,16 @@ static Exchange *usual_exchange(SocketBuffer *buffer)
 }
 
 /* Exchange.feed_reads, of reads that are no tuples: 1 if the answer is over, 0 if not, -1 with an exception. */
-static int arrived(Exchange *exchange, const Kept *kept)
+static int feed_waiting_reads(Exchange *exchange, const WaitingRead *kept)
 {
     for (; kept != NULL; kept = kept->next) {
-        int over = take_any(exchange, &kept->read);
+        int over = feed_any_read(exchange, &kept->read);
         if (over > 0 && kept->next != NULL) /* bytes after the end */
-            ((Response *)exchange->response)->reusable = 0;
+            ((ResponseParser *)exchange->response)->reusable = 0;
         if (over)
             return over;
     }
-    await_more(exchange);
+    update_batching(exchange);
     return 0;
 }
 
@@ -438,7 +438,7 @@ static int deliver(Receiver *receiver, PyObject *value)
     if (!is_socket_buffer(value))
         return -1;
     SocketBuffer *buffer = (SocketBuffer *)value;
-    Exchange *exchange = usual_exchange(buffer);
+    Exchange *exchange = exchange_for_delivery(buffer);
     int over = -1;
     if (exchange == NULL)
         return 0;
@@ -446,9 +446,9 @@ static int deliver(Receiver *receiver, PyObject *value)
     if (PyList_Size(buffer->reads) == 0) {
         receiver->queued_reads -= buffer->is_queued ? buffer->kept : 0;
         buffer->is_queued = 0;
-        Kept *kept = take_kept(buffer);
-        over = arrived(exchange, kept);
-        drop_kept(kept);
+        WaitingRead *kept = detach_waiting(buffer);
+        over = feed_waiting_reads(exchange, kept);
+        free_waiting(kept);
     } else {
         PyObject *reads = receiver_take_reads((PyObject *)receiver, value);
         buffer->is_queued = 0;
@@ -470,7 +470,7 @@ static PyObject *receiver_deliver(PyObject *self, PyObject *value)
 }
 
 /* Whether a connection can take a request. */
-static int is_free(const SocketBuffer *buffer)
+static int can_carry_request(const SocketBuffer *buffer)
 {
     return !buffer->is_closed && buffer->tls == Py_None && buffer->unsent != NULL && PyList_Check(buffer->unsent) &&
            PyList_Size(buffer->unsent) == 0;
@@ -478,19 +478,19 @@ static int is_free(const SocketBuffer *buffer)
 
 /* Send a request, whose head and body are bytes, on a free connection: how many bytes the socket did not take, -2 with an
    exception. */
-static int64_t carry(Exchange *exchange, PyObject *connection, PyObject *awaited)
+static int64_t send_on_connection(Exchange *exchange, PyObject *connection, PyObject *open_exchanges)
 {
     SocketBuffer *buffer = (SocketBuffer *)connection;
-    put_same(&buffer->exchange, (PyObject *)exchange);
-    put_same(&buffer->template, Py_None);
-    put_same(&exchange->connection, connection);
+    set_object(&buffer->exchange, (PyObject *)exchange);
+    set_object(&buffer->template, Py_None);
+    set_object(&exchange->connection, connection);
     buffer->may_batch = 0;
     exchange->reused = buffer->responses_served > 0;
     if (!exchange->reused) { /* the first on its connection */
         exchange->tcp = buffer->tcp_ns;
         exchange->tls = buffer->tls_ns;
     }
-    if (PySet_Add(awaited, (PyObject *)exchange) < 0)
+    if (PySet_Add(open_exchanges, (PyObject *)exchange) < 0)
         return -2;
     PyObject *const parts[] = {exchange->head, exchange->payload};
     struct iovec vectors[2];
@@ -499,7 +499,7 @@ static int64_t carry(Exchange *exchange, PyObject *connection, PyObject *awaited
         vectors[i] = (struct iovec){.iov_base = PyBytes_AsString(parts[i]), .iov_len = (size_t)PyBytes_Size(parts[i])};
         whole += (int64_t)vectors[i].iov_len;
     }
-    int64_t sent = sent_parts(buffer->fd, vectors, 2, &at);
+    int64_t sent = write_parts(buffer->fd, vectors, 2, &at);
     exchange->ready = exchange->sent = at;
     exchange->bytes_sent += whole;
     return sent < 0 ? 0 : whole - sent; /* after an error, the next read reports it */
@@ -515,12 +515,12 @@ static PyObject *receiver_send_on_idle(PyObject *Py_UNUSED(self), PyObject *cons
     PyObject *idle = args[1], *taken = NULL;
     Py_ssize_t size = PySequence_Size(idle);
     PyObject *connection = size > 0 ? PySequence_GetItem(idle, size - 1) : NULL;
-    int64_t reuse = number_of(args[2], &fits), left = -1;
-    if (connection != NULL && PyObject_TypeCheck(connection, socket_buffer_type) && is_free((SocketBuffer *)connection) &&
+    int64_t reuse = read_number(args[2], &fits), left = -1;
+    if (connection != NULL && PyObject_TypeCheck(connection, socket_buffer_type) && can_carry_request((SocketBuffer *)connection) &&
         PyBytes_Check(exchange->head) && PyBytes_Check(exchange->payload) && fits &&
         clock_ns(CLOCK_MONOTONIC) - ((SocketBuffer *)connection)->idle_since <= reuse) {
         taken = PyObject_CallMethodObjArgs(idle, name_pop, NULL);
-        left = taken == NULL ? -2 : carry(exchange, connection, args[3]);
+        left = taken == NULL ? -2 : send_on_connection(exchange, connection, args[3]);
         Py_XDECREF(taken);
     } else
         PyErr_Clear();
@@ -530,14 +530,14 @@ static PyObject *receiver_send_on_idle(PyObject *Py_UNUSED(self), PyObject *cons
 
 /* The exchange of a connection that is free again, but not among the idle ones; None: all is left as it was; NULL with an
    exception. */
-static PyObject *freed_by(Receiver *receiver, SocketBuffer *buffer, PyObject *in_flight, PyObject *awaited)
+static PyObject *detach_exchange(Receiver *receiver, SocketBuffer *buffer, PyObject *in_flight, PyObject *open_exchanges)
 {
     PyObject *busy = buffer->exchange;
     Exchange *exchange = (Exchange *)busy;
     if (busy == NULL || exchange_class == NULL || Py_TYPE(busy) != exchange_class || exchange->is_reported ||
         Py_TYPE(exchange->response) != response_class)
         Py_RETURN_NONE;
-    Response *response = (Response *)exchange->response;
+    ResponseParser *response = (ResponseParser *)exchange->response;
     if (!response->complete || !response->reusable || response->uses_left != Py_None ||
         response->idle_limit_s != Py_None || buffer->unsent == NULL || !PyList_Check(buffer->unsent) ||
         PyList_Size(buffer->unsent) != 0)
@@ -547,9 +547,9 @@ static PyObject *freed_by(Receiver *receiver, SocketBuffer *buffer, PyObject *in
     buffer->responses_served++;
     if (set_deferred(receiver, buffer, 0) < 0)
         goto failed;
-    put_same(&exchange->connection, Py_None);
-    put_same(&exchange->payload, no_bytes);
-    if (PySet_Discard(awaited, busy) < 0)
+    set_object(&exchange->connection, Py_None);
+    set_object(&exchange->payload, no_bytes);
+    if (PySet_Discard(open_exchanges, busy) < 0)
         goto failed;
     if (PyDict_GetItemWithError(in_flight, busy) != NULL) {
         if (PyDict_DelItem(in_flight, busy) < 0)
@@ -563,7 +563,7 @@ failed:
 }
 
 /* -1 with an exception. */
-static int keep_idle(PyObject *idle, PyObject *connection)
+static int add_to_idle(PyObject *idle, PyObject *connection)
 {
     ((SocketBuffer *)connection)->idle_since = clock_ns(CLOCK_MONOTONIC);
     PyObject *done = PyObject_CallMethodObjArgs(idle, name_append, connection, NULL);
@@ -576,8 +576,8 @@ static PyObject *receiver_recycle(PyObject *self, PyObject *const *args, Py_ssiz
 {
     if (count != 4 || !PyObject_TypeCheck(args[0], socket_buffer_type) || !PyDict_Check(args[2]) || !PySet_Check(args[3]))
         Py_RETURN_NONE;
-    PyObject *freed = freed_by((Receiver *)self, (SocketBuffer *)args[0], args[2], args[3]);
-    if (freed != NULL && freed != Py_None && keep_idle(args[1], args[0]) < 0)
+    PyObject *freed = detach_exchange((Receiver *)self, (SocketBuffer *)args[0], args[2], args[3]);
+    if (freed != NULL && freed != Py_None && add_to_idle(args[1], args[0]) < 0)
         Py_CLEAR(freed);
     return freed;
 }
@@ -615,7 +615,7 @@ static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *oth
 static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     int fits = count == 2, others = 0;
-    int64_t slice_ns = fits ? number_of(args[0], &fits) : 0;
+    int64_t slice_ns = fits ? read_number(args[0], &fits) : 0;
     if (!fits) {
         PyErr_SetString(PyExc_TypeError, "deliver_queued(slice_ns, other)");
         return NULL;

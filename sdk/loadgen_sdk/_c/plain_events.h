@@ -7,7 +7,7 @@ typedef struct {
 } Template;
 
 /* The text of a plain event at `text`, before `end`: where its closing quote is, else NULL. */
-static const char *plain_text(const char *text, const char *end)
+static const char *skip_plain_text(const char *text, const char *end)
 {
     const char *stop = text;
     int ascii = 1;
@@ -32,11 +32,11 @@ static const char *plain_text(const char *text, const char *end)
 }
 
 /* The payload of a plain event at `at`, before `end`: where it ends, else NULL. */
-static const char *plain_payload(const char *at, const char *end, const Template *template)
+static const char *skip_plain_payload(const char *at, const char *end, const Template *template)
 {
     if (end - at < template->before_size || memcmp(at, template->before, (size_t)template->before_size) != 0)
         return NULL;
-    const char *stop = plain_text(at + template->before_size, end);
+    const char *stop = skip_plain_text(at + template->before_size, end);
     if (stop == NULL || end - stop < template->after_size ||
         memcmp(stop, template->after, (size_t)template->after_size) != 0)
         return NULL;
@@ -44,16 +44,16 @@ static const char *plain_payload(const char *at, const char *end, const Template
 }
 
 /* A plain event at `at`, before `end`: where it ends, else NULL. */
-static const char *plain_event(const char *at, const char *end, const Template *template)
+static const char *skip_plain_event(const char *at, const char *end, const Template *template)
 {
     if (end - at < 6 || memcmp(at, "data: ", 6) != 0)
         return NULL;
-    const char *stop = plain_payload(at + 6, end, template);
+    const char *stop = skip_plain_payload(at + 6, end, template);
     return stop == NULL || end - stop < 2 || memcmp(stop, "\n\n", 2) != 0 ? NULL : stop + 2;
 }
 
 /* An event at `at`, before `end`, that is one line of data, which is not empty: where it ends, else NULL. */
-static const char *line_event(const char *at, const char *end)
+static const char *skip_line_event(const char *at, const char *end)
 {
     if (end - at < 6 || memcmp(at, "data: ", 6) != 0)
         return NULL;
@@ -62,7 +62,7 @@ static const char *line_event(const char *at, const char *end)
 }
 
 /* A whole chunk at `at`, before `end`: its content is from `*content` to `*close`; returns what follows it, or NULL. */
-static const char *chunk(const char *at, const char *end, const char **content, const char **close)
+static const char *parse_chunk(const char *at, const char *end, const char **content, const char **close)
 {
     int64_t length = 0; /* eight digits are more than a Py_ssize_t of 32 bits holds */
     const char *digits = at;
@@ -86,12 +86,12 @@ static const char *chunk(const char *at, const char *end, const char **content, 
 }
 
 /* A chunk at `at` that holds nothing but plain events: what follows it, and how many events it holds; else NULL. */
-static const char *plain_chunk(const char *at, const char *end, const Template *template, Py_ssize_t *events)
+static const char *parse_plain_chunk(const char *at, const char *end, const Template *template, Py_ssize_t *events)
 {
-    const char *content, *close, *next = chunk(at, end, &content, &close);
+    const char *content, *close, *next = parse_chunk(at, end, &content, &close);
     *events = 0;
     while (next != NULL && content < close) {
-        content = plain_event(content, close, template);
+        content = skip_plain_event(content, close, template);
         if (content == NULL)
             return NULL;
         ++*events;
@@ -135,23 +135,23 @@ static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
     const char *at = data, *end = data + size, *next, *content, *close;
     Py_ssize_t chunks = 0, plain = 0, found = 0;
     while (at < end) {
-        if (template.before_size && (next = plain_chunk(at, end, &template, &found)) != NULL) {
+        if (template.before_size && (next = parse_plain_chunk(at, end, &template, &found)) != NULL) {
             plain += found;
             chunks++;
             at = next;
             continue;
         }
-        next = chunk(at, end, &content, &close);
+        next = parse_chunk(at, end, &content, &close);
         if (next == NULL || memchr(content, '\r', (size_t)(close - content)) != NULL)
             break;
         const char *event = content;
         while (event != NULL && event < close)
-            event = line_event(event, close);
+            event = skip_line_event(event, close);
         if (event == NULL)
             break;
         for (; content < close; content = event) {
-            event = line_event(content, close);
-            if (template.before_size && plain_event(content, close, &template) == event) {
+            event = skip_line_event(content, close);
+            if (template.before_size && skip_plain_event(content, close, &template) == event) {
                 plain++;
                 continue;
             }
@@ -193,7 +193,7 @@ static PyObject *plain_run(PyObject *Py_UNUSED(module), PyObject *args)
         char *data;
         Py_ssize_t size;
         if (!PyBytes_Check(event) || PyBytes_AsStringAndSize(event, &data, &size) < 0 ||
-            plain_payload(data, data + size, &template) != data + size)
+            skip_plain_payload(data, data + size, &template) != data + size)
             break;
         found++;
     }
