@@ -91,7 +91,7 @@ class ValidateRequest(NamedTuple):
     without=(*(LOAD_OPTIONS - {"seed", "salt"}), "keep"),
     help_texts={"out": "A new folder for all of it."},
 )
-def validate(  # noqa: PLR0913 - one parameter for each option of the command
+def validate(
     invocation: Invocation,
     contract: Annotated[
         Path | None,

@@ -41,7 +41,7 @@ from loadgen.contracts.rates import (
     has_two_windows,
     meets_slo,
 )
-from loadgen.contracts.recorded_run import MeasuredLevel, MeasuredRun, RecordedRun
+from loadgen.contracts.recorded_run import LoadedRun, MeasuredLevel, RecordedRun
 from loadgen.contracts.steady_samples import (
     QUEUE_METRIC,
     QuantileQuery,
@@ -163,7 +163,7 @@ class TermEvaluator:
         self.horizon_s = horizon_s
         self.cost_function = cost_function
         self.runs = level.runs
-        self.measured_runs = [MeasuredRun(run, run.columns()) for run in level.runs]
+        self.loaded_runs = [LoadedRun(run, run.columns()) for run in level.runs]
 
     def evaluate(self, term: ContractTerm) -> TermEstimate:
         """Return the metric of a term. Raise EstimateError if the records do not have it."""
@@ -188,9 +188,7 @@ class TermEvaluator:
         estimate = estimate._replace(interval=interval)
         if estimate.load_s:
             return estimate
-        timed_samples = [
-            timed_values(measured_run.columns, "e2e") for measured_run in self.measured_runs
-        ]
+        timed_samples = [timed_values(loaded_run.columns, "e2e") for loaded_run in self.loaded_runs]
         return estimate._replace(
             load_s=steady_samples.load_length_s(timed_samples),
             effective_size=steady_samples.server_sample_size(self.runs, timed_samples),
@@ -229,7 +227,7 @@ class TermEvaluator:
     def latency(self, term: ContractTerm) -> TermEstimate:
         """Return a quantile of a time per request or per task."""
         query = self._query(term.metric, term.quantile, f"{term.kind} {term.percentile_label}")
-        latency = estimate_latency(self.measured_runs, query, term.kind, limit_ns=term.limit)
+        latency = estimate_latency(self.loaded_runs, query, term.kind, limit_ns=term.limit)
         return _estimate_of_sample(latency.interval, latency.sample.request_count, latency.sample)
 
     def pooled_gaps(self, term: ContractTerm) -> TermEstimate:
@@ -244,9 +242,7 @@ class TermEvaluator:
                 raise EstimateError("no answer had two events, so there are no gaps")
         run_gaps = [run.gaps.quantile(term.quantile) for run in self.runs]
         interval = intervals.replications(run_gaps, self.confidence)
-        timed_samples = [
-            timed_values(measured_run.columns, "e2e") for measured_run in self.measured_runs
-        ]
+        timed_samples = [timed_values(loaded_run.columns, "e2e") for loaded_run in self.loaded_runs]
         load_s = steady_samples.load_length_s(timed_samples)
         text = f"{term.kind} {term.percentile_label}"
         shortage = find_horizon_shortage(load_s, self.confidence, self.horizon_s, text)
@@ -256,7 +252,7 @@ class TermEvaluator:
 
     def drift(self, term: ContractTerm) -> TermEstimate:
         """Return the relative change of a latency from the first window of the load to the last."""
-        spans = first_and_last_windows(self.measured_runs, term.window_ns)
+        spans = first_and_last_windows(self.loaded_runs, term.window_ns)
         first = self._windows_values(term.of, spans.first)
         last = self._windows_values(term.of, spans.last)
         load_s = len(self.runs) * term.window_ns / 1e9
@@ -283,11 +279,11 @@ class TermEvaluator:
         """Return the values of a metric for the requests that are due in one span of each run."""
         return [
             metric_values(
-                measured_run.columns,
+                loaded_run.columns,
                 metric,
-                windows.is_within(measured_run.columns["due_ns"], span),
+                windows.is_within(loaded_run.columns["due_ns"], span),
             )
-            for measured_run, span in zip(self.measured_runs, spans, strict=True)
+            for loaded_run, span in zip(self.loaded_runs, spans, strict=True)
         ]
 
     def between_nodes(self, term: ContractTerm) -> TermEstimate:
@@ -326,8 +322,8 @@ class TermEvaluator:
     def _node_latency(self, term: ContractTerm, node: int, confidence: float) -> NodeLatency:
         """Return the quantile of a latency at one node, which is given by its index."""
         values = [
-            metric_values(measured_run.columns, term.of, measured_run.columns["target"] == node)
-            for measured_run in self.measured_runs
+            metric_values(loaded_run.columns, term.of, loaded_run.columns["target"] == node)
+            for loaded_run in self.loaded_runs
         ]
         load_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
         query = self._query(term.of, term.quantile, term.percentile_label)
@@ -354,9 +350,9 @@ class TermEvaluator:
             for run in other_level.runs
         ]
         query = self._query(term.of, term.quantile, f"{term.of} {term.percentile_label}")
-        own = estimate_latency(self.measured_runs, query, term.of)
-        other_measured_runs = [MeasuredRun(run, run.columns()) for run in other_runs]
-        other = estimate_latency(other_measured_runs, query, term.of)
+        own = estimate_latency(self.loaded_runs, query, term.of)
+        other_loaded_runs = [LoadedRun(run, run.columns()) for run in other_runs]
+        other = estimate_latency(other_loaded_runs, query, term.of)
         shortage = combine_shortages(
             [own.sample.shortage, other.sample.shortage.with_prefix(term.level)]
         )
@@ -369,14 +365,14 @@ class TermEvaluator:
     def errors(self, _term: ContractTerm) -> TermEstimate:
         """Return the share of requests that are not ok."""
         marks = []
-        for measured_run in self.measured_runs:
-            is_error = measured_run.columns["status"] != OK
-            marks.append(is_error[counted_requests(measured_run.columns)].astype(float))
+        for loaded_run in self.loaded_runs:
+            is_error = loaded_run.columns["status"] != OK
+            marks.append(is_error[counted_requests(loaded_run.columns)].astype(float))
         return self._share(marks)
 
     def goodput(self, term: ContractTerm) -> TermEstimate:
         """Return the share of requests that meet the SLO."""
-        misses = [_slo_misses(measured_run) for measured_run in self.measured_runs]
+        misses = [_slo_misses(loaded_run) for loaded_run in self.loaded_runs]
         query = self._query(QUEUE_METRIC, term.limit, f"a share of {format.percent(term.limit)}")
         sample = steady_samples.select_steady_sample(self.runs, misses, query)
         share = self._share([1 - run_misses for run_misses in sample.values])
@@ -429,7 +425,7 @@ class TermEvaluator:
 
     def steady_rate(self, term: ContractTerm) -> TermEstimate:
         """Return a rate per second in steady state, per GPU if the term says so."""
-        rate = estimate_rate(self.measured_runs, RATE_COUNTERS[term.metric], self.confidence)
+        rate = estimate_rate(self.loaded_runs, RATE_COUNTERS[term.metric], self.confidence)
         interval = rate.interval
         if term.requires("gpus"):
             gpus = self.runs[0].summary.target.gpus
@@ -440,9 +436,9 @@ class TermEvaluator:
 
     def sustained(self, term: ContractTerm) -> TermEstimate:
         """Return the rate of ok requests in the last window as a share of that in the first."""
-        spans = first_and_last_windows(self.measured_runs, term.window_ns)
-        first = batch_rates(self.measured_runs, spans.first, count_ok_requests)
-        last = batch_rates(self.measured_runs, spans.last, count_ok_requests)
+        spans = first_and_last_windows(self.loaded_runs, term.window_ns)
+        first = batch_rates(self.loaded_runs, spans.first, count_ok_requests)
+        last = batch_rates(self.loaded_runs, spans.last, count_ok_requests)
         ratio = intervals.ratio(last, first, level=self.confidence)
         first_of_runs = np.array(first).reshape(len(self.runs), -1).mean(axis=1)
         last_of_runs = np.array(last).reshape(len(self.runs), -1).mean(axis=1)
@@ -465,7 +461,7 @@ class TermEvaluator:
                 raise EstimateError(reason or "nothing says what the accelerators used")
             energies.append(energy)
             run_energies.append(value)
-        rate = estimate_rate(self.measured_runs, metric.counter, self.confidence)
+        rate = estimate_rate(self.loaded_runs, metric.counter, self.confidence)
         mean_watts = math.fsum(energy.watts or 0.0 for energy in energies) / len(energies)
         error = max((energy.error_j or 0.0) / energy.joules for energy in energies if energy.joules)
         power = Interval(
@@ -483,7 +479,7 @@ class TermEvaluator:
         """Return the cost of a thousand good requests or tasks."""
         if self.cost_function is None:
             raise EstimateError("there are no prices")
-        good_rate = estimate_rate(self.measured_runs, count_good_requests, self.confidence)
+        good_rate = estimate_rate(self.loaded_runs, count_good_requests, self.confidence)
         if good_rate.caveat:
             raise EstimateError(good_rate.caveat)
         if good_rate.interval.value <= 0:
@@ -589,9 +585,9 @@ def _estimate_with_shortage(
     )
 
 
-def _slo_misses(measured_run: MeasuredRun) -> TimedValues:
+def _slo_misses(loaded_run: LoadedRun) -> TimedValues:
     """Return 1.0 for each request that misses the SLO of its run and 0.0 for each that meets it."""
-    run, columns = measured_run
+    run, columns = loaded_run
     mask = counted_requests(columns, run.header.slo)
     return steady_samples.order_by_due_time(
         columns, mask, (~meets_slo(run, columns)).astype(np.float64)

@@ -15,7 +15,7 @@ from loadgen.contracts import load_shortage, quantile_interval
 from loadgen.contracts.load_shortage import EstimateError, LoadLength, LoadShortage
 from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.recorded_run import (
-    MeasuredRun,
+    LoadedRun,
     RecordedRun,
     includes_queueing,
     load_in_residences,
@@ -52,7 +52,7 @@ class BoundedQuantile(NamedTuple):
 
 
 def estimate_latency(
-    measured_runs: Sequence[MeasuredRun],
+    loaded_runs: Sequence[LoadedRun],
     query: QuantileQuery,
     name: str,
     limit_ns: int | None = None,
@@ -60,7 +60,7 @@ def estimate_latency(
     """Return a quantile of a latency in the steady state of the runs of a level.
 
     Args:
-        measured_runs: The runs of the level.
+        loaded_runs: The runs of the level.
         query: The quantile.
         name: The name of the latency in messages.
         limit_ns: The limit of the term. Unfinished requests that already exceed it count.
@@ -68,10 +68,10 @@ def estimate_latency(
     Raises:
         EstimateError: There are too few requests, or too many of them are unfinished.
     """
-    runs = [measured_run.run for measured_run in measured_runs]
+    runs = [loaded_run.run for loaded_run in loaded_runs]
     timed_samples = [
-        timed_values(measured_run.columns, query.metric, limit_ns=limit_ns)
-        for measured_run in measured_runs
+        timed_values(loaded_run.columns, query.metric, limit_ns=limit_ns)
+        for loaded_run in loaded_runs
     ]
     load_s = load_length_s(timed_samples)
     require_supported([samples.values for samples in timed_samples], query.p, name, load_s)

@@ -20,7 +20,7 @@ from loadgen.contracts.load_shortage import (
     EstimateError,
     find_startup_shortage,
 )
-from loadgen.contracts.recorded_run import MeasuredRun, RecordedRun
+from loadgen.contracts.recorded_run import LoadedRun, RecordedRun
 from loadgen.contracts.steady_state import STARTUP_BATCHES
 from loadgen.core import format
 from loadgen.core.metrics import outcomes, windows
@@ -125,12 +125,12 @@ def stop_ns(span: Span) -> float:
     return span.end_s * 1e9
 
 
-def steady_span(measured_run: MeasuredRun) -> Span:
+def steady_span(loaded_run: LoadedRun) -> Span:
     """Return the steady-state window of a run. Raise EstimateError if it has none."""
-    span = measured_run.run.summary.window.steady
+    span = loaded_run.run.summary.window.steady
     if span.duration_s is not None:
         return span
-    due_ns = measured_run.columns["due_ns"][measured_run.columns.attempted]
+    due_ns = loaded_run.columns["due_ns"][loaded_run.columns.attempted]
     if len(np.unique(due_ns)) < 2:
         raise EstimateError("all requests were due at one instant, so there is no rate")
     raise EstimateError(
@@ -151,23 +151,21 @@ def has_two_windows(run: RecordedRun, window_ns: int) -> bool:
     return steady_ns >= 2 * window_ns * WINDOW_TOLERANCE
 
 
-def first_and_last_windows(
-    measured_runs: Sequence[MeasuredRun], window_ns: int
-) -> FirstAndLastWindows:
+def first_and_last_windows(loaded_runs: Sequence[LoadedRun], window_ns: int) -> FirstAndLastWindows:
     """Return the first and the last window of each run.
 
     Raise EstimateError for a run without two windows.
     """
     found = FirstAndLastWindows([], [])
-    for measured_run in measured_runs:
-        span = steady_span(measured_run)
+    for loaded_run in loaded_runs:
+        span = steady_span(loaded_run)
         first_ns = round(start_ns(span))
         last_ns = round(stop_ns(span))
-        if not has_two_windows(measured_run.run, window_ns):
+        if not has_two_windows(loaded_run.run, window_ns):
             length = format.duration((last_ns - first_ns) / 1e9)
             window = format.duration(window_ns / 1e9)
             # An extension adds runs, so each added run has to have two windows.
-            additional_s = PLANNING_MARGIN * 2 * window_ns / 1e9 * len(measured_runs)
+            additional_s = PLANNING_MARGIN * 2 * window_ns / 1e9 * len(loaded_runs)
             raise EstimateError(f"a load of {length} has no two windows of {window}", additional_s)
         found.first.append(windows.span(first_ns, first_ns + window_ns))
         found.last.append(windows.span(last_ns - window_ns, last_ns))
@@ -178,23 +176,23 @@ def first_and_last_windows(
 
 
 def estimate_rate(
-    measured_runs: Sequence[MeasuredRun], count_in_span: CountInSpan, confidence: float
+    loaded_runs: Sequence[LoadedRun], count_in_span: CountInSpan, confidence: float
 ) -> RateEstimate:
     """Return the rate of something per second in steady state.
 
     The interval has no upper end if the start-up of a run did not end, or if the load was too
     short for the time that requests take.
     """
-    spans = [steady_span(measured_run) for measured_run in measured_runs]
+    spans = [steady_span(loaded_run) for loaded_run in loaded_runs]
     settled_spans = []
     caveat = ""
-    for measured_run, span in zip(measured_runs, spans, strict=True):
-        settled_span = _span_after_startup(measured_run, span, count_in_span)
+    for loaded_run, span in zip(loaded_runs, spans, strict=True):
+        settled_span = _span_after_startup(loaded_run, span, count_in_span)
         if settled_span is None:
             caveat = find_startup_shortage(span.duration_s or 0.0).sentence()
         settled_spans.append(settled_span or span)
-    caveat = _find_short_load(measured_runs, spans) or caveat
-    rates = batch_rates(measured_runs, settled_spans, count_in_span)
+    caveat = _find_short_load(loaded_runs, spans) or caveat
+    rates = batch_rates(loaded_runs, settled_spans, count_in_span)
     interval = intervals.batch_means(rates, batches=len(rates), level=confidence)
     run_rates = [float(np.mean(run)) for run in np.split(np.array(rates), len(spans))]
     interval = intervals.widen_by_runs(interval, run_rates)
@@ -204,11 +202,11 @@ def estimate_rate(
 
 
 def _span_after_startup(
-    measured_run: MeasuredRun, span: Span, count_in_span: CountInSpan
+    loaded_run: LoadedRun, span: Span, count_in_span: CountInSpan
 ) -> Span | None:
     """Return the part of a span after the start-up, or None if the start-up did not end."""
     pieces = split_span(span, STARTUP_BATCHES)
-    counts = [count_in_span(measured_run.run, measured_run.columns, piece) for piece in pieces]
+    counts = [count_in_span(loaded_run.run, loaded_run.columns, piece) for piece in pieces]
     startup_pieces = steady_state.count_startup_values(np.array(counts))
     if startup_pieces is None:
         return None
@@ -218,28 +216,28 @@ def _span_after_startup(
 
 
 def batch_rates(
-    measured_runs: Sequence[MeasuredRun], spans: Sequence[Span], count_in_span: CountInSpan
+    loaded_runs: Sequence[LoadedRun], spans: Sequence[Span], count_in_span: CountInSpan
 ) -> list[float]:
     """Return the rates per second in equal parts of one span of each run, run after run."""
-    parts_per_run = max(RATE_BATCHES // len(measured_runs), 2)
+    parts_per_run = max(RATE_BATCHES // len(loaded_runs), 2)
     return [
-        count_in_span(measured_run.run, measured_run.columns, piece) / (piece.duration_s or 1)
-        for measured_run, span in zip(measured_runs, spans, strict=True)
+        count_in_span(loaded_run.run, loaded_run.columns, piece) / (piece.duration_s or 1)
+        for loaded_run, span in zip(loaded_runs, spans, strict=True)
         for piece in split_span(span, parts_per_run)
     ]
 
 
-def _find_short_load(measured_runs: Sequence[MeasuredRun], spans: Sequence[Span]) -> str:
+def _find_short_load(loaded_runs: Sequence[LoadedRun], spans: Sequence[Span]) -> str:
     """Return why a load was too short for a rate, or "" if it was not.
 
     A server that answers no request has a rate of 0, so a run without ok requests is never too
     short.
     """
-    for measured_run, span in zip(measured_runs, spans, strict=True):
-        is_ok = measured_run.columns.where(OK)
+    for loaded_run, span in zip(loaded_runs, spans, strict=True):
+        is_ok = loaded_run.columns.where(OK)
         if not is_ok.any():
             continue
-        residence_ns = (measured_run.columns["end_ns"] - measured_run.columns["due_ns"])[is_ok]
+        residence_ns = (loaded_run.columns["end_ns"] - loaded_run.columns["due_ns"])[is_ok]
         residence_s = float(residence_ns.mean()) / 1e9
         load_s = span.duration_s or 0.0
         if load_s < MIN_RESIDENCES_FOR_RATE * residence_s:

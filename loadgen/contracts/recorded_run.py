@@ -191,7 +191,7 @@ def task_rows(table: tasks.TaskTable) -> NDArray[np.void]:
     return rows
 
 
-class MeasuredRun(NamedTuple):
+class LoadedRun(NamedTuple):
     """A run and the columns of its measured records."""
 
     run: RecordedRun

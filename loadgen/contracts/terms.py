@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from loadgen.core import format
-from loadgen.core.stats.quantiles import quantile_name as quantile_name
+from loadgen.core.stats.quantiles import quantile_name
 from loadgen.core.units import Wrong
 from loadgen.core.workload.fields import Duration, FiniteRate, Share, Whole
 from loadgen.figures import FIGURES, pooled_figures
