@@ -32,7 +32,7 @@ from pyarrow import parquet
 import loadgen
 from loadgen import result_kinds
 from loadgen.answers.questions import read_questions
-from loadgen.bundle.archive import unpack
+from loadgen.bundle.archive import unpack_archive
 from loadgen.cli.targets import load_targets
 from loadgen.contracts.loading import load_contract
 from loadgen.core.errors import CombinedError, LoadgenError
@@ -101,7 +101,7 @@ def contract(data: bytes) -> None:
 
 def bundle(data: bytes) -> None:
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
-        unpack(Path(_file("b.zip", data)), Path(made))
+        unpack_archive(Path(_file("b.zip", data)), Path(made))
 
 
 def questions(data: bytes) -> None:

@@ -30,7 +30,8 @@ from loadgen import plugins, result_kinds
 from loadgen.answers import folder as answers
 from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import AnswerKey
-from loadgen.bundle import verify
+from loadgen.bundle.bundle_writer import write_bundle
+from loadgen.bundle.verification import verify_bundle
 from loadgen.compare.side_reader import read_sides
 from loadgen.core import run_folder
 from loadgen.core.errors import CombinedError, UserError
@@ -272,7 +273,7 @@ OWNERS = {  # a file that names a marker -> why
     "runs/dashboard.py": "reads the header of the run that goes on",
     "cli/output.py": "asks whether a run below a folder has ended",
     "ui/results_list.py": "asks when the header of a run was last written",
-    "bundle/verify.py": "places whose definition has changed, by file; the header of each run",
+    "bundle/verification.py": "places whose definition has changed, by file; the header of each run",
     "interop/trackers.py": "the files that a tracker is given",
     "mlperf/added.py": "whether a run has anything to add, before more is imported",
     "repeated/capacity.py": "its file",
@@ -494,8 +495,8 @@ def test_a_validation_of_one_level_is_a_side(made: Path) -> None:
 def check_bundle(result: Path, bundle: Path, kind: str) -> None:
     """Assert that everything in a bundle of this result can be made again and is equal."""
     exits("report", result)
-    verify.bundle(result, bundle)
-    found = verify.verify(bundle)
+    write_bundle(result, bundle)
+    found = verify_bundle(bundle)
     assert (found.manifest.kind, found.differences) == (kind, ())
     assert found.verified in ("all", "part")
     pages = {file for file in found.manifest.left_out if file.endswith(".html")}
@@ -518,7 +519,7 @@ def test_the_bundle_of_an_mlperf_test_comes_out_again(tmp_path: Path) -> None:
 
 def test_what_nothing_could_be_made_again_of_is_not_bundled(made: Path, tmp_path: Path) -> None:
     with refused(UserError, "unsupported"):
-        verify.bundle(made / "size", tmp_path / "x.zip")
+        write_bundle(made / "size", tmp_path / "x.zip")
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
-"""The file of a bundle: a ZIP archive with a result folder, what it is, and the hash of every file in it. IO.
+"""Reads and writes the file of a bundle: a ZIP archive with a result folder and file hashes.
 
-    bundle.json       what it is (Manifest)
-    SHA256SUMS        of every other file, as `sha256sum -c SHA256SUMS` reads it
-    SHA256SUMS.sig    its signature, where there is one (`signature.py`)
-    result/           the folder of the result, as the command left it, but for what `left_out` names
+    bundle.json       what the bundle is (`Manifest`)
+    SHA256SUMS        the hash of every other file, as `sha256sum -c SHA256SUMS` reads it
+    SHA256SUMS.sig    the signature of SHA256SUMS, if the bundle is signed (`signature.py`)
+    result/           the result folder as its command left it, without `Manifest.left_out`
 
-Nothing in a bundle is trusted: names, sizes and the number of files are checked before one byte is unpacked.
+Nothing in a bundle is trusted. Names, sizes and the number of files are checked before anything is
+unpacked.
 """
 
 from __future__ import annotations
@@ -25,146 +26,206 @@ from loadgen.core.errors import UserError, nothing_there
 from loadgen.core.results.manifest import decoded
 
 SCHEMA = 1
-MANIFEST, SUMS, SIGNATURE, RESULT = "bundle.json", "SHA256SUMS", "SHA256SUMS.sig", "result"
-MOST_FILES = 200_000
-MOST_GROWTH, FREE_GROWTH = (
-    200,
-    1 << 30,
-)  # a bundle may unpack to 1 GiB, or to so many times its own size
-SPARE = 1 << 28  # bytes that stay free on the disk
-_FROM = "give the file that `loadgen bundle` or `--bundle` has written"
+MANIFEST = "bundle.json"
+SUMS = "SHA256SUMS"
+SIGNATURE = "SHA256SUMS.sig"
+RESULT = "result"
+
+MAX_FILES = 200_000
+MAX_EXPANSION = 200
+"""Times its own size that a bundle may unpack to, if that is more than ALWAYS_ALLOWED_BYTES."""
+ALWAYS_ALLOWED_BYTES = 1 << 30
+RESERVED_BYTES = 1 << 28
+"""Bytes that stay free on the disk."""
+COPY_BYTES = 1 << 20
+
+_ENCRYPTED_FLAG = 1
+_SOURCE_HINT = "give the file that `loadgen bundle` or `--bundle` has written"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `bundle.json`."""
+    """The content of `bundle.json`.
+
+    Attributes:
+        schema: Version of the format.
+        kind: Kind of the result, such as "run" or "search".
+        name: Name of the result folder.
+        made: When the bundle was made, in ISO 8601.
+        version: Version of loadgen that made the bundle.
+        content: True if texts of prompts and responses were requested.
+        left_out: Files of the folder that are not in the bundle, and why.
+    """
 
     schema: int = SCHEMA
-    kind: str  # run, runs, repeats, sweep, search, validation, answers
-    name: str  # of the folder
-    made: str  # when, ISO 8601
-    version: str  # of the loadgen that made the bundle
-    content: bool = False  # whether texts of prompts were asked for
-    left_out: dict[str, str] = {}  # file of the folder -> why it is not in the bundle
+    kind: str
+    name: str
+    made: str
+    version: str
+    content: bool = False
+    left_out: dict[str, str] = {}
 
 
-def write(path: Path, files: dict[str, Path | bytes]) -> None:
-    """Write an archive of these files, name -> content. Raises UserError. The same files give the same bytes."""
-    scratch = path.with_name(path.name + ".part")
+def write_archive(path: Path, files: dict[str, Path | bytes]) -> None:
+    """Write an archive of files, by their names in it. The same files give the same bytes.
+
+    Raises:
+        UserError: The archive cannot be written.
+    """
+    temporary = path.with_name(path.name + ".part")
     try:
-        with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
             for name, content in files.items():
-                entry = zipfile.ZipInfo(name)
-                entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-                if isinstance(content, bytes):
-                    archive.writestr(entry, content)
-                else:
-                    with (
-                        content.open("rb") as source,
-                        archive.open(entry, "w", force_zip64=True) as target,
-                    ):
-                        shutil.copyfileobj(source, target, 1 << 20)
-        os.replace(scratch, path)
+                _add_file(archive, name, content)
+        os.replace(temporary, path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise UserError(
             "unwritable_file", f"cannot be written: {error.strerror}", str(path)
         ) from None
 
 
-def unpack(path: Path, folder: Path) -> Manifest:
-    """Unpack a bundle into an empty folder. Raises UserError for whatever is not one, before anything is unpacked."""
+def _add_file(archive: zipfile.ZipFile, name: str, content: Path | bytes) -> None:
+    # A new entry has no time of change, so that the same files give the same bytes.
+    entry = zipfile.ZipInfo(name)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = 0o644 << 16
+    if isinstance(content, bytes):
+        archive.writestr(entry, content)
+        return
+    with content.open("rb") as source, archive.open(entry, "w", force_zip64=True) as target:
+        shutil.copyfileobj(source, target, COPY_BYTES)
+
+
+def unpack_archive(path: Path, folder: Path) -> Manifest:
+    """Unpack a bundle into an empty folder and return its manifest.
+
+    Raises:
+        UserError: The file is no bundle or is not safe to unpack. Nothing is unpacked then.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = _checked(archive, path, shutil.disk_usage(folder).free)
-            what = f"the {MANIFEST} of a bundle"
+            entries = _checked_entries(archive, path, shutil.disk_usage(folder).free)
             manifest = decoded(
-                archive.read(MANIFEST), Manifest, str(path), what, _FROM, schema=SCHEMA
+                archive.read(MANIFEST),
+                Manifest,
+                str(path),
+                f"the {MANIFEST} of a bundle",
+                _SOURCE_HINT,
+                schema=SCHEMA,
             )
             for entry in entries:
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(entry) as source, target.open("wb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)
+                    shutil.copyfileobj(source, file, COPY_BYTES)
     except FileNotFoundError:
-        raise nothing_there(path, _FROM, "no such file") from None
+        raise nothing_there(path, _SOURCE_HINT, "no such file") from None
     except UserError:
         raise
     except IsADirectoryError:
         bundle = shlex.quote(f"{path.name}.zip")
-        hint = (
+        raise UserError(
+            "wrong_format",
+            "a folder, not a bundle",
+            str(path),
             f"if it is a result: loadgen bundle {shlex.quote(str(path))} -o {bundle}, and then "
-            f"loadgen verify {bundle}"
-        )
-        raise UserError("wrong_format", "a folder, not a bundle", str(path), hint) from None
+            f"loadgen verify {bundle}",
+        ) from None
     except OSError as error:
         raise UserError(
-            "unreadable_file", f"cannot be read: {error.strerror or error}", str(path), _FROM
+            "unreadable_file",
+            f"cannot be read: {error.strerror or error}",
+            str(path),
+            _SOURCE_HINT,
         ) from None
-    except Exception as error:  # a damaged archive can raise anything at all
+    except Exception as error:
+        # zipfile and zlib raise many kinds of errors for a damaged archive.
         raise UserError(
-            "wrong_format", f"not a bundle, or a damaged one: {error}", str(path), _FROM
+            "wrong_format", f"not a bundle, or a damaged one: {error}", str(path), _SOURCE_HINT
         ) from None
     return manifest
 
 
-def _checked(archive: zipfile.ZipFile, path: Path, free: int) -> list[zipfile.ZipInfo]:
+def _checked_entries(
+    archive: zipfile.ZipFile, path: Path, free_bytes: int
+) -> list[zipfile.ZipInfo]:
+    """Return the files of an archive after checking that they are safe to unpack."""
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     names = [entry.filename for entry in entries]
     if MANIFEST not in names:
         raise UserError(
-            "wrong_format", f"not a bundle: there is no {MANIFEST} in it", str(path), _FROM
+            "wrong_format", f"not a bundle: there is no {MANIFEST} in it", str(path), _SOURCE_HINT
         )
-    if len(names) > MOST_FILES:
+    if len(names) > MAX_FILES:
         raise UserError(
             "too_large",
-            f"{len(names):,} files: more than a bundle has ({MOST_FILES:,})",
+            f"{len(names):,} files: more than a bundle has ({MAX_FILES:,})",
             str(path),
-            _FROM,
+            _SOURCE_HINT,
         )
     for entry in entries:
-        if why := _unsafe(entry):
+        why_unsafe = _why_unsafe(entry)
+        if why_unsafe:
             raise UserError(
-                "unsafe_file", f"{why}: {entry.filename!r}; nothing was unpacked", str(path), _FROM
+                "unsafe_file",
+                f"{why_unsafe}: {entry.filename!r}; nothing was unpacked",
+                str(path),
+                _SOURCE_HINT,
             )
-    (twice, times), *_ = Counter(names).most_common(1)
-    if times > 1:
+    [(most_common_name, count)] = Counter(names).most_common(1)
+    if count > 1:
         raise UserError(
             "unsafe_file",
-            f"two files of one name: {twice!r}; nothing was unpacked",
+            f"two files of one name: {most_common_name!r}; nothing was unpacked",
             str(path),
-            _FROM,
+            _SOURCE_HINT,
         )
-    size, own = sum(entry.file_size for entry in entries), path.stat().st_size
-    if size > max(FREE_GROWTH, MOST_GROWTH * own):
-        what = f"it would unpack to {format.size(size)}, {size / max(own, 1):,.0f} times its size; nothing was unpacked"
-        raise UserError("unsafe_file", what, str(path), "no bundle is like that")
-    if size > free - SPARE:
-        what = f"it unpacks to {format.size(size)}, and {format.size(free)} of the disk are free"
-        raise UserError(
-            "resource_limit", what, str(path), "TMPDIR=/a/larger/disk loadgen verify ..."
-        )
+    _check_size(sum(entry.file_size for entry in entries), path, free_bytes)
     return entries
 
 
-def _unsafe(entry: zipfile.ZipInfo) -> str:
-    """Why an entry may not be unpacked; "" when it may."""
-    name, kind = entry.filename, stat.S_IFMT(entry.external_attr >> 16)
-    parts = PurePosixPath(name).parts
-    if (
-        not parts
-        or name.startswith("/")
-        or ".." in parts
-        or "\\" in name
-        or ":" in name
-        or "\0" in name
-    ):
+def _check_size(unpacked_bytes: int, path: Path, free_bytes: int) -> None:
+    packed_bytes = path.stat().st_size
+    if unpacked_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * packed_bytes):
+        expansion = unpacked_bytes / max(packed_bytes, 1)
+        raise UserError(
+            "unsafe_file",
+            f"it would unpack to {format.size(unpacked_bytes)}, {expansion:,.0f} times its size; "
+            "nothing was unpacked",
+            str(path),
+            "no bundle is like that",
+        )
+    if unpacked_bytes > free_bytes - RESERVED_BYTES:
+        raise UserError(
+            "resource_limit",
+            f"it unpacks to {format.size(unpacked_bytes)}, and {format.size(free_bytes)} of the "
+            "disk are free",
+            str(path),
+            "TMPDIR=/a/larger/disk loadgen verify ...",
+        )
+
+
+def _why_unsafe(entry: zipfile.ZipInfo) -> str:
+    """Return why an entry may not be unpacked, or "" if it may."""
+    if not _is_safe_name(entry.filename):
         return "a name that leads out of the folder"
-    if kind not in (0, stat.S_IFREG):
+    file_type = stat.S_IFMT(entry.external_attr >> 16)
+    if file_type not in (0, stat.S_IFREG):
         return "a link or device, not a file"
-    if parts[0] not in (MANIFEST, SUMS, SIGNATURE, RESULT) or (len(parts) > 1) != (
-        parts[0] == RESULT
-    ):
+    top, *below = PurePosixPath(entry.filename).parts
+    is_result_file = top == RESULT and bool(below)
+    if not is_result_file and (below or top not in (MANIFEST, SUMS, SIGNATURE)):
         return "a file that no bundle has"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "a file compressed as in no bundle"
-    return "an encrypted file" if entry.flag_bits & 1 else ""
+    if entry.flag_bits & _ENCRYPTED_FLAG:
+        return "an encrypted file"
+    return ""
+
+
+def _is_safe_name(name: str) -> bool:
+    """Return True if a name stays inside the folder on every operating system."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts:
+        return False
+    return not any(character in name for character in "\\:\0")

@@ -1,4 +1,4 @@
-"""`loadgen bundle`: one file with a result and all it rests on, for somebody else to check."""
+"""`loadgen bundle`: writes a result and its raw data into one file that others can check."""
 
 from __future__ import annotations
 
@@ -40,24 +40,28 @@ def bundle(
         ),
     ] = False,
 ) -> int:
-    """Write a result with its records, contract, prices, facts and hashes into one file; `loadgen verify` checks it.
+    """Write a result with its records, contract, prices, facts and hashes into one file; `loadgen
+    verify` checks it.
 
     Exit: 0, 2 not a result, or one that was changed since.
 
     Example: loadgen bundle results/poc -o poc.zip
     """
-    write(folder, out, sign, keep_content=keep_content)
+    write_and_report(folder, out, sign, keep_content=keep_content)
     return OK
 
 
-def write(folder: Path, out: Path, sign: Path | None = None, *, keep_content: bool = False) -> None:
-    """Write the bundle, and say what is in it."""
-    from loadgen.bundle import verify
+def write_and_report(
+    folder: Path, out: Path, sign: Path | None = None, *, keep_content: bool = False
+) -> None:
+    """Write a bundle and print what is in it."""
+    from loadgen.bundle.bundle_writer import write_bundle
 
-    manifest = verify.bundle(folder, out, key=sign, content=keep_content)
+    manifest = write_bundle(folder, out, key=sign, content=keep_content)
     signed = "signed" if sign is not None else "not signed"
     say(
-        f"bundle of {manifest.kind} {manifest.name}: {out}, {format.size(out.stat().st_size)}, {signed}"
+        f"bundle of {manifest.kind} {manifest.name}: {out}, {format.size(out.stat().st_size)}, "
+        f"{signed}"
     )
-    for name, why in manifest.left_out.items():
-        say(f"left out: {name} ({why})")
+    for name, reason in manifest.left_out.items():
+        say(f"left out: {name} ({reason})")

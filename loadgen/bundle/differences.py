@@ -1,17 +1,21 @@
-"""Compares a stored file with the same one made again: what differs, and where. Pure."""
+"""Compares a stored file with the same file regenerated: what differs, and where. Pure."""
 
 from __future__ import annotations
 
 import json
 import math
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from typing import Any, Literal
 
 import msgspec
 
-TOLERANCE = 1e-9  # relative: sums may differ in their last digits between two kinds of CPU
-SHOWN = 200  # characters of a value in a message
-
+RELATIVE_TOLERANCE = 1e-9
+"""Sums may differ in their last digits between two kinds of CPU."""
+ABSOLUTE_TOLERANCE = 1e-12
+SHOWN_CHARACTERS = 200
+CONTEXT_CHARACTERS = 40
+"""Characters that are shown before the first change in a line."""
 
 MismatchCode = Literal[
     "differs", "missing", "changed", "unlisted", "extra", "not_json", "not_remade", "no_hashes"
@@ -19,157 +23,188 @@ MismatchCode = Literal[
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One place of a file where the stored content is not what comes out again. "" where there is none."""
+    """A place of a file where the stored content differs from the regenerated one.
+
+    Attributes:
+        file: The file.
+        at: The path of keys in JSON, or the line. Empty for the file as a whole.
+        stored: The stored content, or "".
+        again: The regenerated content, or "".
+        code: What kind of mismatch it is.
+        what: The code as text.
+    """
 
     file: str
-    at: str = ""  # path of keys in JSON, or the line
+    at: str = ""
     stored: str = ""
     again: str = ""
     code: MismatchCode = "differs"
-    what: str = "differs"  # the code in words
+    what: str = "differs"
 
     @property
     def text(self) -> str:
-        where = f"{self.file}: {self.at}" if self.at else self.file
-        return f"{where} {self.what}" + (
-            f": {self.stored} stored, {self.again} made again" if self.again else ""
-        )
+        """The mismatch as a sentence."""
+        location = f"{self.file}: {self.at}" if self.at else self.file
+        values = f": {self.stored} stored, {self.again} made again" if self.again else ""
+        return f"{location} {self.what}{values}"
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one file: the number of values (or lines) that are the same, and the others."""
+class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of one file.
+
+    Attributes:
+        same: The number of values or lines that are equal.
+        differences: The places that differ.
+        left: The places that were not compared.
+    """
 
     same: int
     differences: tuple[Mismatch, ...]
-    left: tuple[str, ...] = ()  # places that were not compared
+    left: tuple[str, ...] = ()
 
 
-def compare(
+def compare_file(
     file: str, stored: bytes, again: bytes, *, leave: tuple[str, ...] = (), older: bool = False
-) -> Compared:
-    """Compare two contents of a file. `leave`: patterns of places in JSON that are not compared.
+) -> FileComparison:
+    """Compare the stored content of a file with the regenerated one.
 
-    `older`: another version has written the stored one. Then what it does not have is passed over, and sentences are
-    not compared, because each version words its own; values and codes are.
+    Args:
+        file: The name of the file.
+        stored: The stored content.
+        again: The regenerated content.
+        leave: Patterns of places in JSON that are not compared.
+        older: True if another version wrote the stored content. Missing fields are accepted then,
+            and sentences are not compared, because each version words its own.
     """
     if not file.endswith((".json", ".jsonl")):
-        return _lines(file, stored, again)
+        return _compare_lines(file, stored, again)
     try:
-        pairs = list(zip(_documents(file, stored), _documents(file, again), strict=True))
+        documents = list(zip(_parse(file, stored), _parse(file, again), strict=True))
     except ValueError:
-        return Compared(
-            same=0,
-            differences=(
-                Mismatch(file=file, code="not_json", what="is no JSON, or of another length"),
-            ),
-        )
-    walk = _Walk(file, leave, older)
-    for number, (one, other) in enumerate(pairs, 1):
-        walk.value(f"line {number}" if file.endswith(".jsonl") else "", one, other)
-    return Compared(
-        same=walk.same, differences=tuple(walk.found), left=tuple(dict.fromkeys(walk.left))
-    )
+        mismatch = Mismatch(file=file, code="not_json", what="is no JSON, or of another length")
+        return FileComparison(same=0, differences=(mismatch,))
+    comparer = _JsonComparer(file, leave, older)
+    for number, (stored_document, new_document) in enumerate(documents, 1):
+        location = f"line {number}" if file.endswith(".jsonl") else ""
+        comparer.compare(location, stored_document, new_document)
+    return comparer.result()
 
 
-def _documents(file: str, data: bytes) -> list[Any]:
-    return [json.loads(line) for line in (data.splitlines() if file.endswith(".jsonl") else [data])]
+def _parse(file: str, data: bytes) -> list[Any]:
+    """Return the document of a JSON file, or those of the lines of a JSONL file."""
+    lines = data.splitlines() if file.endswith(".jsonl") else [data]
+    return [json.loads(line) for line in lines]
 
 
-def _lines(file: str, stored: bytes, again: bytes) -> Compared:
-    before, after = (data.decode("utf-8", "replace").splitlines() for data in (stored, again))
-    same, found = 0, []
-    for number in range(max(len(before), len(after))):
-        one, other = (lines[number] if number < len(lines) else None for lines in (before, after))
-        if one == other:
+def _compare_lines(file: str, stored: bytes, again: bytes) -> FileComparison:
+    stored_lines = stored.decode("utf-8", "replace").splitlines()
+    new_lines = again.decode("utf-8", "replace").splitlines()
+    same = 0
+    differences = []
+    for number, (stored_line, new_line) in enumerate(zip_longest(stored_lines, new_lines), 1):
+        if stored_line == new_line:
             same += 1
             continue
-        place = _first_change(one or "", other or "")
-        found.append(
+        start = _excerpt_start(stored_line or "", new_line or "")
+        differences.append(
             Mismatch(
                 file=file,
-                at=f"line {number + 1}",
-                stored=_shown(one, place),
-                again=_shown(other, place),
+                at=f"line {number}",
+                stored=_excerpt(stored_line, start),
+                again=_excerpt(new_line, start),
             )
         )
-    return Compared(same=same, differences=tuple(found))
+    return FileComparison(same=same, differences=tuple(differences))
 
 
-def _first_change(one: str, other: str) -> int:
-    """Where two lines begin to differ; a little before it, for the reader."""
-    place = next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
-    return max(0, place - 40)
+def _excerpt_start(first: str, second: str) -> int:
+    """Return where an excerpt begins that shows the first difference of two lines."""
+    first_change = min(len(first), len(second))
+    for index, (first_char, second_char) in enumerate(zip(first, second, strict=False)):
+        if first_char != second_char:
+            first_change = index
+            break
+    return max(0, first_change - CONTEXT_CHARACTERS)
 
 
-def _shown(value: Any, begin: int = 0) -> str:
-    text = (
-        "nothing"
-        if value is None
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False)
-    )
-    part = text[begin : begin + SHOWN]
-    return ("..." if begin else "") + part + ("..." if begin + SHOWN < len(text) else "")
+def _excerpt(value: Any, start: int = 0) -> str:
+    """Return a part of a value as text, with dots for what is left out."""
+    if value is None:
+        text = "nothing"
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(value, ensure_ascii=False)
+    end = start + SHOWN_CHARACTERS
+    before = "..." if start else ""
+    after = "..." if end < len(text) else ""
+    return f"{before}{text[start:end]}{after}"
 
 
-class _Walk:
-    """Goes through two JSON values side by side."""
+class _JsonComparer:
+    """Walks through two JSON values side by side."""
 
     def __init__(self, file: str, leave: tuple[str, ...], older: bool) -> None:
-        self.file, self.leave, self.older = file, leave, older
-        self.same = 0
-        self.found: list[Mismatch] = []
-        self.left: list[str] = []
+        self._file = file
+        self._leave = leave
+        self._older = older
+        self._same = 0
+        self._differences: list[Mismatch] = []
+        self._left: dict[str, None] = {}
 
-    def value(self, at: str, stored: Any, again: Any) -> None:
-        if any(fnmatchcase(at, pattern) for pattern in self.leave):
-            self.left.append(at)
+    def result(self) -> FileComparison:
+        """Return what was found so far."""
+        return FileComparison(
+            same=self._same, differences=tuple(self._differences), left=tuple(self._left)
+        )
+
+    def compare(self, path: str, stored: Any, again: Any) -> None:
+        """Compare two values at a path of keys."""
+        if self._is_left(path):
+            self._left[path] = None
         elif isinstance(stored, dict) and isinstance(again, dict):
-            for key in dict.fromkeys((*again, *stored)):
-                self._key(
-                    f"{at}.{key}" if at else key,
-                    key in stored,
-                    key in again,
-                    stored.get(key),
-                    again.get(key),
-                )
+            self._compare_mappings(path, stored, again)
         elif isinstance(stored, list) and isinstance(again, list) and len(stored) == len(again):
-            for place, (one, other) in enumerate(zip(stored, again, strict=True)):
-                self.value(f"{at}[{place}]", one, other)
-        elif _equal(stored, again):
-            self.same += 1
-        elif self.older and _is_sentence(stored) and _is_sentence(again):
-            self.left.append(at)
+            for index, (stored_item, new_item) in enumerate(zip(stored, again, strict=True)):
+                self.compare(f"{path}[{index}]", stored_item, new_item)
+        elif _is_equal(stored, again):
+            self._same += 1
+        elif self._older and _is_sentence(stored) and _is_sentence(again):
+            self._left[path] = None
         else:
-            self.found.append(
-                Mismatch(file=self.file, at=at, stored=_shown(stored), again=_shown(again))
+            self._differences.append(
+                Mismatch(file=self._file, at=path, stored=_excerpt(stored), again=_excerpt(again))
             )
 
-    def _key(self, at: str, is_stored: bool, is_made: bool, stored: Any, again: Any) -> None:
-        if is_stored and is_made:
-            self.value(at, stored, again)
-        elif is_stored and any(fnmatchcase(at, pattern) for pattern in self.leave):
-            self.left.append(at)
-        elif is_stored:
-            self.found.append(
-                Mismatch(file=self.file, at=at, code="extra", what="is a field that nothing gives")
-            )
-        elif not self.older:
-            self.found.append(Mismatch(file=self.file, at=at, code="missing", what="is missing"))
+    def _compare_mappings(self, path: str, stored: dict[str, Any], again: dict[str, Any]) -> None:
+        for key in dict.fromkeys((*again, *stored)):
+            key_path = f"{path}.{key}" if path else key
+            if key in stored and key in again:
+                self.compare(key_path, stored[key], again[key])
+            elif key in again:
+                if not self._older:
+                    self._add_mismatch(key_path, "missing", "is missing")
+            elif self._is_left(key_path):
+                self._left[key_path] = None
+            else:
+                self._add_mismatch(key_path, "extra", "is a field that nothing gives")
+
+    def _add_mismatch(self, path: str, code: MismatchCode, what: str) -> None:
+        self._differences.append(Mismatch(file=self._file, at=path, code=code, what=what))
+
+    def _is_left(self, path: str) -> bool:
+        return any(fnmatchcase(path, pattern) for pattern in self._leave)
 
 
 def _is_sentence(value: Any) -> bool:
     return isinstance(value, str) and " " in value
 
 
-def _equal(one: Any, other: Any) -> bool:
-    numbers = all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)
-    )
-    if numbers:
-        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
-    return type(one) is type(other) and one == other
+def _is_equal(first: Any, second: Any) -> bool:
+    if _is_number(first) and _is_number(second):
+        return math.isclose(first, second, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+    return type(first) is type(second) and first == second
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

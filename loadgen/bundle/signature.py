@@ -1,7 +1,7 @@
-"""Signatures of a bundle by OpenSSH: `ssh-keygen -Y` signs and checks, with the keys that people have already. IO.
+"""Signs bundles and checks their signatures with `ssh-keygen -Y`, so with keys that people have.
 
-What is signed is SHA256SUMS, and with it every file. A signature says that the holder of a key has vouched for these
-bytes; it does not say that a measurement was made well, or by whom.
+SHA256SUMS is signed, and with it every file. A signature says that the holder of a key vouches for
+these bytes. It does not say that a measurement was made well, or by whom.
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ from pathlib import Path
 from loadgen.core.errors import UserError
 
 NAMESPACE = "loadgen-bundle"
-_INSTALL = "ssh-keygen (OpenSSH 8.2 or later) signs and checks: install openssh-client"
+_INSTALL_HINT = "ssh-keygen (OpenSSH 8.2 or later) signs and checks: install openssh-client"
 
 
 def sign(key: Path, data: bytes) -> bytes:
-    """The signature of `data` by a private key of OpenSSH, or by the agent's key of a `.pub` file. Raises UserError."""
+    """Return the signature of data.
+
+    Args:
+        key: A private key of OpenSSH, or a public key whose private key an agent holds.
+        data: What is signed.
+
+    Raises:
+        UserError: There is no such key, or ssh-keygen fails.
+    """
     if not key.is_file():
         raise UserError(
             "missing_file",
@@ -29,59 +37,85 @@ def sign(key: Path, data: bytes) -> bytes:
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
         file = Path(folder) / "data"
         file.write_bytes(data)
-        done = _ssh_keygen("--sign", "sign", "-f", str(key), "-n", NAMESPACE, str(file))
-        if done.returncode:
+        arguments = ["-f", str(key), "-n", NAMESPACE, str(file)]
+        process = _run_ssh_keygen("sign", arguments, option="--sign")
+        if process.returncode:
             raise UserError(
                 "not_signed",
-                f"ssh-keygen did not sign: {_last(done)}",
+                f"ssh-keygen did not sign: {_last_line(process)}",
                 f"--sign {key}",
                 "a private key of OpenSSH",
             )
         return file.with_name("data.sig").read_bytes()
 
 
-def signer(signature: bytes, data: bytes) -> str:
-    """The key of a sound signature, as `ED25519 SHA256:...`; "" of one that does not fit. Whose key, it cannot say."""
+def find_signer(signature: bytes, data: bytes) -> str:
+    """Return the key of a valid signature, such as "ED25519 SHA256:...", or "" if it is not valid.
+
+    This does not tell whose key it is.
+    """
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
         file = Path(folder) / "sig"
         file.write_bytes(signature)
-        done = _ssh_keygen(
-            "SHA256SUMS.sig", "check-novalidate", "-n", NAMESPACE, "-s", str(file), data=data
-        )
-    found = re.search(r"with (\S+) key (\S+)", done.stdout.decode(errors="replace"))
-    return f"{found[1]} {found[2]}" if found and not done.returncode else ""
+        arguments = ["-n", NAMESPACE, "-s", str(file)]
+        process = _run_ssh_keygen("check-novalidate", arguments, option="SHA256SUMS.sig", data=data)
+    match = re.search(r"with (\S+) key (\S+)", process.stdout.decode(errors="replace"))
+    if match is None or process.returncode:
+        return ""
+    return f"{match[1]} {match[2]}"
 
 
-def is_by(public_key: Path, signature: bytes, data: bytes) -> bool:
-    """Whether the holder of this key (a `.pub` file) has signed. Raises UserError for what is no key."""
+def is_signed_by(public_key: Path, signature: bytes, data: bytes) -> bool:
+    """Return True if the holder of a public key (a `.pub` file) signed the data.
+
+    Raises:
+        UserError: The file is no public key.
+    """
     try:
-        kind, key = public_key.read_text(encoding="utf-8").split()[:2]
+        key_type, key = public_key.read_text(encoding="utf-8").split()[:2]
     except (OSError, ValueError):
-        hint = "the .pub file of the key, as the other side has published it"
         raise UserError(
-            "missing_file", "no public key", f"--signed-by {public_key}", hint
+            "missing_file",
+            "no public key",
+            f"--signed-by {public_key}",
+            "the .pub file of the key, as the other side has published it",
         ) from None
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
-        allowed, file = Path(folder) / "allowed", Path(folder) / "sig"
-        allowed.write_text(f'signer namespaces="{NAMESPACE}" {kind} {key}\n', encoding="utf-8")
-        file.write_bytes(signature)
-        files = ("-f", str(allowed), "-I", "signer", "-n", NAMESPACE, "-s", str(file))
-        return not _ssh_keygen(f"--signed-by {public_key}", "verify", *files, data=data).returncode
+        allowed_signers = Path(folder) / "allowed"
+        signature_file = Path(folder) / "sig"
+        allowed_signers.write_text(
+            f'signer namespaces="{NAMESPACE}" {key_type} {key}\n', encoding="utf-8"
+        )
+        signature_file.write_bytes(signature)
+        arguments = ["-f", str(allowed_signers), "-I", "signer", "-n", NAMESPACE]
+        arguments += ["-s", str(signature_file)]
+        process = _run_ssh_keygen(
+            "verify", arguments, option=f"--signed-by {public_key}", data=data
+        )
+    return process.returncode == 0
 
 
-def _ssh_keygen(
-    where: str, what: str, *arguments: str, data: bytes = b""
+def _run_ssh_keygen(
+    operation: str, arguments: list[str], *, option: str, data: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
+    """Run `ssh-keygen -Y`. `option` is the location that an error message names."""
     try:
         return subprocess.run(
-            ["ssh-keygen", "-Y", what, *arguments], input=data, capture_output=True, check=False
+            ["ssh-keygen", "-Y", operation, *arguments],
+            input=data,
+            capture_output=True,
+            check=False,
         )
     except FileNotFoundError:
         raise UserError(
-            "not_installed", "ssh-keygen is not installed here", where, _INSTALL, key="ssh-keygen"
+            "not_installed",
+            "ssh-keygen is not installed here",
+            option,
+            _INSTALL_HINT,
+            key="ssh-keygen",
         ) from None
 
 
-def _last(done: subprocess.CompletedProcess[bytes]) -> str:
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"exit {done.returncode}"
+def _last_line(process: subprocess.CompletedProcess[bytes]) -> str:
+    lines = process.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit {process.returncode}"

@@ -1,4 +1,4 @@
-"""`loadgen verify`: check a bundle, and make every figure, interval and verdict in it again from its records."""
+"""`loadgen verify`: checks a bundle and regenerates every number in it from its records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 from loadgen.cli.options import PluginsOption
 from loadgen.cli.output import print_answer
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
+
+EXIT_CODES = {"all": OK, "part": UNSOUND, "no": SLO_MISSED}
 
 
 def verify(
@@ -26,16 +28,17 @@ def verify(
         typer.Option("--json", rich_help_panel="Output", help="Print what was checked as JSON."),
     ] = False,
 ) -> int:
-    """Make every summary, figure, interval and verdict of a bundle again from what was kept, and name what differs.
+    """Make every summary, figure, interval and verdict of a bundle again from what was kept, and
+    name what differs.
 
-    No network. Exit: 0 all of it comes out again, 1 something differs, 2 not a bundle or one of a newer version, 3 some
-    of it cannot be made again here, as it says.
+    No network. Exit: 0 all of it comes out again, 1 something differs, 2 not a bundle or one of a
+    newer version, 3 some of it cannot be made again here, as it says.
 
     Example: loadgen verify poc.zip
     """
-    from loadgen.bundle.text import report
-    from loadgen.bundle.verify import verify as check
+    from loadgen.bundle.verification import verify_bundle
+    from loadgen.bundle.verification_text import report
 
-    found = check(bundle, signed_by=signed_by, with_plugins=with_plugins)
-    print_answer(found, report(found), as_json=as_json)
-    return {"all": OK, "part": UNSOUND, "no": SLO_MISSED}[found.verified]
+    verification = verify_bundle(bundle, signed_by=signed_by, with_plugins=with_plugins)
+    print_answer(verification, report(verification), as_json=as_json)
+    return EXIT_CODES[verification.verified]

@@ -17,7 +17,8 @@ from loadgen.answers import scores
 from loadgen.answers.ask import Asked, refuse_other_tokenizer, unequal_tokens
 from loadgen.answers.comparison import judge, score
 from loadgen.answers.questions import Question, read_questions
-from loadgen.bundle import verify as bundle
+from loadgen.bundle.bundle_writer import write_bundle
+from loadgen.bundle.verification import verify_bundle
 from loadgen.cli.app import run_command_line
 from loadgen.contracts.loading import load_contract
 from loadgen.contracts.run import ValidationOptions, run_validation
@@ -384,21 +385,21 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
     assert "answers: FAIL" in shown and "rougeL: longest sequence of words" in shown
     assert 'classname="answers"' in (folder / "junit.xml").read_text()
     made = tmp_path / "poc.zip"
-    bundle.bundle(folder, made)
-    assert bundle.verify(made).verified == "all"
+    write_bundle(folder, made)
+    assert verify_bundle(made).verified == "all"
     kept = folder / "answers/scores.jsonl"
     kept.write_text(kept.read_text().replace('"equal":0.0', '"equal":1.0'))
     checksums.write(folder)
-    bundle.bundle(folder, tmp_path / "forged.zip")
-    forged = bundle.verify(tmp_path / "forged.zip")
+    write_bundle(folder, tmp_path / "forged.zip")
+    forged = verify_bundle(tmp_path / "forged.zip")
     assert forged.verified == "no"
     assert {one.file for one in forged.differences} >= {
         "result/answers/answers.json",
         "result/verdict.json",
     }
-    assert bundle.bundle(tmp_path / "kept", tmp_path / "a.zip").left_out.keys() == {"texts.jsonl"}
-    bundle.bundle(tmp_path / "kept", tmp_path / "b.zip", content=True)
-    whole = bundle.verify(tmp_path / "b.zip")
+    assert write_bundle(tmp_path / "kept", tmp_path / "a.zip").left_out.keys() == {"texts.jsonl"}
+    write_bundle(tmp_path / "kept", tmp_path / "b.zip", content=True)
+    whole = verify_bundle(tmp_path / "b.zip")
     assert whole.verified == "all" and {one.file for one in whole.made} == {
         "answers.json",
         "scores.jsonl",

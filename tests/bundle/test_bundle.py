@@ -15,9 +15,11 @@ import places
 import pytest
 from command_line import exits
 
-from loadgen.bundle import archive, verify
-from loadgen.bundle.differences import compare
-from loadgen.bundle.text import report
+from loadgen.bundle import archive
+from loadgen.bundle.bundle_writer import write_bundle
+from loadgen.bundle.differences import compare_file
+from loadgen.bundle.verification import verify_bundle
+from loadgen.bundle.verification_text import report
 from loadgen.core.errors import UserError
 from loadgen.render import text as as_text
 
@@ -91,7 +93,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def bundled(folder: Path, to: Path) -> Path:
     path = to / f"{folder.name}.zip"
-    verify.bundle(folder, path)
+    write_bundle(folder, path)
     return path
 
 
@@ -122,7 +124,7 @@ def bundled(folder: Path, to: Path) -> Path:
 def test_every_derived_file_comes_out_again(
     made: Path, tmp_path: Path, kind: str, files: set[str]
 ) -> None:
-    found = verify.verify(bundled(made / kind, tmp_path))
+    found = verify_bundle(bundled(made / kind, tmp_path))
     assert (found.verified, found.differences, found.not_made) == ("all", (), {})
     assert files <= {one.file for one in found.made} and all(one.same for one in found.made)
     assert found.manifest.kind == ("run" if kind == "mlperf" else kind)
@@ -153,7 +155,7 @@ def changed(
         )
         files["SHA256SUMS"] = sums.encode()
     path = bundle.with_name("changed.zip")
-    archive.write(path, dict(files))
+    archive.write_archive(path, dict(files))
     return path
 
 
@@ -210,7 +212,7 @@ NUMBER = edited("ttft_ms", "p99", to=1.5)
 def test_a_changed_value_or_sentence_is_named_though_its_hash_is_listed_anew(
     made: Path, tmp_path: Path, kind: str, name: str, change: Callable[[bytes], bytes], at: str
 ) -> None:
-    found = verify.verify(changed(bundled(made / kind, tmp_path), f"result/{name}", change))
+    found = verify_bundle(changed(bundled(made / kind, tmp_path), f"result/{name}", change))
     assert found.verified == "no"
     named = [(one.file, one.at) for one in found.differences]
     assert any(file == f"result/{name}" and place.startswith(at) for file, place in named), named
@@ -238,7 +240,7 @@ def test_records_of_another_run_do_not_give_the_figures(made: Path, tmp_path: Pa
     path = changed(
         bundled(made / "run", tmp_path), "result/requests/requests.parquet", lambda _: other
     )
-    assert any(one.at.startswith("ttft_ms") for one in verify.verify(path).differences)
+    assert any(one.at.startswith("ttft_ms") for one in verify_bundle(path).differences)
 
 
 @pytest.mark.processes
@@ -246,7 +248,7 @@ def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(
     made: Path, tmp_path: Path
 ) -> None:
     bundle = bundled(made / "validation", tmp_path)
-    gone = verify.verify(changed(bundle, "result/verdict.html", None))
+    gone = verify_bundle(changed(bundle, "result/verdict.html", None))
     assert [(one.file, one.code) for one in gone.differences] == [
         ("result/verdict.html", "missing")
     ]
@@ -257,7 +259,7 @@ def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(
         "contract.yaml",
     ):
         damaged = changed(bundle, f"result/{name}", lambda _: b"\x00\xff")
-        found = verify.verify(damaged)
+        found = verify_bundle(damaged)
         assert found.verified == "no" and found.differences, name
 
 
@@ -265,13 +267,13 @@ def test_a_page_that_nothing_makes_is_named(made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(made / "run", folder)
     (folder / "praise.html").write_text("VALID, and the fastest")
-    found = verify.verify(bundled(folder, tmp_path))
+    found = verify_bundle(bundled(folder, tmp_path))
     assert found.verified == "part" and list(found.not_made) == ["praise.html"]
     shutil.copytree(made / "search", folder := tmp_path / "search")
     (folder / "SHA256SUMS").unlink()
     capacity = json.loads((made / "sweep" / "capacity.json").read_text())
     (folder / "capacity.json").write_text(json.dumps(capacity | {"rate_per_s": 400.0}))
-    found = verify.verify(bundled(folder, tmp_path))
+    found = verify_bundle(bundled(folder, tmp_path))
     assert "result/capacity.json" in {one.file for one in found.differences}
 
 
@@ -285,14 +287,14 @@ def test_no_text_of_a_prompt_goes_in_unless_asked_for(made: Path, tmp_path: Path
     (folder / "mlperf_requests.jsonl").write_text('{"prompt": "the secret question"}\n')
     for content in (False, True):
         path = tmp_path / f"{content}.zip"
-        manifest = verify.bundle(folder, path, content=content)
+        manifest = write_bundle(folder, path, content=content)
         with zipfile.ZipFile(path) as found:
             assert ("result/mlperf_requests.jsonl" in found.namelist()) is content
             assert (
                 any(b"secret question" in found.read(name) for name in found.namelist()) is content
             )
         assert ("mlperf_requests.jsonl" in manifest.left_out) is not content
-        assert verify.verify(path).verified == "all"
+        assert verify_bundle(path).verified == "all"
 
 
 def test_a_contract_with_variables_is_judged_with_their_values(made: Path) -> None:
@@ -322,12 +324,12 @@ def test_a_folder_that_was_changed_or_is_no_result_is_refused(made: Path, tmp_pa
     shutil.copytree(made / "run", folder)
     (folder / "summary.json").write_bytes(NUMBER((folder / "summary.json").read_bytes()))
     with pytest.raises(UserError, match=r"summary\.json"):
-        verify.bundle(folder, tmp_path / "x.zip")
+        write_bundle(folder, tmp_path / "x.zip")
     with pytest.raises(UserError, match="oracle/folders"):
-        verify.bundle(FOLDERS, tmp_path / "x.zip")
+        write_bundle(FOLDERS, tmp_path / "x.zip")
     (tmp_path / "x.zip").write_text("")
     with pytest.raises(UserError, match="exists"):
-        verify.bundle(made / "run", tmp_path / "x.zip")
+        write_bundle(made / "run", tmp_path / "x.zip")
 
 
 # -- nothing in a file is trusted --------------------------------------------------------------------------------------
@@ -367,7 +369,7 @@ def test_names_that_lead_elsewhere(
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
     with pytest.raises(UserError, match=what):
-        archive.unpack(hostile(tmp_path, *entries, mode=mode), inside)
+        archive.unpack_archive(hostile(tmp_path, *entries, mode=mode), inside)
     assert (
         not list(inside.iterdir())
         and not (tmp_path / "evil").exists()
@@ -383,7 +385,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
         file.writestr("result/zeros", bytes(5 << 20))
         file.filelist[1].file_size = 1100 << 20  # as if they were compressed
     with pytest.raises(UserError, match=r"1\.15 GB.* 220 "):
-        archive.unpack(path, tmp_path)
+        archive.unpack_archive(path, tmp_path)
 
 
 def zipped(name: bytes, method: int) -> bytes:
@@ -434,16 +436,16 @@ def test_other_files_that_are_no_bundle(
     with zipfile.ZipFile(tmp_path / "plain.zip", "w") as file:
         file.writestr("readme.txt", "hello")
     with pytest.raises(UserError, match=r"bundle\.json"):
-        verify.verify(tmp_path / "plain.zip")
+        verify_bundle(tmp_path / "plain.zip")
     with pytest.raises(UserError, match=r"loadgen-verify-.*/result"):
-        verify.verify(hostile(tmp_path, ("result/readme.txt", b"hello")))
+        verify_bundle(hostile(tmp_path, ("result/readme.txt", b"hello")))
 
 
 def test_a_bundle_of_a_newer_version(tmp_path: Path) -> None:
     manifest = {"kind": "run", "name": "x", "made": "", "version": "9", "schema": 2}
     path = hostile(tmp_path, ("result/run.json", b"{}"), manifest=json.dumps(manifest).encode())
     with pytest.raises(UserError, match=r"hostile\.zip"):
-        verify.verify(path)
+        verify_bundle(path)
 
 
 def test_sentences_of_another_version_are_its_own_and_its_values_are_not() -> None:
@@ -451,13 +453,15 @@ def test_sentences_of_another_version_are_its_own_and_its_values_are_not() -> No
         b'{"a": 1.0, "why": "too few requests", "code": "few"}',
         b'{"a": 1, "why": "few", "code": "few"}',
     )
-    assert [one.at for one in compare("x.json", stored, again).differences] == ["why"]
+    assert [one.at for one in compare_file("x.json", stored, again).differences] == ["why"]
     longer = again.replace(b'"few", "code"', b'"there are too few", "code"').replace(
         b"}", b', "more": 2}'
     )
-    assert compare("x.json", stored, longer, older=True).differences == ()
-    assert [one.at for one in compare("x.json", stored, longer).differences] == ["why", "more"]
-    other = compare("x.json", stored, again.replace(b": 1", b": 1.001"), older=True).differences
+    assert compare_file("x.json", stored, longer, older=True).differences == ()
+    assert [one.at for one in compare_file("x.json", stored, longer).differences] == ["why", "more"]
+    other = compare_file(
+        "x.json", stored, again.replace(b": 1", b": 1.001"), older=True
+    ).differences
     assert {one.at for one in other} == {"a", "why"}
 
 
@@ -478,15 +482,15 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_signature_is_that_of_a_key(made: Path, tmp_path: Path, keys: tuple[Path, Path]) -> None:
     own, other = keys
     path = tmp_path / "poc.zip"
-    verify.bundle(made / "run", path, key=own)
-    found = verify.verify(path)
+    write_bundle(made / "run", path, key=own)
+    found = verify_bundle(path)
     assert (found.verified, found.signature) == ("all", "some key") and found.signed_by.startswith(
         "ED25519 SHA256:"
     )
     assert "whose key that is was not asked" in " ".join(as_text.render(report(found)).split())
-    given = verify.verify(path, signed_by=own.with_suffix(".pub"))
+    given = verify_bundle(path, signed_by=own.with_suffix(".pub"))
     assert (given.verified, given.signature) == ("all", "given key")
-    wrong = verify.verify(path, signed_by=other.with_suffix(".pub"))
+    wrong = verify_bundle(path, signed_by=other.with_suffix(".pub"))
     assert (wrong.verified, wrong.signature) == ("no", "other key")
 
 
@@ -495,8 +499,8 @@ def test_a_change_breaks_the_signature_though_hashes_are_listed_anew(
     made: Path, tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:
     path = tmp_path / "poc.zip"
-    verify.bundle(made / "run", path, key=keys[0])
-    found = verify.verify(changed(path, "result/seconds.jsonl", lambda data: data + b"\n"))
+    write_bundle(made / "run", path, key=keys[0])
+    found = verify_bundle(changed(path, "result/seconds.jsonl", lambda data: data + b"\n"))
     assert (found.verified, found.signature, found.differences) == ("no", "broken", ())
 
 

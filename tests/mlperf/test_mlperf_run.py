@@ -14,7 +14,8 @@ from command_line import exits
 from msgspec import structs
 from servers import start
 
-from loadgen.bundle import verify as bundle
+from loadgen.bundle.bundle_writer import write_bundle
+from loadgen.bundle.verification import verify_bundle
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
@@ -481,8 +482,8 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     assert result.ttft is not None and log.ttft is not None
     assert any("by LoadGen's stamps" in note for note in result.notes)
     assert read_log(tmp_path / "run" / official_loadgen.OWN).unofficial
-    bundle.bundle(tmp_path / "run", tmp_path / "poc.zip")
-    came = bundle.verify(tmp_path / "poc.zip")
+    write_bundle(tmp_path / "run", tmp_path / "poc.zip")
+    came = verify_bundle(tmp_path / "poc.zip")
     assert came.differences == () and came.verified == "part"
     assert {one.file for one in came.made} == {
         "mlperf.json",
@@ -495,8 +496,8 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     )
     for sums in (tmp_path / "run").rglob("SHA256SUMS"):
         sums.unlink()
-    bundle.bundle(tmp_path / "run", tmp_path / "forged.zip")
-    forged = bundle.verify(tmp_path / "forged.zip")
+    write_bundle(tmp_path / "run", tmp_path / "forged.zip")
+    forged = verify_bundle(tmp_path / "forged.zip")
     assert forged.verified == "no" and "result/own/mlperf.json" in {
         one.file for one in forged.differences
     }

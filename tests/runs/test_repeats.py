@@ -13,7 +13,8 @@ import runs
 from command_line import exits
 from queueing import rows
 
-from loadgen.bundle import verify as bundle
+from loadgen.bundle.bundle_writer import write_bundle
+from loadgen.bundle.verification import verify_bundle
 from loadgen.cli import repetition as flags
 from loadgen.contracts.loading import load_contract
 from loadgen.contracts.run import ValidationOptions, run_validation
@@ -269,8 +270,8 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     spread = json.loads((folder / "repeats.json").read_bytes())["levels"]["load"]
     assert spread["runs"] == ["load/r1", "load/r2"] and spread["figures"]
     assert "How the runs of a level differ" in (folder / "verdict.html").read_text()
-    bundle.bundle(folder, tmp_path / "poc.zip")
-    came = bundle.verify(tmp_path / "poc.zip")
+    write_bundle(folder, tmp_path / "poc.zip")
+    came = verify_bundle(tmp_path / "poc.zip")
     assert came.verified == "all" and "repeats.json" in {one.file for one in came.made}, (
         came.not_made
     )

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from plugin_packages import forgetting, install
 
 import loadgen
-from loadgen.bundle.verify import bundle
+from loadgen.bundle.bundle_writer import write_bundle
 from loadgen.core.metrics import outcomes, request_metrics
 from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.metrics.summary import Summary, dump_summary, load_summary
@@ -123,7 +123,7 @@ def test_a_bundle_names_the_package_whose_figure_it_cannot_make_again(
     loadgen.run(
         "qa", url="sim:gb300-vm", request_rate=20, num_requests=50, seed=1, out=tmp_path / "r"
     )
-    bundle(tmp_path / "r", tmp_path / "b.zip")
+    write_bundle(tmp_path / "r", tmp_path / "b.zip")
     capsys.readouterr()
     assert exits("verify", tmp_path / "b.zip", "--plugins", "--json") == 0
     whole = json.loads(capsys.readouterr().out)

@@ -1,0 +1,94 @@
+"""Regenerates every derived file of a result folder from its raw data. Reads files and writes none.
+
+Raw data are the records, `run.json`, the contract and its prices, and the requests of each trial.
+Derived is what follows from them: `summary.json`, `verdict.json`, pages, log files, the result of
+a search. Each kind of result says which files these are, and how they are made (`result_kinds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from msgspec.structs import replace
+
+from loadgen import result_kinds
+from loadgen.core.errors import CombinedError, UserError
+from loadgen.core.results import checksums
+from loadgen.result_kinds import RegeneratedFile, ResultKind
+
+RECORD_FOLDERS = {"requests", "gaps", "flows", "spool"}
+
+
+def bundled_kind(folder: Path) -> ResultKind:
+    """Return the kind of result in a folder.
+
+    Raises:
+        UserError: The folder is no result whose files could be regenerated.
+    """
+    kind = result_kinds.kind_of(folder, "regenerate")
+    if kind is not None:
+        return kind
+    other_kind = result_kinds.kind_of(folder)
+    if other_kind is not None and other_kind.markers:
+        raise UserError(
+            "unsupported",
+            f"nothing here could be made again: {other_kind.name}",
+            str(folder),
+            "bundle the results that it rests on",
+        )
+    raise result_kinds.no_result(folder)
+
+
+def is_raw(file: PurePosixPath) -> bool:
+    """Return True if a file is raw data, from which others are derived."""
+    raw_names = {checksums.FILE}
+    for kind in result_kinds.KINDS.rows():
+        raw_names.update(kind.kept)
+    return file.name in raw_names or file.parent.name in RECORD_FOLDERS
+
+
+def has_texts(file: Path) -> bool:
+    """Return True if a file holds texts of prompts or responses."""
+    return any(file.name in kind.texts for kind in result_kinds.KINDS.rows())
+
+
+def is_page(file: Path) -> bool:
+    """Return True if a file is a page that only `loadgen report` makes.
+
+    Pages that the command itself left are part of the result.
+    """
+    if file.name != result_kinds.PAGE:
+        return False
+    kind = result_kinds.kind_of(file.parent)
+    return kind is None or not kind.leaves_page
+
+
+def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
+    """Yield every derived file of a folder. Runs come first, and results made from others last.
+
+    A file that cannot be regenerated is yielded as damaged, with the reason.
+    """
+    for kind in _kinds_in_order():
+        for marker in sorted(folder.rglob(kind.markers[0])):
+            if not result_kinds.fits(kind, marker.parent):
+                continue
+            prefix = marker.parent.relative_to(folder)
+            try:
+                for file in result_kinds.regenerated_files(kind, marker.parent):
+                    yield replace(file, name=(prefix / file.name).as_posix())
+            except CombinedError as error:
+                yield _damaged(prefix / marker.name, "; ".join(e.what for e in error.faults))
+            except Exception as error:
+                # The files may be somebody else's, and damaged ones can raise anything.
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                yield _damaged(prefix / marker.name, reason)
+
+
+def _kinds_in_order() -> list[ResultKind]:
+    kinds = [kind for kind in reversed(list(result_kinds.KINDS.rows())) if kind.markers]
+    return sorted(kinds, key=lambda kind: kind.name != "run")
+
+
+def _damaged(name: Path, reason: str) -> RegeneratedFile:
+    return RegeneratedFile(name.as_posix(), None, reason, damaged=True)

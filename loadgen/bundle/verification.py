@@ -1,0 +1,275 @@
+"""Checks a bundle: every hash, the signature, and every derived file, which is regenerated.
+
+No network is used. A hash protects against accident. Only a signature protects against somebody who
+makes the whole bundle anew.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from loadgen import plugins
+from loadgen.bundle import derived_files, signature
+from loadgen.bundle.archive import (
+    MANIFEST,
+    RESULT,
+    SIGNATURE,
+    SUMS,
+    Manifest,
+    unpack_archive,
+)
+from loadgen.bundle.differences import Mismatch, MismatchCode, compare_file
+from loadgen.core import run_folder
+from loadgen.core.errors import UserError
+from loadgen.core.execution.run_header import version
+from loadgen.core.results import checksums
+from loadgen.core.results.manifest import decode
+from loadgen.figures import FIGURES
+from loadgen.result_kinds import RegeneratedFile
+
+SignatureState = Literal["none", "broken", "other key", "some key", "given key"]
+
+_HASH_MISMATCHES: dict[str, tuple[MismatchCode, str]] = {
+    "changed": ("changed", "is changed: its hash is another one"),
+    "gone": ("missing", "is gone"),
+    "unlisted": ("unlisted", "is not in the list of hashes"),
+}
+
+
+class CheckedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A derived file that was regenerated and compared.
+
+    Attributes:
+        file: The file.
+        basis: What it was regenerated from.
+        same: The number of values or lines that are equal.
+        differs: The number of values or lines that differ.
+        given: The number of values that no raw data give, such as what a trial was asked for.
+    """
+
+    file: str
+    basis: str
+    same: int = 0
+    differs: int = 0
+    given: int = 0
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `loadgen verify`.
+
+    Attributes:
+        schema: Version of the format.
+        bundle: The file of the bundle.
+        manifest: The manifest of the bundle.
+        verified: "all" if every derived file was reproduced, "part" if those were that can be
+            regenerated here, and "no" if something differs.
+        files: The number of files in the bundle.
+        made: The derived files that were regenerated.
+        not_made: Derived files that cannot be regenerated, and why.
+        differences: The places that differ.
+        signature: Whether the bundle is signed, and by whom.
+        signed_by: The key of the signature.
+    """
+
+    schema: int = 1
+    bundle: str
+    manifest: Manifest
+    verified: Literal["all", "part", "no"]
+    files: int
+    made: tuple[CheckedFile, ...]
+    not_made: dict[str, str]
+    differences: tuple[Mismatch, ...]
+    signature: SignatureState
+    signed_by: str = ""
+
+
+def verify_bundle(
+    path: Path, *, signed_by: Path | None = None, with_plugins: bool = False
+) -> Verification:
+    """Check a bundle.
+
+    Args:
+        path: The file of the bundle.
+        signed_by: The public key that must have signed it, or None.
+        with_plugins: True to use the plug-ins of this host.
+
+    Raises:
+        UserError: The file is no bundle, or was written by a newer version.
+    """
+    with (
+        nullcontext() if with_plugins else plugins.without_plugins(),
+        tempfile.TemporaryDirectory(prefix="loadgen-verify-") as scratch,
+    ):
+        root = Path(scratch)
+        manifest = unpack_archive(path, root)
+        folder = root / RESULT
+        differences = _check_hashes(root)
+        signature_check = _check_signature(root, signed_by)
+        kind = derived_files.bundled_kind(folder)
+        kind_name = kind.bundled_as or kind.name
+        if manifest.kind != kind_name:
+            differences.append(
+                Mismatch(file=MANIFEST, at="kind", stored=manifest.kind, again=kind_name)
+            )
+        checker = _DerivedFileChecker(folder, manifest)
+        checker.check_all()
+        file_count = sum(1 for file in root.rglob("*") if file.is_file())
+    differences += checker.differences
+    verified: Literal["all", "part", "no"] = "part" if checker.not_made else "all"
+    if differences or signature_check.state in ("broken", "other key"):
+        verified = "no"
+    return Verification(
+        bundle=str(path),
+        manifest=manifest,
+        verified=verified,
+        files=file_count,
+        made=tuple(checker.checked),
+        not_made=checker.not_made,
+        differences=tuple(differences),
+        signature=signature_check.state,
+        signed_by=signature_check.key,
+    )
+
+
+def _check_hashes(root: Path) -> list[Mismatch]:
+    """Return the files that differ from SHA256SUMS, are not listed in it, or are missing."""
+    if checksums.read(root) is None:
+        what = "is missing: nothing vouches for any file"
+        return [Mismatch(file=SUMS, code="no_hashes", what=what)]
+    problems = dict(checksums.changed(root))
+    problems.update(dict.fromkeys(checksums.unlisted(root), "unlisted"))
+    problems.pop(SIGNATURE, None)
+    mismatches = []
+    for name, problem in problems.items():
+        code, what = _HASH_MISMATCHES[problem]
+        mismatches.append(Mismatch(file=name, code=code, what=what))
+    return mismatches
+
+
+class _SignatureCheck(NamedTuple):
+    """What a signature is worth, and the key that made it."""
+
+    state: SignatureState
+    key: str = ""
+
+
+def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
+    file = root / SIGNATURE
+    if not file.is_file():
+        if signed_by is not None:
+            raise UserError(
+                "not_signed",
+                "the bundle is not signed",
+                f"--signed-by {signed_by}",
+                "ask for one that is",
+            )
+        return _SignatureCheck("none")
+    signed = file.read_bytes()
+    sums_file = root / SUMS
+    data = sums_file.read_bytes() if sums_file.is_file() else b""
+    key = signature.find_signer(signed, data)
+    if not key:
+        return _SignatureCheck("broken")
+    if signed_by is None:
+        return _SignatureCheck("some key", key)
+    if signature.is_signed_by(signed_by, signed, data):
+        return _SignatureCheck("given key", key)
+    return _SignatureCheck("other key", key)
+
+
+class _DerivedFileChecker:
+    """Regenerates the derived files of a result folder and compares them with the stored ones.
+
+    Attributes:
+        checked: The files that were regenerated and compared.
+        not_made: Files that cannot be regenerated, and why.
+        differences: The places that differ.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder = folder
+        self._version = manifest.version
+        self._is_other_version = manifest.version != version()
+        self.checked: list[CheckedFile] = []
+        self.not_made: dict[str, str] = {}
+        self.differences: list[Mismatch] = []
+
+    def check_all(self) -> None:
+        """Check every file of the folder."""
+        for file in derived_files.regenerate(self._folder):
+            self._check(file)
+        self._find_other_files()
+
+    def _check(self, file: RegeneratedFile) -> None:
+        stored = self._folder / file.name
+        name = f"{RESULT}/{file.name}"
+        if file.damaged:
+            what = f"cannot be made again: {file.basis}"
+            self.differences.append(Mismatch(file=name, code="not_remade", what=what))
+        elif file.data is None:
+            self.not_made[file.name] = file.basis
+        elif self._is_other_version and not file.name.endswith((".json", ".jsonl")):
+            reason = f"another version of loadgen ({self._version}) has worded it"
+            self.not_made[file.name] = reason
+        elif not stored.is_file():
+            self.differences.append(Mismatch(file=name, code="missing", what="is missing"))
+        else:
+            self._compare(name, stored, file, file.data)
+
+    def _compare(self, name: str, stored: Path, file: RegeneratedFile, data: bytes) -> None:
+        plugin_metrics = _metrics_of_missing_plugins(stored)
+        for path, package in plugin_metrics.items():
+            reason = f"defined by {package}, which is not loaded here: --plugins"
+            self.not_made[f"{file.name}: {path}"] = reason
+        comparison = compare_file(
+            name,
+            stored.read_bytes(),
+            data,
+            leave=(*file.leave, *plugin_metrics),
+            older=self._is_other_version,
+        )
+        self.checked.append(
+            CheckedFile(
+                file=file.name,
+                basis=file.basis,
+                same=comparison.same,
+                differs=len(comparison.differences),
+                given=len(set(comparison.left) - plugin_metrics.keys()),
+            )
+        )
+        self.differences += comparison.differences
+
+    def _find_other_files(self) -> None:
+        """Note the files that are neither raw data nor regenerated."""
+        known = {checked.file for checked in self.checked} | self.not_made.keys()
+        known |= {mismatch.file.removeprefix(f"{RESULT}/") for mismatch in self.differences}
+        for path in sorted(self._folder.rglob("*")):
+            name = path.relative_to(self._folder).as_posix()
+            if not path.is_file() or name in known or derived_files.is_raw(PurePosixPath(name)):
+                continue
+            self.not_made[name] = "nothing here makes it: its hash alone was looked at"
+
+
+def _metrics_of_missing_plugins(file: Path) -> dict[str, str]:
+    """Return the metrics in a summary that packages defined which are not loaded here.
+
+    The keys are paths in the summary, and the values are the packages that the run names.
+    """
+    header_file = file.with_name("run.json")
+    if file.name != run_folder.SUMMARY or not header_file.is_file():
+        return {}
+    content = file.read_bytes()
+    loaded = {row.name for row in FIGURES.here()}
+    packages: dict[str, str] = {}
+    for plugin in decode(header_file.read_bytes(), str(header_file)).plugins:
+        if plugin.table != FIGURES.group or plugin.name in loaded:
+            continue
+        for field in (plugin.name, f"{plugin.name}_ms"):
+            if f'"{field}"'.encode() in content:
+                packages[f"figures.{field}"] = f"{plugin.package} {plugin.version}"
+    return packages
