@@ -1,4 +1,5 @@
 """Find the highest load under an SLO, and measure a range of loads (`search`, `sweep`).
 
-`trials.py` runs one load at a time. The decision which load is tried next is pure.
+`load_search.py` decides which load is tried next, and does no I/O. `trial_runner.py` runs one load at
+a time.
 """
