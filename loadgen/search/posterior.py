@@ -120,6 +120,7 @@ class CapacityPosterior:
         log_loads = np.broadcast_to(self.log_loads[:, None], matters.shape)[matters]
         sigmas = np.broadcast_to(self.sigmas, matters.shape)[matters]
         weights = self.weights[matters]
+        # The probability to pass falls with the load, so that the load is found by bisection.
         low = float(self.log_loads[0])
         high = float(self.log_loads[-1])
         for _ in range(BISECTIONS):

@@ -191,6 +191,7 @@ def compare_side(output_dir: Path) -> Side:
 def _no_capacity_error(
     output_dir: Path, found: capacity.Capacity | None
 ) -> capacity.NoCapacityError:
+    """Return the error that names the runs that may be compared instead."""
     run_names = ", ".join(run.name for run in levels_kind.runs(output_dir)) or "none yet"
     reason = ""
     if found is not None and found.lower_bound_reason:

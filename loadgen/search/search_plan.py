@@ -192,6 +192,7 @@ def check_options(
             "--over",
             f"known: {', '.join(LOAD_KINDS)}",
         )
+    # Every block adds its error to `errors`, so that all mistakes are reported at once.
     errors: list[LoadgenError] = []
     goal = None
     trial_ns = 0
@@ -204,7 +205,7 @@ def check_options(
     with collecting(errors):
         checked_workload = _load_workload(invocation, workload_name, options)
         if not errors:
-            goal = _goal(checked_workload, settings, workload_name or "loadgen search")
+            goal = _build_goal(checked_workload, settings, workload_name or "loadgen search")
         parse_duration = partial(units.duration_ns, bare="s")
         trial_ns = parse_option("--duration", invocation["duration"], parse_duration) or (
             capacity.default_trial_ns(checked_workload)
@@ -261,7 +262,7 @@ def _slo_terms(typed_terms: Sequence[str], percentile: str | None) -> tuple[str,
     return tuple(terms)
 
 
-def _goal(workload: Workload, settings: Settings, where: str) -> Goal:
+def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
     """Return what has to hold, of what can be judged. Raises UserError if there is nothing."""
     slo, not_judged = run_header.judged_slo(workload.slo, settings)
     classes, not_judged_of_classes = run_header.class_plans(workload, settings)
@@ -279,7 +280,7 @@ def _goal(workload: Workload, settings: Settings, where: str) -> Goal:
         what = f"nothing of the SLO can be judged. {next(iter(not_judged))}"
         raise UserError("no_slo", what, f"--api {settings.api}", "--slo e2e:500ms")
     hint = "give --slo ttft:2s --slo tpot:200ms"
-    raise UserError("no_slo", "no SLO to search under", where, hint)
+    raise UserError("no_slo", "no SLO to search under", place, hint)
 
 
 def _parse_warmup(text: str | None, options: SearchOptions) -> int:

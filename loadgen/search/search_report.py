@@ -122,6 +122,7 @@ def _headline_kind(result: SearchResult) -> Kind:
 
 
 def _sections(source: SearchReportInput, sweep_curve: SweepCurve | None) -> list[Section]:
+    """Return the sections of the report, from top to bottom."""
     trials = source.trials
     limits = " ".join(_describe_limits(trials, source.summaries))
     limits = limits or "no load of this search missed the SLO."
@@ -144,6 +145,7 @@ def _sections(source: SearchReportInput, sweep_curve: SweepCurve | None) -> list
 
 
 def _trials_section(source: SearchReportInput) -> Section:
+    """Return the section with the charts and the table of the trials."""
     trials = source.trials
     charts = []
     if trials:
@@ -186,6 +188,7 @@ def _numbers(source: SearchReportInput) -> Iterator[Number]:
 
 
 def _capacity_number(source: SearchReportInput) -> Number:
+    """Return the capacity as a headline number, with its state."""
     load, state = capacity_and_state(source.result, source.trials)
     unit = source.unit.strip()
     if load is None or state == "stopped":

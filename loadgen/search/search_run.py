@@ -82,6 +82,7 @@ class SearchRun:
         self._earlier_trial_count = len(earlier_results)
 
     def _print_start(self) -> None:
+        """Print what is searched, and how long it is expected to take."""
         output_dir = self.runner.output_dir
         settings = self.runner.settings
         if self._earlier_trial_count:
@@ -103,6 +104,7 @@ class SearchRun:
             say(f"expected: {expected}{cost}")
 
     def _run_trials(self) -> None:
+        """Run trials until the search has ended."""
         has_noted_late_responses = self.unit == search_text.QUERIES_UNIT
         while True:
             trial = self.search.next_trial()
@@ -123,6 +125,7 @@ class SearchRun:
                 has_noted_late_responses = True
 
     def _run_trial(self, trial: PlannedTrial) -> TrialResult:
+        """Run one trial and add its result to the search."""
         result = self.runner.run(trial)
         self.search.add_result(result)
         self.runner.save_progress(self.search)
@@ -147,6 +150,7 @@ class SearchRun:
         return left.trials, self.show.spent_s / lengths * left.lengths
 
     def _print_result(self, result: SearchResult, output: Output) -> None:
+        """Print the result as `output` says, and how to resume the search."""
         output_dir = self.runner.output_dir
         if output == "none":
             say(f"search in {output_dir}: {search_text.describe_stop(result)}")

@@ -171,6 +171,7 @@ def confirmation_section(
 
 
 def _interval_rows(result: SearchResult, unit: str, *, simulated: bool) -> list[tuple[str, str]]:
+    """Return the rows of the interval and of what it covers, if there is one."""
     if result.load is None or result.interval is None:
         return []
     bounds = f"{result.interval.low:.4g} to {result.interval.high:.4g}"
@@ -301,6 +302,7 @@ def trial_table(trials: Sequence[TrialResult]) -> Table:
 
 
 def _trial_row(trial: TrialResult) -> tuple[str, ...]:
+    """Return the row of a trial in the table of trials."""
     outcome = OUTCOME_LABELS[trial.outcome]
     if trial.ended_early:
         outcome += ", early"
@@ -323,6 +325,7 @@ def describe_units(unit: str) -> str:
 
 
 def _kind_note(trial: TrialResult) -> str:
+    """Return what is special about a trial: a confirmation, its length, growth."""
     notes = []
     if trial.kind == "confirm":
         notes.append("confirmation")

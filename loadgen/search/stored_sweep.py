@@ -139,13 +139,15 @@ def _sweep_result(
         )
     valid_trials = [trial for trial in judged if trial.is_valid]
     result = LoadSearch(settings, valid_trials).result
+    return msgspec.structs.replace(result, unsustained_load=_growing_load(curve, judged))
+
+
+def _growing_load(curve: SweepCurve, judged: Sequence[TrialResult]) -> float | None:
+    """Return the lowest load above the best one that was not sustained, or None."""
     growing = levels.grew_above(curve)
-    growing_load = None
-    if growing is not None:
-        growing_load = next(
-            (trial.load for trial in judged if trial.run_name == growing.name), None
-        )
-    return msgspec.structs.replace(result, unsustained_load=growing_load)
+    if growing is None:
+        return None
+    return next((trial.load for trial in judged if trial.run_name == growing.name), None)
 
 
 def outcome_of(output_dir: Path, sweep: JudgedSweep) -> ExperimentOutcome:

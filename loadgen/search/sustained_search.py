@@ -217,6 +217,7 @@ class SustainedSearch:
         return None if load < self.settings.low or load in tried_loads else load
 
     def _explain_unsustained(self, unsustained: TrialResult) -> Sustainability:
+        """Return why the lowest load that is not sustained is not, or may not be."""
         has_passed = self.settings.requires_sustained and unsustained.has_passed
         if has_passed and unsustained.sustained is None:
             return Sustainability(None, unsustained.sustained_reason)

@@ -158,11 +158,12 @@ def plan_sweep(invocation: Invocation, workload_name: str | None, target: str | 
     with collecting(errors):
         loads = _parse_load_option(invocation, load_kind)
     with collecting(errors):
-        isl, osl = (
-            invocation[option] if option in group_options else None for option in LENGTH_OPTIONS
-        )
         targets = [] if target is None else list(settings_by_target)
-        groups = combine_point_groups(isl, osl, targets)
+        groups = combine_point_groups(
+            invocation["input_tokens"] if group_options else None,
+            invocation["output_tokens"] if group_options else None,
+            targets,
+        )
         points = combine_load_points(groups, loads, load_kind)
     if errors:
         raise CombinedError(errors)

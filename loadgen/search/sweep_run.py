@@ -164,6 +164,7 @@ class _PointRunner:
             stored_sweep.store_capacity(self._output_dir, planned.workload)
 
     def _trial_runner(self, planned: PlannedPoint) -> TrialRunner:
+        """Return the runner of one load point, which runs to its full length."""
         assert self._plan.seed is not None, "a sweep always has a seed"
         return TrialRunner(
             output_dir=self._output_dir,

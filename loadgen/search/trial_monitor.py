@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ MAX_BATCHES = 120  # a longer run has longer batches, not more
 MIN_BATCH_NS = 5 * NS_PER_S
 MAX_GROWTH = 0.15  # of the requests in flight, up to the planned end
 MAX_GROWTH_REQUESTS = 2  # in addition, for loads with few requests in flight
-RESOLVED_SHARE = 0.999  # of the requests of a batch, for the batch to be looked at
+MAX_UNRESOLVED_SHARE = 0.001  # of the requests of a batch, for the batch to be looked at
 DEFAULT_SUPPORT = 100  # requests in a batch if no term names a quantile
 LOG_OF_FAILURE = 40.0  # in place of the logarithm of a quantile that falls on a failed request
 NEVER_NS = np.iinfo(np.int64).max
@@ -173,7 +174,7 @@ class TrialMonitor:
         misses: NDArray[np.bool_],
     ) -> Decision | None:
         """Return the decision from the misses of each term so far, counted over `rows`."""
-        failure = self._explain_failure(miss_counts)
+        failure = self._explain_missed_terms(miss_counts) or self._explain_missed_tasks()
         if failure:
             return Decision(FAILED, "misses", failure, now_ns)
         has_load_left = now_ns < self.last_due_ns if len(self._due_ns) else False
@@ -183,17 +184,20 @@ class TrialMonitor:
                 return Decision(PASSED, "steady", steadiness, now_ns)
         return None
 
-    def _explain_failure(self, miss_counts: NDArray[np.int64]) -> str:
-        """Return why the trial has failed for certain, or "" if it has not."""
-        counted_terms = zip(
-            self._goal.request_terms, miss_counts.tolist(), self._allowed_misses, strict=True
-        )
+    def _explain_missed_terms(self, miss_counts: NDArray[np.int64]) -> str:
+        """Return which term more requests have missed than it allows, or "" if there is none."""
+        terms = self._goal.request_terms
+        counted_terms = zip(terms, miss_counts.tolist(), self._allowed_misses, strict=True)
         for name, count, allowed in counted_terms:
-            if count > max(allowed, -1):
+            if count > allowed:
                 return (
                     f"{count:,} of {self._request_count:,} planned requests miss {name}, "
                     f"{max(allowed, 0):,} allowed"
                 )
+        return ""
+
+    def _explain_missed_tasks(self) -> str:
+        """Return how many tasks have missed their term if it allows fewer, else ""."""
         term = self._goal.slo.task
         if term is None:
             return ""
@@ -239,24 +243,19 @@ class TrialMonitor:
     def _cut_into_batches(self, now_ns: int, rows: NDArray[np.void]) -> _Batches | None:
         """Return the batches before the first one with an open request, or None if too few."""
         width_ns = self._batch_width_ns()
-        count = int((now_ns - self._start_ns) // width_ns)
-        if count < MIN_BATCHES + START_UP_BATCHES:
+        elapsed_count = int((now_ns - self._start_ns) // width_ns)
+        if elapsed_count < MIN_BATCHES + START_UP_BATCHES:
             return None
-        last_batches = np.minimum(self._due_ns // width_ns, count)
-        arrived = np.bincount(last_batches, minlength=count + 1)[:count]
         batch_of_row = (rows["due_ns"] - self._start_ns) // width_ns
-        resolved = np.bincount(batch_of_row[batch_of_row < count], minlength=count)[:count]
-        unresolved = arrived - resolved
-        open_shares = unresolved / np.maximum(arrived, 1)
-        (open_batches,) = np.nonzero(open_shares > 1 - RESOLVED_SHARE)
-        if len(open_batches):
-            count = int(open_batches[0])
+        arrived = _count_by_batch(self._due_ns // width_ns, elapsed_count)
+        unresolved = arrived - _count_by_batch(batch_of_row, elapsed_count)
+        count = _count_resolved_batches(arrived, unresolved)
         if count < MIN_BATCHES + START_UP_BATCHES:
             return None
         ends_ns = np.arange(1, count + 1) * width_ns
         done_ns = np.sort(rows["done_ns"]) - self._start_ns
         started = np.searchsorted(self._due_ns, ends_ns, "right")
-        in_flight = started - np.searchsorted(done_ns, ends_ns, "right")
+        ended = np.searchsorted(done_ns, ends_ns, "right")
         return _Batches(
             width_ns=width_ns,
             count=count,
@@ -264,7 +263,7 @@ class TrialMonitor:
             unresolved=unresolved[:count],
             batch_of_row=batch_of_row,
             ends_ns=ends_ns,
-            in_flight=in_flight.astype(float),
+            in_flight=(started - ended).astype(float),
         )
 
     def _batch_width_ns(self) -> int:
@@ -297,14 +296,12 @@ class TrialMonitor:
         has_failed = ~columns.where(metrics.OK)
         all_series = []
         for term in self._goal.slo.terms:
-            values = np.where(has_failed, NEVER_NS, columns.measure(term.metric))[order]
-            series = np.full(batches.count, LOG_OF_FAILURE)
-            for batch in range(batches.count):
-                in_batch = values[bounds[batch] : bounds[batch + 1]]
-                defined = in_batch[in_batch != metrics.UNDEFINED]
-                if len(defined):
-                    series[batch] = _log_of(quantile_of(defined, term.quantile))
-            all_series.append(series)
+            values_ns = np.where(has_failed, NEVER_NS, columns.measure(term.metric))[order]
+            log_quantiles = [
+                _log_quantile(values_ns[first:end], term.quantile)
+                for first, end in pairwise(bounds)
+            ]
+            all_series.append(np.array(log_quantiles))
         return all_series
 
     def _will_allow_misses(self, batches: _Batches, start: int, misses: NDArray[np.bool_]) -> bool:
@@ -346,7 +343,25 @@ def _will_grow(in_flight: NDArray[np.float64], batches_ahead: float) -> bool:
     return growth > MAX_GROWTH * float(in_flight.mean()) + MAX_GROWTH_REQUESTS
 
 
-def _log_of(value_ns: float) -> float:
+def _count_by_batch(batch_numbers: NDArray[np.int64], batch_count: int) -> NDArray[np.int64]:
+    """Return how often each of the first `batch_count` batches is in `batch_numbers`."""
+    in_range = batch_numbers[batch_numbers < batch_count]
+    return np.bincount(in_range, minlength=batch_count)
+
+
+def _count_resolved_batches(arrived: NDArray[np.int64], unresolved: NDArray[np.int64]) -> int:
+    """Return the number of batches before the first one with too many unresolved requests."""
+    unresolved_shares = unresolved / np.maximum(arrived, 1)
+    (open_batches,) = np.nonzero(unresolved_shares > MAX_UNRESOLVED_SHARE)
+    return int(open_batches[0]) if len(open_batches) else len(arrived)
+
+
+def _log_quantile(values_ns: NDArray[np.int64], quantile: float) -> float:
+    """Return the logarithm of a quantile, or LOG_OF_FAILURE if it is not known or a failure."""
+    defined_ns = values_ns[values_ns != metrics.UNDEFINED]
+    if not len(defined_ns):
+        return LOG_OF_FAILURE
+    value_ns = quantile_of(defined_ns, quantile)
     return LOG_OF_FAILURE if value_ns >= NEVER_NS else math.log(max(value_ns, 1))
 
 

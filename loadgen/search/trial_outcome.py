@@ -205,6 +205,7 @@ def judge_trial(goal: Goal, records: TrialRecords, early_decision: Decision | No
 
 
 def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
+    """Return the outcome of a trial that ran to its end, by its misses."""
     due_rows = records.due_rows
     finished = due_rows[due_rows["status"] != columns.CANCELLED]
     unfinished_count = int((finished["status"] == columns.UNFINISHED).sum())

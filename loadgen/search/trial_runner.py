@@ -151,6 +151,7 @@ class TrialRunner:
         return result
 
     def _run_to_end(self, trial: PlannedTrial) -> FinishedTrial:
+        """Run a trial until its end, or until the monitor has decided its outcome."""
         workload = self._seeded_workload(trial)
         run_dir = experiment.new_run_dir(self.output_dir, self.name_run(trial))
         monitored = _MonitoredRun(

@@ -76,6 +76,7 @@ def _trial_cells(trial: TrialResult) -> tuple[CsvCell, ...]:
 
 
 def _render_csv(header: Sequence[str], rows: Iterable[Sequence[CsvCell]]) -> bytes:
+    """Return the rows as CSV with lines that end in a line feed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
