@@ -19,10 +19,10 @@ import numpy as np
 import rig
 import uvloop
 
-from loadgen.core.execution import run, run_header
+from loadgen.core.execution import run, run_manifest
 from loadgen.core.execution.driver import START_DELAY_NS, Driver, work
-from loadgen.core.execution.plan import Settings, prepare
-from loadgen.core.execution.probing import find
+from loadgen.core.execution.plan import PreparationContext, Settings, prepare_plan
+from loadgen.core.execution.probing import probe_url
 from loadgen.core.results import manifest, store
 from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.workload import load, read_flags
@@ -56,9 +56,10 @@ def _drive(
     window = rig.Window()
     seen: list[Driver] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(find(settings, workload.timeout_ns / 1e9))
-        plan, begins = prepare(workload, settings, (found,), folder=folder)
-        header = run_header.header(plan, workload, begins)
+        found = runner.run(probe_url(settings, workload.timeout_ns / 1e9))
+        context = PreparationContext(folder=folder)
+        plan, starts = prepare_plan(workload, settings, (found,), context)
+        header = run_manifest.create_manifest(plan, workload, starts)
         store.replace(folder / "run.json", manifest.encode(header))
         recorder = Compactor(folder)
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -81,7 +82,7 @@ def _drive(
         share = runner.run(work(plan, 0, 1, gate, seen.append))
         window.end()
         recorder_cpu = sum(_cpu_of(int(pid)) for pid in children) - recorded[0]
-    summary = run.finish(plan, header, share, recorder)
+    summary = run.finish_run(plan, header, share, recorder)
     rows = store.read_run(folder).rows
     events = int(rows["output_events"].sum())
     reads = seen[0]._reactor.reads

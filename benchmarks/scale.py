@@ -37,7 +37,7 @@ import rig
 import scale_ray
 import waits
 
-from loadgen.core.execution import plan, run
+from loadgen.core.execution import plan_checks, run
 from loadgen.core.execution.events import LoadStarted, RunEvent
 from loadgen.core.execution.plan import Endpoint, Settings, Tuning
 from loadgen.core.metrics.summary import Summary
@@ -432,7 +432,7 @@ def million(flags: argparse.Namespace) -> None:
 
 def wide(flags: argparse.Namespace) -> None:
     """More workers than a run would take on so few cores: what is shown is that all shares come together."""
-    plan.MOST_PER_CORE = max(plan.MOST_PER_CORE, flags.workers)
+    plan_checks._MAX_WORKERS_PER_CORE = max(plan_checks._MAX_WORKERS_PER_CORE, flags.workers)
     seconds, began = 2 * flags.seconds, time.monotonic()
     summary, found = drive(
         workers=flags.workers,

@@ -29,7 +29,7 @@ from loadgen_sdk.wire_formats.request_body import BodyFormat, encode_body
 
 from loadgen.core import seeds
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.probing import find
+from loadgen.core.execution.probing import probe_url
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.workload import load, read_flags
@@ -83,7 +83,7 @@ async def measure(
     url: str, server: str, model: str | None, count: int
 ) -> tuple[list[tuple[float, float]], list[Row], list[Row]]:
     """What the server says (TTFT and E2E in ms), ours less that, the witness's less that; a row for each request."""
-    found = await find(Settings(url=url, server=server, model=model), TIMEOUT_S)
+    found = await probe_url(Settings(url=url, server=server, model=model), TIMEOUT_S)
     workload = load("qa", read_flags(num_requests=str(2 * count), output_tokens="100"))
     requests = build_prompts(workload, seeds.fresh(), seeds.fresh(), tokenizer.load_tokenizer(None))
     extra = {"nvext": {"extra_fields": ["timing"]}} if found.server == "dynamo" else None

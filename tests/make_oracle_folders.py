@@ -14,7 +14,7 @@ from make_oracle import FOLDERS, MLPERF, READ, SEARCH, SIM, SWEEP, inputs
 from named import told
 
 from loadgen.core.errors import BUG, USAGE
-from loadgen.core.execution import run_header
+from loadgen.core.execution import host_facts
 from loadgen.core.results.manifest import Host
 
 FIXED_HOST = Host(
@@ -43,7 +43,7 @@ def write_folders(scratch: Path) -> None:
     """Run the commands in an empty folder and pack their results."""
     inputs(scratch)
     for command in COMMANDS:
-        with mock.patch.object(run_header, "_host", return_value=FIXED_HOST):
+        with mock.patch.object(host_facts, "read_host_facts", return_value=FIXED_HOST):
             ending, _ = told(scratch, *command)
         assert ending["exit"] not in (USAGE, BUG), ending
     for name in READ:

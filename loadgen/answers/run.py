@@ -9,8 +9,8 @@ from pathlib import Path
 from loadgen.answers import ask, folder
 from loadgen.answers.comparison import AnswersResult, judge, score
 from loadgen.answers.questions import Question
+from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.run_header import version
 from loadgen.core.stats.intervals import LEVEL
 
 
@@ -43,7 +43,7 @@ def run(
     result = AnswersResult(
         dataset=dataset.name,
         dataset_sha256=hashlib.sha256(dataset.read_bytes()).hexdigest(),
-        version=version(),
+        version=loadgen_version(),
         url=ask.shown(first),
         model=of_first.model,
         against="" if second is None else ask.shown(second),

@@ -202,7 +202,7 @@ def _format_slos(ctx: Context, width: int) -> list[str]:
     named = [word for word in ctx.find_root().obj or () if word in packaged_names("workloads")]
     if not named:
         return []
-    from loadgen.core.execution.run_header import slo_lines, slo_of_classes
+    from loadgen.core.execution.load_description import slo_by_class, slo_lines
     from loadgen.core.workload import load, read_flags
 
     any_load = read_flags(request_rate=1.0, duration="1s")
@@ -210,7 +210,7 @@ def _format_slos(ctx: Context, width: int) -> list[str]:
     for name in named:
         workload = load(name, any_load)
         lines += ["", f"SLO of the workload {name}, unless --slo replaces it:"]
-        for line in slo_lines(workload.slo, slo_of_classes(workload)):
+        for line in slo_lines(workload.slo, slo_by_class(workload)):
             lines += _wrap(line, width, "  ", "    ")
     return lines
 

@@ -192,7 +192,7 @@ class Invocation:
         """Return the function that executes runs; it probes each target only once."""
         from loadgen.core.execution import run
 
-        return partial(run.execute, hearers=listeners, known={})
+        return partial(run.execute, listeners=listeners, probe_cache={})
 
     def repetition(self) -> Repetition | None:
         """Return what --repeat specifies; None without it. Raises Faults."""

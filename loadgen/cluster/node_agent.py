@@ -111,7 +111,7 @@ class NodeAgent:
         A driver with another version of loadgen can read them.
         """
         facts = own_facts(paths, packages)
-        return facts._asdict() | {"room": (facts.room.files, facts.room.ports)}
+        return facts._asdict() | {"room": (facts.room.open_files, facts.room.local_ports)}
 
     async def start(self, i: int, workers: int, *job_pieces: bytes) -> None:
         """Start the worker for share `i` of `workers` of a pickled Job.

@@ -21,7 +21,7 @@ import loadgen_sdk
 import loadgen
 from loadgen import plugins
 from loadgen.core.errors import LoadgenError, UserError
-from loadgen.core.execution import resource_limits, run_header
+from loadgen.core.execution import host_facts, resource_limits
 from loadgen.core.execution.plan import Job
 from loadgen.core.workload import Replay, requests_by_class
 
@@ -40,7 +40,7 @@ class NodeFacts(NamedTuple):
     host: str
     same: dict[str, str]
     loopback: str
-    room: resource_limits.Room
+    room: resource_limits.MachineLimits
     files: dict[str, str]
 
 
@@ -54,13 +54,13 @@ def own_facts(paths: Sequence[str], packages: Sequence[str] = ()) -> NodeFacts:
     return NodeFacts(
         host=socket.gethostname(),
         same={
-            "loadgen": f"{run_header.version()} (source {_source_digest()})",
+            "loadgen": f"{host_facts.loadgen_version()} (source {_source_digest()})",
             "Python": ".".join(platform.python_version_tuple()[:2]),
             "numpy": metadata.version("numpy"),
         }
         | {package: plugins.version_of(package) for package in packages},
         loopback=_loopback_id(),
-        room=resource_limits.room(),
+        room=resource_limits.read_machine_limits(),
         files={path: _digest(Path(path)) for path in paths},
     )
 
@@ -130,7 +130,7 @@ def unreachable(job: Job, elsewhere: Sequence[str], where: str) -> Iterator[Load
 
 def notes(job: Job, elsewhere: Sequence[str]) -> Iterator[str]:
     """Yield a note for each target that is another server for workers on other machines."""
-    for probed in job.found:
+    for probed in job.probe_results:
         if elsewhere and _is_loopback(probed.target.host):
             yield (
                 f"{probed.target.redacted} is the loopback address of each machine, "

@@ -95,7 +95,7 @@ class RemoteWorker:
             host=facts.get("host", ""),
             same=facts.get("same", {}),
             loopback=facts.get("loopback", ""),
-            room=resource_limits.Room(files=open_files, ports=ports),
+            room=resource_limits.MachineLimits(open_files=open_files, local_ports=ports),
             files=facts.get("files", {}),
         )
 

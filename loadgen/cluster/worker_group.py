@@ -252,20 +252,20 @@ def _exceeded_limits(plan: Plan, known: Sequence[tuple[str, NodeFacts]]) -> Iter
         plan: The plan of the run.
         known: The place and the facts of the node of each worker.
     """
-    total = resource_limits.connections(plan.schedule, plan.job.workload.max_in_flight)
+    total = resource_limits.count_connections(plan.schedule, plan.job.workload.max_in_flight)
     if total is None:
         return
     for loopback in dict.fromkeys(facts.loopback for _, facts in known):
         of_machine = [(place, facts) for place, facts in known if facts.loopback == loopback]
         place, facts = of_machine[0]
-        for error in resource_limits.faults(
+        demand = resource_limits.ConnectionDemand(
             total=math.ceil(total * len(of_machine) / len(known)),
             workers=len(of_machine),
-            addresses=[result.target.address for result in plan.job.found],
-            sources=0,
-            simulated=False,
-            room=facts.room,
-        ):
+            addresses=[result.target.address for result in plan.job.probe_results],
+            source_addresses=0,
+            is_simulated=False,
+        )
+        for error in resource_limits.limit_errors(demand, facts.room):
             yield UserError(
                 error.code, f"on {place}: {error.what}", error.where, f"more nodes; {error.hint}"
             )

@@ -530,7 +530,7 @@ def _print_forecast(request: ValidateRequest, show: Show, *, as_json: bool) -> i
     if not as_json:
         _print_plan(checked_contract)
     simulated = prediction.simulated_settings(settings)
-    say(f"simulating {simulated.shown.removeprefix('simulated: ')} in virtual time")
+    say(f"simulating {simulated.display_name.removeprefix('simulated: ')} in virtual time")
     cost_function = None
     if checked_contract.prices_path is not None:
         cost_function = cost_per_thousand(load_prices(checked_contract.prices_path))
@@ -544,8 +544,10 @@ def _print_forecast(request: ValidateRequest, show: Show, *, as_json: bool) -> i
     )
     forecasts = prediction.forecast_levels(checked_contract, simulated, options)
     real_target = None if settings.virtual else settings.url
-    report = build_forecast_report(forecasts, simulated.shown, real_target=real_target)
-    print_answer({"simulated": simulated.shown, "levels": forecasts}, report, as_json=as_json)
+    report = build_forecast_report(forecasts, simulated.display_name, real_target=real_target)
+    print_answer(
+        {"simulated": simulated.display_name, "levels": forecasts}, report, as_json=as_json
+    )
     return OK
 
 

@@ -187,7 +187,7 @@ class NewValidation:
             if plan.is_shortened
         }
         facts = ValidationFacts(
-            target=self.settings.shown,
+            target=self.settings.display_name,
             started=started,
             ended=_now(),
             interrupted=self.is_interrupted,
@@ -411,7 +411,7 @@ def _require_usable_target(
             UserError(
                 "failed_check",
                 f"{finding.check}: {finding.found}",
-                settings.shown,
+                settings.display_name,
                 finding.meaning,
                 key=finding.check,
             )
@@ -442,10 +442,10 @@ def _check_extension(
         errors.append(
             UserError("mismatch", text, checked_contract.file, f"extend with {contract_file}")
         )
-    if settings.shown != facts.target:
+    if settings.display_name != facts.target:
         text = f"this validation is of {facts.target}"
         hint = "a new folder for this target"
-        errors.append(UserError("mismatch", text, settings.shown, hint))
+        errors.append(UserError("mismatch", text, settings.display_name, hint))
     if validation.verdict == FAIL:
         text = "a promise is broken, and stays so: more load takes no verdict back"
         hint = "after a change of the server: loadgen validate with a new folder"
@@ -480,11 +480,11 @@ def check_target(settings: Settings, directory: Path, say: Callable[[str], None]
     all_findings: list[Finding] = []
     reports = []
     for endpoint in settings.endpoints:
-        endpoint_settings = settings.of(endpoint) if endpoint.url else settings
+        endpoint_settings = settings.for_endpoint(endpoint) if endpoint.url else settings
         title, findings = doctor.run(endpoint_settings)
         reports.append({"title": title, "findings": findings})
         if len(settings.endpoints) > 1:
-            findings = _name_endpoint(findings, endpoint.shown, keep_host=not all_findings)
+            findings = _name_endpoint(findings, endpoint.display_name, keep_host=not all_findings)
         all_findings += findings
         bad_findings = [finding for finding in findings if finding.state in (FAULT, WARNING)]
         if bad_findings:

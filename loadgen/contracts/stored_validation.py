@@ -24,7 +24,7 @@ from loadgen.contracts.schema import ANSWERS_LEVEL, Contract
 from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import run_folder
 from loadgen.core.errors import CombinedError, UserError, nothing_there
-from loadgen.core.execution.run_header import version
+from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.metrics.columns import pool_measured_gaps
 from loadgen.core.results import checksums, manifest, store
 from loadgen.core.results.files import refuse_links
@@ -244,7 +244,7 @@ def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> V
         simulated=target.simulated,
         started=facts.started,
         ended=facts.ended,
-        version=version(),
+        version=loadgen_version(),
         levels=levels,
         interrupted=facts.interrupted,
         preflight=facts.preflight,

@@ -37,9 +37,9 @@ def search_command(source: str, profile: str, slo: Sequence[str]) -> SearchComma
     Its folder is that of every search of the same workload, SLO and machine by the same version of
     loadgen: a finished search is reused, and a stopped one is resumed.
     """
-    from loadgen.core.execution.run_header import version
+    from loadgen.core.execution.host_facts import loadgen_version
 
-    folder = search_folder(source, profile, slo, version())
+    folder = search_folder(source, profile, slo, loadgen_version())
     arguments = ["search", profile, "--url", source, "--out", str(folder), "--seed", "1"]
     for term in slo:
         arguments += ["--slo", term]

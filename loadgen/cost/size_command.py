@@ -182,7 +182,7 @@ def size(
 
     Example: loadgen size rag sim:gb300-vm --users 5000 --slo ttft:2s:p95 --prices prices.yaml
     """
-    from loadgen.core.execution.run_header import version
+    from loadgen.core.execution.host_facts import loadgen_version
     from loadgen.cost.size_result import Sizing, to_sized_source
     from loadgen.cost.size_sources import SourceRequest, describe_published_capacity
     from loadgen.cost.size_text import report
@@ -212,7 +212,7 @@ def size(
         sizes=tuple(to_sized_source(each.size, each.evidence, need) for each in sized),
         workload=workload,
         remarks=(*remarks, *describe_published_capacity(workload)),
-        version=version(),
+        version=loadgen_version(),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     print_answer(result, report(result), as_json=as_json)

@@ -187,7 +187,7 @@ async def _probe(
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     samples = probing.random_samples(tokenizer, PROMPTS)
     longer_prompt, _ = samples[1]
-    return await probing.ask(settings, target, fetcher, samples), longer_prompt
+    return await probing.probe_target(settings, target, fetcher, samples), longer_prompt
 
 
 class _Trials(msgspec.Struct, frozen=True):
@@ -332,18 +332,18 @@ async def machine() -> Machine:
     for _ in range(10_000):
         monotonic_ns()
     reading_ns = (monotonic_ns() - started_ns) / 10_000
-    limits = resource_limits.room()
+    limits = resource_limits.read_machine_limits()
     names = ("http_proxy", "https_proxy", "all_proxy")
     return Machine(
         clock=_file_text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         clock_read_ns=reading_ns,
         timer_late_ms=max(0.0, sorted(lateness_ns)[int(len(lateness_ns) * 0.99)] / 1e6),
-        cpus=resource_limits.cpus(),
+        cpus=resource_limits.count_cpus(),
         cpu_quota=host_checks.cpu_quota(_file_text),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         governor=_file_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        files=limits.files,
-        ports=limits.ports,
+        files=limits.open_files,
+        ports=limits.local_ports,
         not_compiled=compiled.MISSING,
         proxies=tuple(name for name in (*names, *map(str.upper, names)) if os.environ.get(name)),
     )
@@ -370,7 +370,7 @@ def run(settings: Settings) -> tuple[str, list[Finding]]:
     if row.virtual and known is not None:
         meaning = "it runs within the command, in virtual time: nothing is connected to, and this host does not matter"
         title = f"doctor: {known.name} (virtual time, not a real server), {timestamp}"
-        return title, [Finding("target", OK, known.words, meaning), *plugin_checks.findings()]
+        return title, [Finding("target", OK, known.description, meaning), *plugin_checks.findings()]
     import uvloop
 
     with (

@@ -14,8 +14,8 @@ from loadgen.answers.questions import Question
 from loadgen.answers.scores import ROUGE
 from loadgen.core import format
 from loadgen.core.errors import UserError
+from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.run_header import version
 from loadgen.core.requests.tokenizer import Tokenizer, load_tokenizer
 from loadgen.core.results import files
 from loadgen.core.workload.dataset_rows import DatasetRow
@@ -104,7 +104,7 @@ def run(
         dataset_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         url=shown(endpoint),
         model=asked.model,
-        version=version(),
+        version=loadgen_version(),
         samples=len(questions),
         samples_of_rules=spec.samples,
         answered=len(questions) - asked.answers.count(None),

@@ -593,7 +593,7 @@ def _run_once(load: _Load, folder: Path, qps: float, lanes: int | None = None) -
         )
         return _print(result, folder, gpus, load.as_json)
     summary, folder = load.invocation.executor(shown(load.invocation).hearers)(
-        load.workload(qps, lanes), settings, own=folder
+        load.workload(qps, lanes), settings, folder=folder
     )
     result = mlperf_run.judge(folder, load.test, summary, data_name=load.data.name, qps=qps)
     return _print(

@@ -24,9 +24,9 @@ from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 from loadgen.core import seeds
 from loadgen.core.errors import UserError
 from loadgen.core.execution.backend import serving
+from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.probing import client_options, find, planned_output_lengths
-from loadgen.core.execution.run_header import version
+from loadgen.core.execution.probing import client_options, planned_output_lengths, probe_url
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
@@ -233,7 +233,7 @@ def _perform(
 
     try:
         probe_result: ProbeResult = result_of(
-            find(settings, workload.timeout_ns / 1e9, planned_output_lengths(workload))
+            probe_url(settings, workload.timeout_ns / 1e9, planned_output_lengths(workload))
         )
         tokenizer, template_tokens = (
             load_tokenizer(settings.tokenizer),
@@ -287,8 +287,8 @@ def _perform(
     started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ").replace(
         tzinfo=UTC
     )
-    run.write_queries(own_folder, trace, shown, version(), started)
-    run.write(own_folder, result, test, sut=shown, version=version(), started=started)
+    run.write_queries(own_folder, trace, shown, loadgen_version(), started)
+    run.write(own_folder, result, test, sut=shown, version=loadgen_version(), started=started)
     (folder / run.RESULT).write_bytes((own_folder / run.RESULT).read_bytes())
     checksums.write(folder)
     return result, settings.gpus

@@ -213,7 +213,7 @@ def peak(
         load_kind="request_rate",
         workload=f"mlperf {test.benchmark} {test.scenario}",
         source_text=f"round {test.round}, {test.min_duration_ns / 1e9:g} s, {test.samples} samples\n",
-        target=settings.shown,
+        target=settings.display_name,
         metadata=dict(settings.metadata),
         seed=seed,
         options={"data": data.name, **experiment.request_options(settings)}

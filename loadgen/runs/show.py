@@ -25,7 +25,9 @@ from loadgen.core.execution.events import (
     WaitingFor,
     WorkersPlaced,
 )
-from loadgen.core.execution.run_header import bounds_of, judged_slo, slo_lines
+from loadgen.core.execution.load_description import slo_lines
+from loadgen.core.execution.run_manifest import judge_slo
+from loadgen.core.execution.stage_plans import describe_bounds
 from loadgen.core.schedule.forecast import (
     Forecast,
     MeanTokens,
@@ -103,12 +105,12 @@ def print_plans(planned: Iterable[PlannedRun], budget: Budget | None) -> int:
 
     Raises UserError where all of it goes over the limit of money, and Faults where the target takes no such requests.
     """
-    from loadgen.core.execution.run_header import describe
+    from loadgen.core.execution.load_description import describe_load
 
     refused: dict[str, LoadgenError] = {}
     loads = []
     for workload, settings in planned:
-        described = describe(workload, settings)
+        described = describe_load(workload, settings)
         loads.append((described.load, settings))
         print(described.text)
         if budget is not None:
@@ -118,8 +120,8 @@ def print_plans(planned: Iterable[PlannedRun], budget: Budget | None) -> int:
                 if cost is None
                 else f"cost: about {_money(budget, cost, settings)}"
             )
-        if described.refused is not None:
-            refused.setdefault(str(described.refused), described.refused)
+        if described.error is not None:
+            refused.setdefault(str(described.error), described.error)
     if refused:
         raise CombinedError(list(refused.values()))
     if budget is not None and (cost := _cost_of_all(budget, loads)) is not None:
@@ -197,12 +199,14 @@ class Show:
         Raises UserError if together they exceed the limit of money. What a closed loop costs is known
         only once its target was probed, so such runs are refused one by one.
         """
-        from loadgen.core.execution.run_header import describe
+        from loadgen.core.execution.load_description import describe_load
 
         is_virtual = bool(planned) and planned[0][1].virtual
         if not planned or ((len(planned) < 2 or is_virtual) and not always):
             return
-        loads = [(describe(workload, settings).load, settings) for workload, settings in planned]
+        loads = [
+            (describe_load(workload, settings).load, settings) for workload, settings in planned
+        ]
         whole = combine_forecasts([load for load, _ in loads])
         cost = None if self._budget is None else _cost_of_all(self._budget, loads)
         money = ""
@@ -288,9 +292,11 @@ class Show:
         virtual = plan.job.settings.virtual
         if virtual and self._budget is None:
             return
-        found, tokens = plan.job.found[0], mean_tokens(plan.requests)
+        found, tokens = plan.job.probe_results[0], mean_tokens(plan.requests)
         answer_s = (
-            staggered_start.by_probe(found.one_token_response_ms, found.per_token_ms).ns(1, *tokens)
+            staggered_start.response_time_of_probe(
+                found.one_token_response_ms, found.per_token_ms
+            ).ns(1, *tokens)
             / 1e9
         )
         measured, load = forecasts(plan.schedule, tokens, answer_s)
@@ -301,7 +307,7 @@ class Show:
             cost = self._budget.forecast_cost(load, header.targets)
             if not virtual:
                 self._budget.check_limit(cost or Decimal())
-        promised, _ = judged_slo(plan.job.workload.slo, plan.job.settings)
+        promised, _ = judge_slo(plan.job.workload.slo, plan.job.settings)
         if not self._quiet and not virtual and (few := too_few(measured, promised)):
             self._say_once(f"note: {few}")
         if self._budget is not None or (not self._quiet and (load.seconds or LONG_S) >= LONG_S):
@@ -368,11 +374,13 @@ class Show:
         """Print a line for each stage of the load."""
         plan, header = planned
         for index, stage in enumerate(header.stages):
-            bounds = bounds_of(stage, plan.schedule, index, plan.job.workload)
+            bounds = describe_bounds(stage, plan.schedule, index, plan.job.workload)
             note = "" if stage.measured else ", warm-up, not measured"
             if stage.name == staggered_start.FIRST_ROUND:
                 bounds, note = ["the first request of each lane"], ", not measured"
-            if begin := staggered_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency):
+            if begin := staggered_start.describe_start(
+                stage.ramp_s, stage.ramp_from, stage.concurrency
+            ):
                 note += f"; {begin}"
             say(f"load: {stage.arrival}: {', '.join(bounds)}{note}")
 

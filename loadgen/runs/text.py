@@ -274,7 +274,7 @@ def _lasted(duration_s: float | None, suffix: str) -> str:
 def _starts(summary: Summary) -> Iterator[str]:
     """Yield how the virtual users of a closed loop started: staggered, or all at once."""
     texts = (
-        staggered_start.words(stage.ramp_s, stage.ramp_from, stage.concurrency)
+        staggered_start.describe_start(stage.ramp_s, stage.ramp_from, stage.concurrency)
         for stage in summary.stages
     )
     yield from dict.fromkeys(filter(None, texts))

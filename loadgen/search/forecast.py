@@ -109,12 +109,12 @@ class DryRun(NamedTuple):
         Raises LoadgenError if the target refuses such requests, or the search would exceed
         --max-cost.
         """
-        from loadgen.core.execution.run_header import describe
+        from loadgen.core.execution.load_description import describe_load
 
-        described = describe(self.first_trial, self.settings)
+        described = describe_load(self.first_trial, self.settings)
         print(f"first trial:\n{described.text}")
-        if described.refused is not None:
-            raise described.refused
+        if described.error is not None:
+            raise described.error
         forecast = forecast_search(self.search, self.trial_s, runs_to_end=self.runs_to_end)
         if forecast is None:
             print("search: nothing is left to do")

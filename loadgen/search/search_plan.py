@@ -13,7 +13,7 @@ from loadgen.cli.option_parsers import parse_option, parse_share_option
 from loadgen.cli.options import default_output_folder
 from loadgen.core import units
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
-from loadgen.core.execution import run_header
+from loadgen.core.execution import run_manifest
 from loadgen.core.execution.backend import filling_rate
 from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
 from loadgen.core.slo import ATTAINMENT, Slo, task_promise
@@ -162,7 +162,7 @@ def plan_search(invocation: Invocation, checked: CheckedOptions) -> PlannedSearc
         workload=checked.workload_name
         or str(invocation["trace"] or invocation["dataset"] or checked.workload.name),
         source_text=checked.workload.source_text,
-        target=settings.shown,
+        target=settings.display_name,
         metadata=dict(settings.metadata),
         options=_plan_options(invocation, checked),
         seed=runner.seed,
@@ -264,8 +264,8 @@ def _slo_terms(typed_terms: Sequence[str], percentile: str | None) -> tuple[str,
 
 def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
     """Return what has to hold, of what can be judged. Raises UserError if there is nothing."""
-    slo, not_judged = run_header.judged_slo(workload.slo, settings)
-    classes, not_judged_of_classes = run_header.class_plans(workload, settings)
+    slo, not_judged = run_manifest.judge_slo(workload.slo, settings)
+    classes, not_judged_of_classes = run_manifest.judge_classes(workload, settings)
     full_run_terms: tuple[str, ...] = ()
     if any(plan.slo != slo for plan in classes):
         # As in a run, each class is judged by its own SLO.

@@ -172,7 +172,7 @@ def plan_sweep(invocation: Invocation, workload_name: str | None, target: str | 
     return Sweep(
         workload_name=workload_name or str(invocation["trace"] or invocation["dataset"]),
         load_kind=load_kind,
-        target="" if target is not None else settings_by_target[""].shown,
+        target="" if target is not None else settings_by_target[""].display_name,
         options={
             option: str(value)
             for option, value in select_load_options(invocation.options).items()

@@ -146,7 +146,7 @@ class _PointRunner:
         self._plan = plan
         self._show = show
         # What is learned about a target before its first run is the same for all its load points.
-        self._execute: Execute = partial(run.execute, known={})
+        self._execute: Execute = partial(run.execute, probe_cache={})
 
     def run_all(
         self, points: Sequence[PlannedPoint], earlier_results: Sequence[TrialResult]

@@ -110,7 +110,7 @@ class TrialRunner:
     name_run: Callable[[PlannedTrial], str] = trial_run_name
     event_handlers: tuple[EventHandler, ...] = ()
     check_interval_s: float = CHECK_INTERVAL_S
-    execute: Execute = field(default_factory=lambda: partial(run.execute, known={}))
+    execute: Execute = field(default_factory=lambda: partial(run.execute, probe_cache={}))
     resume_command: str = ""
 
     def run(self, trial: PlannedTrial) -> TrialResult:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from loadgen.core.execution.run_header import noted
+from loadgen.core.execution.run_manifest import add_notes
 from loadgen.core.metrics import reasons
 from loadgen.core.requests.digest import Digest
 from loadgen.core.results import manifest
@@ -46,7 +46,7 @@ def merged_header(
         fingerprints=_merged_fingerprints(parts, is_complete=not lost),
     )
     for code, values in _warnings(placed, lost):
-        header = noted(header, reasons.make_note(code, values))
+        header = add_notes(header, reasons.make_note(code, values))
     return header
 
 

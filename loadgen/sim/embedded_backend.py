@@ -44,7 +44,7 @@ def known(settings: Settings) -> KnownTarget:
     )
     return KnownTarget(
         name=f"embedded simulation: {name}",
-        words=preset.words,
+        description=preset.words,
         context=Context(preset.model.name, preset.limits.max_seq_len),
         notes=(note,),
         virtual_url=f"sim:{name}",

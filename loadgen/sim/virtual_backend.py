@@ -26,11 +26,13 @@ from numpy.typing import NDArray
 
 from loadgen.backends import after_scheme
 from loadgen.core.errors import UserError
-from loadgen.core.execution import run_header
 from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.events import Emit, Look, RunPlanned, Simulated, SimulationStarted
-from loadgen.core.execution.plan import Plan, Settings, prepare
-from loadgen.core.execution.staggered_start import AnswerTime
+from loadgen.core.execution.host_facts import current_time
+from loadgen.core.execution.plan import Plan, PreparationContext, Settings, prepare_plan
+from loadgen.core.execution.plan_checks import check_plan
+from loadgen.core.execution.run_manifest import add_notes, create_manifest
+from loadgen.core.execution.staggered_start import ResponseTime
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.stop_rules import CHECK_INTERVAL_NS, StopRuleMonitor
 from loadgen.core.metrics.summary import Summary, dump_summary
@@ -158,16 +160,16 @@ def _plan_run(
 ) -> tuple[Plan, RunManifest]:
     """Return the plan of a run, and its manifest before the start. Raises CombinedError."""
     settings = msgspec.structs.replace(settings, workers=1)
-    plan, user_starts = prepare(
-        workload,
-        settings,
-        (_probe_result(preset, settings),),
+    context = PreparationContext(
         folder=run_dir,
         simulated=True,
         known=known(settings),
-        answer=AnswerTime(preset.answer_ns, "preset"),
+        response_time=ResponseTime(preset.answer_ns, "preset"),
     )
-    run_manifest = run_header.header(plan, workload, user_starts)
+    probe_results = (_probe_result(preset, settings),)
+    plan, user_starts = prepare_plan(workload, settings, probe_results, context)
+    check_plan(plan, is_local=True)
+    run_manifest = create_manifest(plan, workload, user_starts)
     return plan, _with_target(run_manifest, preset, settings)
 
 
@@ -269,7 +271,7 @@ def known(settings: Settings) -> KnownTarget:
     preset = preset_of(settings)
     return KnownTarget(
         name=f"simulated: {preset.name}",
-        words=preset.words,
+        description=preset.words,
         context=Context(preset.model.name, preset.limits.max_seq_len),
         notes=preset.notes,
         virtual_url=settings.url or "",
@@ -327,11 +329,11 @@ def _add_outcome(
 ) -> RunManifest:
     """Return the manifest with how the run ended, and with notes about what was simulated."""
     for code, values in _outcome_notes(preset, load, plan).items():
-        run_manifest = run_header.noted(run_manifest, reasons.make_note(code, values))
+        run_manifest = add_notes(run_manifest, reasons.make_note(code, values))
     prompts_digest = digest.fingerprint(plan.requests, None)
     run_manifest = msgspec.structs.replace(
         run_manifest,
-        ended=run_header.now(),
+        ended=current_time(),
         state="finished",
         fingerprints=msgspec.structs.replace(run_manifest.fingerprints, prompts=prompts_digest),
     )

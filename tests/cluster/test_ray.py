@@ -267,8 +267,8 @@ def test_a_loopback_address_is_another_server_on_another_machine(
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
     run.execute(workload(tmp_path, concurrency="1", num_requests="1"), settings, (hear,))
     job = planned[0].job
-    found = msgspec.structs.replace(job.found[0], target=Target.parse(url))
-    job = msgspec.structs.replace(job, simulated=simulated, found=(found,))
+    found = msgspec.structs.replace(job.probe_results[0], target=Target.parse(url))
+    job = msgspec.structs.replace(job, simulated=simulated, probe_results=(found,))
     here = node_facts.own_facts([])
     nodes = [("a", here), ("b", here._replace(loopback="another machine"))]
     assert node_facts.elsewhere(here, nodes[:1]) == []

@@ -26,7 +26,7 @@ from loadgen.cli.app import run_command_line
 from loadgen.contracts.loading import load_contract
 from loadgen.contracts.schema import parse_contract
 from loadgen.core.errors import CombinedError, UserError
-from loadgen.core.execution import run_header
+from loadgen.core.execution import host_facts
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.part_summaries import ClassSummary
 from loadgen.core.metrics.summary import Summary, load_summary
@@ -421,7 +421,7 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
 
 def test_a_search_of_other_trials_is_not_taken_for_this_one(folder: Path) -> None:
     """A stored one of 300 s was refused, with a hint at an --out that `size` has not."""
-    asked, of = ("sim:gb300-vm", "rag", ["ttft:2s"]), run_header.version()
+    asked, of = ("sim:gb300-vm", "rag", ["ttft:2s"]), host_facts.loadgen_version()
     assert (
         machine_searches.search_folder(*asked, of, 600 * 10**9)
         == machine_searches.search_command(*asked).folder
@@ -436,7 +436,7 @@ def test_what_another_version_found_is_searched_anew(folder: Path) -> None:
     """Another version may have another model of the machine: its searches are not taken for those of this one."""
     asked = ("sim:gb300-vm", "rag", ["ttft:2s"])
     assert machine_searches.search_command(*asked).folder == machine_searches.search_folder(
-        *asked, run_header.version()
+        *asked, host_facts.loadgen_version()
     )
     assert machine_searches.search_command(*asked).folder != machine_searches.search_folder(
         *asked, "99.0"

@@ -1,8 +1,8 @@
 """The request bodies of one worker, built before they are sent and stored in an unnamed temporary file.
 
-IO, but only with that temporary file. A body is built from `prompts` and the client's `prepare`, and read back when it
-is sent, so the sending loop spends no time on building and the bodies use no memory. A body that was not built in
-advance (a load without end, a conversation with real replies) is built when it is needed and counted in `late`.
+A body is read back when it is sent, so the sending loop spends no time on building, and the bodies
+use no memory. A body that could not be built in advance (in a load without end, or in a conversation
+with the replies of the server) is built when it is needed and counted as late.
 """
 
 from __future__ import annotations
@@ -15,201 +15,308 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from loadgen_sdk.hashing import sum_of_hashes
 from loadgen_sdk.request import Completion, Request
+from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat
 
+from loadgen.core.execution import step_targets
+from loadgen.core.execution.plan import Job
+from loadgen.core.execution.probing import client_options
 from loadgen.core.requests.digest import REQUESTS_HASHED_TOGETHER, Digest
 from loadgen.core.requests.prompts import AssistantTurn, Prompts
 from loadgen.core.requests.synthetic_prompts import iter_requests
 from loadgen.core.results.record import Built
 
-BLOCK_BYTES = 1 << 20
-READ_BYTES = 32 << 10  # short bodies are read from the file in blocks of this size; each holds many
-SHORT_BYTES = 4 << 10
-MAPPED_BYTES = 128 << 10  # a longer body is mapped into memory when it is sent, not read
-MOST_BLOCKS = 64  # kept: the lanes of a closed loop are at different places of the file
-_ROW = 5  # numbers that are kept of a body: its request's, its place in the file, length, tokens, asked output
+EncodeBody = Callable[[int, Request], bytes]
+"""Returns the body of a request; the first argument is the number of the request."""
+
 UNKNOWN = Built(-1, "", -1)
+"""The facts about a request that was never built."""
+
+_WRITE_BUFFER_BYTES = 1 << 20
+# Short bodies are read from the file in blocks, each of which holds many.
+_BLOCK_BYTES = 32 << 10
+_MAX_SHORT_BODY_BYTES = 4 << 10
+# A longer body is mapped into memory when it is sent: copying a body of 2 MB takes 1 ms.
+_MAX_COPIED_BODY_BYTES = 128 << 10
+# The virtual users of a closed loop are at different positions of the file.
+_MAX_BLOCKS = 64
 
 
-def built_of(request: Request) -> Built:
-    """What is known of a request without its answer."""
-    tokens = -1 if request.input_tokens is None else request.input_tokens
+def facts_of_request(request: Request) -> Built:
+    """Return what is known of a request before its response."""
     return Built(
-        tokens, request.input_source or "", -1 if request.max_tokens is None else request.max_tokens
+        -1 if request.input_tokens is None else request.input_tokens,
+        request.input_source or "",
+        -1 if request.max_tokens is None else request.max_tokens,
     )
 
 
-def _calls(done: Completion) -> tuple[dict[str, Any], ...]:
-    """The calls of tools in an answer, as the messages of later requests have them."""
-    return tuple(
-        {
-            "id": call["id"],
-            "type": "function",
-            "function": {"name": call["name"], "arguments": call["arguments"]},
-        }
-        for call in done.tool_calls
-    )
+def links_responses(job: Job) -> bool:
+    """Return True if a later turn names the response before it by its id and sends only new text."""
+    has_turns = getattr(job.workload.requests, "turns", None) is not None
+    return job.settings.api == "responses" and has_turns
 
 
-def _find(stored: array[int], number: int) -> int:
-    """Where what is known of a request's body begins, or -1 if it was not built in advance."""
-    # usually the numbers follow each other evenly
-    at = (number - stored[0]) // (stored[_ROW] - stored[0]) * _ROW if len(stored) > _ROW else -1
-    if 0 <= at < len(stored) and stored[at] == number:
-        return at
-    at = _ROW * bisect_left(range(len(stored) // _ROW), number, key=lambda row: stored[row * _ROW])
-    return at if at < len(stored) and stored[at] == number else -1
+def body_encoder(job: Job, prompts: Prompts) -> EncodeBody:
+    """Return a function that builds the body of a request, with the bytes that the client sends."""
+    encoders = []
+    for endpoint, result in zip(job.settings.endpoints, job.probe_results, strict=True):
+        settings = job.settings.for_endpoint(endpoint)
+        body_format = BodyFormat(
+            result.server_profile,
+            result.target.api,
+            result.model,
+            settings.stream,
+            extra_body=client_options(settings, result)["extra_body"],
+        )
+        encoders.append(BodyEncoder(body_format).encode)
+    targets_of_request = step_targets.targets_by_request(job.settings, prompts)
+    if targets_of_request is None:
+        encode = encoders[0]
+        return lambda _number, request: encode(request)
+    return lambda number, request: encoders[targets_of_request(number)[0]](request)
+
+
+class _StoredBody(NamedTuple):
+    """The position of a body in the file, and what is known of its request."""
+
+    number: int
+    offset: int
+    length: int
+    input_tokens: int
+    output_tokens: int
+
+
+class _BodyIndex:
+    """The stored bodies of one stage, in ascending order of their requests."""
+
+    _FIELDS = len(_StoredBody._fields)
+
+    def __init__(self) -> None:
+        # A flat array of integers: a load may have millions of bodies.
+        self._values = array("q")
+
+    def __len__(self) -> int:
+        return len(self._values) // self._FIELDS
+
+    def append(self, body: _StoredBody) -> None:
+        """Add a body, whose request has a higher number than those before it."""
+        self._values.extend(body)
+
+    def find(self, number: int) -> _StoredBody | None:
+        """Return the body of a request, or None if it was not built in advance."""
+        row = self._guess_row(number)
+        if not 0 <= row < len(self) or self._number(row) != number:
+            row = bisect_left(range(len(self)), number, key=self._number)
+        if row >= len(self) or self._number(row) != number:
+            return None
+        start = row * self._FIELDS
+        return _StoredBody(*self._values[start : start + self._FIELDS])
+
+    def _number(self, row: int) -> int:
+        return self._values[row * self._FIELDS]
+
+    def _guess_row(self, number: int) -> int:
+        """Return the row of a request if the numbers are evenly spaced, as they usually are."""
+        if len(self) < 2:
+            return 0
+        return (number - self._number(0)) // (self._number(1) - self._number(0))
 
 
 class Bodies:
-    """First `build` in ascending order, stage by stage. Then `take` (or `built`) and `answered` for each request."""
+    """The bodies of one worker.
+
+    First `build` them in ascending order, stage by stage. Then call `take_body` (or
+    `facts_of_unsent`) and `record_response` for each request.
+    """
 
     def __init__(
         self,
         prompts: Prompts,
-        prepare: Callable[[int, Request], bytes],
+        encode_body: EncodeBody,
         stages: int,
         *,
-        linked: bool = False,
-        most_blocks: int = MOST_BLOCKS,
+        links_responses: bool = False,
+        max_blocks: int = _MAX_BLOCKS,
     ) -> None:
         """Create the temporary file.
 
         Args:
             prompts: The requests.
-            prepare: A function that makes the body of a request, by its number.
+            encode_body: Builds the body of a request.
             stages: The number of stages of the load.
-            linked: A later turn names the response before it by its id and sends only what is new.
-            most_blocks: The number of blocks of the file that are kept in memory.
+            links_responses: See the function of this name.
+            max_blocks: The number of blocks of the file that are kept in memory.
         """
-        self._prompts, self._prepare, self._linked = prompts, prepare, linked
+        self._prompts = prompts
+        self._encode_body = encode_body
+        self._links_responses = links_responses
+        self._uses_real_replies = prompts.history == "server"
         self._input_source = ""
-        self._answer_ids: dict[int, str] = {}
+
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
         self._end = 0
-        self._blocks: dict[int, bytes] = {}  # of the file, by number
-        self._most_blocks = most_blocks
-        self._stored = [
-            array("q") for _ in range(stages)
-        ]  # rows of _ROW numbers, of ascending requests
-        self._real_history = prompts.history == "server"
-        self._replies: dict[
-            int, dict[int, AssistantTurn]
-        ] = {}  # conversation -> place of a turn -> its answer
-        self.digest = Digest(replies=not self._real_history)
-        self.sent_bytes = Digest()  # of the bodies themselves
-        self.late = 0
+        self._blocks: dict[int, bytes] = {}
+        self._max_blocks = max_blocks
+        self._index_by_stage = [_BodyIndex() for _ in range(stages)]
+
+        # For each conversation in progress: its replies by turn, and the id of the last response.
+        self._replies: dict[int, dict[int, AssistantTurn]] = {}
+        self._response_ids: dict[int, str] = {}
+
+        self.digest = Digest(replies=not self._uses_real_replies)
+        """The digest of all requests."""
+        self.body_digest = Digest()
+        """The digest of the bytes of all bodies."""
+        self.late_bodies = 0
+        """How many bodies were built in the sending loop."""
 
     def build(
         self,
         stage: int,
         numbers: Iterator[int],
         *,
-        most: int | None = None,
-        cpu_s: float | None = None,
+        max_bodies: int | None = None,
+        max_cpu_s: float | None = None,
     ) -> int:
         """Build the bodies of requests and return how many were built.
 
         Args:
             stage: The stage that sends them.
             numbers: The numbers of the requests, in ascending order.
-            most: The largest number of bodies to build.
-            cpu_s: The CPU time after which no further batch is started.
+            max_bodies: The largest number of bodies to build.
+            max_cpu_s: The CPU time after which no further batch is started.
         """
-        built_before = self.ahead(stage)
-        deadline = None if cpu_s is None else process_time() + cpu_s
-        numbers = itertools.islice(numbers, most)
-        with open(self._fd, "wb", BLOCK_BYTES, closefd=False) as file:
-            while deadline is None or process_time() < deadline:
+        built_before = self.built_count(stage)
+        deadline_s = None if max_cpu_s is None else process_time() + max_cpu_s
+        numbers = itertools.islice(numbers, max_bodies)
+        with open(self._fd, "wb", _WRITE_BUFFER_BYTES, closefd=False) as file:
+            while deadline_s is None or process_time() < deadline_s:
                 batch = list(itertools.islice(numbers, REQUESTS_HASHED_TOGETHER))
                 if not batch:
                     break
                 file.write(self._build_batch(stage, batch))
-        return self.ahead(stage) - built_before
+        return self.built_count(stage) - built_before
+
+    def built_count(self, stage: int) -> int:
+        """Return how many bodies of a stage were built in advance, sent or not."""
+        return len(self._index_by_stage[stage])
+
+    def take_body(self, stage: int, number: int) -> tuple[bytes | memoryview, Built]:
+        """Return the bytes to send for a request, and what is known of it before its response."""
+        if self._uses_real_replies and self._prompts.needs_replies(number):
+            return self._build_with_replies(number)
+        body = self._index_by_stage[stage].find(number)
+        if body is None:
+            self.late_bodies += 1
+            return self._build_now(number, self._prompts[number])
+        facts = Built(body.input_tokens, self._input_source, body.output_tokens)
+        return self._read(body.offset, body.length), facts
+
+    def facts_of_unsent(self, stage: int, number: int) -> Built:
+        """Return what is known of a request that is never sent."""
+        body = self._index_by_stage[stage].find(number)
+        if body is None:
+            return UNKNOWN
+        return Built(body.input_tokens, self._input_source, body.output_tokens)
+
+    def record_response(self, number: int, completion: Completion) -> None:
+        """Keep the response to a request if later turns of its conversation have to send it."""
+        if not self._uses_real_replies:
+            return
+        turns = self._prompts.turns
+        conversation, turn = divmod(number, turns)
+        if turn == 0 and turns > 1:
+            self._replies[conversation] = {}
+        if turn + 1 == turns or completion.failure is not None:
+            self._replies.pop(conversation, None)
+            self._response_ids.pop(conversation, None)
+            return
+        replies = self._replies.get(conversation)
+        if replies is None:
+            return
+        replies[turn] = AssistantTurn(completion.text or "", _tool_call_messages(completion))
+        if self._links_responses and completion.response_id:
+            self._response_ids[conversation] = completion.response_id
+
+    def close(self) -> None:
+        """Delete the temporary file."""
+        self._file.close()
 
     def _build_batch(self, stage: int, numbers: list[int]) -> bytes:
-        """Return the bodies of requests, and record where each is in the file."""
+        """Return the bodies of requests, and record the position of each in the file."""
         requests = list(zip(numbers, iter_requests(self._prompts, numbers), strict=True))
-        bodies = list(itertools.starmap(self._prepare, requests))
-        stored = self._stored[stage]
+        bodies = [self._encode_body(number, request) for number, request in requests]
+        index = self._index_by_stage[stage]
         for (number, request), body in zip(requests, bodies, strict=True):
-            built = built_of(request)
-            stored.extend((number, self._end, len(body), built.tokens, built.asked_output))
-            self._input_source = built.source or self._input_source
+            facts = facts_of_request(request)
+            index.append(
+                _StoredBody(number, self._end, len(body), facts.tokens, facts.asked_output)
+            )
+            self._input_source = facts.source or self._input_source
             self._end += len(body)
         self.digest.add(requests)
-        self.sent_bytes.add_sum(len(bodies), sum_of_hashes(zip(numbers, bodies, strict=True)))
+        self.body_digest.add_sum(len(bodies), sum_of_hashes(zip(numbers, bodies, strict=True)))
         return b"".join(bodies)
 
-    def ahead(self, stage: int) -> int:
-        """How many bodies of a stage were built in advance, sent or not."""
-        return len(self._stored[stage]) // _ROW
+    def _read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return a part of the file."""
+        block_number, offset_in_block = divmod(offset, _BLOCK_BYTES)
+        end_in_block = offset_in_block + length
+        if length > _MAX_COPIED_BODY_BYTES:
+            return self._map(offset, length)
+        if length > _MAX_SHORT_BODY_BYTES or end_in_block > _BLOCK_BYTES:
+            return os.pread(self._fd, length, offset)
+        block = self._blocks.get(block_number, b"")
+        # The block may have been read before this part of it was written.
+        if end_in_block > len(block):
+            block = self._read_block(block_number)
+        return block[offset_in_block:end_in_block]
 
-    def take(self, stage: int, number: int) -> tuple[bytes | memoryview, Built]:
-        """The bytes to send for this request, and what is known of it without its answer."""
-        if self._real_history and self._prompts.needs_replies(number):
-            return self._with_replies(number)
-        stored = self._stored[stage]
-        if (at := _find(stored, number)) < 0:
-            self.late += 1
-            return self._build_now(number, self._prompts[number])
-        _, offset, length, tokens, asked = stored[at : at + _ROW]
-        built = Built(tokens, self._input_source, asked)
-        of_file, at = divmod(offset, READ_BYTES)
-        if length > MAPPED_BYTES:
-            return self._map(offset, length), built
-        if length > SHORT_BYTES or at + length > READ_BYTES:
-            return os.pread(self._fd, length, offset), built
-        block = self._blocks.get(of_file, b"")
-        if at + length > len(block):  # not read yet, or before this part of it was written
-            if len(self._blocks) >= self._most_blocks:
-                del self._blocks[next(iter(self._blocks))]
-            block = self._blocks[of_file] = os.pread(self._fd, READ_BYTES, of_file * READ_BYTES)
-        return block[at : at + length], built
+    def _read_block(self, block_number: int) -> bytes:
+        """Read a block of the file and keep it in memory."""
+        if len(self._blocks) >= self._max_blocks:
+            oldest_block = next(iter(self._blocks))
+            del self._blocks[oldest_block]
+        block = os.pread(self._fd, _BLOCK_BYTES, block_number * _BLOCK_BYTES)
+        self._blocks[block_number] = block
+        return block
 
     def _map(self, offset: int, length: int) -> memoryview:
-        """Return a part of the file without reading it. To copy a body of 2 MB would delay its request by 1 ms."""
+        """Map a part of the file into memory without reading it."""
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         end = offset + length
         mapping = mmap.mmap(self._fd, end - start, access=mmap.ACCESS_READ, offset=start)
         return memoryview(mapping)[offset - start :]
 
     def _build_now(self, number: int, request: Request) -> tuple[bytes, Built]:
-        return self._prepare(number, request), built_of(request)
+        """Build the body of a request in the sending loop."""
+        return self._encode_body(number, request), facts_of_request(request)
 
-    def _with_replies(self, number: int) -> tuple[bytes, Built]:
-        turns = self._prompts.turns
-        conversation = number // turns
+    def _build_with_replies(self, number: int) -> tuple[bytes, Built]:
+        """Build the body of a later turn, which contains the replies of the server so far."""
+        conversation = number // self._prompts.turns
         request = self._prompts.with_replies(number, self._replies.get(conversation, {}))
-        if (answer_id := self._answer_ids.get(conversation)) and request.messages:
-            extra = request.extra | {"previous_response_id": answer_id}
+        response_id = self._response_ids.get(conversation)
+        if response_id and request.messages:
+            # The server knows the earlier messages from the response with this id.
+            extra = request.extra | {"previous_response_id": response_id}
             request = msgspec.structs.replace(request, messages=request.messages[-1:], extra=extra)
         return self._build_now(number, request)
 
-    def built(self, stage: int, number: int) -> Built:
-        """What is known of a request that is never sent."""
-        stored = self._stored[stage]
-        at = _find(stored, number)
-        return UNKNOWN if at < 0 else Built(stored[at + 3], self._input_source, stored[at + 4])
 
-    def answered(self, number: int, done: Completion) -> None:
-        """Keep the answer if later turns of the conversation have to send it."""
-        if self._real_history:
-            conversation, place = divmod(number, turns := self._prompts.turns)
-            if place == 0 and turns > 1:
-                self._replies[conversation] = {}
-            if place + 1 == turns or done.failure is not None:
-                self._replies.pop(conversation, None)
-                self._answer_ids.pop(conversation, None)
-            elif (replies := self._replies.get(conversation)) is not None:
-                replies[place] = AssistantTurn(done.text or "", _calls(done))
-                if self._linked and done.response_id:
-                    self._answer_ids[conversation] = done.response_id
-
-    def close(self) -> None:
-        self._file.close()
+def _tool_call_messages(completion: Completion) -> tuple[dict[str, Any], ...]:
+    """Return the tool calls of a response as later requests send them."""
+    return tuple(
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call["arguments"]},
+        }
+        for call in completion.tool_calls
+    )

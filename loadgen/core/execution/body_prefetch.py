@@ -1,10 +1,10 @@
-"""Request bodies of a load that is too large to build in advance, or of which nobody knows how many it will send: a
-builder process builds the next ones.
+"""Request bodies that another process builds while the load runs.
 
-IO, over two pipes. When a request starts, the worker asks the builder for request numbers that will follow: the next
-turn of the conversation, one of the next requests of the lane, or the next one in the window of an open loop. So the
-number of bodies in memory is bounded by lanes and window, however long the load is. The sending loop builds a body
-itself only if the builder falls behind (counted in `late`).
+They are used for a load that is too large to build in advance, or without a number of requests.
+When a request starts, the worker asks the builder process for the bodies that will follow: the next
+turns of the session, a later request of the same virtual user, or the next request in the window of
+an open loop. The number of bodies in memory is therefore bounded, however long the load is. The
+sending loop builds a body itself only if the builder falls behind.
 """
 
 from __future__ import annotations
@@ -14,115 +14,100 @@ import contextlib
 import fcntl
 import os
 import pickle
-import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
-
-from loadgen_sdk.request import Request
-from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat
+from typing import NamedTuple
 
 from loadgen.core import child_process
-from loadgen.core.execution import step_targets
-from loadgen.core.execution.bodies import UNKNOWN, Bodies, built_of
-from loadgen.core.execution.plan import Job, build_plan
-from loadgen.core.execution.probing import client_options
+from loadgen.core.execution import body_builder
+from loadgen.core.execution.bodies import (
+    UNKNOWN,
+    Bodies,
+    EncodeBody,
+    body_encoder,
+    links_responses,
+)
+from loadgen.core.execution.plan import Job
 from loadgen.core.requests.prompts import Prompts
-from loadgen.core.requests.synthetic_prompts import iter_requests
 from loadgen.core.results.record import SOURCES, Built
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 
-HELD_BYTES = 256 << 20  # bytes of bodies in memory; above this, the window requests no more
-DEPTH = 4  # bodies ready for a lane: the next ones come while answers do, up to 5 ms after they are asked for
-LANES_HELD = 512  # bodies ready for all lanes together, where there are no more lanes than that
-PIPE_BYTES = 1 << 20
-READ_BYTES = 256 << 10  # read in one call: about 50 µs
-_FRAME = struct.Struct(
-    "<qiiiB"
-)  # number, bytes that follow, built tokens, asked output, index into SOURCES
+# While more bytes of bodies are in memory, no further ones are requested for a window.
+_MAX_PREFETCHED_BYTES = 256 << 20
+# A body arrives up to 5 ms after its request, so several are ready for each virtual user. If there
+# are many virtual users, there are fewer for each.
+_MAX_BODIES_PER_USER = 4
+_MAX_BODIES_OF_ALL_USERS = 512
+_PIPE_BYTES = 1 << 20
+_READ_BYTES = 256 << 10  # Reading and parsing this much takes about 50 µs.
 
 
-class BodyPrefetch(Bodies):
-    """As `Bodies`, but another process builds. Create it in a running loop, `await filled()`, then send."""
+class BuiltBody(NamedTuple):
+    """A body that the builder has sent."""
 
-    def __init__(self, job: Job, part: Schedule, prompts: Prompts) -> None:
-        prepare = preparer(job, prompts)
-        super().__init__(prompts, prepare, 0, linked=linked(job))
-        self._part, self._tuning = part, job.settings.tuning
-        self._received: dict[int, tuple[bytes, Built]] = {}
-        self._received_bytes = 0
-        self._requested: set[int] = set()  # numbers requested from the builder and not received yet
-        self._windows = [_window(part, span) for span in part.stages]
-        self._window_sizes: list[int] = [0] * len(
-            part.stages
-        )  # for each window: how many are requested or received
-        self._buffer = bytearray()
+    number: int
+    body: bytes
+    facts: Built
+
+
+class BuilderConnection:
+    """The pipes to and from the builder process, used by an event loop without blocking."""
+
+    def __init__(
+        self,
+        job: Job,
+        prompts: Prompts,
+        encode_body: EncodeBody,
+        on_body: Callable[[BuiltBody], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Start the process. Call this in a running event loop.
+
+        `on_body` is called for each body, and `on_end` if the process ends.
+        """
+        self._on_body = on_body
+        self._on_end = on_end
+        self._incoming = bytearray()
         self._outgoing = bytearray()
-        self._all_received: asyncio.Future[None] | None = None
         self._process = child_process.beside(
-            "loadgen.core.execution.body_prefetch",
-            copy=partial(_build, prompts, prepare),
-            files=True,
-        )  # that of a data set may be open
-        assert self._process.stdin is not None and self._process.stdout is not None
-        if isinstance(self._process, subprocess.Popen):
-            data = pickle.dumps(job)
-            self._outgoing += len(data).to_bytes(8, "little") + data
-        self._read_fd, self._write_fd = self._process.stdout.fileno(), self._process.stdin.fileno()
+            "loadgen.core.execution.body_builder",
+            copy=partial(body_builder.serve_bodies, prompts, encode_body),
+            files=True,  # The file of a data set may be open.
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._read_fd = self._process.stdout.fileno()
+        self._write_fd = self._process.stdin.fileno()
         for descriptor in (self._read_fd, self._write_fd):
             os.set_blocking(descriptor, False)
             with contextlib.suppress(OSError):
-                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._loop = asyncio.get_running_loop()
-        self._write_requests()
         self._loop.add_reader(self._read_fd, self._read)
-        for stage, span in enumerate(part.stages):
-            firsts = [
-                range(lane, span.concurrency * _depth(span), span.concurrency)
-                for lane in part.virtual_users_of(span)
-            ]
-            chains = sorted(
-                chain
-                for each in firsts
-                for chain in each
-                if span.session_count is None or chain < span.session_count
-            )
-            self._request([part.first_slot_id(span.first_session + chain) for chain in chains])
-            self._refill(stage)
+        # A fork knows the job already.
+        if isinstance(self._process, subprocess.Popen):
+            pickled_job = pickle.dumps(job)
+            self._outgoing += len(pickled_job).to_bytes(body_builder.JOB_SIZE_BYTES, "little")
+            self._outgoing += pickled_job
+        self._write()
 
-    async def filled(self) -> None:
-        """Wait until the bodies requested at the start have arrived. A builder that uses no CPU time for
-        `helper_frozen_s` does not move any more: it is killed, and all bodies are built late.
-        """
-        if self._requested:
-            self._all_received = self._loop.create_future()
-            used_s = -1.0
-            while not (
-                await asyncio.wait([self._all_received], timeout=self._tuning.helper_frozen_s)
-            )[0]:
-                before_s, used_s = used_s, child_process.cpu_s(self._process.pid)
-                if used_s == before_s:
-                    self._process.kill()
+    def request(self, numbers: list[int]) -> None:
+        """Ask for the bodies of requests."""
+        for number in numbers:
+            self._outgoing += body_builder.REQUEST_NUMBER.pack(number)
+        self._write()
 
-    # -- called by the driver ------------------------------------------------------------------------------------
+    def cpu_s(self) -> float:
+        """Return the CPU time that the process has used."""
+        return child_process.cpu_s(self._process.pid)
 
-    def take(self, stage: int, number: int) -> tuple[bytes, Built]:
-        self._request_following(stage, number, starts=True)
-        if self._real_history and self._prompts.needs_replies(number):
-            return self._with_replies(number)
-        entry = self._take(number)
-        if entry is None:
-            self.late += 1
-            return self._build_now(number, self._prompts[number])
-        return entry
-
-    def built(self, stage: int, number: int) -> Built:
-        self._request_following(stage, number, starts=False)
-        entry = self._take(number)
-        return UNKNOWN if entry is None else entry[1]
+    def kill(self) -> None:
+        """End the process. All further bodies are built late."""
+        self._process.kill()
 
     def close(self) -> None:
-        super().close()
+        """End the process and close the pipes."""
         self._loop.remove_reader(self._read_fd)
         self._loop.remove_writer(self._write_fd)
         self._process.kill()
@@ -132,188 +117,225 @@ class BodyPrefetch(Bodies):
                 if pipe is not None:
                     pipe.close()
 
-    # -- requesting bodies -----------------------------------------------------------------------------------------
-
-    def _request_following(self, stage: int, number: int, *, starts: bool) -> None:
-        """A request starts, or never will: request the bodies that may follow it. `starts`: it starts."""
-        turns = self._part.max_turns
-        chain = number // turns
-        span = self._part.stages[stage]
-        wanted = []
-        if starts and turns > 1:
-            wanted += [
-                one
-                for one in self._part.next_slot_ids(number)
-                if not self._prompts.needs_replies(one)
-            ]
-        if number == self._part.first_slot_id(chain):
-            if span.concurrency:
-                next_chain = chain + span.concurrency * _depth(span)
-                if (
-                    span.session_count is None
-                    or next_chain < span.first_session + span.session_count
-                ):
-                    wanted.append(self._part.first_slot_id(next_chain))
-            else:
-                self._window_sizes[stage] -= 1
-        self._request(wanted)
-        self._refill(stage)
-
-    def _refill(self, stage: int) -> None:
-        window, wanted = self._windows[stage], []
-        while self._window_sizes[stage] < self._tuning.window and self._received_bytes < HELD_BYTES:
-            number = next(window, None)
-            if number is None:
-                break
-            wanted.append(number)
-            self._window_sizes[stage] += 1
-        self._request(wanted)
-
-    def _request(self, numbers: list[int]) -> None:
-        if not numbers:
-            return
-        self._requested.update(numbers)
-        self._outgoing += struct.pack(f"<{len(numbers)}q", *numbers)
-        self._write_requests()
-
-    def _write_requests(self) -> None:
+    def _write(self) -> None:
+        """Write as much as the pipe takes, and wait for room if something is left."""
         try:
             written = os.write(self._write_fd, self._outgoing)
         except BlockingIOError:
             written = 0
-        except OSError:  # the builder is dead: all further bodies are built late
+        except OSError:
+            # The builder is dead, so all further bodies are built late.
             self._outgoing.clear()
             return
         del self._outgoing[:written]
         if self._outgoing:
-            self._loop.add_writer(self._write_fd, self._write_requests)
+            self._loop.add_writer(self._write_fd, self._write)
         else:
             self._loop.remove_writer(self._write_fd)
 
-    def _take(self, number: int) -> tuple[bytes, Built] | None:
-        self._requested.discard(number)
-        entry = self._received.pop(number, None)
-        if entry is not None:
-            self._received_bytes -= len(entry[0])
-        return entry
-
     def _read(self) -> None:
+        """Read what has arrived and report the complete bodies in it."""
         try:
-            data = os.read(self._read_fd, READ_BYTES)
+            data = os.read(self._read_fd, _READ_BYTES)
         except BlockingIOError:
             return
         if not data:
             self._loop.remove_reader(self._read_fd)
-            self._requested.clear()
-        buffer = self._buffer
-        buffer += data
-        position = 0
-        while position + _FRAME.size <= len(buffer):
-            number, length, tokens, asked_output, source = _FRAME.unpack_from(buffer, position)
-            end = position + _FRAME.size + length
-            if end > len(buffer):
-                break
-            if number in self._requested:
-                self._requested.discard(number)
-                self._received[number] = (
-                    bytes(buffer[position + _FRAME.size : end]),
-                    Built(tokens, SOURCES[source], asked_output),
-                )
-                self._received_bytes += length
-            position = end
-        del buffer[:position]
-        if not self._requested and self._all_received is not None and not self._all_received.done():
-            self._all_received.set_result(None)
-
-
-def _depth(span: ScheduledStage) -> int:
-    """How many bodies a lane of a closed loop has ready: fewer where many lanes hold them."""
-    return max(1, min(DEPTH, LANES_HELD // max(span.concurrency, 1)))
-
-
-def _window(part: Schedule, span: ScheduledStage) -> Iterator[int]:
-    """Numbers of the first turns of this share's chains, in order. None for a closed loop, where each lane asks."""
-    if not span.concurrency:
-        for chain in range(part.shard_index, len(span.arrivals_ns), part.shard_count):
-            yield part.first_slot_id(span.first_session + chain)
-
-
-def linked(job: Job) -> bool:
-    """Whether a later turn names the answer before it by its id, and sends only what is new."""
-    return (
-        job.settings.api == "responses"
-        and getattr(job.workload.requests, "turns", None) is not None
-    )
-
-
-def preparer(job: Job, prompts: Prompts) -> Callable[[int, Request], bytes]:
-    """A function that builds the body of a request of this job: the same bytes as the client's `prepare`."""
-    each = [job.settings.of(endpoint) for endpoint in job.settings.endpoints]
-    makers = [
-        BodyEncoder(
-            BodyFormat(
-                at.server_profile,
-                at.target.api,
-                at.model,
-                one.stream,
-                extra_body=client_options(one, at)["extra_body"],
-            )
-        ).encode
-        for one, at in zip(each, job.found, strict=True)
-    ]
-    serving = step_targets.serving(job.settings, prompts)
-    if serving is None:
-        make = makers[0]
-        return lambda _, request: make(request)
-    return lambda number, request: makers[serving(number)[0]](request)
-
-
-def _run_builder() -> None:
-    """The builder process that begins anew: a job from standard input, and then as its copy."""
-    job = pickle.loads(_exactly(int.from_bytes(_exactly(8), "little")))
-    prompts = build_plan(job).requests
-    _build(prompts, preparer(job, prompts))
-
-
-def _build(prompts: Prompts, prepare: Callable[[int, Request], bytes]) -> None:
-    """The builder process: request numbers from standard input, bodies to standard output, until the input ends."""
-    os.nice(5)
-    pending = bytearray()
-    while True:
-        data = os.read(0, PIPE_BYTES)
-        if not data:
+            self._on_end()
             return
-        pending += data
-        complete = len(pending) // 8 * 8
-        numbers = struct.unpack(f"<{complete // 8}q", pending[:complete])
-        for number, request in zip(numbers, iter_requests(prompts, numbers), strict=True):
-            body = prepare(number, request)
-            built = built_of(request)
-            header = _FRAME.pack(
-                number, len(body), built.tokens, built.asked_output, SOURCES.index(built.source)
+        self._incoming += data
+        self._parse_frames()
+
+    def _parse_frames(self) -> None:
+        header_size = body_builder.FRAME.size
+        position = 0
+        while position + header_size <= len(self._incoming):
+            number, length, input_tokens, output_tokens, source_index = (
+                body_builder.FRAME.unpack_from(self._incoming, position)
             )
-            _send(header + body)
-        del pending[:complete]
+            start = position + header_size
+            end = start + length
+            if end > len(self._incoming):
+                break
+            facts = Built(input_tokens, SOURCES[source_index], output_tokens)
+            self._on_body(BuiltBody(number, bytes(self._incoming[start:end]), facts))
+            position = end
+        del self._incoming[:position]
 
 
-def _exactly(size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = os.read(0, size - len(data))
-        if not more:
-            raise SystemExit(0)
-        data += more
-    return data
+class BodyPrefetch(Bodies):
+    """Bodies that another process builds.
+
+    Create it in a running event loop, wait for `receive_first_bodies`, then send.
+    """
+
+    def __init__(self, job: Job, schedule: Schedule, prompts: Prompts) -> None:
+        encode_body = body_encoder(job, prompts)
+        super().__init__(prompts, encode_body, 0, links_responses=links_responses(job))
+        self._schedule = schedule
+        self._window_size = job.settings.tuning.window
+        self._frozen_s = job.settings.tuning.helper_frozen_s
+        # Requests whose bodies were requested and have not arrived, and bodies that have arrived.
+        self._requested: set[int] = set()
+        self._received: dict[int, BuiltBody] = {}
+        self._received_bytes = 0
+        # For each open-loop stage: the first turns that were not requested yet, and how many were
+        # requested and not taken.
+        self._windows = [_first_turns_of_arrivals(schedule, stage) for stage in schedule.stages]
+        self._open_in_window = [0] * len(schedule.stages)
+        self._all_received: asyncio.Future[None] | None = None
+        self._builder = BuilderConnection(
+            job, prompts, encode_body, self._on_body, self._on_builder_end
+        )
+        for stage in schedule.stages:
+            self._request(_first_turns_of_users(schedule, stage))
+            self._refill_window(stage.index)
+
+    async def receive_first_bodies(self) -> None:
+        """Wait until all bodies that were requested have arrived.
+
+        A builder that uses no CPU time for `helper_frozen_s` is stuck. It is killed, and all bodies
+        are built late.
+        """
+        if not self._requested:
+            return
+        self._all_received = asyncio.get_running_loop().create_future()
+        used_s: float | None = None
+        while True:
+            done, _ = await asyncio.wait([self._all_received], timeout=self._frozen_s)
+            if done:
+                return
+            previous_s = used_s
+            used_s = self._builder.cpu_s()
+            if used_s == previous_s:
+                self._builder.kill()
+
+    def take_body(self, stage: int, number: int) -> tuple[bytes, Built]:
+        """Return the bytes to send for a request, and what is known of it before its response."""
+        if self._schedule.max_turns > 1:
+            self._request_next_turns(number)
+        self._request_later_sessions(stage, number)
+        if self._uses_real_replies and self._prompts.needs_replies(number):
+            return self._build_with_replies(number)
+        built_body = self._take_received(number)
+        if built_body is None:
+            self.late_bodies += 1
+            return self._build_now(number, self._prompts[number])
+        return built_body.body, built_body.facts
+
+    def facts_of_unsent(self, stage: int, number: int) -> Built:
+        """Return what is known of a request that is never sent."""
+        self._request_later_sessions(stage, number)
+        built_body = self._take_received(number)
+        return UNKNOWN if built_body is None else built_body.facts
+
+    def close(self) -> None:
+        """End the builder and delete the temporary file."""
+        super().close()
+        self._builder.close()
+
+    # Requesting bodies
+
+    def _request_next_turns(self, number: int) -> None:
+        """Request the turns that follow a request, unless they contain replies of the server."""
+        self._request(
+            [
+                next_number
+                for next_number in self._schedule.next_slot_ids(number)
+                if not self._prompts.needs_replies(next_number)
+            ]
+        )
+
+    def _request_later_sessions(self, stage_index: int, number: int) -> None:
+        """Request the sessions that follow when a request starts a session, or would have."""
+        stage = self._schedule.stages[stage_index]
+        session_index = number // self._schedule.max_turns
+        if number == self._schedule.first_slot_id(session_index):
+            if stage.is_closed_loop:
+                self._request(_later_turn_of_user(self._schedule, stage, session_index))
+            else:
+                self._open_in_window[stage_index] -= 1
+        self._refill_window(stage_index)
+
+    def _refill_window(self, stage_index: int) -> None:
+        """Request the next first turns of an open loop until its window is full."""
+        numbers: list[int] = []
+        while (
+            self._open_in_window[stage_index] < self._window_size
+            and self._received_bytes < _MAX_PREFETCHED_BYTES
+        ):
+            number = next(self._windows[stage_index], None)
+            if number is None:
+                break
+            numbers.append(number)
+            self._open_in_window[stage_index] += 1
+        self._request(numbers)
+
+    def _request(self, numbers: list[int]) -> None:
+        if numbers:
+            self._requested.update(numbers)
+            self._builder.request(numbers)
+
+    # Receiving bodies
+
+    def _take_received(self, number: int) -> BuiltBody | None:
+        """Remove and return the body of a request, or return None if it has not arrived."""
+        self._requested.discard(number)
+        built_body = self._received.pop(number, None)
+        if built_body is not None:
+            self._received_bytes -= len(built_body.body)
+        return built_body
+
+    def _on_body(self, built_body: BuiltBody) -> None:
+        # A body that arrived too late is no longer in the set.
+        if built_body.number in self._requested:
+            self._requested.discard(built_body.number)
+            self._received[built_body.number] = built_body
+            self._received_bytes += len(built_body.body)
+        self._report_if_all_received()
+
+    def _on_builder_end(self) -> None:
+        self._requested.clear()
+        self._report_if_all_received()
+
+    def _report_if_all_received(self) -> None:
+        if self._requested or self._all_received is None or self._all_received.done():
+            return
+        self._all_received.set_result(None)
 
 
-def _send(data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(1, view) :]
-        except BrokenPipeError:
-            os._exit(0)
+def _bodies_per_user(stage: ScheduledStage) -> int:
+    """Return how many bodies are ready for each virtual user of a closed loop."""
+    if not stage.is_closed_loop:
+        return 0
+    return max(1, min(_MAX_BODIES_PER_USER, _MAX_BODIES_OF_ALL_USERS // stage.concurrency))
 
 
-if __name__ == "__main__":
-    _run_builder()
+def _first_turns_of_users(schedule: Schedule, stage: ScheduledStage) -> list[int]:
+    """Return the first turns of the first sessions of all virtual users of a closed loop."""
+    numbers = []
+    for round_index in range(_bodies_per_user(stage)):
+        for virtual_user in schedule.virtual_users_of(stage):
+            index = round_index * stage.concurrency + virtual_user
+            if stage.session_count is None or index < stage.session_count:
+                numbers.append(schedule.first_slot_id(stage.first_session + index))
+    return numbers
+
+
+def _later_turn_of_user(schedule: Schedule, stage: ScheduledStage, session_index: int) -> list[int]:
+    """Return the first turn to request when a virtual user starts a session; at most one."""
+    later_session = session_index + stage.concurrency * _bodies_per_user(stage)
+    if (
+        stage.session_count is not None
+        and later_session >= stage.first_session + stage.session_count
+    ):
+        return []
+    return [schedule.first_slot_id(later_session)]
+
+
+def _first_turns_of_arrivals(schedule: Schedule, stage: ScheduledStage) -> Iterator[int]:
+    """Yield the first turns of the sessions of an open loop, in order."""
+    if stage.is_closed_loop:
+        return
+    for index in range(schedule.shard_index, len(stage.arrivals_ns), schedule.shard_count):
+        yield schedule.first_slot_id(stage.first_session + index)

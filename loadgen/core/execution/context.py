@@ -1,4 +1,4 @@
-"""What is known of a target before it is asked, and whether the requests of a load fit its context. Pure."""
+"""Tell what is known of a target before it is probed, and which requests do not fit its context."""
 
 from __future__ import annotations
 
@@ -13,73 +13,93 @@ from loadgen.core.requests import lengths
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.workload import Workload
 
-MOST_TOO_LONG = (
-    0.5  # share of requests that a target would refuse, above which nothing is worth measuring
-)
-LONG = "gb300-vm-128k"  # a preset with a long context
+# If a target refuses a larger share of all requests than this, nothing is worth measuring.
+_MAX_REFUSED_SHARE = 0.5
+_PRESET_WITH_LONG_CONTEXT = "gb300-vm-128k"
 
 
 class Context(Struct, frozen=True):
-    """How many tokens of prompt and answer together a target takes, and how it counts the prompt."""
+    """How many tokens prompt and response may have together, and how a prompt is counted."""
 
     model: str
     tokens: int
     template_tokens: int | None = None
+    """Tokens that the chat template of the model adds to a prompt."""
     token_ratio: float | None = None
+    """Tokens of the server for each token of the local tokenizer."""
 
 
 class KnownTarget(Struct, frozen=True):
-    """What is known of a target without asking it, since loadgen starts or simulates it."""
+    """What is known of a target without probing it, because loadgen starts or simulates it."""
 
-    name: str  # as headers have it, for example "simulated: gb300-vm"
-    words: str = ""  # what it is
+    name: str
+    """The name in manifests of runs, for example "simulated: gb300-vm"."""
+    description: str = ""
     context: Context | None = None
-    notes: tuple[str, ...] = ()  # of the header of its runs
-    virtual_url: str = ""  # of the same target in virtual time; "": there is none
-    gpus: int | None = None  # that it has; None: not known
-    identity: str = ""  # a digest of all that it is made from; "": not known
+    notes: tuple[str, ...] = ()
+    """Notes for the manifests of its runs."""
+    virtual_url: str = ""
+    """The URL of the same target in virtual time; empty if there is none."""
+    gpus: int | None = None
+    identity: str = ""
+    """A digest of everything that the target is made from; empty if it is not known."""
 
 
-class TooLong(Struct, frozen=True):
-    """The requests that are longer than the target takes: their share of all, in words, and what can be done."""
+class OversizedRequests(Struct, frozen=True):
+    """The requests of a load that do not fit the context of the target."""
 
     share: float
-    words: str
+    """Share of all requests."""
+    text: str
     hint: str
 
-    def refused(self, workload: Workload, where: str) -> UserError | None:
-        """The fault that they are; None where they are so few that the run is valid all the same."""
-        if self.share <= min(workload.limits.failure_share, MOST_TOO_LONG):
+    def to_error(self, workload: Workload, where: str) -> UserError | None:
+        """Return an error, or None if so few requests are too long that the run is still valid."""
+        if self.share <= min(workload.limits.failure_share, _MAX_REFUSED_SHARE):
             return None
-        return UserError("over_context", self.words, where, self.hint)
+        return UserError("over_context", self.text, where, self.hint)
 
 
-def shortest(found: Sequence[ProbeResult]) -> Context | None:
-    """The shortest context of the targets that generate and say theirs; None where none does."""
-    known = [
-        Context(one.model, one.max_context, one.template_tokens, one.token_ratio)
-        for one in found
-        if one.max_context is not None and one.target.api not in NON_GENERATIVE_APIS
+def shortest_context(probe_results: Sequence[ProbeResult]) -> Context | None:
+    """Return the shortest context that a generative target reports, or None if none reports one."""
+    contexts = [
+        Context(result.model, result.max_context, result.template_tokens, result.token_ratio)
+        for result in probe_results
+        if result.max_context is not None and result.target.api not in NON_GENERATIVE_APIS
     ]
-    return min(known, key=lambda one: one.tokens, default=None)
+    return min(contexts, key=lambda context: context.tokens, default=None)
 
 
-def too_long(requests: Prompts, count: int | None, context: Context | None) -> TooLong | None:
-    """The requests of a load of `count` that do not fit the context; None where all do, or where it is not known."""
+def find_oversized_requests(
+    prompts: Prompts, count: int | None, context: Context | None
+) -> OversizedRequests | None:
+    """Return the requests of a load that do not fit the context of its target.
+
+    Return None if all requests fit, or if the context is not known. `count` is the number of
+    requests of the load, or None if it has no end; in that case only the first ones are checked.
+    """
     if context is None:
         return None
-    first = lengths.first_request_lengths(requests, count)
-    contexts = lengths.context_lengths(first, context.template_tokens, context.token_ratio)
-    if not contexts:
+    first_lengths = lengths.first_request_lengths(prompts, count)
+    request_tokens = lengths.context_lengths(
+        first_lengths, context.template_tokens, context.token_ratio
+    )
+    oversized = sum(tokens > context.tokens for tokens in request_tokens)
+    if not oversized:
         return None
-    over, largest = sum(tokens > context.tokens for tokens in contexts), max(contexts)
-    if not over:
-        return None
-    of_all = f"the {len(contexts):,}" if len(contexts) == count else f"the first {len(contexts):,}"
-    return TooLong(
-        share=over / len(contexts),
-        words=f"{over:,} of {of_all} requests are longer than the context of {context.model}: with up to {largest:,} "
-        f"tokens of prompt and answer, and it takes {context.tokens:,}",
-        hint=f"a target with a longer context (vLLM: --max-model-len; simulated: --url sim:{LONG}), or shorter "
-        "requests: in the workload lower the max of lengths, or the turns",
+    total = f"the {len(request_tokens):,}"
+    if len(request_tokens) != count:
+        total = f"the first {len(request_tokens):,}"
+    return OversizedRequests(
+        share=oversized / len(request_tokens),
+        text=(
+            f"{oversized:,} of {total} requests are longer than the context of {context.model}: "
+            f"with up to {max(request_tokens):,} tokens of prompt and answer, "
+            f"and it takes {context.tokens:,}"
+        ),
+        hint=(
+            "a target with a longer context (vLLM: --max-model-len; simulated: --url "
+            f"sim:{_PRESET_WITH_LONG_CONTEXT}), or shorter requests: in the workload lower the max "
+            "of lengths, or the turns"
+        ),
     )

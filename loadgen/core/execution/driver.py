@@ -22,7 +22,7 @@ from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 
 from loadgen.core.execution import stop_signals
 from loadgen.core.execution.events import Counters, Emit, LoadStarted, RunningLoad
-from loadgen.core.execution.plan import Plan, cap
+from loadgen.core.execution.plan import Plan, share_of_limit
 from loadgen.core.execution.process_memory import (
     LARGEST_KEPT_BLOCK_UNDER_LOAD,
     garbage_collection_disabled,
@@ -273,7 +273,7 @@ class Driver:
         has_one_target = len(self._clients) == 1
         target = 0 if has_one_target else self._selection.choose(number, monotonic_ns())
         self._in_flight[number] = (target, None)
-        body, built = self._bodies.take(start.stage, number)
+        body, built = self._bodies.take_body(start.stage, number)
         more = self._session_options(start, start.session) if start.session is not None else {}
         if self._trace is not None:
             more["header_lines"] = self._trace.header(number) + more.get("header_lines", b"")
@@ -332,9 +332,9 @@ class Driver:
         """Build one body in advance. Return True if there may be more to build."""
         for stage, numbers in enumerate(self._numbers_by_stage):
             bodies_wanted = self._sent_by_stage[stage] + BODIES_AHEAD
-            if bodies_wanted <= self._bodies.ahead(stage):
+            if bodies_wanted <= self._bodies.built_count(stage):
                 continue
-            if self._bodies.build(stage, numbers, most=1):
+            if self._bodies.build(stage, numbers, max_bodies=1):
                 return True
         return False
 
@@ -354,7 +354,7 @@ class Driver:
             self._count_failure(target, completion)
         else:
             self._count_success(target, completion)
-        self._bodies.answered(start.slot_id, completion)
+        self._bodies.record_response(start.slot_id, completion)
         self._spool.row(self._encode_record(start, target, built, completion))
         self._report_end(start, completion)
         if self._is_starting:
@@ -425,7 +425,7 @@ class Driver:
         self.counters.dropped += 1
         target = self._selection.choose(start.slot_id, -1)
         status = CUTS.get(start.drop_reason, "dropped")
-        built = self._bodies.built(start.stage, start.slot_id)
+        built = self._bodies.facts_of_unsent(start.stage, start.slot_id)
         key = self._record_key(start, target)
         self._spool.row(unsent_record(key, start.due_ns, start.drop_reason, status, built))
 
@@ -554,8 +554,8 @@ def drive_settings(plan: Plan, part: Schedule, worker: int) -> DriveSettings:
         route=settings.route,
         stop_on_failure=settings.on_target_failure == "stop",
         drain_ns=workload.drain_ns,
-        max_in_flight=cap(workload.max_in_flight, part.shard_index, part.shard_count),
-        max_in_prefill=cap(workload.max_in_prefill, part.shard_index, part.shard_count),
+        max_in_flight=share_of_limit(workload.max_in_flight, part),
+        max_in_prefill=share_of_limit(workload.max_in_prefill, part),
         worker=worker,
         run_id=job.run_id,
         trace=TraceContext(job.run_id) if settings.traceparent else None,
@@ -590,8 +590,8 @@ async def work(
         return WorkerResult(
             prompts_total=digest.total,
             prompts_count=digest.count,
-            bodies_total=resources.bodies.sent_bytes.total,
-            late=resources.bodies.late,
+            bodies_total=resources.bodies.body_digest.total,
+            late=resources.bodies.late_bodies,
             interrupted=driver.interrupted and not driver.stopped,
             stopped=driver.stopped,
             down=driver.down,

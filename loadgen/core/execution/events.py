@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -138,25 +137,33 @@ EventHandler = Callable[[RunEvent], "RunManifest | None"]
 Emit = Callable[[RunEvent], None]
 
 
-def broadcast(hearers: Sequence[EventHandler]) -> Emit:
-    """Tells each of them; the end of the run to the last one first, as each may stand on what those before it do."""
+def broadcast(listeners: Sequence[EventHandler]) -> Emit:
+    """Return a function that sends an event to all listeners, in their order.
 
-    def tell(event: RunEvent) -> None:
-        for hearer in reversed(hearers) if isinstance(event, RunEnded) else hearers:
-            hearer(event)
+    The end of the run reaches the last listener first, because each may depend on those before it.
+    """
 
-    return tell
+    def emit(event: RunEvent) -> None:
+        ordered = reversed(listeners) if isinstance(event, RunEnded) else listeners
+        for listener in ordered:
+            listener(event)
 
-
-def completed(hearers: Sequence[EventHandler], header: RunManifest) -> RunManifest:
-    """The header with what each of them has to say before the load."""
-    return reduce(lambda made, hearer: hearer(ManifestCreated(made)) or made, hearers, header)
-
-
-def concluded(hearers: Sequence[EventHandler], header: RunManifest) -> RunManifest:
-    """The header with what each of them has to say after the load."""
-    return reduce(lambda ended, hearer: hearer(LoadEnded(ended)) or ended, hearers, header)
+    return emit
 
 
-def silent(event: RunEvent) -> None:
-    """For a hearer: it does nothing."""
+def complete_manifest(listeners: Sequence[EventHandler], header: RunManifest) -> RunManifest:
+    """Return a manifest with what the listeners add to it before the load."""
+    for listener in listeners:
+        header = listener(ManifestCreated(header)) or header
+    return header
+
+
+def conclude_manifest(listeners: Sequence[EventHandler], header: RunManifest) -> RunManifest:
+    """Return a manifest with what the listeners add to it after the load."""
+    for listener in listeners:
+        header = listener(LoadEnded(header)) or header
+    return header
+
+
+def ignore_event(event: RunEvent) -> None:
+    """Do nothing, as the function that receives the events of a run without listeners."""

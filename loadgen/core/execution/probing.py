@@ -1,10 +1,10 @@
-"""Probes every target of a run before its load starts, and checks that all of them serve the same model. IO."""
+"""Probe the targets of a run before its load starts, and check that all serve the same model."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from loadgen_sdk.errors import TargetUnusable
@@ -24,12 +24,16 @@ from loadgen.core.workload.request_classes import requests_by_class
 from loadgen.core.workload.request_kinds import Synthetic
 from loadgen.core.workload.schema import Workload
 
-LONG_S = 5.0  # of a probe: then the user hears what is waited for
-Known = dict[Endpoint, ProbeResult]
-"""What was found out about targets."""
+ProbeCache = dict[Endpoint, ProbeResult]
+"""The results of endpoints that were probed before."""
+
+# If a probe takes longer, the user is told what is waited for.
+_LONG_PROBE_S = 5.0
+# The lengths of the two prompts of a probe, in words of the tokenizer of the model.
+_PROBE_LENGTHS_IN_WORDS = (8, 72)
 
 
-async def ask(
+async def probe_target(
     settings: Settings,
     target: Target,
     fetcher: HttpFetcher,
@@ -91,26 +95,23 @@ def _range_of(length: Length) -> OutputLengths:
     return OutputLengths(length.min or 1, length.max)
 
 
-def client_options(settings: Settings, probed: ProbeResult) -> dict[str, Any]:
-    """How a client asks this target: what the settings say, and what the probe found out."""
-    headers, extra_body = settings.headers, settings.extra_body
+def client_options(settings: Settings, result: ProbeResult) -> dict[str, Any]:
+    """Return the options of a client for a target that was probed."""
+    headers = settings.headers
+    extra_body = settings.extra_body
     if settings.server_timing:
         headers, extra_body = add_timing_request(
-            probed.server_profile, headers, extra_body, stream=settings.stream
+            result.server_profile, headers, extra_body, stream=settings.stream
         )
     return {
-        "model": probed.model,
-        "server_profile": probed.server_profile,
+        "model": result.model,
+        "server_profile": result.server_profile,
         "stream": settings.stream,
         "api_key": settings.api_key,
         "headers": headers,
         "extra_body": extra_body,
         "tls": settings.tls,
     }
-
-
-PROBE_WORDS = (8, 72)
-"""The lengths of the two prompts of a probe in words of the model's own tokenizer."""
 
 
 def probe_samples(tokenizer_spec: str | None) -> Sequence[tuple[str, int]]:
@@ -125,7 +126,7 @@ def probe_samples(tokenizer_spec: str | None) -> Sequence[tuple[str, int]]:
     tokenizer = tokens.load_tokenizer(tokenizer_spec)
     if not tokenizer.file_sha256:
         return SAMPLES
-    return random_samples(tokenizer, PROBE_WORDS)
+    return random_samples(tokenizer, _PROBE_LENGTHS_IN_WORDS)
 
 
 def random_samples(
@@ -137,7 +138,7 @@ def random_samples(
     return [(text, tokenizer.count(text)) for text in texts]
 
 
-async def find(
+async def probe_url(
     settings: Settings, timeout_s: float, output_lengths: OutputLengths | None = None
 ) -> ProbeResult:
     """Probe the target at `settings.url`. A response may take `timeout_s`.
@@ -147,36 +148,33 @@ async def find(
         UserError: The URL is not valid.
     """
     assert settings.url is not None
-    shown = Endpoint(url=settings.url).shown
+    name = Endpoint(url=settings.url).display_name
     server = None if settings.server == "auto" else settings.server
     try:
         target = Target.parse(settings.url, api=settings.api, server=server)
     except TargetUnusable as error:
-        raise UserError(error.code, str(error), shown, error.hint) from None
+        raise UserError(error.code, str(error), name, error.hint) from None
     try:
         fetcher = HttpFetcher(target, settings.tls.context() if target.tls else None, timeout_s)
-        found = await ask(
-            settings, target, fetcher, probe_samples(settings.tokenizer), output_lengths
-        )
+        samples = probe_samples(settings.tokenizer)
+        result = await probe_target(settings, target, fetcher, samples, output_lengths)
     except TargetUnusable as error:
-        raise TargetError(error.code, str(error), shown, error.hint) from None
-    return (
-        found
-        if fetcher.dns_ns is None
-        else msgspec.structs.replace(found, dns_ms=fetcher.dns_ns / 1e6)
-    )
+        raise TargetError(error.code, str(error), name, error.hint) from None
+    if fetcher.dns_ns is None:
+        return result
+    return msgspec.structs.replace(result, dns_ms=fetcher.dns_ns / 1e6)
 
 
-async def find_all(
-    settings: Settings, workload: Workload, known: Known, tell: Emit
+async def probe_all(
+    settings: Settings, workload: Workload, cache: ProbeCache, emit: Emit
 ) -> tuple[ProbeResult, ...]:
-    """Probe every endpoint that is not known yet, and return the results in the order of the endpoints.
+    """Probe every endpoint that is not in the cache, and return the results of all endpoints.
 
     Args:
         settings: The settings, which name the endpoints.
         workload: The load that follows. A response of the probe may take as long as one of the load.
-        known: The results of endpoints that were probed before. New results are added to it.
-        tell: Is called with an event when the probe takes long.
+        cache: The results of endpoints that were probed before. New results are added to it.
+        emit: Called with an event when the probe takes long.
 
     Raises:
         LoadgenError: The errors of all endpoints that cannot be used, or that do not serve the same
@@ -185,59 +183,82 @@ async def find_all(
     timeout_s = workload.timeout_ns / 1e9
     output_lengths = planned_output_lengths(workload)
     endpoints = settings.endpoints
-    asked = [endpoint for endpoint in endpoints if endpoint not in known]
-    waits = WaitingFor(
-        f"the first answer of {settings.shown}; it may take {timeout_s:g} s (--timeout)"
+    new_endpoints = [endpoint for endpoint in endpoints if endpoint not in cache]
+    waiting_for = WaitingFor(
+        f"the first answer of {settings.display_name}; it may take {timeout_s:g} s (--timeout)"
     )
-    waiting = asyncio.get_running_loop().call_later(LONG_S, tell, waits)
-    finding = (find(settings.of(endpoint), timeout_s, output_lengths) for endpoint in asked)
-    answers = await asyncio.gather(*finding, return_exceptions=True)
-    waiting.cancel()
-    by_endpoint = known | dict(zip(asked, answers, strict=True))
-    faults: list[LoadgenError] = []
-    first: dict[
-        tuple[str, str | None, str | None], tuple[Endpoint, ProbeResult]
-    ] = {}  # by what they serve
+    timer = asyncio.get_running_loop().call_later(_LONG_PROBE_S, emit, waiting_for)
+    probes = (
+        probe_url(settings.for_endpoint(endpoint), timeout_s, output_lengths)
+        for endpoint in new_endpoints
+    )
+    outcomes = await asyncio.gather(*probes, return_exceptions=True)
+    timer.cancel()
+    outcome_by_endpoint = cache | dict(zip(new_endpoints, outcomes, strict=True))
+    results, errors = _split_outcomes(endpoints, outcome_by_endpoint)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise CombinedError(errors)
+    cache.update(results)
+    return tuple(results[endpoint] for endpoint in endpoints)
+
+
+class _SplitOutcomes(NamedTuple):
+    """The results of the probes that succeeded, and the errors of all endpoints."""
+
+    results: ProbeCache
+    errors: list[LoadgenError]
+
+
+def _split_outcomes(
+    endpoints: Sequence[Endpoint],
+    outcome_by_endpoint: Mapping[Endpoint, ProbeResult | BaseException],
+) -> _SplitOutcomes:
+    """Separate results and errors, and check that endpoints for the same steps serve the same.
+
+    Raises the exceptions that are no errors of a target.
+    """
+    results: ProbeCache = {}
+    errors: list[LoadgenError] = []
+    first_endpoint_by_role: dict[tuple[str, str | None, str | None], Endpoint] = {}
     for endpoint in endpoints:
-        result = by_endpoint[endpoint]
-        if isinstance(result, LoadgenError):
-            faults.append(result)
-        elif isinstance(result, BaseException):
-            raise result
-        else:
-            alike = first.setdefault(
-                (endpoint.serves, endpoint.api, endpoint.model), (endpoint, result)
-            )
-            faults += _differences(*alike, endpoint, result)
-    if len(faults) == 1:
-        raise faults[0]
-    if faults:
-        raise CombinedError(faults)
-    known.update(
-        (endpoint, result)
-        for endpoint, result in by_endpoint.items()
-        if isinstance(result, ProbeResult)
-    )
-    return tuple(known[endpoint] for endpoint in endpoints)
+        outcome = outcome_by_endpoint[endpoint]
+        if isinstance(outcome, LoadgenError):
+            errors.append(outcome)
+            continue
+        if isinstance(outcome, BaseException):
+            raise outcome
+        results[endpoint] = outcome
+        role = (endpoint.serves, endpoint.api, endpoint.model)
+        first_endpoint = first_endpoint_by_role.setdefault(role, endpoint)
+        errors += _difference_errors(first_endpoint, results[first_endpoint], endpoint, outcome)
+    return _SplitOutcomes(results, errors)
 
 
-def _differences(
-    first: Endpoint, first_result: ProbeResult, endpoint: Endpoint, result: ProbeResult
+def _difference_errors(
+    first_endpoint: Endpoint, first_result: ProbeResult, endpoint: Endpoint, result: ProbeResult
 ) -> Iterator[TargetError]:
-    """Faults of a target whose model or server type differs from the first target (`first`, `wanted`)."""
-    ours, theirs = _served_model(result), _served_model(first_result)
-    if (ours, result.server_profile) != (theirs, first_result.server_profile):
-        what = f"serves {ours} ({result.server}), but {first.shown} serves {theirs} ({first_result.server})"
-        hint = "one run needs the same model and server behind every target; --model names one that all of them list"
-        yield TargetError("targets_differ", what, endpoint.shown, hint)
+    """Yield an error if an endpoint serves another model or runs another server than the first."""
+    model = _served_model(result)
+    first_model = _served_model(first_result)
+    if (model, result.server_profile) != (first_model, first_result.server_profile):
+        yield TargetError(
+            "targets_differ",
+            f"serves {model} ({result.server}), but {first_endpoint.display_name} serves "
+            f"{first_model} ({first_result.server})",
+            endpoint.display_name,
+            "one run needs the same model and server behind every target; --model names one that "
+            "all of them list",
+        )
 
 
 def _served_model(result: ProbeResult) -> str:
-    """The model that answers. If the server does not list the requested name, the names that it lists: some servers
-    accept any name.
+    """Return the model that a server uses.
+
+    Some servers accept any model name. If the server does not list the requested name, return the
+    names that it lists.
     """
-    return (
-        result.model
-        if result.model in result.models or not result.models
-        else ", ".join(result.models)
-    )
+    if result.model in result.models or not result.models:
+        return result.model
+    return ", ".join(result.models)

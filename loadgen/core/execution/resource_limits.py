@@ -1,10 +1,11 @@
-"""Checks before the first request whether this machine has enough open files and local ports for a plan.
+"""Check before the first request whether this machine has enough open files and local ports.
 
-Arithmetic over a schedule and the limits of the system; the only IO is reading those limits.
+Except for the functions that read the limits of this machine, everything is arithmetic.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import socket
@@ -18,135 +19,167 @@ from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.schedule.schedule import Schedule
 
-SPARE = 64  # files of a process besides its connections: its own files, and connections opened in advance
-_PROC = Path("/proc/sys/net/ipv4")
+# Files of a process besides its connections: its own files, and connections opened in advance.
+_SPARE_FILES = 64
+_IPV4_SETTINGS = Path("/proc/sys/net/ipv4")
+_CONNECTION_FLAGS = "--concurrency or --max-in-flight"
 
 
-class Room(Struct, frozen=True, kw_only=True):
-    """The limits of a machine; None: no limit, or not known.
+class MachineLimits(Struct, frozen=True, kw_only=True):
+    """The limits of a machine. A value is None if there is no limit or it is not known."""
 
-    `files`: files that one process may have open. `ports`: local ports of one source address to one target address.
+    open_files: int | None
+    """Files that one process may have open at the same time."""
+    local_ports: int | None
+    """Local ports for connections from one source address to one target address."""
+
+
+class ConnectionDemand(Struct, frozen=True, kw_only=True):
+    """The connections that the workers of a run need on one machine."""
+
+    total: int | None
+    """Connections of all workers at the same time, or None if there is no limit."""
+    workers: int
+    addresses: Sequence[str]
+    """The address of each target as host:port. Several targets may have the same address."""
+    source_addresses: int
+    """Number of local addresses to send from, or 0 if the system chooses one."""
+    is_simulated: bool
+    """True if the target runs on this machine as the embedded endpoint."""
+
+
+def read_machine_limits() -> MachineLimits:
+    """Return the limits of this machine."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MachineLimits(
+        open_files=None if hard_limit == resource.RLIM_INFINITY else hard_limit,
+        local_ports=_count_local_ports(),
+    )
+
+
+def count_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def count_connections(schedule: Schedule, max_in_flight: int | None) -> int | None:
+    """Return how many connections a schedule or a shard of it needs at the same time.
+
+    Return None for an open loop without a limit of requests in flight.
     """
+    connections = 0
+    for stage in schedule.stages:
+        if stage.is_closed_loop:
+            users = len(schedule.virtual_users_of(stage))
+            stage_connections = users * schedule.sessions.max_parallel_turns
+        elif max_in_flight is None:
+            return None
+        else:
+            sessions = schedule.session_count_of(stage)
+            stage_connections = min(max_in_flight, sessions * schedule.sessions.max_parallel_turns)
+        connections = max(connections, stage_connections)
+    return connections
 
-    files: int | None
-    ports: int | None
+
+def limit_errors(demand: ConnectionDemand, limits: MachineLimits) -> Iterator[UserError]:
+    """Yield an error with a hint for each limit of a machine that a run exceeds."""
+    if demand.total is None:
+        return
+    if limits.open_files is not None:
+        yield from _open_file_errors(demand, demand.total, limits.open_files)
+    if limits.local_ports is not None:
+        yield from _port_errors(demand, demand.total, limits.local_ports)
 
 
-def room() -> Room:
-    """The limits of this machine."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ports = None
+def unusable_source_errors(source_addresses: Sequence[str]) -> Iterator[UserError]:
+    """Yield an error for each source address that this machine cannot send from."""
+    for address in source_addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as test_socket:
+                test_socket.bind((address, 0))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            yield UserError(
+                "unusable_source",
+                f"cannot send from it: {reason}",
+                f"--set sources={address}",
+                f"an address of this machine: ip addr add {address}/32 dev …",
+            )
+
+
+def _count_local_ports() -> int | None:
+    """Return how many local ports a connection may use, or None if that is not known."""
     try:
-        low, high = map(int, (_PROC / "ip_local_port_range").read_text("utf-8").split())
-        ports = (
-            high
-            - low
-            + 1
-            - _reserved((_PROC / "ip_local_reserved_ports").read_text("utf-8"), low, high)
-        )
+        port_range = (_IPV4_SETTINGS / "ip_local_port_range").read_text("utf-8")
+        reserved_ports = (_IPV4_SETTINGS / "ip_local_reserved_ports").read_text("utf-8")
+        first_port, last_port = (int(port) for port in port_range.split())
+        reserved = _count_reserved_ports(reserved_ports, first_port, last_port)
     except (OSError, ValueError):
-        pass  # not known here
-    return Room(files=None if hard == resource.RLIM_INFINITY else hard, ports=ports)
+        return None
+    return last_port - first_port + 1 - reserved
 
 
-def cpus() -> int:
-    """The CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _reserved(text: str, low: int, high: int) -> int:
-    """How many ports from low to high are in a list like `32768,40000-40010`."""
+def _count_reserved_ports(port_list: str, first_port: int, last_port: int) -> int:
+    """Return how many ports of a list such as `32768,40000-40010` are within a range of ports."""
     count = 0
-    for range_text in text.strip().split(","):
+    for range_text in port_list.strip().split(","):
         first, _, last = range_text.partition("-")
         if first:
-            count += max(0, min(int(last or first), high) - max(int(first), low) + 1)
+            first_reserved = max(int(first), first_port)
+            last_reserved = min(int(last or first), last_port)
+            count += max(0, last_reserved - first_reserved + 1)
     return count
 
 
-def connections(schedule: Schedule, max_in_flight: int | None) -> int | None:
-    """Most connections that a plan, or a share of it, uses at once; None for an open loop without a limit."""
-    most = 0
-    for span in schedule.stages:
-        if span.concurrency:
-            most = max(
-                most, len(schedule.virtual_users_of(span)) * schedule.sessions.max_parallel_turns
-            )
-        elif max_in_flight is not None:
-            most = max(
-                most,
-                min(
-                    max_in_flight,
-                    schedule.session_count_of(span) * schedule.sessions.max_parallel_turns,
-                ),
-            )
-        else:
-            return None
-    return most
-
-
-def faults(
-    *,
-    total: int | None,
-    workers: int,
-    addresses: Sequence[str],
-    sources: int,
-    simulated: bool,
-    room: Room,
+def _open_file_errors(
+    demand: ConnectionDemand, connections: int, open_files: int
 ) -> Iterator[UserError]:
-    """A fault, with a hint, for each limit that the plan exceeds.
-
-    total: connections at once, of all workers. addresses: host:port of each target. sources: number of local addresses
-    to send from (0: the system chooses one).
-    """
-    if total is None:
-        return
-    per_worker = -(-total // workers) + SPARE
-    if room.files is not None and per_worker > room.files:
-        needed = -(-total // max(room.files - SPARE, 1))
+    """Yield the errors of a run that needs more open files than a process may have."""
+    files_per_worker = math.ceil(connections / demand.workers) + _SPARE_FILES
+    if files_per_worker > open_files:
+        needed_workers = math.ceil(connections / max(open_files - _SPARE_FILES, 1))
         yield UserError(
             "resource_limit",
-            f"{total:,} connections at once are {per_worker:,} open files in each of "
-            f"{format.counted(workers, 'worker')}, but a process may open {room.files:,} here",
-            "--concurrency or --max-in-flight",
-            f"--workers {needed}, or raise the hard limit: ulimit -Hn {per_worker} (LimitNOFILE= of a service)",
+            f"{connections:,} connections at once are {files_per_worker:,} open files in each of "
+            f"{format.counted(demand.workers, 'worker')}, but a process may open {open_files:,} "
+            "here",
+            _CONNECTION_FLAGS,
+            f"--workers {needed_workers}, or raise the hard limit: ulimit -Hn {files_per_worker} "
+            "(LimitNOFILE= of a service)",
         )
-    if simulated and room.files is not None and total + SPARE > room.files:
+    if demand.is_simulated and connections + _SPARE_FILES > open_files:
         yield UserError(
             "resource_limit",
-            f"{total:,} connections at once are more than the embedded endpoint may accept ({room.files:,} open files)",
-            "--concurrency or --max-in-flight",
+            f"{connections:,} connections at once are more than the embedded endpoint may accept "
+            f"({open_files:,} open files)",
+            _CONNECTION_FLAGS,
             "start several with `loadgen sim` and name each with --url",
         )
-    if room.ports is None:
-        return
-    ports = room.ports * max(sources, 1)
-    each = -(-total // len(addresses))
-    for address, targets in Counter(addresses).items():
-        if each * targets > ports:
-            source_text = (
-                f"{sources} source addresses have" if sources > 1 else "one source address has"
-            )
-            yield UserError(
-                "resource_limit",
-                f"{each * targets:,} connections at once to {address}, but {source_text} {ports:,} local ports",
-                "--concurrency or --max-in-flight",
-                f'widen them: sysctl -w net.ipv4.ip_local_port_range="1024 65535"; or send from '
-                f"{-(-each * targets // room.ports)} addresses of this machine: --set sources=A --set sources=B …; "
-                "or name several addresses of the target with --url",
-            )
 
 
-def unusable(sources: Sequence[str]) -> Iterator[UserError]:
-    """A fault for each source address that this machine cannot send from."""
-    for source in sources:
-        family = socket.AF_INET6 if ":" in source else socket.AF_INET
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe_socket:
-                probe_socket.bind((source, 0))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            hint = f"an address of this machine: ip addr add {source}/32 dev …"
-            yield UserError(
-                "unusable_source", f"cannot send from it: {reason}", f"--set sources={source}", hint
-            )
+def _port_errors(
+    demand: ConnectionDemand, connections: int, ports_per_source: int
+) -> Iterator[UserError]:
+    """Yield the errors of a run that needs more local ports than there are for one address."""
+    available_ports = ports_per_source * max(demand.source_addresses, 1)
+    connections_per_target = math.ceil(connections / len(demand.addresses))
+    source_text = "one source address has"
+    if demand.source_addresses > 1:
+        source_text = f"{demand.source_addresses} source addresses have"
+    for address, targets in Counter(demand.addresses).items():
+        needed_ports = connections_per_target * targets
+        if needed_ports <= available_ports:
+            continue
+        needed_sources = math.ceil(needed_ports / ports_per_source)
+        yield UserError(
+            "resource_limit",
+            f"{needed_ports:,} connections at once to {address}, but {source_text} "
+            f"{available_ports:,} local ports",
+            _CONNECTION_FLAGS,
+            'widen them: sysctl -w net.ipv4.ip_local_port_range="1024 65535"; or send from '
+            f"{needed_sources} addresses of this machine: --set sources=A --set sources=B …; "
+            "or name several addresses of the target with --url",
+        )

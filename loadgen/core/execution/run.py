@@ -1,7 +1,7 @@
-"""One run, from a checked workload to its summary: everything before the clock starts and after it stops.
+"""Carry out one run, from a checked workload to its summary.
 
-IO, in this order: start the target if its backend does that, probe the targets, make the plan, write the header,
-carry it out (`backend.py`), read everything back, compute the summary. `driver.py` works while the clock runs.
+A run over HTTP starts the target if its backend does that, probes the targets, makes a plan, writes
+the manifest, sends the load (see `driver`), reads everything back, and computes the summary.
 """
 
 from __future__ import annotations
@@ -10,19 +10,28 @@ import asyncio
 import contextlib
 import datetime
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.execution import backend, events, run_header, step_targets
+from loadgen.core.execution import backend, events, host_facts, run_manifest, step_targets
+from loadgen.core.execution.context import KnownTarget
 from loadgen.core.execution.folder_names import taken
-from loadgen.core.execution.plan import Plan, Settings, prepare
-from loadgen.core.execution.probing import Known, find_all
+from loadgen.core.execution.plan import (
+    Plan,
+    PreparationContext,
+    PreparedPlan,
+    Settings,
+    prepare_plan,
+)
+from loadgen.core.execution.plan_checks import check_plan
+from loadgen.core.execution.probing import ProbeCache, probe_all
 from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, release_blocks_above
 from loadgen.core.execution.shard import PREPARATION_S, sleep_until_before_start
-from loadgen.core.execution.worker_resources import WorkerResult, is_large
+from loadgen.core.execution.worker_resources import WorkerResult, needs_builder_process
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests.digest import Digest, fingerprint
@@ -52,44 +61,39 @@ from loadgen.core.sidecars.hearers import (
 from loadgen.core.workload import Workload
 
 Execute = Callable[..., tuple[Summary, Path]]
-"""`execute`, or what stands for it: (workload, settings, hearers) -> (summary, folder)."""
+"""The type of `execute` and of its replacements: (workload, settings, listeners) -> (summary,
+folder)."""
 
 
 def execute(
     workload: Workload,
     settings: Settings,
-    hearers: Sequence[events.EventHandler] = (),
+    listeners: Sequence[events.EventHandler] = (),
     *,
-    known: Known | None = None,
-    own: Path | None = None,
+    probe_cache: ProbeCache | None = None,
+    folder: Path | None = None,
 ) -> tuple[Summary, Path]:
-    """Carry out one run; returns its summary and its folder. Raises Fault or Faults if the run is not possible.
+    """Carry out one run, and return its summary and its folder.
 
-    `hearers`: who hears the events of the run, beside what goes along with every run. `known`: what was found out about
-    targets, for all runs of one command, each of which adds to it and asks no target again. `own`: the folder of the
-    run, where the caller has taken it.
+    Args:
+        workload: The load, which is checked already.
+        settings: The options of the run.
+        listeners: Receive the events of the run, besides the listeners that every run has.
+        probe_cache: The results of earlier probes. The runs of one command share it, so that each
+            target is probed once.
+        folder: The folder of the run, if the caller has created and locked it.
+
+    Raises:
+        LoadgenError: The run is not possible.
+        CombinedError: The run is not possible, for several reasons.
     """
-    row = settings.backend
-    if settings.shard is not None and row.virtual:
-        raise UserError(
-            "unsupported",
-            "the parts of a run in virtual time would not share one simulated server",
-            "--shard",
-            "run it whole, or start `loadgen sim` and name it with --url",
-        )
-    if settings.profile is not None and row.virtual:
-        raise UserError(
-            "unsupported",
-            "a run in virtual time has no server whose profiler could run",
-            "--profile",
-            "leave it out",
-        )
+    _check_virtual_time(settings)
     remote = None if settings.store is None else object_store.open(settings.store)
-    stored = None
+    stored_at = None
     header_file = HeaderFile()
-    every: Sequence[events.EventHandler] = (
+    all_listeners: Sequence[events.EventHandler] = (
         header_file,
-        *hearers,
+        *listeners,
         Pages(),
         Profiling(),
         StopWatch(),
@@ -97,126 +101,62 @@ def execute(
         Names(),
         ShardStart(),
     )
-    tell = events.broadcast(every)
+    emit = events.broadcast(all_listeners)
     try:
-        now = datetime.datetime.now().astimezone()
-        with (
-            contextlib.nullcontext(own)
-            if own
-            else taken(settings.out, workload.name, now) as folder,
-            header_file.of_a_load(folder),
-        ):
-            run_whole = backend.run_function(settings)
-            if run_whole is not None:
-                summary = run_whole(workload, settings, folder, tell)
+        with _run_folder(workload, settings, folder) as run_dir, header_file.of_a_load(run_dir):
+            run_without_http = backend.run_function(settings)
+            if run_without_http is not None:
+                summary = run_without_http(workload, settings, run_dir, emit)
             else:
-                probed = {} if known is None else known
-                summary = _over_http(workload, settings, folder, every, header_file, probed)
+                http_run = _HttpRun(
+                    workload=workload,
+                    folder=run_dir,
+                    listeners=all_listeners,
+                    header_file=header_file,
+                    probe_cache={} if probe_cache is None else probe_cache,
+                )
+                summary = http_run.execute(settings)
         if remote is not None:
-            remote.put(folder)
-            stored = settings.store
+            remote.put(run_dir)
+            stored_at = settings.store
     finally:
-        tell(events.RunEnded(stored))
-    return summary, folder
+        emit(events.RunEnded(stored_at))
+    return summary, run_dir
 
 
-def _over_http(
-    workload: Workload,
-    settings: Settings,
-    folder: Path,
-    hearers: Sequence[events.EventHandler],
-    header_file: HeaderFile,
-    known: Known,
-) -> Summary:
-    import uvloop
-
-    simulated, known_before, tell = (
-        settings.backend.simulated,
-        backend.known(settings),
-        events.broadcast(hearers),
-    )
-    with contextlib.ExitStack() as cleanup:
-        settings = step_targets.resolved(workload, cleanup.enter_context(backend.serving(settings)))
-        senders = cleanup.enter_context(backend.senders(settings))
-        runner, on_failure = (
-            asyncio.Runner(loop_factory=uvloop.new_event_loop),
-            contextlib.ExitStack(),
-        )
-        with runner, on_failure:
-            found = runner.run(find_all(settings, workload, known, tell))
-            on_failure.callback(tell, events.LoadEnded(None))
-            tell(events.TargetsProbed(folder, settings, found))
-            plan, begins = prepare(
-                workload,
-                settings,
-                found,
-                folder=folder,
-                simulated=simulated,
-                known=known_before,
-                cores=senders.cores,
-            )
-            header = run_header.header(plan, workload, begins)
-            notes = runner.run(senders.place(plan, tell))
-            header = events.completed(
-                hearers, msgspec.structs.replace(header, notes=(*header.notes, *notes))
-            )
-            tell(events.RunPlanned(plan, header))
-            if settings.shard is not None:
-                shard_schedule.write(folder, complete_schedule(plan.schedule))
-                tell(events.WaitingFor(f"the common start at {settings.shard.start_at}"))
-                runner.run(sleep_until_before_start(settings.shard, lead_s=PREPARATION_S))
-            slots, tuning = plan.schedule.slot_count, settings.tuning
-            many = slots is None or slots > tuning.compacted_rows
-            compactor = Compactor(folder, frozen_s=tuning.helper_frozen_s, beside=many)
-            on_failure.callback(compactor.close)
-            share = runner.run(senders.run(plan, tell))
-            on_failure.pop_all()
-            header = events.concluded(hearers, header)
-        return finish(plan, header, share, compactor, header_file.load)
-
-
-def finish(
+def finish_run(
     plan: Plan,
-    header: manifest.RunManifest,
-    share: WorkerResult,
+    run_header: manifest.RunManifest,
+    result: WorkerResult,
     compactor: Compactor,
     load: events.RunningLoad | None = None,
 ) -> Summary:
-    """Read everything back, write the final header and the summary, and delete what is no longer needed.
+    """Write the final manifest and the summary of a run, and delete what is no longer needed.
 
-    `load`: says whether and why the tool ended the run; otherwise it was the user.
+    `load` says whether and why the tool ended the run. Without it, the user interrupted the run.
     """
     folder = plan.job.folder
     release_blocks_above(LARGEST_KEPT_BLOCK)
-    coded = reasons.make_note("bodies_late", {"bodies": share.late} if share.late else None)
-    header = run_header.noted(header, coded)
-    header = msgspec.structs.replace(header, notes=(*header.notes, *share.notes))
-    for target, at_s in sorted(share.down.items()):
-        name = header.targets[target].name or header.targets[target].url
-        header = run_header.noted(
-            header, reasons.make_note("target_gone", {"target": name, "at_s": at_s})
-        )
-    header = msgspec.structs.replace(
-        header,
-        ended=run_header.now(),
-        state=_state(share, load),
-        stopped_by=None if load is None else load.stopped_by,
-        fingerprints=_with_sent_prompts(header.fingerprints, plan, share),
-        cluster=share.cluster,
-        shard=_with_digests(header.shard, share),
-        host=msgspec.structs.replace(header.host, hot_path=share.hot_path or header.host.hot_path),
-    )
-    write_header(folder, header)
-    compactor_deletes_rows = any(segment.first for segment in segments(folder))
+    run_header = _final_manifest(plan, run_header, result, load)
+    write_header(folder, run_header)
+    compactor_deletes_records = any(segment.first for segment in segments(folder))
     has_accounts = (folder / request_accounts.FILE).exists()
-    compacted = compactor.finish() if compactor_deletes_rows or has_accounts else None
-    if compacted and has_accounts and (unjoined := server_accounts.join(folder)) is not None:
-        header = run_header.noted(header, reasons.make_note("accounts_unjoined", unjoined))
-        write_header(folder, header)
+    # The summary is computed while the compactor works, unless it needs what the compactor writes.
+    is_compacted: bool | None = None
+    if compactor_deletes_records or has_accounts:
+        is_compacted = compactor.finish()
+    if is_compacted and has_accounts:
+        unjoined = server_accounts.join(folder)
+        if unjoined is not None:
+            notes = reasons.make_note("accounts_unjoined", unjoined)
+            run_header = run_manifest.add_notes(run_header, notes)
+            write_header(folder, run_header)
     summary = run_folder.summary(folder)
-    if not (compactor.finish() if compacted is None else compacted):
-        header = run_header.noted(header, reasons.make_note("store_died", {"why": compactor.died}))
-        write_header(folder, header)
+    if is_compacted is None:
+        is_compacted = compactor.finish()
+    if not is_compacted:
+        notes = reasons.make_note("store_died", {"why": compactor.died})
+        write_header(folder, run_manifest.add_notes(run_header, notes))
         summary = run_folder.summary(folder)
     store.replace(folder / "summary.json", dump_summary(summary))
     if plan.job.settings.keep == "gaps":
@@ -227,51 +167,186 @@ def finish(
     return summary
 
 
+def _check_virtual_time(settings: Settings) -> None:
+    """Raise UserError for options that a run in virtual time does not have."""
+    if not settings.backend.virtual:
+        return
+    if settings.shard is not None:
+        raise UserError(
+            "unsupported",
+            "the parts of a run in virtual time would not share one simulated server",
+            "--shard",
+            "run it whole, or start `loadgen sim` and name it with --url",
+        )
+    if settings.profile is not None:
+        raise UserError(
+            "unsupported",
+            "a run in virtual time has no server whose profiler could run",
+            "--profile",
+            "leave it out",
+        )
+
+
+def _run_folder(
+    workload: Workload, settings: Settings, folder: Path | None
+) -> contextlib.AbstractContextManager[Path]:
+    """Return a context with the folder of a run, which is created unless the caller did that."""
+    if folder is not None:
+        return contextlib.nullcontext(folder)
+    now = datetime.datetime.now().astimezone()
+    return taken(settings.out, workload.name, now)
+
+
+@dataclass(frozen=True)
+class _HttpRun:
+    """One run over HTTP."""
+
+    workload: Workload
+    folder: Path
+    listeners: Sequence[events.EventHandler]
+    header_file: HeaderFile
+    probe_cache: ProbeCache
+
+    def execute(self, settings: Settings) -> Summary:
+        """Carry out the run and return its summary."""
+        # Runs in virtual time do not need this module.
+        import uvloop
+
+        known_target = backend.known(settings)
+        with contextlib.ExitStack() as cleanup:
+            served_settings = cleanup.enter_context(backend.serving(settings))
+            settings = step_targets.resolve_step_targets(self.workload, served_settings)
+            senders = cleanup.enter_context(backend.senders(settings))
+            runner = cleanup.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+            on_failure = cleanup.enter_context(contextlib.ExitStack())
+            prepared = self._prepare(settings, known_target, senders, runner, on_failure)
+            plan = prepared.plan
+            run_header = run_manifest.create_manifest(plan, self.workload, prepared.starts)
+            worker_notes = runner.run(senders.place(plan, self._emit))
+            run_header = msgspec.structs.replace(
+                run_header, notes=(*run_header.notes, *worker_notes)
+            )
+            run_header = events.complete_manifest(self.listeners, run_header)
+            self._emit(events.RunPlanned(plan, run_header))
+            if settings.shard is not None:
+                shard_schedule.write(self.folder, complete_schedule(plan.schedule))
+                self._emit(events.WaitingFor(f"the common start at {settings.shard.start_at}"))
+                runner.run(sleep_until_before_start(settings.shard, lead_s=PREPARATION_S))
+            compactor = self._start_compactor(plan)
+            on_failure.callback(compactor.close)
+            result = runner.run(senders.run(plan, self._emit))
+            on_failure.pop_all()
+            run_header = events.conclude_manifest(self.listeners, run_header)
+            runner.close()
+            return finish_run(plan, run_header, result, compactor, self.header_file.load)
+
+    @property
+    def _emit(self) -> events.Emit:
+        return events.broadcast(self.listeners)
+
+    def _prepare(
+        self,
+        settings: Settings,
+        known_target: KnownTarget | None,
+        senders: backend.Senders,
+        runner: asyncio.Runner,
+        on_failure: contextlib.ExitStack,
+    ) -> PreparedPlan:
+        """Probe the targets, and return a plan that was checked."""
+        probe_results = runner.run(probe_all(settings, self.workload, self.probe_cache, self._emit))
+        on_failure.callback(self._emit, events.LoadEnded(None))
+        self._emit(events.TargetsProbed(self.folder, settings, probe_results))
+        context = PreparationContext(
+            folder=self.folder,
+            simulated=settings.backend.simulated,
+            known=known_target,
+            cluster_cores=senders.cores,
+        )
+        prepared = prepare_plan(self.workload, settings, probe_results, context)
+        check_plan(prepared.plan, is_local=senders.cores is None)
+        return prepared
+
+    def _start_compactor(self, plan: Plan) -> Compactor:
+        """Start storing records, in a process of its own if there are many."""
+        tuning = plan.job.settings.tuning
+        slot_count = plan.schedule.slot_count
+        has_many_records = slot_count is None or slot_count > tuning.compacted_rows
+        return Compactor(self.folder, frozen_s=tuning.helper_frozen_s, beside=has_many_records)
+
+
+def _final_manifest(
+    plan: Plan,
+    run_header: manifest.RunManifest,
+    result: WorkerResult,
+    load: events.RunningLoad | None,
+) -> manifest.RunManifest:
+    """Return the manifest of a run with what is known after its load."""
+    late_bodies = {"bodies": result.late} if result.late else None
+    run_header = run_manifest.add_notes(run_header, reasons.make_note("bodies_late", late_bodies))
+    run_header = msgspec.structs.replace(run_header, notes=(*run_header.notes, *result.notes))
+    for target_index, at_s in sorted(result.down.items()):
+        target = run_header.targets[target_index]
+        values = {"target": target.name or target.url, "at_s": at_s}
+        run_header = run_manifest.add_notes(run_header, reasons.make_note("target_gone", values))
+    hot_path = result.hot_path or run_header.host.hot_path
+    return msgspec.structs.replace(
+        run_header,
+        ended=host_facts.current_time(),
+        state=_final_state(result, load),
+        stopped_by=None if load is None else load.stopped_by,
+        fingerprints=_with_sent_prompts(run_header.fingerprints, plan, result),
+        cluster=result.cluster,
+        shard=_with_digests(run_header.shard, result),
+        host=msgspec.structs.replace(run_header.host, hot_path=hot_path),
+    )
+
+
+def _final_state(result: WorkerResult, load: events.RunningLoad | None) -> str:
+    """Return the state of a run after its load, as the manifest records it."""
+    if result.stopped or (load is not None and load.stopped_by):
+        return "stopped"
+    if not result.interrupted:
+        return "finished"
+    if load is not None and load.decided:
+        return "decided"
+    return "interrupted"
+
+
 def _with_sent_prompts(
-    fingerprints: manifest.Fingerprints, plan: Plan, share: WorkerResult
+    fingerprints: manifest.Fingerprints, plan: Plan, result: WorkerResult
 ) -> manifest.Fingerprints:
     """Return the fingerprints of a run with those of its prompts and request bodies.
 
     Bodies have a fingerprint only if they do not depend on the replies of the server. A shard whose
     worker died has none of its prompts either: the part of the digest of that worker is missing.
     """
-    slots = plan.schedule.slot_count
-    has_prefetch = is_large(complete_schedule(plan.schedule), plan.job.settings.tuning)
-    if share.prompts_count == slots and not has_prefetch:
-        digest = Digest(share.prompts_total, share.prompts_count)
-        bodies = Digest(share.bodies_total, share.prompts_count)
+    slot_count = plan.schedule.slot_count
+    has_builder = needs_builder_process(complete_schedule(plan.schedule), plan.job.settings.tuning)
+    if result.prompts_count == slot_count and not has_builder:
+        digest = Digest(result.prompts_total, result.prompts_count)
+        bodies = Digest(result.bodies_total, result.prompts_count)
         is_scripted = plan.requests.history == "scripted"
         return msgspec.structs.replace(
             fingerprints,
             prompts=digest.hexdigest(),
             bodies=bodies.hexdigest() if is_scripted else "",
         )
-    if plan.job.settings.shard is not None and slots is not None and not has_prefetch:
+    if plan.job.settings.shard is not None and slot_count is not None and not has_builder:
         return fingerprints
     return msgspec.structs.replace(
-        fingerprints, prompts=fingerprint(plan.requests, None if has_prefetch else slots)
+        fingerprints, prompts=fingerprint(plan.requests, None if has_builder else slot_count)
     )
 
 
 def _with_digests(
-    part: manifest.ShardPart | None, share: WorkerResult
+    part: manifest.ShardPart | None, result: WorkerResult
 ) -> manifest.ShardPart | None:
-    """Return the shard of a header with the sums from which a merge computes the fingerprints."""
+    """Return the shard of a manifest with the sums from which a merge computes fingerprints."""
     if part is None:
         return None
     return msgspec.structs.replace(
         part,
-        prompts_total=f"{share.prompts_total:x}",
-        bodies_total=f"{share.bodies_total:x}",
-        prompts_count=share.prompts_count,
-    )
-
-
-def _state(share: WorkerResult, load: events.RunningLoad | None) -> str:
-    if share.stopped or (load is not None and load.stopped_by):
-        return "stopped"
-    return (
-        ("decided" if load is not None and load.decided else "interrupted")
-        if share.interrupted
-        else "finished"
+        prompts_total=f"{result.prompts_total:x}",
+        bodies_total=f"{result.bodies_total:x}",
+        prompts_count=result.prompts_count,
     )

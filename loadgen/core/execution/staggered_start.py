@@ -1,134 +1,125 @@
-"""How the lanes of a closed loop begin: spread over the length of an answer, unless the workload says otherwise.
+"""Decide how the virtual users of a closed loop start.
 
-Lanes that all begin in one instant stay in step: the first round is a burst that the server never sees again, and it
-decides a p99. So the lanes begin evenly spread over one answer, and where time or a sweep bounds the load, the first
-request of each lane is not measured: it belongs to an unmeasured stage of its own. Pure.
+Virtual users that all start at the same time stay synchronous: their first requests are a burst
+that the server never sees again, and this burst decides the p99. Unless the workload says
+otherwise, the users therefore start evenly spread over one response time. If only a duration limits
+the load, or if the load is a load point of a sweep, the first request of each virtual user is not
+measured: it belongs to an unmeasured stage of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import fmean
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from loadgen.core.requests.prompts import Prompts
+from loadgen.core.schedule.forecast import MeanTokens, mean_tokens
 from loadgen.core.workload import Closed, Stage, Workload
 
-FIRST_ROUND = "first round"  # name of the stage of the lanes' first requests
-SHORTEST_NS = 1_000_000  # of that stage: with all lanes begun at once it has only to be there
-SAMPLE = 100  # requests whose asked lengths are averaged
-UNKNOWN_TOKENS = 256  # of an answer whose length nobody asked for
+FIRST_ROUND = "first round"
+"""The name of the stage that contains the first request of each virtual user."""
 
-From = Literal["", "asked", "probe", "preset", "stage"]
+# The stage of the first requests needs a duration even if all users start at the same time.
+_SHORTEST_FIRST_ROUND_NS = 1_000_000
+_UNLIMITED_NS = 1 << 62
+
+RampSource = Literal["", "asked", "probe", "preset", "stage"]
+"""Where a ramp comes from: the workload ("asked"), the response time of the probe or of a preset of
+the simulation, or the previous stage, whose virtual users are replaced one by one ("stage")."""
 
 
-class AnswerTime(Struct, frozen=True):
-    """How long an answer takes: `ns(lanes, input tokens, output tokens)`, and where that is known from."""
+class ResponseTime(Struct, frozen=True):
+    """How long a response takes, and where that is known from."""
 
     ns: Callable[[int, float, float], float]
-    source: From
+    """Returns the time for a concurrency and the mean prompt and output tokens of a request."""
+    source: RampSource
 
 
-class Begin(Struct, frozen=True):
-    """How the lanes of one stage begin: over `ramp_ns`, and where that is from. None and "" in an open loop."""
+class UserStart(Struct, frozen=True):
+    """How the virtual users of one stage start. An open loop has no ramp."""
 
     ramp_ns: int | None = None
-    source: From = ""
+    """The users start evenly spread over this time."""
+    source: RampSource = ""
 
 
-def by_probe(first_ms: float | None, token_ms: float | None) -> AnswerTime:
-    """The time that the probe's answers took: the first token, and each one after it, without load."""
-    first_ns, token_ns = (first_ms or 0.0) * 1e6, (token_ms or 0.0) * 1e6
-    return AnswerTime(
-        lambda lanes, input_tokens, output_tokens: first_ns + token_ns * output_tokens, "probe"
-    )
+class StartedWorkload(NamedTuple):
+    """A workload in which the start of every virtual user is decided."""
+
+    workload: Workload
+    starts: tuple[UserStart, ...]
+    """How the virtual users of each stage start."""
 
 
-def resolve(
-    workload: Workload, requests: Any, answer: AnswerTime, *, leave_out: bool = False
-) -> tuple[Workload, tuple[Begin, ...]]:
-    """The workload with the start of every lane decided, and for each of its stages how its lanes begin.
+def response_time_of_probe(first_token_ms: float | None, token_ms: float | None) -> ResponseTime:
+    """Return the response time that the probe measured, without other load on the server.
 
-    A closed loop without a ramp of its own gets one of the length of an answer. A measured closed loop that is bounded
-    by time alone, or with `leave_out` any, gets an unmeasured stage before it, in which the lanes that it does not take
-    over from the stage before send their first request; so does a warm-up that is shorter than the ramp. With
-    `leave_out` (the levels of a sweep) a stage bounded by time lasts an answer longer: until the first requests of all
-    lanes have ended, it is not in full load.
+    `first_token_ms` is the time to the first token, and `token_ms` the time of each further one.
+    """
+    first_token_ns = (first_token_ms or 0.0) * 1e6
+    token_ns = (token_ms or 0.0) * 1e6
+
+    def response_ns(_concurrency: int, _input_tokens: float, output_tokens: float) -> float:
+        return first_token_ns + token_ns * output_tokens
+
+    return ResponseTime(response_ns, "probe")
+
+
+def decide_starts(
+    workload: Workload,
+    prompts: Prompts,
+    response_time: ResponseTime,
+    *,
+    leave_out_first_round: bool = False,
+) -> StartedWorkload:
+    """Decide how the virtual users of each closed loop of a workload start.
+
+    A closed loop without a ramp of its own gets a ramp of one response time. A measured closed loop
+    that only a duration limits gets an unmeasured stage before it, in which its new virtual users
+    send their first request. A warm-up that is shorter than the ramp gets one too.
+
+    With `leave_out_first_round` (the load points of a sweep) every measured closed loop gets such a
+    stage, and a stage with a duration lasts one response time longer: the server is not under full
+    load until the first requests of all virtual users have ended.
     """
     if not any(isinstance(stage.arrival, Closed) for stage in workload.stages):
-        return workload, (Begin(),) * len(workload.stages)
-    lengths = mean_tokens(requests)
+        return StartedWorkload(workload, (UserStart(),) * len(workload.stages))
+    request_size = mean_tokens(prompts)
     stages: list[Stage] = []
-    begins: list[Begin] = []
-    lanes_before = 0
+    starts: list[UserStart] = []
+    previous_users = 0
     for stage in workload.stages:
-        law = stage.arrival
-        if not isinstance(law, Closed):
+        if not isinstance(stage.arrival, Closed):
             stages.append(stage)
-            begins.append(Begin())
-            lanes_before = 0
+            starts.append(UserStart())
+            previous_users = 0
             continue
-        lanes = law.concurrency
-        answer_ns = round(answer.ns(lanes, *lengths))
-        if lanes <= lanes_before:
-            begin = Begin(0, "stage")
-        elif law.ramp_ns is not None:
-            begin = Begin(law.ramp_ns, "asked")
-        else:
-            begin = Begin(min(answer_ns, _longest_ns(stage, leave_out)), answer.source)
-        if lanes > lanes_before and _has_own_start(stage, begin, leave_out):
-            first = Closed.model_construct(concurrency=lanes, ramp_ns=begin.ramp_ns)
-            length_ns = max(begin.ramp_ns or 0, SHORTEST_NS)
-            stages.append(
-                Stage.model_construct(
-                    name=FIRST_ROUND, arrival=first, duration_ns=length_ns, measured=False
-                )
+        concurrency = stage.arrival.concurrency
+        response_ns = _response_ns(response_time, concurrency, request_size)
+        has_new_users = concurrency > previous_users
+        start = UserStart(0, "stage")
+        if has_new_users:
+            start = _start_of_new_users(
+                stage, stage.arrival, response_ns, response_time.source, leave_out_first_round
             )
-            begins.append(begin)
-            begin = Begin(0, "stage")
-        changes: dict[str, Any] = {
-            "arrival": Closed.model_construct(concurrency=lanes, ramp_ns=begin.ramp_ns)
-        }
-        if leave_out and stage.measured and stage.duration_ns is not None:
-            changes["duration_ns"] = stage.duration_ns + answer_ns
-        stages.append(stage.model_copy(update=changes))
-        begins.append(begin)
-        lanes_before = min(lanes, stage.count or lanes)
-    return workload.model_copy(update={"stages": tuple(stages)}), tuple(begins)
-
-
-def _longest_ns(stage: Stage, leave_out: bool) -> int:
-    """The longest ramp by default: where the ramp is a part of a measured stage, half of that; else as long as that."""
-    if stage.duration_ns is None or not stage.measured:
-        return 1 << 62
-    return stage.duration_ns if leave_out or stage.count is None else stage.duration_ns // 2
-
-
-def _has_own_start(stage: Stage, begin: Begin, leave_out: bool) -> bool:
-    """Whether the lanes of a stage begin in an unmeasured stage of their own, before it."""
-    if not stage.measured:
-        return (
-            begin.source != "asked"
-            and stage.duration_ns is not None
-            and (begin.ramp_ns or 0) > stage.duration_ns // 2
+        if has_new_users and _needs_first_round(stage, start, leave_out_first_round):
+            stages.append(_first_round(concurrency, start))
+            starts.append(start)
+            start = UserStart(0, "stage")
+        stages.append(
+            _with_start(stage, concurrency, start, response_ns if leave_out_first_round else 0)
         )
-    return leave_out or (stage.duration_ns is not None and stage.count is None)
+        starts.append(start)
+        previous_users = min(concurrency, stage.count or concurrency)
+    return StartedWorkload(workload.model_copy(update={"stages": tuple(stages)}), tuple(starts))
 
 
-def mean_tokens(requests: Any) -> tuple[float, float]:
-    """Mean prompt and asked output tokens of the first requests."""
-    numbers = list(requests.numbers(SAMPLE))
-    output_tokens = (requests.requested_output_tokens(number) for number in numbers)
-    return (
-        fmean(requests.requested_input_tokens(number) or 0 for number in numbers),
-        fmean(UNKNOWN_TOKENS if tokens is None else tokens for tokens in output_tokens),
-    )
-
-
-def words(ramp_s: float | None, source: str, lanes: int | None) -> str:
-    """Return how the virtual users of a stage start; "" if they take over from another stage."""
-    if ramp_s is None or source in ("", "stage") or (lanes or 0) <= 1:
+def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -> str:
+    """Return how virtual users start as text; empty if they replace those of another stage."""
+    if ramp_s is None or source in ("", "stage") or (concurrency or 0) <= 1:
         return ""
     if not ramp_s:
         return "all start at once"
@@ -137,3 +128,64 @@ def words(ramp_s: float | None, source: str, lanes: int | None) -> str:
         "preset": " (one response time, by the preset)",
     }
     return f"starts staggered over {ramp_s:.3g} s{reason.get(source, '')}"
+
+
+def _response_ns(response_time: ResponseTime, concurrency: int, request_size: MeanTokens) -> int:
+    """Return how long a response takes at this concurrency."""
+    return round(
+        response_time.ns(concurrency, request_size.input_tokens, request_size.output_tokens)
+    )
+
+
+def _start_of_new_users(
+    stage: Stage,
+    arrival: Closed,
+    response_ns: int,
+    source: RampSource,
+    leave_out_first_round: bool,
+) -> UserStart:
+    """Return the ramp of the workload, or one response time if the workload sets none."""
+    if arrival.ramp_ns is not None:
+        return UserStart(arrival.ramp_ns, "asked")
+    return UserStart(min(response_ns, _longest_ramp_ns(stage, leave_out_first_round)), source)
+
+
+def _longest_ramp_ns(stage: Stage, leave_out_first_round: bool) -> int:
+    """Return the longest ramp that a stage gets by default.
+
+    A ramp that is a part of a measured stage takes at most half of it. A ramp in an unmeasured
+    stage of its own is at most as long as the measured stage.
+    """
+    if stage.duration_ns is None or not stage.measured:
+        return _UNLIMITED_NS
+    if leave_out_first_round or stage.count is None:
+        return stage.duration_ns
+    return stage.duration_ns // 2
+
+
+def _needs_first_round(stage: Stage, start: UserStart, leave_out_first_round: bool) -> bool:
+    """Return True if the users of a stage start in an unmeasured stage of their own before it."""
+    if stage.measured:
+        return leave_out_first_round or (stage.duration_ns is not None and stage.count is None)
+    if start.source == "asked" or stage.duration_ns is None:
+        return False
+    return (start.ramp_ns or 0) > stage.duration_ns // 2
+
+
+def _first_round(concurrency: int, start: UserStart) -> Stage:
+    """Return the unmeasured stage in which the virtual users of the next stage start."""
+    return Stage.model_construct(
+        name=FIRST_ROUND,
+        arrival=Closed.model_construct(concurrency=concurrency, ramp_ns=start.ramp_ns),
+        duration_ns=max(start.ramp_ns or 0, _SHORTEST_FIRST_ROUND_NS),
+        measured=False,
+    )
+
+
+def _with_start(stage: Stage, concurrency: int, start: UserStart, extra_ns: int) -> Stage:
+    """Return a stage with its ramp. A measured stage with a duration lasts `extra_ns` longer."""
+    arrival = Closed.model_construct(concurrency=concurrency, ramp_ns=start.ramp_ns)
+    started_stage = stage.model_copy(update={"arrival": arrival})
+    if stage.measured and stage.duration_ns is not None:
+        return started_stage.model_copy(update={"duration_ns": stage.duration_ns + extra_ns})
+    return started_stage

@@ -1,6 +1,7 @@
-"""Which endpoints serve which steps of a workload's tasks: by --url NAME=URL, by --targets, or by the workload itself.
+"""Decide which endpoints serve which steps of the tasks of a workload.
 
-Pure, but for the environment variables with keys that a workload names.
+Endpoints are given by `--url NAME=URL`, by `--targets`, or by the workload itself. The only input
+besides these are environment variables with API keys that a workload names.
 """
 
 from __future__ import annotations
@@ -19,137 +20,221 @@ from loadgen.core.requests.prompts import Prompts
 from loadgen.core.workload import Task, Workload, requests_by_class
 from loadgen.core.workload.tasks import TaskStep
 
-APIS: dict[str, Api] = {"embed": "embeddings", "rerank": "rerank"}
+StepKey = tuple[str, str]
+"""The class and the name of a step."""
+
+_API_BY_STEP_KIND: dict[str, Api] = {"embed": "embeddings", "rerank": "rerank"}
+_OTHER_STEPS: StepKey = ("", "")
 
 
 class _Step(NamedTuple):
-    of_class: str
+    """A step of the tasks of a request class."""
+
+    class_name: str
     name: str
     step: TaskStep
 
     @property
-    def own(self) -> bool:
-        """Whether it is not asked as the rest of the run is."""
+    def key(self) -> StepKey:
+        return self.class_name, self.name
+
+    @property
+    def differs_from_run(self) -> bool:
+        """Return True if the step has an API, a target or a model of its own."""
         return (
             self.step.kind != "chat" or self.step.target is not None or self.step.model is not None
         )
 
     @property
-    def label(self) -> str:
-        """The name of its target, or its own where the workload says the URL."""
+    def target_name(self) -> str:
+        """Return the name of its target, or its own name if the workload gives a URL or nothing."""
         return self.step.target if isinstance(self.step.target, str) else self.name
 
 
-def resolved(
+class _GivenEndpoints(NamedTuple):
+    """The endpoints that the user gave."""
+
+    by_name: Mapping[str, Sequence[Endpoint]]
+    """Endpoints whose names steps request."""
+    unnamed: Sequence[Endpoint]
+    """Endpoints for everything else."""
+
+
+class _StepTargets:
+    """Collects the endpoints of a run and which of them serve which steps."""
+
+    def __init__(self) -> None:
+        self.endpoints: list[Endpoint] = []
+        self.indexes_by_step: dict[StepKey, tuple[int, ...]] = {}
+
+    def add(self, key: StepKey, endpoints: Sequence[Endpoint]) -> None:
+        """Let these endpoints serve a step."""
+        for endpoint in endpoints:
+            if endpoint not in self.endpoints:
+                self.endpoints.append(endpoint)
+        self.indexes_by_step[key] = tuple(self.endpoints.index(one) for one in endpoints)
+
+
+def resolve_step_targets(
     workload: Workload, settings: Settings, env: Mapping[str, str] = os.environ
 ) -> Settings:
-    """The settings with an endpoint for each way in which steps are asked: target, API and model. Raises Faults.
+    """Return settings with an endpoint for each combination of target, API and model of steps.
 
-    Targets that steps ask by name are given all or none; where none is, one endpoint serves everything.
+    The user gives all targets that steps request by name, or none. If none is given, one endpoint
+    serves everything. Raises CombinedError if targets are missing or nobody requests them.
     """
     steps = list(_steps(workload))
-    wanted = {step.target for _, _, step in steps if isinstance(step.target, str)}
-    given: dict[str, list[Endpoint]] = {}
-    main: list[Endpoint] = []
-    for endpoint in settings.endpoints:
-        name = endpoint.serves or endpoint.name
-        (given.setdefault(name, []) if endpoint.serves or name in wanted else main).append(endpoint)
-    faults = list(_faults(steps, wanted, given, main))
-    if not any(one.own for one in steps) and not faults:
+    given = _sort_endpoints(steps, settings)
+    errors = list(_name_errors(steps, given))
+    errors += _missing_key_errors(steps, env)
+    if errors:
+        raise CombinedError(errors)
+    if not any(step.differs_from_run for step in steps):
         return settings
-    endpoints: list[Endpoint] = []
-    places: dict[tuple[str, str], tuple[int, ...]] = {}
-
-    def add(those: Sequence[Endpoint]) -> tuple[int, ...]:
-        for endpoint in those:
-            if endpoint not in endpoints:
-                endpoints.append(endpoint)
-        return tuple(endpoints.index(endpoint) for endpoint in those)
-
-    only_tasks = all(
-        isinstance(part, Task) for part in requests_by_class(workload.requests).values()
+    targets = _StepTargets()
+    if _has_other_requests(workload, steps):
+        targets.add(_OTHER_STEPS, given.unnamed)
+    for step in steps:
+        endpoints = _endpoints_of_step(step, given, settings, env)
+        targets.add(step.key, endpoints)
+    return replace(
+        settings,
+        url=targets.endpoints[0].url,
+        targets=tuple(targets.endpoints),
+        step_targets=targets.indexes_by_step,
     )
-    if not only_tasks or not all(one.own for one in steps):
-        places["", ""] = add(main)
-    for one in steps:
-        target = one.step.target
-        those = main if target is None or not given else given.get(one.label, main)
-        if target is not None and not isinstance(target, str):
-            key = settings.api_key if target.api_key_env is None else env.get(target.api_key_env)
-            if key is None and (variable := target.api_key_env) is not None:
-                where, hint = (
-                    f"requests.steps.{one.name}.target.api_key_env",
-                    f"export {variable}=...",
-                )
-                faults.append(
-                    UserError("unset_variable", f"{variable} is not set", where, hint, key=variable)
-                )
-            those = [Endpoint(url=target.url, api_key=key)]
-        if one.own:
-            api = APIS.get(one.step.kind)
-            several = len(those) > 1
-            those = [
-                replace(
-                    base,
-                    api=api,
-                    model=one.step.model,
-                    serves=one.label,
-                    name=f"{one.label} {base.name or number}"
-                    if several and base.name != one.label
-                    else one.label,
-                )
-                for number, base in enumerate(those, 1)
-            ]
-        places[one.of_class, one.name] = add(those)
-    if faults:
-        raise CombinedError(faults)
-    return replace(settings, url=endpoints[0].url, targets=tuple(endpoints), step_targets=places)
 
 
-def serving(settings: Settings, prompts: Prompts) -> Callable[[int], Sequence[int]] | None:
-    """Number of a request -> the endpoints that may serve it; None where each serves all."""
-    places = settings.step_targets
-    if not places:
+def targets_by_request(
+    settings: Settings, prompts: Prompts
+) -> Callable[[int], Sequence[int]] | None:
+    """Return a function from the number of a request to the indexes of the endpoints that serve it.
+
+    Return None if each endpoint serves all requests.
+    """
+    indexes_by_step = settings.step_targets
+    if not indexes_by_step:
         return None
-    rest = places.get(("", ""), ())
-    return lambda number: places.get(class_and_step(prompts, number), rest)
+    other_indexes = indexes_by_step.get(_OTHER_STEPS, ())
+    return lambda number: indexes_by_step.get(class_and_step(prompts, number), other_indexes)
 
 
 def _steps(workload: Workload) -> Iterator[_Step]:
-    for of_class, part in requests_by_class(workload.requests).items():
+    """Yield the steps of all tasks of a workload."""
+    for class_name, part in requests_by_class(workload.requests).items():
         if isinstance(part, Task):
             for name, step in part.steps.items():
-                yield _Step(of_class, name, step)
+                yield _Step(class_name, name, step)
 
 
-def _faults(
-    steps: Sequence[_Step],
-    wanted: set[str],
-    given: Mapping[str, Sequence[Endpoint]],
-    main: Sequence[Endpoint],
-) -> Iterator[LoadgenError]:
-    for name in given.keys() - wanted:
-        hint = (
-            did_you_mean(name, sorted(wanted))
-            if wanted
-            else "leave out the name: --url http://host:8000"
+def _sort_endpoints(steps: Sequence[_Step], settings: Settings) -> _GivenEndpoints:
+    """Return the endpoints that steps request by name, and the others."""
+    requested_names = _requested_names(steps)
+    by_name: dict[str, list[Endpoint]] = {}
+    unnamed: list[Endpoint] = []
+    for endpoint in settings.endpoints:
+        name = endpoint.serves or endpoint.name
+        if endpoint.serves or name in requested_names:
+            by_name.setdefault(name, []).append(endpoint)
+        else:
+            unnamed.append(endpoint)
+    return _GivenEndpoints(by_name, unnamed)
+
+
+def _requested_names(steps: Sequence[_Step]) -> set[str]:
+    """Return the names of targets that steps request."""
+    return {step.step.target for step in steps if isinstance(step.step.target, str)}
+
+
+def _has_other_requests(workload: Workload, steps: Sequence[_Step]) -> bool:
+    """Return True if some requests of a workload have no target, API or model of their own."""
+    parts = requests_by_class(workload.requests).values()
+    has_only_tasks = all(isinstance(part, Task) for part in parts)
+    return not has_only_tasks or not all(step.differs_from_run for step in steps)
+
+
+def _endpoints_of_step(
+    step: _Step, given: _GivenEndpoints, settings: Settings, env: Mapping[str, str]
+) -> list[Endpoint]:
+    """Return the endpoints that serve a step, with the API and the model of the step."""
+    target = step.step.target
+    endpoints: Sequence[Endpoint] = given.unnamed
+    if isinstance(target, str):
+        endpoints = given.by_name.get(step.target_name, given.unnamed)
+    elif target is not None:
+        api_key = settings.api_key
+        if target.api_key_env is not None:
+            api_key = env[target.api_key_env]
+        endpoints = [Endpoint(url=target.url, api_key=api_key)]
+    if not step.differs_from_run:
+        return list(endpoints)
+    return [
+        replace(
+            endpoint,
+            api=_API_BY_STEP_KIND.get(step.step.kind),
+            model=step.step.model,
+            serves=step.target_name,
+            name=_endpoint_name(step, endpoint, number, len(endpoints)),
         )
+        for number, endpoint in enumerate(endpoints, 1)
+    ]
+
+
+def _endpoint_name(step: _Step, endpoint: Endpoint, number: int, endpoint_count: int) -> str:
+    """Return the name of an endpoint of a step, numbered if there are several without a name."""
+    if endpoint_count == 1 or endpoint.name == step.target_name:
+        return step.target_name
+    return f"{step.target_name} {endpoint.name or number}"
+
+
+def _missing_key_errors(steps: Sequence[_Step], env: Mapping[str, str]) -> Iterator[UserError]:
+    """Yield an error for each environment variable with an API key that is not set."""
+    for step in steps:
+        target = step.step.target
+        if target is None or isinstance(target, str) or target.api_key_env is None:
+            continue
+        variable = target.api_key_env
+        if variable not in env:
+            yield UserError(
+                "unset_variable",
+                f"{variable} is not set",
+                f"requests.steps.{step.name}.target.api_key_env",
+                f"export {variable}=...",
+                key=variable,
+            )
+
+
+def _name_errors(steps: Sequence[_Step], given: _GivenEndpoints) -> Iterator[LoadgenError]:
+    """Yield an error for each target that nobody requests, and for each that is missing."""
+    requested_names = _requested_names(steps)
+    unknown_names = given.by_name.keys() - requested_names
+    for name in unknown_names:
+        hint = "leave out the name: --url http://host:8000"
+        if requested_names:
+            hint = did_you_mean(name, sorted(requested_names))
         yield UserError(
             "unknown_name",
             f'no step of this workload asks a target "{name}"',
             f"--url {name}=",
             hint,
         )
-    for name in sorted(wanted - given.keys()) if given and not given.keys() - wanted else ():
-        step = next(one.name for one in steps if one.step.target == name)
-        what = f'step "{step}" asks the target "{name}", which is not given'
-        yield UserError("missing_option", what, "--url", f"--url {name}=http://...")
-    lacking = [one.name for one in steps if one.step.target is None]
-    if given and not main and lacking:
-        hint = "--url http://host:8000, without a name"
+    if not given.by_name:
+        return
+    # A name with a typing error is reported once, not also as a missing target.
+    missing_names = [] if unknown_names else sorted(requested_names - given.by_name.keys())
+    for name in missing_names:
+        step_name = next(step.name for step in steps if step.step.target == name)
         yield UserError(
             "missing_option",
-            f'step "{lacking[0]}" names no target, and none is given for the rest',
+            f'step "{step_name}" asks the target "{name}", which is not given',
             "--url",
-            hint,
+            f"--url {name}=http://...",
+        )
+    steps_without_target = [step.name for step in steps if step.step.target is None]
+    if not given.unnamed and steps_without_target:
+        yield UserError(
+            "missing_option",
+            f'step "{steps_without_target[0]}" names no target, and none is given for the rest',
+            "--url",
+            "--url http://host:8000, without a name",
         )

@@ -192,7 +192,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield prefix + key, str(value)
 
 
-def missing(metadata: Mapping[str, str], target: TargetFacts) -> dict[str, list[str]]:
+def missing_facts(metadata: Mapping[str, str], target: TargetFacts) -> dict[str, list[str]]:
     """Return the keys that are required by others and not known, by who requires them.
 
     A key is known from the metadata of the run or from what the target reports.

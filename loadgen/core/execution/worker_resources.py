@@ -23,8 +23,8 @@ from msgspec import Struct, field
 from loadgen.core import child_process
 from loadgen.core.errors import TargetError
 from loadgen.core.execution import step_targets
-from loadgen.core.execution.bodies import Bodies
-from loadgen.core.execution.body_prefetch import BodyPrefetch, linked, preparer
+from loadgen.core.execution.bodies import Bodies, body_encoder, links_responses
+from loadgen.core.execution.body_prefetch import BodyPrefetch
 from loadgen.core.execution.head_lines import head_lines
 from loadgen.core.execution.plan import Job, Plan, Tuning
 from loadgen.core.execution.probing import client_options
@@ -89,7 +89,9 @@ async def open_resources(plan: Plan, part: Schedule, worker: int) -> AsyncIterat
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), "", error.hint) from None
     keep_text = plan.requests.history == "server"
-    pools = [_create_pool(job, target, keep_text, reactor) for target in range(len(job.found))]
+    pools = [
+        _create_pool(job, target, keep_text, reactor) for target in range(len(job.probe_results))
+    ]
     bodies = _create_bodies(plan, part)
     spool = Spool(job.folder, worker, settings.tuning.segment_rows)
     release_blocks_above(LARGEST_KEPT_BLOCK)
@@ -105,7 +107,7 @@ async def open_resources(plan: Plan, part: Schedule, worker: int) -> AsyncIterat
         yield WorkerResources(
             reactor=reactor,
             clients=clients,
-            serving=step_targets.serving(settings, plan.requests),
+            serving=step_targets.targets_by_request(settings, plan.requests),
             bodies=bodies,
             numbers=numbers,
             spool=spool,
@@ -113,7 +115,7 @@ async def open_resources(plan: Plan, part: Schedule, worker: int) -> AsyncIterat
             head_lines=head_lines(job.workload, plan.requests, slos=settings.slo_headers),
         )
     except TargetUnusable as error:
-        target = job.found[0].target.redacted
+        target = job.probe_results[0].target.redacted
         raise TargetError(error.code, str(error), target, error.hint) from None
     finally:
         spool.close()
@@ -127,9 +129,16 @@ def _create_bodies(plan: Plan, part: Schedule) -> Bodies:
     """Return the builder of request bodies, in a separate process if the load is large."""
     job = plan.job
     is_endless = plan.schedule.slot_count is None
-    if is_large(plan.schedule, job.settings.tuning) or (is_endless and child_process.forks()):
+    if needs_builder_process(plan.schedule, job.settings.tuning) or (
+        is_endless and child_process.forks()
+    ):
         return BodyPrefetch(job, part, plan.requests)
-    return Bodies(plan.requests, preparer(job, plan.requests), len(part.stages), linked=linked(job))
+    return Bodies(
+        plan.requests,
+        body_encoder(job, plan.requests),
+        len(part.stages),
+        links_responses=links_responses(job),
+    )
 
 
 async def _build_first_bodies(bodies: Bodies, part: Schedule) -> list[Iterator[int]]:
@@ -139,12 +148,12 @@ async def _build_first_bodies(bodies: Bodies, part: Schedule) -> list[Iterator[i
     is empty if a separate process builds them.
     """
     if isinstance(bodies, BodyPrefetch):
-        await bodies.filled()
+        await bodies.receive_first_bodies()
         return []
     numbers = [part.slot_ids_of(span) for span in part.stages]
     for stage, span in enumerate(part.stages):
         most = BODIES_AHEAD if span.session_count is None else None
-        bodies.build(stage, numbers[stage], most=most, cpu_s=_MAX_BUILD_CPU_S)
+        bodies.build(stage, numbers[stage], max_bodies=most, max_cpu_s=_MAX_BUILD_CPU_S)
     return numbers
 
 
@@ -154,14 +163,14 @@ def _create_redactor(job: Job) -> Callable[[str], str]:
     secrets = [*api_keys, *header_secrets(job.settings.headers)]
 
     def redact(text: str) -> str:
-        for probed in job.found:
+        for probed in job.probe_results:
             text = probed.target.redact(text, *secrets)
         return text
 
     return redact
 
 
-def is_large(schedule: Schedule, tuning: Tuning) -> bool:
+def needs_builder_process(schedule: Schedule, tuning: Tuning) -> bool:
     """Return True if a separate process should build bodies during the run.
 
     That is the case if there are too many requests, or if a load without a number of requests is
@@ -195,8 +204,8 @@ def connections_to_open(part: Schedule) -> int:
 
 def _create_pool(job: Job, target: int, keep_text: bool, reactor: Reactor) -> Pool:
     """Return the connection pool for a target."""
-    probed = job.found[target]
-    settings = job.settings.of(job.settings.endpoints[target])
+    probed = job.probe_results[target]
+    settings = job.settings.for_endpoint(job.settings.endpoints[target])
     has_open_loop = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
     options: dict[str, Any] = {
         **client_options(settings, probed),

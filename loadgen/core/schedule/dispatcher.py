@@ -331,9 +331,10 @@ class Dispatcher:
         Stages that are due begin first, because their slots may be due too.
         """
         while True:
-            slot = self._take_slot_waiting_for_prefill()
-            if slot is not None:
-                return slot
+            if self._waiting_for_prefill:
+                slot = self._take_slot_waiting_for_prefill()
+                if slot is not None:
+                    return slot
             if self._is_next_stage_due(now_ns):
                 self._begin_stage(self._current_stage.index + 1, self._next_stage_ns)
                 continue
@@ -389,8 +390,11 @@ class Dispatcher:
         """Start a slot, or drop it if it belongs to an open loop and a limit is reached."""
         session = self._session_of(pending_slot)
         reason = self._reached_limit() if pending_slot.virtual_user is None else ""
+        slot_id = pending_slot.session_index  # That is the id if all sessions have one turn.
+        if self._max_turns > 1:
+            slot_id = self.schedule.slot_id(pending_slot.session_index, pending_slot.turn, session)
         slot = DispatchedSlot(
-            self.schedule.slot_id(pending_slot.session_index, pending_slot.turn, session),
+            slot_id,
             pending_slot.stage,
             None if session.is_single_request else pending_slot.session_index,
             pending_slot.turn,

@@ -1,6 +1,6 @@
 """The schedule of a run: when each request is due, or which other request it waits for.
 
-`arrivals.build_schedule` makes the schedule of a workload before the run starts, and
+`build.build_schedule` makes the schedule of a workload before the run starts, and
 `dispatcher.Dispatcher` decides during the run what starts when. Everything here is a pure function
 of the schedule.
 

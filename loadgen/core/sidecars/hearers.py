@@ -19,7 +19,7 @@ from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 
 from loadgen.core.errors import CombinedError, LoadgenError
-from loadgen.core.execution import events, run_header, shard
+from loadgen.core.execution import events, run_manifest, shard
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.stop_watch import stop_when_broken
 from loadgen.core.metrics import reasons
@@ -87,7 +87,9 @@ class Pages:
                 lacking = (
                     {"server": self._silent[0]} if self._silent and not pages.accounts else None
                 )
-                return run_header.noted(header, reasons.make_note("server_timing_missing", lacking))
+                return run_manifest.add_notes(
+                    header, reasons.make_note("server_timing_missing", lacking)
+                )
             case events.LoadStarted(start_ns) if self._scraper is not None:
                 self._scraper.begin(start_ns)
             case events.LoadEnded() if self._scraper is not None:
@@ -114,7 +116,7 @@ class Profiling:
                 self._profiler.begin(start_ns, self._header.stages, self._asked)
             case events.LoadEnded(header) if self._profiler is not None:
                 notes = self._profiler.notes()
-                return None if header is None else run_header.noted(header, notes)
+                return None if header is None else run_manifest.add_notes(header, notes)
         return None
 
 
@@ -202,7 +204,9 @@ class Names:
                         *after
                     }:  # a part of many may be what was told this time
                         moved = {"name": name, "before": before, "after": after, "at_s": at_s}
-                        header = run_header.noted(header, reasons.make_note("name_moved", moved))
+                        header = run_manifest.add_notes(
+                            header, reasons.make_note("name_moved", moved)
+                        )
                 return header
         return None
 

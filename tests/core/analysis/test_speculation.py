@@ -21,7 +21,7 @@ from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import MetricSample
-from loadgen.core.workload import dataset, dataset_rows, read_flags, recipe_fingerprint, row_errors
+from loadgen.core.workload import dataset_rows, read_flags, recipe_fingerprint, row_errors
 from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.runs import text
 

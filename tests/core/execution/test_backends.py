@@ -41,7 +41,7 @@ def test_every_row_can_be_asked_for() -> None:
 )
 def test_a_url_finds_its_backend(url: str | None, name: str, shown: str) -> None:
     assert Settings(url=url).backend.name == name
-    assert Endpoint(url=url or "").shown == shown
+    assert Endpoint(url=url or "").display_name == shown
     assert (backend.known(Settings(url=url)) is None) == (name == "http")
 
 
@@ -65,7 +65,7 @@ def test_what_is_known_without_asking() -> None:
     real, virtual = backend.known(Settings()), backend.known(Settings(url="sim:gb300-vm"))
     assert real is not None and virtual is not None
     assert (real.name, virtual.name) == ("embedded simulation: gb300-vm", "simulated: gb300-vm")
-    assert real.context == virtual.context is not None and real.words == virtual.words
+    assert real.context == virtual.context is not None and real.description == virtual.description
     assert real.virtual_url == virtual.virtual_url == "sim:gb300-vm"
     plain = backend.known(Settings(embedded={"ttft": "1ms"}))
     assert plain is not None and (plain.name, plain.context, plain.virtual_url) == (
@@ -130,7 +130,7 @@ def test_a_backend_of_another_package_is_found_by_its_scheme(kitchen: None) -> N
     assert "plugins" not in vars(BACKENDS) and "_plugins" not in vars(BACKENDS), (
         "a scheme of ours looks for none"
     )
-    assert Endpoint(url="kitchen:soup").shown == "the kitchen's soup"
+    assert Endpoint(url="kitchen:soup").display_name == "the kitchen's soup"
     with pytest.raises((UserError, CombinedError), match="kitchen:"):
         build_settings({"url": "grpc:x"})
     with pytest.raises((UserError, CombinedError), match="a target of kitchen stands alone"):

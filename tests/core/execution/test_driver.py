@@ -151,7 +151,9 @@ def run(
         )
         numbers = [schedule.slot_ids_of(span) for span in schedule.stages]
         for stage, span in enumerate(schedule.stages):
-            bodies.build(stage, numbers[stage], most=100 if span.session_count is None else None)
+            bodies.build(
+                stage, numbers[stage], max_bodies=100 if span.session_count is None else None
+            )
         reactor = Reactor(asyncio.get_running_loop())
         spool = Spool(folder, 0)
         drive = Driver(

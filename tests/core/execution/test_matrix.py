@@ -32,7 +32,7 @@ from test_run import after_the_probe
 from loadgen.core.execution import run
 from loadgen.core.execution.events import EventHandler, LoadStarted, RunEvent
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.probing import Known
+from loadgen.core.execution.probing import ProbeCache
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.record import KINDS, STATUSES
@@ -170,7 +170,7 @@ def check(folder: Path, faults: tuple[str, ...], asked: str, cells: list[Cell]) 
     with start(
         Options(ttft="4ms", itl="0.5ms", log_bodies=True, **after_the_probe(plan))
     ) as endpoint:
-        known: Known = {}
+        known: ProbeCache = {}
         if not (
             runs := folder.parent / "warm"
         ).exists():  # the first run of a process keeps a pipe for its event loops
@@ -186,7 +186,7 @@ def check(folder: Path, faults: tuple[str, ...], asked: str, cells: list[Cell]) 
 def execute(
     folder: Path,
     url: str,
-    known: Known,
+    known: ProbeCache,
     stalls: bool,
     asked: str,
     cell: Cell,
@@ -209,12 +209,14 @@ def execute(
     }
     if cell.load != "sessions":  # a reader of metrics pages runs beside some of them
         settings |= NO_PAGES
-    summary, out = run.execute(workload, Settings(**settings | ASKED[asked]), (hear,), known=known)
+    summary, out = run.execute(
+        workload, Settings(**settings | ASKED[asked]), (hear,), probe_cache=known
+    )
     return summary, store.read_run(out).rows
 
 
 def one_cell(
-    folder: Path, url: str, known: Known, faults: tuple[str, ...], asked: str, cell: Cell
+    folder: Path, url: str, known: ProbeCache, faults: tuple[str, ...], asked: str, cell: Cell
 ) -> set[str]:
     """The names of the faults that struck, also those of a try that was made again."""
     stalls = faults[0].startswith("stall")

@@ -50,7 +50,7 @@ def probed(count: Callable[[str], int], tokenizer: str | None) -> ProbeResult:
     settings = Settings(model="m", stream=False, server="vllm", tokenizer=tokenizer)
     server: Any = CountingServer(count)
     samples = probing.probe_samples(tokenizer)
-    return asyncio.run(probing.ask(settings, Target.parse("http://h"), server, samples))
+    return asyncio.run(probing.probe_target(settings, Target.parse("http://h"), server, samples))
 
 
 def test_the_tokenizer_of_the_server_has_a_ratio_of_one(tmp_path: Path) -> None:

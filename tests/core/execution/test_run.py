@@ -31,7 +31,7 @@ from loadgen.core.errors import CombinedError, TargetError, UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.events import RunningLoad
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.probing import find
+from loadgen.core.execution.probing import probe_url
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.results.record import KINDS, ROW, STATUSES
@@ -688,7 +688,8 @@ def test_a_server_that_fails_now_and_then_is_measured_not_refused() -> None:
     ) as endpoint:
         for _ in range(25):
             assert (
-                asyncio.run(find(Settings(url=endpoint.url, server="trtllm"), 10.0)).model == "sim"
+                asyncio.run(probe_url(Settings(url=endpoint.url, server="trtllm"), 10.0)).model
+                == "sim"
             )
 
 
@@ -696,8 +697,8 @@ def test_a_server_that_fails_now_and_then_is_measured_not_refused() -> None:
 def test_the_probe_waits_as_long_as_a_request_may_take() -> None:
     with start(Options(ttft="1.5s", itl="0")) as endpoint:
         with refusals.refused(TargetError, "timeout"):
-            asyncio.run(find(Settings(url=endpoint.url), 0.3))
-        assert asyncio.run(find(Settings(url=endpoint.url), 30.0)).one_token_response_ms > 1500
+            asyncio.run(probe_url(Settings(url=endpoint.url), 0.3))
+        assert asyncio.run(probe_url(Settings(url=endpoint.url), 30.0)).one_token_response_ms > 1500
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8000"])

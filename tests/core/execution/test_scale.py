@@ -26,7 +26,7 @@ from loadgen.core.errors import CombinedError
 from loadgen.core.execution import plan, resource_limits, run
 from loadgen.core.execution.events import Counters
 from loadgen.core.execution.plan import Settings
-from loadgen.core.execution.resource_limits import Room
+from loadgen.core.execution.resource_limits import ConnectionDemand, MachineLimits
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.metrics.columns import FAILED
 from loadgen.core.results import store
@@ -35,6 +35,7 @@ from loadgen.core.results.record import KINDS
 from loadgen.core.results.spool import Spool
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule.schedule import shard
 from loadgen.core.sidecars.compactor import compact_records
 from loadgen.core.stats.histogram import Histogram
 from loadgen.core.stats.quantiles import distribution_of
@@ -153,9 +154,10 @@ def test_files_of_many_workers_say_what_one_would(
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 21])
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_the_parts_of_the_cap_are_the_cap(most: int, workers: int) -> None:
-    parts = [plan.cap(most, i, workers) for i in range(workers)]
-    assert sum(part or 0 for part in parts) == most
-    assert plan.cap(None, 0, workers) is None
+    whole = build_schedule(load("qa", read_flags(concurrency=8, num_requests=8)), 1)
+    shards = [shard(whole, index, workers) for index in range(workers)]
+    assert sum(plan.share_of_limit(most, part) or 0 for part in shards) == most
+    assert plan.share_of_limit(None, shards[0]) is None
 
 
 @pytest.mark.processes
@@ -196,51 +198,59 @@ def test_auto(tmp_path: Path, flags: dict[str, str], simulated: bool, expected: 
 
     made = workload(tmp_path, **flags)
     requests = build_prompts(made, 7, 1, tokenizer.load_tokenizer(None))
-    found = plan.workers(build_schedule(made, 7), requests, made, 8 - simulated)
+    found = plan.useful_workers(build_schedule(made, 7), requests, made, 8 - simulated)
     assert found == expected
 
 
 # -- room ----------------------------------------------------------------------------------------------------------
 
-AMPLE = Room(files=100_000, ports=28_000)
+AMPLE = MachineLimits(open_files=100_000, local_ports=28_000)
 
 
 @pytest.mark.parametrize(
-    ("need", "room", "said"),
+    ("need", "limits", "said"),
     [
         ({"total": 20_000}, AMPLE, []),
-        ({"total": None}, Room(files=10, ports=10), []),
-        ({"total": 20_000}, Room(files=None, ports=None), []),
-        ({"total": 20_000, "workers": 1}, Room(files=20_000, ports=None), ["--workers 2"]),
-        ({"total": 20_000, "workers": 2}, Room(files=20_000, ports=None), []),
+        ({"total": None}, MachineLimits(open_files=10, local_ports=10), []),
+        ({"total": 20_000}, MachineLimits(open_files=None, local_ports=None), []),
         (
-            {"total": 20_000, "workers": 2, "simulated": True},
-            Room(files=20_000, ports=None),
+            {"total": 20_000, "workers": 1},
+            MachineLimits(open_files=20_000, local_ports=None),
+            ["--workers 2"],
+        ),
+        ({"total": 20_000, "workers": 2}, MachineLimits(open_files=20_000, local_ports=None), []),
+        (
+            {"total": 20_000, "workers": 2, "is_simulated": True},
+            MachineLimits(open_files=20_000, local_ports=None),
             ["loadgen sim"],
         ),
         ({"total": 60_000}, AMPLE, ["3 addresses"]),
-        ({"total": 60_000, "sources": 3}, AMPLE, []),
+        ({"total": 60_000, "source_addresses": 3}, AMPLE, []),
         ({"total": 60_000, "addresses": ["a:1", "b:1", "c:1"]}, AMPLE, []),
         ({"total": 60_000, "addresses": ["a:1", "a:1", "c:1"]}, AMPLE, ["2 addresses"]),
         (
             {"total": 60_000, "workers": 1},
-            Room(files=20_000, ports=28_000),
+            MachineLimits(open_files=20_000, local_ports=28_000),
             ["--workers 4", "--set sources"],
         ),
     ],
 )
-def test_files_and_ports_are_counted(need: dict[str, Any], room: Room, said: list[str]) -> None:
-    asked = {"workers": 4, "addresses": ["a:1"], "sources": 0, "simulated": False} | need
-    found = list(resource_limits.faults(**asked, room=room))
+def test_files_and_ports_are_counted(
+    need: dict[str, Any], limits: MachineLimits, said: list[str]
+) -> None:
+    demand = ConnectionDemand(
+        **{"workers": 4, "addresses": ["a:1"], "source_addresses": 0, "is_simulated": False} | need
+    )
+    found = list(resource_limits.limit_errors(demand, limits))
     assert len(found) == len(said)
     for fault, words in zip(found, said, strict=True):
         assert words in fault.hint
 
 
 def test_what_the_system_says() -> None:
-    found = resource_limits.room()
-    assert found.files is None or found.files > 0
-    assert found.ports is None or 0 < found.ports <= 65_535
+    found = resource_limits.read_machine_limits()
+    assert found.open_files is None or found.open_files > 0
+    assert found.local_ports is None or 0 < found.local_ports <= 65_535
 
 
 @pytest.mark.parametrize(
@@ -248,7 +258,7 @@ def test_what_the_system_says() -> None:
     [("", 0), ("32768,40000-40010", 12), ("1-32767,70000", 0), ("1-99999", 28_232)],
 )
 def test_reserved_ports(text: str, expected: int) -> None:
-    assert resource_limits._reserved(text, 32_768, 60_999) == expected
+    assert resource_limits._count_reserved_ports(text, 32_768, 60_999) == expected
 
 
 @pytest.mark.processes

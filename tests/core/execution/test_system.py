@@ -47,13 +47,13 @@ def test_the_example_has_every_key_and_nothing_is_missing_then() -> None:
         told["system.accelerator.driver"] == "580.65"
         and told["system.parallelism.data_attention"] == "no"
     )
-    assert system_file.missing(told, TargetFacts()) == {}
+    assert system_file.missing_facts(told, TargetFacts()) == {}
 
 
 def test_what_nobody_says_is_named_and_what_the_server_says_counts(tmp_path: Path) -> None:
     file = tmp_path / "system.yaml"
     file.write_text("name: node-7\naccelerator: {model: NVIDIA H200}\n")
-    missing = system_file.missing(
+    missing = system_file.missing_facts(
         system_file.load(file).metadata, TargetFacts(server="vllm", version="0.12", precision="fp8")
     )
     assert "status" in missing["MLPerf"] and "host.memory" in missing["MLPerf"]

@@ -210,7 +210,7 @@ def test_a_command_probes_its_targets_once(tmp_path: Path) -> None:
     known: dict[Endpoint, ProbeResult] = {}
     for name in ("a", "b"):
         summary, _ = run.execute(
-            made, Settings(url=server.url, out=tmp_path / name, **NO_PAGES), known=known
+            made, Settings(url=server.url, out=tmp_path / name, **NO_PAGES), probe_cache=known
         )
         assert summary.requests.ok == 2
         received.append(len(log(server).requests))

@@ -20,7 +20,8 @@ from servers import log, shared
 
 from loadgen.core.errors import UserError
 from loadgen.core.execution import bodies, run
-from loadgen.core.execution.body_prefetch import BodyPrefetch, preparer
+from loadgen.core.execution.bodies import body_encoder
+from loadgen.core.execution.body_prefetch import BodyPrefetch
 from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Plan, Settings, Tuning
 from loadgen.core.requests.build import build_prompts
@@ -68,18 +69,18 @@ def test_bodies_are_read_back_in_any_order() -> None:
         draw.randbytes(draw.choice([0, 1, 300, 3000, 4096, 4097, 40_000])) for _ in range(400)
     ]
     texts = iter(written)
-    kept = bodies.Bodies(prompts, lambda *_: next(texts), 1, most_blocks=2)
+    kept = bodies.Bodies(prompts, lambda *_: next(texts), 1, max_blocks=2)
     numbers = iter(range(400))
     for part in (
         1,
         150,
         249,
     ):  # what is built while a load goes lies in a block that was read before
-        kept.build(0, numbers, most=part)
-        order = list(range(kept.ahead(0)))
+        kept.build(0, numbers, max_bodies=part)
+        order = list(range(kept.built_count(0)))
         draw.shuffle(order)
-        assert all(kept.take(0, number)[0] == written[number] for number in order)
-    assert kept.late == 0
+        assert all(kept.take_body(0, number)[0] == written[number] for number in order)
+    assert kept.late_bodies == 0
     kept.close()
 
 
@@ -115,11 +116,12 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(
     together = bodies.Bodies(prompts, prepare, 1)
     asked_for = iter(sorted(numbers))
     parts = [
-        together.build(0, asked_for, most=most, cpu_s=100.0) for most in (1, 3, 8, 0, 20, None)
+        together.build(0, asked_for, max_bodies=most, max_cpu_s=100.0)
+        for most in (1, 3, 8, 0, 20, None)
     ]
     assert (
         parts == [1, 3, 8, 0, 20, 58]
-        and together.ahead(0) == 90
+        and together.built_count(0) == 90
         and together.build(0, asked_for) == 0
     )
     alone, sent = Digest(), []
@@ -135,11 +137,11 @@ def test_bodies_that_are_built_together_are_what_each_is_alone(
                 ),
             )
         )
-        assert together.take(0, number) == (sent[-1][1], bodies.built_of(request))
-    assert together.late == 0
+        assert together.take_body(0, number) == (sent[-1][1], bodies.facts_of_request(request))
+    assert together.late_bodies == 0
     assert together.digest.hexdigest() == alone.hexdigest()
-    assert together.sent_bytes.total == int.from_bytes(sum_of_hashes(sent), "little")
-    assert together.build(0, iter(numbers), cpu_s=0.0) == 0
+    assert together.body_digest.total == int.from_bytes(sum_of_hashes(sent), "little")
+    assert together.build(0, iter(numbers), max_cpu_s=0.0) == 0
     together.close()
 
 
@@ -228,7 +230,7 @@ def test_of_a_load_without_end_a_few_bodies_a_lane_are_made_before_it(
     async def held() -> int:
         prefetch = BodyPrefetch(plan.job, shard(plan.schedule, 0, 1), plan.requests)
         try:
-            await prefetch.filled()
+            await prefetch.receive_first_bodies()
             return len(prefetch._received) + len(prefetch._requested)
         finally:
             prefetch.close()
@@ -250,13 +252,13 @@ def test_only_so_much_is_held(tmp_path: Path) -> None:
 
     async def most_held() -> int:
         prefetch = BodyPrefetch(plan.job, shard(plan.schedule, 0, 1), plan.requests)
-        make, most = preparer(plan.job, plan.requests), 0
+        make, most = body_encoder(plan.job, plan.requests), 0
         try:
             for number in plan.schedule.slot_ids_of(plan.schedule.stages[0]):
-                await prefetch.filled()
+                await prefetch.receive_first_bodies()
                 most = max(most, len(prefetch._received) + len(prefetch._requested))
-                assert prefetch.take(0, number)[0] == make(number, plan.requests[number])
-            assert (prefetch.late, prefetch._received) == (0, {})
+                assert prefetch.take_body(0, number)[0] == make(number, plan.requests[number])
+            assert (prefetch.late_bodies, prefetch._received) == (0, {})
         finally:
             prefetch.close()
         return most
@@ -271,7 +273,7 @@ def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path) -> Non
         (builder,) = [
             one
             for one in children
-            if "body_prefetch"
+            if "body_builder"
             in Path(f"/proc/{one}/cmdline").read_text() + Path(f"/proc/{one}/comm").read_text()
         ]
         os.kill(int(builder), signal.SIGKILL)
@@ -291,7 +293,7 @@ def test_a_builder_that_dies_makes_them_late_and_no_worse(tmp_path: Path) -> Non
 @pytest.mark.processes
 def test_a_builder_that_freezes_before_the_first_body_is_ended(tmp_path: Path) -> None:
     tuning = Tuning(most_ahead=10, helper_frozen_s=0.3)
-    with frozen_at_birth("loadgen.core.execution.body_prefetch", 1) as pids:
+    with frozen_at_birth("loadgen.core.execution.body_builder", 1) as pids:
         summary, received, _ = go(tmp_path, tuning, request_rate="500", num_requests="60")
     assert len(pids) == 1
     assert (summary.requests.ok, len(received)) == (60, 60)

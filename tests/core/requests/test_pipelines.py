@@ -22,7 +22,7 @@ from loadgen.core import run_folder
 from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.execution.run import execute
-from loadgen.core.execution.step_targets import resolved
+from loadgen.core.execution.step_targets import resolve_step_targets
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import PromptTarget
@@ -392,15 +392,15 @@ def targets(*urls: str, **more: Any) -> Settings:
 )
 def test_targets_are_given_all_or_none(urls: list[str], code: str) -> None:
     with refused(CombinedError, code):
-        resolved(workload(), targets(*urls))
+        resolve_step_targets(workload(), targets(*urls))
 
 
 def test_where_steps_go() -> None:
     plain = workload({"input_tokens": 5, "output_tokens": 5})
     with refused(CombinedError, "unknown_name", "--url"):
-        resolved(plain, targets("http://a", "embedder=http://b"))
-    assert resolved(plain, targets("http://a")) == targets("http://a")
-    one = resolved(workload(), targets("http://a", extra_body='{"x": 1}', model="m"))
+        resolve_step_targets(plain, targets("http://a", "embedder=http://b"))
+    assert resolve_step_targets(plain, targets("http://a")) == targets("http://a")
+    one = resolve_step_targets(workload(), targets("http://a", extra_body='{"x": 1}', model="m"))
     assert [(each.url, each.api, each.serves) for each in one.endpoints] == [
         ("http://a", None, ""),
         ("http://a", "embeddings", "embedder"),
@@ -412,7 +412,7 @@ def test_where_steps_go() -> None:
         ("", "rank"): (2,),
         ("", "answer"): (0,),
     }
-    of_main, _, of_rank = (one.of(endpoint) for endpoint in one.endpoints)
+    of_main, _, of_rank = (one.for_endpoint(endpoint) for endpoint in one.endpoints)
     assert (of_main.model, of_main.extra_body, of_rank.model, of_rank.extra_body) == (
         "m",
         {"x": 1},
@@ -423,12 +423,14 @@ def test_where_steps_go() -> None:
         "embed": STEPS["embed"] | {"target": {"url": "http://e", "api_key_env": "E_KEY"}}
     }
     with refused(CombinedError, "unset_variable", "E_KEY"):
-        resolved(workload({**RAG, "steps": steps}), targets("http://a"), {})
-    own = resolved(workload({**RAG, "steps": steps}), targets("http://a"), {"E_KEY": "k"})
+        resolve_step_targets(workload({**RAG, "steps": steps}), targets("http://a"), {})
+    own = resolve_step_targets(
+        workload({**RAG, "steps": steps}), targets("http://a"), {"E_KEY": "k"}
+    )
     assert own.endpoints[1] == Endpoint(
         url="http://e", api_key="k", name="embed", api="embeddings", serves="embed"
     )
-    several = resolved(
+    several = resolve_step_targets(
         workload(), targets("http://a", "embedder=http://b", "embedder=http://c", "ranker=http://d")
     )
     assert several.step_targets["", "embed"] == (1, 2)

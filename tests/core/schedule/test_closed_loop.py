@@ -159,7 +159,7 @@ class Asked:
         return TOKENS
 
 
-ANSWER = staggered_start.by_probe(600.0, 20.0)  # 600 ms + 32 * 20 ms = 1.24 s
+ANSWER = staggered_start.response_time_of_probe(600.0, 20.0)  # 600 ms + 32 * 20 ms = 1.24 s
 
 
 def begun(
@@ -168,8 +168,11 @@ def begun(
     requests = Synthetic(
         input_tokens=FixedTokens(value=100), output_tokens=FixedTokens(value=TOKENS)
     )
-    made, begins = staggered_start.resolve(
-        Workload(name="x", requests=requests, stages=stages), Asked(), ANSWER, leave_out=leave_out
+    made, begins = staggered_start.decide_starts(
+        Workload(name="x", requests=requests, stages=stages),
+        Asked(),
+        ANSWER,
+        leave_out_first_round=leave_out,
     )
     return [
         (stage.name, stage.measured, stage.duration_ns, stage.count, begin.ramp_ns, begin.source)
@@ -235,15 +238,15 @@ def test_a_warm_up_begins_the_lanes_of_what_follows() -> None:
 
 def test_the_words() -> None:
     assert (
-        staggered_start.words(1.24, "probe", 4)
+        staggered_start.describe_start(1.24, "probe", 4)
         == "starts staggered over 1.24 s (one response time, by the probe)"
     )
-    assert staggered_start.words(0.0, "asked", 4) == "all start at once"
-    assert staggered_start.words(30.0, "asked", 4) == "starts staggered over 30 s"
+    assert staggered_start.describe_start(0.0, "asked", 4) == "all start at once"
+    assert staggered_start.describe_start(30.0, "asked", 4) == "starts staggered over 30 s"
     assert (
-        staggered_start.words(0.0, "stage", 4)
-        == staggered_start.words(None, "", None)
-        == staggered_start.words(9.0, "probe", 1)
+        staggered_start.describe_start(0.0, "stage", 4)
+        == staggered_start.describe_start(None, "", None)
+        == staggered_start.describe_start(9.0, "probe", 1)
         == ""
     )
 

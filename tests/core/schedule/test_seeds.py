@@ -14,7 +14,7 @@ from loadgen.compare.comparison import compare
 from loadgen.contracts.run import workload_of_run
 from loadgen.core import seeds
 from loadgen.core.errors import CombinedError
-from loadgen.core.execution.run_header import describe
+from loadgen.core.execution.load_description import describe_load
 from loadgen.core.results import manifest
 from loadgen.core.workload import load, read_flags
 from loadgen.mlperf import rules
@@ -228,7 +228,7 @@ def test_a_dry_run_says_the_salt_that_is_not_of_the_seed() -> None:
 
     assert (
         "repeat with --seed 3\n"
-        in describe(load("qa", overrides=read_flags(seed=3)), Settings()).text
+        in describe_load(load("qa", overrides=read_flags(seed=3)), Settings()).text
     )
     salted = load("qa", overrides=read_flags(seed=3, salt="blue"))
-    assert "repeat with --seed 3 --salt blue\n" in describe(salted, Settings()).text
+    assert "repeat with --seed 3 --salt blue\n" in describe_load(salted, Settings()).text

@@ -1,0 +1,79 @@
+"""The process that builds request bodies for a worker while the worker sends.
+
+The process reads request numbers from standard input, each as 8 bytes, and writes one frame per
+body to standard output: a header (see `FRAME`) and the body. It ends when its input ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+
+from loadgen.core.execution.bodies import EncodeBody, body_encoder, facts_of_request
+from loadgen.core.execution.plan import build_plan
+from loadgen.core.requests.prompts import Prompts
+from loadgen.core.requests.synthetic_prompts import iter_requests
+from loadgen.core.results.record import SOURCES
+
+FRAME = struct.Struct("<qiiiB")
+"""Header of a frame: request number, bytes of the body, input tokens, requested output tokens, and
+the index of the source of the input tokens in SOURCES."""
+
+REQUEST_NUMBER = struct.Struct("<q")
+JOB_SIZE_BYTES = 8
+"""A process that is not a fork reads its pickled job first, after the size of the pickle."""
+
+_READ_BYTES = 1 << 20
+_NICENESS = 5
+
+
+def serve_bodies(prompts: Prompts, encode_body: EncodeBody) -> None:
+    """Build the bodies of the request numbers on standard input, until the input ends."""
+    # The loop that sends has priority.
+    os.nice(_NICENESS)
+    pending = bytearray()
+    while data := os.read(0, _READ_BYTES):
+        pending += data
+        complete_bytes = len(pending) // REQUEST_NUMBER.size * REQUEST_NUMBER.size
+        numbers = [number for (number,) in REQUEST_NUMBER.iter_unpack(pending[:complete_bytes])]
+        for number, request in zip(numbers, iter_requests(prompts, numbers), strict=True):
+            body = encode_body(number, request)
+            facts = facts_of_request(request)
+            source_index = SOURCES.index(facts.source)
+            header = FRAME.pack(number, len(body), facts.tokens, facts.asked_output, source_index)
+            _write_all(header + body)
+        del pending[:complete_bytes]
+
+
+def _run_builder() -> None:
+    """Read a job from standard input and build its bodies."""
+    job_size = int.from_bytes(_read_exactly(JOB_SIZE_BYTES), "little")
+    job = pickle.loads(_read_exactly(job_size))
+    prompts = build_plan(job).requests
+    serve_bodies(prompts, body_encoder(job, prompts))
+
+
+def _read_exactly(size: int) -> bytes:
+    """Return the next `size` bytes of standard input, or end the process if there are fewer."""
+    data = b""
+    while len(data) < size:
+        chunk = os.read(0, size - len(data))
+        if not chunk:
+            raise SystemExit(0)
+        data += chunk
+    return data
+
+
+def _write_all(data: bytes) -> None:
+    """Write data to standard output, or end the process if nobody reads it."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(1, view) :]
+        except BrokenPipeError:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    _run_builder()

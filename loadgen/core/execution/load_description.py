@@ -1,0 +1,175 @@
+"""Describe what a run would do without using the network, for `--dry-run`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from loadgen.core import format, seeds
+from loadgen.core.errors import LoadgenError
+from loadgen.core.execution import backend
+from loadgen.core.execution.context import OversizedRequests, find_oversized_requests
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.plan_notes import (
+    ASSUMED_REQUESTS,
+    repeated_rows_notes,
+    replaced_stages_notes,
+    trace_notes,
+)
+from loadgen.core.execution.stage_plans import describe_bounds, plan_stage
+from loadgen.core.requests import lengths
+from loadgen.core.requests import tokenizer as tokens
+from loadgen.core.requests.build import build_prompts
+from loadgen.core.requests.mix import MixPrompts
+from loadgen.core.requests.prompts import Prompts, PromptTarget
+from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule.forecast import Forecast, forecast_load, mean_tokens
+from loadgen.core.schedule.schedule import Schedule, schedule_fingerprint
+from loadgen.core.slo import Slo, describe_slo
+from loadgen.core.workload import Closed, Mix, Synthetic, Workload, recipe_fingerprint
+
+
+class LoadDescription(msgspec.Struct, frozen=True):
+    """What a run would do."""
+
+    text: str
+    load: Forecast
+    error: LoadgenError | None
+    """Why the target refuses the load, if the target is simulated here and does so."""
+
+
+def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
+    """Return what a run would do: its load, the size of its requests, and its fingerprints."""
+    seed = workload.seed if workload.seed is not None else seeds.fresh()
+    salt = seeds.salt_of(seed, workload.salt)
+    schedule = build_schedule(workload, seed)
+    tokenizer = tokens.load_tokenizer(settings.tokenizer)
+    prompts = build_prompts(
+        workload, seed, seeds.salt_number(salt), tokenizer, PromptTarget(api=settings.api)
+    )
+    forecast = forecast_load(schedule, mean_tokens(prompts))
+    recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
+    oversized_requests = _find_oversized_requests(prompts, schedule, settings)
+    error = None
+    if oversized_requests is not None:
+        error = oversized_requests.to_error(workload, settings.display_name)
+    lines = [
+        f"workload: {workload.name}",
+        f"target: {settings.display_name}",
+        f"repeat with {seeds.words(seed, salt)}",
+        *_stage_lines(workload, schedule),
+        *slo_lines(workload.slo, slo_by_class(workload)),
+        *_length_lines(workload, prompts, schedule.slot_count),
+        f"expected: about {forecast.text}",
+        f"recipe: {recipe}  timetable: {schedule_fingerprint(schedule)}",
+        *(f"note: {note}" for note in _notes(workload, prompts, schedule)),
+    ]
+    if oversized_requests is not None and error is None:
+        lines.append(f"note: {oversized_requests.text}; these will fail")
+    return LoadDescription("\n".join(lines), forecast, error)
+
+
+def slo_lines(slo: Slo | None, class_slos: Mapping[str, Slo | None]) -> list[str]:
+    """Return lines that state by which SLO a run is judged, also for classes with their own."""
+    own_slos = {
+        name: class_slo
+        for name, class_slo in class_slos.items()
+        if class_slo is not None and class_slo != slo
+    }
+    lines = [f"SLO of {name}: {describe_slo(class_slo)}" for name, class_slo in own_slos.items()]
+    if slo is not None:
+        return [f"SLO: {describe_slo(slo)}", *lines]
+    return lines or ["SLO: none"]
+
+
+def slo_by_class(workload: Workload) -> dict[str, Slo | None]:
+    """Return the SLO of each class of a workload, by name; None for a class without its own."""
+    if not isinstance(workload.requests, Mix):
+        return {}
+    return {name: one.slo for name, one in workload.requests.classes.items()}
+
+
+def _find_oversized_requests(
+    prompts: Prompts, schedule: Schedule, settings: Settings
+) -> OversizedRequests | None:
+    """Return the requests that do not fit the context of a target that loadgen simulates."""
+    known_target = backend.known(settings)
+    context = None if known_target is None else known_target.context
+    return find_oversized_requests(prompts, schedule.slot_count, context)
+
+
+def _stage_lines(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """Yield lines that describe the stages of a load."""
+    for index in range(len(schedule.stages)):
+        stage = plan_stage(workload, schedule, index)
+        bounds = ", ".join(describe_bounds(stage, schedule, index, workload))
+        suffix = "" if stage.measured else ", warm-up, not measured"
+        yield f"load: {stage.arrival}: {bounds}{suffix}"
+        arrival = workload.stages[index].arrival
+        if isinstance(arrival, Closed) and arrival.ramp_ns is None and arrival.concurrency > 1:
+            yield (
+                "      starts staggered over one response time, "
+                "which the probe of the target measures"
+            )
+
+
+def _length_lines(workload: Workload, prompts: Prompts, count: int | None) -> Iterator[str]:
+    """Yield lines on the size of the first requests and tasks, and on the shares of classes."""
+    first_requests = lengths.first_request_lengths(prompts, count)
+    yield _request_lengths_line(first_requests)
+    tasks = lengths.task_lengths(prompts, first_requests)
+    if tasks:
+        yield _task_lengths_line(workload, tasks)
+    if isinstance(prompts, MixPrompts):
+        for share in lengths.class_shares(prompts, first_requests):
+            yield (
+                f"class {share.name}: {format.percent(share.starts)} of all starts, "
+                f"{format.percent(share.requests)} of these requests, "
+                f"{format.percent(share.tokens)} of their tokens"
+            )
+
+
+def _request_lengths_line(first_requests: dict[int, lengths.RequestedLengths]) -> str:
+    """Return a line on the size of the first requests."""
+    prompt_range = _format_range(request.input_tokens for request in first_requests.values())
+    output_tokens = [request.output_tokens for request in first_requests.values()]
+    outputs = "answers as long as the server makes them"
+    if any(output_tokens):
+        outputs = f"{_format_range(output_tokens)} asked for"
+    contexts = lengths.context_lengths(first_requests)
+    largest = f", largest context {max(contexts):,}" if contexts else ""
+    requests = format.counted(len(first_requests), "request")
+    return f"first {requests}: {prompt_range} prompt tokens, {outputs}{largest}"
+
+
+def _task_lengths_line(workload: Workload, tasks: Sequence[lengths.RequestedLengths]) -> str:
+    """Return a line on the size of the first conversations or tasks."""
+    noun = "conversation" if isinstance(workload.requests, Synthetic) else "task"
+    counts = [task.requests for task in tasks]
+    mean = ""
+    if min(counts) < max(counts):
+        mean = f" ({statistics.fmean(counts):.1f} on average)"
+    input_range = _format_range(task.input_tokens for task in tasks)
+    output_range = _format_range(task.output_tokens for task in tasks)
+    return (
+        f"a {noun}: {_format_range(counts)} requests{mean}, "
+        f"{input_range} prompt and {output_range} output tokens"
+    )
+
+
+def _format_range(values: Iterable[int]) -> str:
+    """Return the smallest and the largest of values as text, or one number if they are equal."""
+    ordered = sorted(values)
+    smallest = ordered[0]
+    largest = ordered[-1]
+    return f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+
+
+def _notes(workload: Workload, prompts: Prompts, schedule: Schedule) -> Iterator[str]:
+    """Yield the notes on a load that are known before its targets are probed."""
+    yield from replaced_stages_notes(workload)
+    yield from trace_notes(workload)
+    yield from prompts.warnings(schedule.slot_count or ASSUMED_REQUESTS)
+    yield from repeated_rows_notes(prompts, schedule.slot_count)

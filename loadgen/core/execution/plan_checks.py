@@ -1,0 +1,171 @@
+"""Check a plan against its options and this machine before the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loadgen.core import format, slo
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
+from loadgen.core.execution import resource_limits
+from loadgen.core.execution.plan import Plan, Settings, share_of_limit
+from loadgen.core.execution.resource_limits import ConnectionDemand
+from loadgen.core.schedule.schedule import Schedule
+from loadgen.core.workload import Mix, Task, Workload, requests_by_class
+from loadgen.figures import needs
+
+# More workers per core only use memory (60 to 100 MB each) and compete for the core.
+_MAX_WORKERS_PER_CORE = 8
+
+
+def check_plan(plan: Plan, *, is_local: bool) -> None:
+    """Raise CombinedError with everything that is wrong with a plan.
+
+    If `is_local` is False, the workers run on other machines, so the limits of this machine do not
+    apply.
+    """
+    job = plan.job
+    errors: list[LoadgenError] = [
+        *resource_limits.unusable_source_errors(job.settings.sources),
+        *_option_errors(job.workload, job.settings),
+    ]
+    if plan.oversized_requests is not None:
+        error = plan.oversized_requests.to_error(job.workload, job.settings.display_name)
+        if error is not None:
+            errors.append(error)
+    if is_local:
+        errors += _worker_count_errors(job.settings.workers)
+    errors += _limit_share_errors(plan)
+    errors += _empty_shard_errors(plan)
+    if is_local:
+        errors += _connection_errors(plan)
+    if errors:
+        raise CombinedError(errors)
+
+
+def _worker_count_errors(workers: int) -> Iterator[UserError]:
+    """Yield an error if this machine has too few cores for so many worker processes."""
+    cpus = resource_limits.count_cpus()
+    if workers > _MAX_WORKERS_PER_CORE * cpus:
+        processes = format.counted(workers, "worker process", "worker processes")
+        yield UserError(
+            "resource_limit",
+            f"{processes} on {format.counted(cpus, 'core')}",
+            f"--workers {workers}",
+            "--workers auto: a core each, if there is work",
+        )
+
+
+def _limit_share_errors(plan: Plan) -> Iterator[UserError]:
+    """Yield an error for each limit that is too small to be divided among all workers."""
+    workload = plan.job.workload
+    schedule = plan.schedule
+    workers = plan.job.settings.workers * schedule.shard_count
+    limits = [("in prefill", workload.max_in_prefill, "--set max_in_prefill")]
+    if any(not stage.is_closed_loop for stage in schedule.stages):
+        limits.append(("in flight", workload.max_in_flight, "--max-in-flight"))
+    for limit_name, limit, flag in limits:
+        if limit is not None and limit < workers:
+            requests = format.counted(limit, "request")
+            yield UserError(
+                "out_of_range",
+                f"{requests} {limit_name} cannot be spread over "
+                f"{format.counted(workers, 'worker')}",
+                flag,
+                f"{limit} workers or fewer, over all shards: each has its part",
+            )
+
+
+def _empty_shard_errors(plan: Plan) -> Iterator[UserError]:
+    """Yield an error if the part of a run that is sent here has no measured request."""
+    shard = plan.job.settings.shard
+    if shard is not None and not _has_measured_slots(plan.schedule):
+        yield UserError(
+            "out_of_range",
+            "this part of the run has nothing to send",
+            f"--shard {shard.index}/{shard.count}",
+            "fewer shards than requests and virtual users",
+        )
+
+
+def _has_measured_slots(schedule: Schedule) -> bool:
+    """Return True if every measured stage has slots in this shard."""
+    for stage in schedule.stages:
+        if not stage.measured:
+            continue
+        slot_count = schedule.slot_count_of(stage)
+        if slot_count is None:
+            slot_count = len(schedule.virtual_users_of(stage))
+        if not slot_count:
+            return False
+    return True
+
+
+def _connection_errors(plan: Plan) -> Iterator[UserError]:
+    """Yield the errors of a run that needs more connections than this machine allows."""
+    job = plan.job
+    max_in_flight = share_of_limit(job.workload.max_in_flight, plan.schedule)
+    demand = ConnectionDemand(
+        total=resource_limits.count_connections(plan.schedule, max_in_flight),
+        workers=job.settings.workers,
+        addresses=[result.target.address for result in job.probe_results],
+        source_addresses=len(job.settings.sources),
+        is_simulated=job.simulated,
+    )
+    yield from resource_limits.limit_errors(demand, resource_limits.read_machine_limits())
+
+
+def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
+    """Yield an error for everything that a workload needs and these settings exclude."""
+    tasks = [
+        part for part in requests_by_class(workload.requests).values() if isinstance(part, Task)
+    ]
+    if any(task.known_tools for task in tasks) and settings.api not in ("chat", "messages"):
+        yield UserError(
+            "unsupported",
+            "calls of tools are messages of a chat",
+            f"--api {settings.api}",
+            "--api chat",
+        )
+    if any(task.abandoned for task in tasks) and not settings.stream:
+        yield UserError(
+            "unsupported",
+            "nobody goes away in the middle of an answer that comes whole",
+            "--no-stream",
+            "leave it out, or abandoned: out of the workload",
+        )
+    if workload.max_in_prefill is not None and not (settings.stream or settings.values):
+        yield UserError(
+            "unsupported",
+            "an answer that comes whole does not tell when its prefill was over",
+            "--no-stream",
+            "stream, or leave max_in_prefill out",
+        )
+    if settings.values:
+        yield from _stop_rule_errors(workload, settings)
+    if settings.slo_headers and not _has_slo_for_headers(workload):
+        yield UserError(
+            "missing_key",
+            "no SLO of TTFT or TPOT, so there is none to tell a gateway",
+            "--set slo_headers",
+            "--slo ttft:500ms:p95 --slo tpot:50ms:p95",
+        )
+
+
+def _stop_rule_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
+    """Yield an error for each stop rule that needs tokens, which these responses do not have."""
+    for rule in workload.stop_when:
+        if rule.metric != "errors" and needs(rule.metric):
+            yield UserError(
+                "unsupported",
+                f"answers of {settings.api} have no tokens, so this rule would never hold",
+                f"--stop-when {rule.metric}",
+                "errors:20%, or e2e:p50:5s",
+            )
+
+
+def _has_slo_for_headers(workload: Workload) -> bool:
+    """Return True if the workload or one of its classes has an SLO that a header can carry."""
+    slos = [workload.slo]
+    if isinstance(workload.requests, Mix):
+        slos += [request_class.slo for request_class in workload.requests.classes.values()]
+    return any(slo.sent_headers(one) for one in slos)

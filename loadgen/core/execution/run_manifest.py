@@ -1,0 +1,350 @@
+"""Create the manifest of a run (`run.json`): its plan, its targets, this machine, and notes."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+from loadgen_sdk.probe.probe import ProbeResult
+
+from loadgen import plugins
+from loadgen.core import seeds
+from loadgen.core.execution import host_facts
+from loadgen.core.execution.plan import Endpoint, Job, Plan, Settings
+from loadgen.core.execution.plan_notes import CodedNotes, coded_notes, plan_notes
+from loadgen.core.execution.stage_plans import plan_stage
+from loadgen.core.execution.staggered_start import UserStart
+from loadgen.core.limits import ValidityLimits
+from loadgen.core.metrics import reasons
+from loadgen.core.requests.synthetic_prompts import SyntheticPrompts
+from loadgen.core.requests.task_graphs import TaskGraphs
+from loadgen.core.results import manifest
+from loadgen.core.schedule.build import build_schedule
+from loadgen.core.schedule.schedule import complete_schedule, schedule_fingerprint
+from loadgen.core.slo import Slo
+from loadgen.core.workload import (
+    FromFile,
+    FromTrace,
+    Mix,
+    Task,
+    Workload,
+    recipe_fingerprint,
+    requests_by_class,
+    work_fingerprint,
+)
+from loadgen.core.workload.tasks import TaskStep
+from loadgen.figures import needs
+
+# How many chunks of prompts are drawn to estimate how often chunks are repeated.
+_SAMPLED_CHUNKS = 30_000
+
+
+class JudgedSlo(NamedTuple):
+    """The part of an SLO that can be judged, and notes on the rest."""
+
+    slo: Slo | None
+    notes: CodedNotes
+
+
+class JudgedClasses(NamedTuple):
+    """The request classes, each with the SLO that it is judged by, and notes."""
+
+    classes: tuple[manifest.ClassPlan, ...]
+    notes: CodedNotes
+
+
+def create_manifest(
+    plan: Plan, requested: Workload, starts: Sequence[UserStart]
+) -> manifest.RunManifest:
+    """Return the manifest of a run before it starts.
+
+    `requested` is the workload before the start of its virtual users was decided, and `starts` says
+    for each stage of the plan how its virtual users start.
+    """
+    job = plan.job
+    settings = job.settings
+    workload = job.workload
+    slo = judge_slo(workload.slo, settings)
+    classes = judge_classes(workload, settings)
+    has_common_slo = all(class_plan.slo == slo.slo for class_plan in classes.classes)
+    complete_plan = msgspec.structs.replace(plan, schedule=complete_schedule(plan.schedule))
+    targets = _targets(job)
+    coded = coded_notes(complete_plan, targets[0])
+    slo_notes = slo.notes | classes.notes
+    parts = requests_by_class(workload.requests).values()
+    return manifest.RunManifest(
+        run=job.run_id,
+        started=host_facts.current_time(),
+        version=host_facts.loadgen_version(),
+        plugins=tuple(manifest.PluginUsed(**used._asdict()) for used in plugins.used_plugins()),
+        command=settings.command,
+        workload=workload.name,
+        source_text=workload.source_text,
+        source_sha256=hashlib.sha256(workload.source_text.encode()).hexdigest(),
+        seed=job.seed,
+        schedule_seed=workload.schedule_seed,
+        salt=job.salt,
+        new_prompts=workload.seed is None or workload.salt == seeds.FRESH,
+        targets=targets,
+        metadata=dict(settings.metadata),
+        api=settings.api,
+        stream=settings.stream,
+        slo=slo.slo if has_common_slo else None,
+        classes=classes.classes,
+        steps=tuple(_step_plans(workload, settings)),
+        limits=ValidityLimits(**dict(iter(workload.limits))),
+        stages=tuple(
+            plan_stage(workload, plan.schedule, index, start) for index, start in enumerate(starts)
+        ),
+        fingerprints=_fingerprints(complete_plan, requested),
+        rtt_ms=statistics.median(result.rtt_ms for result in job.probe_results),
+        dns_ms=_longest_dns_ms(job.probe_results),
+        tokenizer=plan.tokenizer.name,
+        tokenizer_tag=plan.tokenizer.tag,
+        tokenizer_sha256=plan.tokenizer.file_sha256,
+        template_tokens=job.probe_results[0].template_tokens,
+        usage_asked=not settings.values,
+        session_header=settings.session_header,
+        slo_headers=settings.slo_headers,
+        server_timing=settings.server_timing,
+        percentiles=settings.percentiles,
+        cache_reset=settings.reset_cache,
+        chunks=_chunk_reuse(complete_plan),
+        cache_asked=getattr(workload.requests, "cache", None),
+        cache_bound=_reused_share_of_trace(complete_plan),
+        random_words=any(_has_random_words(part) for part in parts),
+        prompt_lengths_requested=any(_has_requested_prompt_lengths(part) for part in parts),
+        shares_prompts=any(_shares_prompts(part) for part in parts),
+        max_in_flight=workload.max_in_flight,
+        max_in_prefill=workload.max_in_prefill,
+        grace_s=workload.drain_ns / 1e9,
+        timeout_s=workload.timeout_ns / 1e9,
+        stall_timeout_s=workload.stall_timeout_ns / 1e9,
+        turns=plan.schedule.max_turns,
+        workers=settings.workers,
+        # The nodes of a cluster report their hot path at the end of the run.
+        host=host_facts.read_host_facts("" if settings.ray else settings.hot_path),
+        notes=(*dict.fromkeys(plan_notes(complete_plan, coded)), *slo_notes),
+        note_codes=coded | slo_notes,
+        shard=_shard_part(complete_plan, starts),
+    )
+
+
+def add_notes(run_manifest: manifest.RunManifest, notes: CodedNotes) -> manifest.RunManifest:
+    """Return a manifest with more notes, as sentences and as codes."""
+    return msgspec.structs.replace(
+        run_manifest,
+        notes=(*run_manifest.notes, *notes),
+        note_codes={**run_manifest.note_codes, **notes},
+    )
+
+
+def judge_slo(slo: Slo | None, settings: Settings) -> JudgedSlo:
+    """Return the part of an SLO that can be judged by responses of the API that is used.
+
+    Terms about tokens or their times are left out if the responses do not have them.
+    """
+    if slo is None or settings.stream:
+        return JudgedSlo(slo, {})
+    unavailable = {term.metric for term in slo.terms if needs(term.metric) in ("stream", "tokens")}
+    if settings.values:
+        unavailable = {term.metric for term in slo.terms if needs(term.metric)}
+    judged_terms = tuple(term for term in slo.terms if term.metric not in unavailable)
+    notes: CodedNotes = {}
+    if len(judged_terms) < len(slo.terms):
+        values = {
+            "metrics": [term.metric for term in slo.terms if term.metric in unavailable],
+            "because": "no_tokens" if settings.values else "no_stream",
+            "api": settings.api,
+        }
+        notes = reasons.make_note("not_judged", values)
+    judged = Slo(terms=judged_terms, goodput_share=slo.goodput_share, task=slo.task)
+    return JudgedSlo(None if judged == Slo() else judged, notes)
+
+
+def judge_classes(workload: Workload, settings: Settings) -> JudgedClasses:
+    """Return the request classes of a workload, each with the SLO that it is judged by."""
+    if not isinstance(workload.requests, Mix):
+        return JudgedClasses((), {})
+    classes = []
+    notes: CodedNotes = {}
+    for name, request_class in workload.requests.classes.items():
+        slo = judge_slo(request_class.slo or workload.slo, settings)
+        notes |= slo.notes
+        classes.append(
+            manifest.ClassPlan(
+                name=name,
+                share=float(request_class.weight),
+                slo=slo.slo,
+                model=request_class.model,
+                priority=request_class.priority,
+                tenant=request_class.tenant,
+            )
+        )
+    return JudgedClasses(tuple(classes), notes)
+
+
+def _fingerprints(complete_plan: Plan, requested: Workload) -> manifest.Fingerprints:
+    """Return the fingerprints of the requested workload.
+
+    How virtual users start by default depends on the target. The fingerprints are those of the
+    request, so that runs on different targets have equal ones.
+    """
+    job = complete_plan.job
+    tokenizer = complete_plan.tokenizer
+    token_source = "server" if _all_report_usage(job) else tokenizer.tag
+    schedule = complete_plan.schedule
+    if requested.stages != job.workload.stages:
+        schedule = build_schedule(requested, job.seed)
+    return manifest.Fingerprints(
+        recipe=recipe_fingerprint(requested, token_source, tokenizer.file_sha256),
+        work=work_fingerprint(requested, token_source, tokenizer.file_sha256),
+        timetable=schedule_fingerprint(schedule),
+    )
+
+
+def _all_report_usage(job: Job) -> bool:
+    """Return True if all targets of the API of the run report token counts."""
+    return all(
+        result.reports_usage
+        for result in job.probe_results
+        if result.target.api == job.settings.api
+    )
+
+
+def _longest_dns_ms(probe_results: Sequence[ProbeResult]) -> float | None:
+    """Return the longest time of a name lookup, or None if no name was looked up."""
+    times_ms = [result.dns_ms for result in probe_results if result.dns_ms is not None]
+    return max(times_ms, default=None)
+
+
+def _shard_part(complete_plan: Plan, starts: Sequence[UserStart]) -> manifest.ShardPart | None:
+    """Return what the manifest of a shard records of the complete run, or None without shards."""
+    job = complete_plan.job
+    shard = job.settings.shard
+    if shard is None:
+        return None
+    return manifest.ShardPart(
+        index=shard.index,
+        count=shard.count,
+        start_at=shard.start_at,
+        stages=tuple(
+            plan_stage(job.workload, complete_plan.schedule, index, start)
+            for index, start in enumerate(starts)
+        ),
+    )
+
+
+def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
+    """Return how often the first requests repeat chunks, or None if prompts have no chunks."""
+    if not isinstance(plan.requests, SyntheticPrompts):
+        return None
+    chunks_per_request = len(plan.requests.chunks_of(0)) or 1
+    requests = _SAMPLED_CHUNKS // chunks_per_request
+    if plan.schedule.slot_count is not None:
+        requests = min(requests, plan.schedule.slot_count)
+    reuse = plan.requests.measure_chunk_reuse(requests)
+    if reuse is None:
+        return None
+    return manifest.ChunkReuse(
+        requests=requests, reused_share=reuse.anywhere, leading_share=reuse.after_same_chunks
+    )
+
+
+def _reused_share_of_trace(plan: Plan) -> float | None:
+    """Return the share of prompt tokens of a trace that a perfect prefix cache would contain."""
+    requests = plan.job.workload.requests
+    trace = getattr(plan.requests, "trace", None)
+    if trace is None or not isinstance(requests, FromTrace):
+        return None
+    # Rows of sessions are sent by session, so only the whole trace has a known share.
+    slot_count = plan.schedule.slot_count if requests.replay == "instants" else None
+    reused_share: float | None = trace.reused_share(slot_count)
+    return reused_share
+
+
+def _targets(job: Job) -> tuple[manifest.TargetFacts, ...]:
+    """Return what is known of each target of a run."""
+    return tuple(
+        manifest.TargetFacts(
+            url=result.target.redacted,
+            server=result.server,
+            model=result.model,
+            gpus=endpoint.gpus,
+            shape=endpoint.shape,
+            region=endpoint.region,
+            node=endpoint.node,
+            name=_target_name(job, result, endpoint),
+            simulated=job.simulated or result.simulated,
+            version=result.version,
+            engine=result.engine,
+            precision=result.precision,
+            serves=endpoint.serves,
+        )
+        for result, endpoint in zip(job.probe_results, job.settings.endpoints, strict=True)
+    )
+
+
+def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
+    """Return the name of a target, or an empty string if it has none."""
+    if job.known is not None and not endpoint.serves:
+        return job.known.name
+    if endpoint.name:
+        return endpoint.name
+    return "simulation" if result.simulated else ""
+
+
+def _step_plans(workload: Workload, settings: Settings) -> Iterator[manifest.StepPlan]:
+    """Yield the steps of tasks that all have the same number of requests."""
+    for class_name, part in requests_by_class(workload.requests).items():
+        if not isinstance(part, Task) or not part.has_fixed_turns or len(part.steps) == 1:
+            continue
+        nodes = TaskGraphs(part, 0)[0]
+        for name, step in part.steps.items():
+            turns = tuple(turn for turn, node in enumerate(nodes) if node.step == name)
+            yield manifest.StepPlan(
+                name=name,
+                of_class=class_name,
+                kind=step.kind,
+                targets=_targets_of_step(settings, class_name, name),
+                model=step.model,
+                pause=", ".join(_pauses_before(step)),
+                turns=turns,
+                after=tuple(nodes[turn].after for turn in turns),
+            )
+
+
+def _targets_of_step(settings: Settings, class_name: str, step_name: str) -> tuple[int, ...]:
+    """Return the numbers of the targets that serve a step."""
+    all_targets = tuple(range(len(settings.endpoints)))
+    return settings.step_targets.get((class_name, step_name), all_targets)
+
+
+def _pauses_before(step: TaskStep) -> list[str]:
+    """Return what a step waits for besides other steps: its tools and the time to think."""
+    pauses = list(step.tool or ())
+    if step.think_time != type(step).model_fields["think_time"].default:
+        pauses.append("thinking")
+    return pauses
+
+
+def _has_requested_prompt_lengths(requests: object) -> bool:
+    """Return True if the prompts are generated to a requested length, not read from a file."""
+    return not isinstance(requests, FromFile)
+
+
+def _has_random_words(requests: object) -> bool:
+    """Return True if the prompts are generated from random words, not from a natural text."""
+    is_random = getattr(requests, "prompts", "random") == "random"
+    return _has_requested_prompt_lengths(requests) and is_random
+
+
+def _shares_prompts(requests: object) -> bool:
+    """Return True if requests may share a part of their prompts with other requests."""
+    if isinstance(requests, Task) or hasattr(requests, "path") or hasattr(requests, "trace"):
+        return True
+    sharing_options = ("turns", "shared_prefix_tokens", "system_tokens", "cache", "chunks")
+    return any(getattr(requests, name, None) for name in sharing_options)

@@ -1,0 +1,147 @@
+"""Describe the stages of a run as its manifest and the command line show them."""
+
+from __future__ import annotations
+
+import math
+
+from loadgen.core import format
+from loadgen.core.execution.staggered_start import UserStart
+from loadgen.core.results import manifest
+from loadgen.core.schedule.schedule import Schedule, ScheduledStage
+from loadgen.core.workload import (
+    Arrival,
+    Closed,
+    Gamma,
+    Mix,
+    Ramp,
+    Replay,
+    Stage,
+    Task,
+    Workload,
+)
+
+_NS_PER_S = 1e9
+
+
+def plan_stage(
+    workload: Workload, schedule: Schedule, index: int, start: UserStart | None = None
+) -> manifest.StagePlan:
+    """Return what the manifest of a run records of stage `index`.
+
+    `start` is how its virtual users start, or None if that is not decided yet.
+    """
+    scheduled = schedule.stages[index]
+    slot_count = schedule.slot_count_of(scheduled)
+    rate = getattr(workload.stages[index].arrival, "rate", None)
+    ramp_ns = None if start is None else start.ramp_ns
+    return manifest.StagePlan(
+        name=scheduled.name,
+        arrival=_describe_stage(workload, schedule, index, start),
+        closed=scheduled.is_closed_loop,
+        measured=scheduled.measured,
+        start_ns=scheduled.start_ns or 0,
+        end_ns=_planned_end_ns(scheduled),
+        slots=slot_count,
+        rate=None if rate is None else rate / schedule.shard_count,
+        concurrency=len(schedule.virtual_users_of(scheduled)) or None,
+        first_slot=scheduled.first_session * scheduled.max_turns,
+        chains=_irregular_session_count(schedule, scheduled, slot_count),
+        ramp_s=None if ramp_ns is None else ramp_ns / _NS_PER_S,
+        ramp_from="" if start is None else start.source,
+    )
+
+
+def describe_arrival(arrival: Arrival) -> str:
+    """Return an arrival process as text, for example "poisson 10/s"."""
+    if isinstance(arrival, Closed):
+        return f"{arrival.concurrency} in flight (closed loop{_describe_ramp(arrival)})"
+    if isinstance(arrival, Ramp):
+        return f"ramp {arrival.from_rate:g}/s to {arrival.to_rate:g}/s"
+    if isinstance(arrival, Gamma):
+        return f"gamma {arrival.rate:g}/s, burstiness {arrival.burstiness:g}"
+    if isinstance(arrival, Replay):
+        speed = "" if arrival.speed == 1 else f", {arrival.speed:g} times as fast"
+        return f"trace {arrival.file.name}{speed}"
+    if arrival.rate == math.inf:
+        return "everything at once"
+    return f"{arrival.tag} {arrival.rate:g}/s"
+
+
+def describe_bounds(
+    stage: manifest.StagePlan, schedule: Schedule, index: int, workload: Workload
+) -> list[str]:
+    """Return how much a stage sends and for how long, for example ["4,308 requests", "180 s"].
+
+    If requests belong to conversations or tasks, their number comes first.
+    """
+    bounds = []
+    session_count = schedule.stages[index].session_count
+    if schedule.max_turns > 1 and session_count is not None:
+        bounds.append(format.counted(session_count, _session_noun(workload)))
+    if stage.slots is not None:
+        bounds.append(format.counted(stage.slots, "request"))
+    if stage.end_ns is not None:
+        bounds.append(f"{(stage.end_ns - stage.start_ns) / _NS_PER_S:g} s")
+    return bounds
+
+
+def _describe_stage(
+    workload: Workload, schedule: Schedule, index: int, start: UserStart | None
+) -> str:
+    """Return the arrival process of a stage with its limits, as the manifest records it."""
+    text = describe_arrival(_requested_arrival(workload.stages[index], start))
+    if schedule.shard_count > 1:
+        text = f"part {schedule.shard_index + 1} of {schedule.shard_count}: {text}"
+    if workload.max_in_prefill is not None:
+        text = f"{text}, at most {workload.max_in_prefill:,} in prefill"
+    return text
+
+
+def _describe_ramp(arrival: Closed) -> str:
+    """Return how a closed loop begins as the workload says; empty if it says nothing."""
+    if arrival.ramp_ns is None:
+        return ""
+    if arrival.ramp_ns == 0:
+        return ", begun all at once"
+    return f", begun over {arrival.ramp_ns / _NS_PER_S:g} s"
+
+
+def _requested_arrival(stage: Stage, start: UserStart | None) -> Arrival:
+    """Return the arrival process as the workload requests it.
+
+    A ramp that was decided later is left out, so that the text of a stage is equal for all servers.
+    """
+    if isinstance(stage.arrival, Closed) and start is not None and start.source != "asked":
+        return stage.arrival.model_copy(update={"ramp_ns": None})
+    return stage.arrival
+
+
+def _planned_end_ns(stage: ScheduledStage) -> int | None:
+    """Return the planned end of a stage, or None if only its last response ends it."""
+    if stage.length_ns is None or stage.start_ns is None:
+        return None
+    return stage.start_ns + stage.length_ns
+
+
+def _irregular_session_count(
+    schedule: Schedule, stage: ScheduledStage, slot_count: int | None
+) -> int | None:
+    """Return the number of sessions of a stage, or None if it follows from the number of slots.
+
+    It follows from the number of slots if all sessions have equally many turns.
+    """
+    if stage.session_count is None or slot_count is None:
+        return None
+    session_count = schedule.session_count_of(stage)
+    if slot_count == session_count * stage.max_turns:
+        return None
+    return session_count
+
+
+def _session_noun(workload: Workload) -> str:
+    """Return what the sessions of a workload are called."""
+    if isinstance(workload.requests, Task):
+        return "task"
+    if isinstance(workload.requests, Mix):
+        return "start"
+    return "conversation"
