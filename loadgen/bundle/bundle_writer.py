@@ -10,7 +10,7 @@ from loadgen.bundle import derived_files, signature
 from loadgen.bundle.archive import MANIFEST, RESULT, SIGNATURE, SUMS, Manifest, write_archive
 from loadgen.core import format
 from loadgen.core.errors import UserError
-from loadgen.core.execution.run_header import version
+from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.results import checksums
 from loadgen.core.results.files import refuse_links
 
@@ -58,7 +58,7 @@ def write_bundle(
         kind=kind.bundled_as or kind.name,
         name=folder.resolve().name,
         made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        version=version(),
+        version=loadgen_version(),
         content=content,
         left_out=left_out,
     )

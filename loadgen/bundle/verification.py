@@ -26,7 +26,7 @@ from loadgen.bundle.archive import (
 from loadgen.bundle.differences import Mismatch, MismatchCode, compare_file
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.execution.run_header import version
+from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.results import checksums
 from loadgen.core.results.manifest import decode
 from loadgen.figures import FIGURES
@@ -194,7 +194,7 @@ class _DerivedFileChecker:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder = folder
         self._version = manifest.version
-        self._is_other_version = manifest.version != version()
+        self._is_other_version = manifest.version != loadgen_version()
         self.checked: list[CheckedFile] = []
         self.not_made: dict[str, str] = {}
         self.differences: list[Mismatch] = []
