@@ -43,6 +43,8 @@ enum {
     SMALL_READ_BYTES = 4,
     LARGE_READ_BYTES = 2048,
     MAX_SIZE_DIGITS = 8,
+    DATA_PREFIX_BYTES = 6, /* "data: " */
+    EVENT_END_BYTES = 2,   /* a blank line */
 };
 
 #define DEFER_PAUSE_NS 1000000000LL
@@ -65,6 +67,7 @@ static int64_t clock_ns(clockid_t clock)
 #include "_c/response_state.h"
 #include "_c/json_events.h"
 #include "_c/usual_reads.h"
+#include "_c/delivery.h"
 #include "_c/registration.h"
 
 /* -- the module ---------------------------------------------------------------------------------------------------- */

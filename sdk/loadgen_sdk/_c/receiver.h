@@ -24,8 +24,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *reads;    /* list of (bytes, stamp, read_at, empty_at, from_kernel) and (plain reads, bytes, read_at) */
-    WaitingRead *first, *last; /* the reads behind those; where there are some, there is no run */
-    int kept;
+    WaitingRead *first_waiting, *last_waiting; /* the reads behind those; where there are some, there is no run */
+    int waiting_count;
     PyObject *template; /* (before, after), or None */
     PlainRead *run;
     long long run_bytes, run_read_at;
@@ -99,9 +99,9 @@ static int socket_buffer_clear(PyObject *self)
 /* The reads of an buffer that are no tuples yet, which has none then. */
 static WaitingRead *detach_waiting(SocketBuffer *buffer)
 {
-    WaitingRead *first = buffer->first;
-    buffer->first = buffer->last = NULL;
-    buffer->kept = 0;
+    WaitingRead *first = buffer->first_waiting;
+    buffer->first_waiting = buffer->last_waiting = NULL;
+    buffer->waiting_count = 0;
     return first;
 }
 
@@ -124,12 +124,12 @@ static int append_read(SocketBuffer *buffer, const Read *read)
     }
     *kept = (WaitingRead){.read = *read};
     kept->read.data = memcpy(kept + 1, read->data, (size_t)read->size);
-    if (buffer->first == NULL)
-        buffer->first = kept;
+    if (buffer->first_waiting == NULL)
+        buffer->first_waiting = kept;
     else
-        buffer->last->next = kept;
-    buffer->last = kept;
-    buffer->kept++;
+        buffer->last_waiting->next = kept;
+    buffer->last_waiting = kept;
+    buffer->waiting_count++;
     return 0;
 }
 
@@ -198,7 +198,7 @@ static PyGetSetDef socket_buffer_computed[] = {{"reads", socket_buffer_reads, so
 /* How many reads wait, each run as one. The reads are a list. */
 static Py_ssize_t count_reads(const SocketBuffer *buffer)
 {
-    return PyList_Size(buffer->reads) + buffer->kept;
+    return PyList_Size(buffer->reads) + buffer->waiting_count;
 }
 
 static void socket_buffer_dealloc(PyObject *self)

@@ -45,7 +45,7 @@ STATE(ResponseParser, RESPONSE_PARSER)
 STATE(SseDecoder, SSE_DECODER)
 STATE(ResponseReader, RESPONSE_READER)
 
-enum { MAX_EVENTS = 16, MAX_DEPTH = 16, LAST_EVENTS = 4, MAX_VARIABLES = 12, PATTERNS = 8, PATTERN_BYTES = 1024 };
+enum { MAX_EVENTS = 16, MAX_DEPTH = 16, MAX_NUMBER_DIGITS = 17, LAST_EVENTS = 4, MAX_VARIABLES = 12, PATTERNS = 8, PATTERN_BYTES = 1024 };
 #define NO_MORE_TEMPLATES (1LL << 60)
 #define NEVER (-1)
 
@@ -66,7 +66,7 @@ static void set_object(PyObject **place, PyObject *value)
 }
 
 /* Call with one argument, which is taken, and drop what it returns. -1 with an exception. */
-static int call_and_drop(PyObject *whom, PyObject *what)
+static int call_with(PyObject *whom, PyObject *what)
 {
     PyObject *done = what == NULL ? NULL : PyObject_CallFunctionObjArgs(whom, what, NULL);
     Py_XDECREF(what);
