@@ -209,7 +209,7 @@ def own_calls(
 
 def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     from loadgen_sdk.app.call import CallSettings
-    from loadgen_sdk.app.observed_call import head_arrived, measured
+    from loadgen_sdk.app.measured_method import head_arrived, measure_method
     from loadgen_sdk.app.policy import Policy
     from openai.types.chat import ChatCompletion
 
@@ -226,7 +226,9 @@ def stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], Callable
         return made
 
     manner = Policy(observers=observers, prices=TokenPrice(1, 2), **options)
-    return plain, measured(told, "chat", CallSettings(manner, "h:1", "k", False), blocking=True)
+    return plain, measure_method(
+        told, "chat", CallSettings(manner, "h:1", "k", False), blocking=True
+    )
 
 
 class Chunks:
@@ -247,7 +249,8 @@ class Chunks:
 
 def per_chunk(measured: bool) -> Callable[[], float]:
     from loadgen_sdk.app.call import CallSettings
-    from loadgen_sdk.app.observed_call import ObservedCall, ObservedEvents
+    from loadgen_sdk.app.observed_call import ObservedCall
+    from loadgen_sdk.app.observed_stream import ObservedEvents
     from loadgen_sdk.app.policy import Policy
 
     chunks = Chunks()
@@ -269,7 +272,8 @@ def per_chunk(measured: bool) -> Callable[[], float]:
 
 def per_chunk_async(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
     from loadgen_sdk.app.call import CallSettings
-    from loadgen_sdk.app.observed_call import ObservedCall, ObservedEvents
+    from loadgen_sdk.app.observed_call import ObservedCall
+    from loadgen_sdk.app.observed_stream import ObservedEvents
     from loadgen_sdk.app.policy import Policy
 
     chunks = Chunks()

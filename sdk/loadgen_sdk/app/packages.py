@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from ..errors import WrongUse
 from .call import CallSettings
 from .fallback import Fallback
+from .measured_method import head_arrived, measure_method
 from .measurement import Api
-from .observed_call import failure_of, head_arrived, measured, seconds_of
+from .observed_call import failure_of, seconds_of
 from .policy import Policy
 from .steps import Steps, runner
 
@@ -177,13 +178,13 @@ def _wrap(
 ) -> None:
     for name in _METHODS.get(api, _CREATE):
         if (method := getattr(resource, name, None)) is not None:
-            send = measured(_bound_late(resource, name, method), api, setting, blocking)
+            send = measure_method(_bound_late(resource, name, method), api, setting, blocking)
             if fallback is not None and api != "batches":
                 send = fallback.covering(send, path, name, blocking, failure_of)
             setattr(resource, name, send)
     if api == "messages" and hasattr(resource, "stream"):
         twin = copy.copy(resource)  # `stream` of anthropic does not go through `create`
-        twin._post = measured(twin._post, api, setting, blocking, _sent_by_post)
+        twin._post = measure_method(twin._post, api, setting, blocking, _sent_by_post)
         resource.stream = twin.stream
     for name in _VARIANTS:  # cached: made again with wrapped methods
         vars(resource).pop(name, None)
@@ -295,7 +296,9 @@ def _measured_function(
             head_arrived(headers)
         return answer
 
-    send = measured(functools.wraps(function)(runner(steps, blocking)), api, setting, blocking)
+    send = measure_method(
+        functools.wraps(function)(runner(steps, blocking)), api, setting, blocking
+    )
 
     @functools.wraps(function)
     def by_name(*args: Any, **kwargs: Any) -> Any:
