@@ -519,9 +519,9 @@ def _print_forecast(request: ValidateRequest, show: Show, *, as_json: bool) -> i
     Return the exit code.
     """
     from loadgen.contracts import prediction
+    from loadgen.contracts.costs import compute_cost_per_thousand
     from loadgen.contracts.prediction import ForecastOptions
     from loadgen.contracts.sections import build_forecast_report
-    from loadgen.contracts.stored_validation import cost_per_thousand
     from loadgen.core.execution.run import execute
     from loadgen.pricing.price_file import load_prices
 
@@ -533,7 +533,8 @@ def _print_forecast(request: ValidateRequest, show: Show, *, as_json: bool) -> i
     say(f"simulating {simulated.display_name.removeprefix('simulated: ')} in virtual time")
     cost_function = None
     if checked_contract.prices_path is not None:
-        cost_function = cost_per_thousand(load_prices(checked_contract.prices_path))
+        prices = load_prices(checked_contract.prices_path)
+        cost_function = partial(compute_cost_per_thousand, prices)
     weights = prediction.step_weights(checked_contract)
     show.begin(len(weights), weights=weights)
     options = ForecastOptions(

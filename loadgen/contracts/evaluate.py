@@ -68,9 +68,16 @@ from loadgen.figures import pooled_figures
 JAIN_CENTRES = 200
 """Values that all tenants may have in common of which the most even one is searched."""
 
-CostFunction = Callable[[RecordedRun, Interval], tuple[Interval, str]]
-"""Returns the cost per thousand good requests and its currency, from a run and the rate of its
-good requests.
+
+class CostEstimate(NamedTuple):
+    """The cost of a thousand good requests, with its currency."""
+
+    interval: Interval
+    currency: str
+
+
+CostFunction = Callable[[RecordedRun, Interval], CostEstimate]
+"""Returns the cost of a thousand good requests from a run and the rate of its good requests.
 
 Raises LoadgenError or CombinedError if no price fits.
 """
@@ -196,21 +203,9 @@ class TermEvaluator:
 
     def _require_sound_metrics(self, term: ContractTerm) -> None:
         """Raise EstimateError if the term is computed from a metric that a run withholds."""
-        needs_slo = term.requires("slo") or term.requires("task_slo")
         other_level = self.all_levels.get(term.level, MeasuredLevel())
         for run in (*self.runs, *other_level.runs):
-            slo = run.header.slo
-            if needs_slo and slo is not None:
-                missing = not_here([slo])
-                if missing:
-                    raise EstimateError("; ".join(missing.values()))
-            if needs_slo:
-                metrics = [slo_term.metric for slo_term in slo.terms] if slo is not None else []
-                metrics = [metric for metric in metrics if metric not in pooled_figures()]
-            else:
-                metric = term.of or term.metric
-                metrics = ["tokens" if metric in TOKEN_METRICS else metric]
-            for metric in metrics:
+            for metric in _metrics_behind(term, run):
                 reason = _withheld_reason(run.summary, metric, term.quantile)
                 if reason:
                     raise EstimateError(f"withheld in {run.folder}: {reason}")
@@ -486,14 +481,16 @@ class TermEvaluator:
             noun = "task" if term.is_about_tasks else "request"
             raise EstimateError(f"no {noun} was good: there is no cost per good one")
         try:
-            interval, currency = self.cost_function(self.runs[0], good_rate.interval)
+            cost = self.cost_function(self.runs[0], good_rate.interval)
         except (LoadgenError, CombinedError) as error:
             errors = error.faults if isinstance(error, CombinedError) else [error]
             reasons = "; ".join(single_error.what for single_error in errors)
             raise EstimateError(f"no cost: {reasons}") from None
-        if currency != term.currency:
-            raise EstimateError(f"the promise is in {term.currency}, the prices are in {currency}")
-        return TermEstimate(interval, self._ok_requests())
+        if cost.currency != term.currency:
+            raise EstimateError(
+                f"the promise is in {term.currency}, the prices are in {cost.currency}"
+            )
+        return TermEstimate(cost.interval, self._ok_requests())
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -557,13 +554,34 @@ def _select_runs(runs: tuple[RecordedRun, ...], term: ContractTerm) -> tuple[Rec
     return runs
 
 
+def _metrics_behind(term: ContractTerm, run: RecordedRun) -> list[str]:
+    """Return the metrics of requests that a term is computed from in a run.
+
+    Raises:
+        EstimateError: The package of a metric in the SLO is not installed.
+    """
+    if not term.requires("slo") and not term.requires("task_slo"):
+        metric = term.of or term.metric
+        return ["tokens" if metric in TOKEN_METRICS else metric]
+    slo = run.header.slo
+    if slo is None:
+        return []
+    missing_reasons = not_here([slo])
+    if missing_reasons:
+        raise EstimateError("; ".join(missing_reasons.values()))
+    # Pooled gaps are not judged per request.
+    return [slo_term.metric for slo_term in slo.terms if slo_term.metric not in pooled_figures()]
+
+
 def _withheld_reason(summary: Summary, metric: str, p: float) -> str:
     """Return why a quantile of a metric is withheld, or "" if it is not.
 
     A quantile that a summary does not have is withheld with the next higher one that it has.
     """
+    if not p:
+        return summary.withheld_reason(metric, "mean")
     higher = [name for name, share in QUANTILES if share >= p]
-    return summary.withheld_reason(metric, higher[0] if higher and p else "mean")
+    return summary.withheld_reason(metric, higher[0] if higher else "mean")
 
 
 def _estimate_of_sample(

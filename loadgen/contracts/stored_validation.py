@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from decimal import Decimal
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import field
@@ -29,12 +28,8 @@ from loadgen.core.metrics.columns import pool_measured_gaps
 from loadgen.core.results import checksums, manifest, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import TargetFacts
-from loadgen.core.stats.intervals import Interval
 from loadgen.doctor.target_checks import Finding
 from loadgen.figures import FIGURES
-
-if TYPE_CHECKING:
-    from loadgen.pricing.prices import Prices
 
 CONTRACT_FILE = "contract.yaml"
 PRICES_FILE = "prices.yaml"
@@ -44,14 +39,6 @@ RESOLVED_FILE = "contract.resolved.yaml"
 FACTS_FILE = "target.json"
 RUN_MANIFESTS = "*/r*/run.json"
 """The manifests of all runs of all levels."""
-
-REQUESTS_PER_COST = 1000
-"""Good requests that a cost is for."""
-
-MAX_RATE_RATIO = 1e6
-"""Most that a rate may be above the low end of its interval, so that a cost per request stays
-finite.
-"""
 
 _WRONG_FOLDER_HINT = "give the folder that `loadgen validate` named"
 _CHANGED_FILE_HINT = (
@@ -210,9 +197,7 @@ def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> V
         level.name: _read_level(directory, level.name, facts.failure_reasons.get(level.name, ""))
         for level in contract.levels
     }
-    cost_function = None
-    if contract.prices:
-        cost_function = cost_per_thousand(_load_stored_prices(directory))
+    cost_function = _load_cost_function(directory) if contract.prices else None
     levels = judge.judge_interim_analyses(
         contract, measured_levels, facts.run_counts, cost_function
     )
@@ -249,6 +234,15 @@ def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> V
         interrupted=facts.interrupted,
         preflight=facts.preflight,
     )
+
+
+def _load_cost_function(directory: Path) -> CostFunction:
+    """Return the function that computes costs at the prices that are stored with a validation."""
+    from loadgen.contracts.costs import compute_cost_per_thousand
+    from loadgen.pricing.price_file import load_prices
+
+    prices = load_prices(directory / PRICES_FILE, accept_sample=True)
+    return partial(compute_cost_per_thousand, prices)
 
 
 def _with_shortening(level: LevelVerdict, facts: ValidationFacts) -> LevelVerdict:
@@ -297,56 +291,3 @@ def read_run(
         rows=stored.rows,
         gaps=pool_measured_gaps(stored.header, stored.gaps),
     )
-
-
-# -- costs ----------------------------------------------------------------------------------------
-
-
-def _load_stored_prices(directory: Path) -> Prices:
-    """Return the prices that are stored with a validation."""
-    from loadgen.pricing import price_file
-
-    return price_file.load_prices(directory / PRICES_FILE, accept_sample=True)
-
-
-def cost_per_thousand(prices: Prices) -> CostFunction:
-    """Return the function that computes the cost of a thousand good requests at these prices.
-
-    If several prices fit the target of a run, it returns the highest cost.
-    """
-
-    def compute_cost(run: RecordedRun, good_rate: Interval) -> tuple[Interval, str]:
-        from loadgen.pricing.cost_basis import compute_cost_basis
-        from loadgen.pricing.evidence import Evidence
-        from loadgen.pricing.prices import find_prices
-        from loadgen.pricing.unit_cost import compute_unit_cost
-        from loadgen.pricing.units import GOOD
-
-        evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
-        measured_basis = compute_cost_basis(evidence)
-        rate = Decimal(repr(good_rate.value))
-        low_rate = max(good_rate.low, good_rate.value / MAX_RATE_RATIO)
-        basis = replace(
-            measured_basis,
-            rates={**measured_basis.rates, GOOD: rate},
-            low=Decimal(repr(low_rate)) / rate,
-            high=Decimal(repr(good_rate.high)) / rate,
-        )
-        target = run.summary.target
-        costs = []
-        for price in find_prices(prices, target):
-            cost = compute_unit_cost(basis, price, target.gpus, GOOD)
-            if cost is None or cost.low is None or cost.high is None:
-                raise UserError(
-                    "missing_option", "nobody says how many GPUs there are", run.folder, "--gpus"
-                )
-            costs.append(
-                Interval(
-                    float(cost.total * REQUESTS_PER_COST),
-                    float(cost.low * REQUESTS_PER_COST),
-                    float(cost.high * REQUESTS_PER_COST),
-                )
-            )
-        return max(costs, key=tuple), prices.currency
-
-    return compute_cost
