@@ -261,11 +261,12 @@ def test_a_figure_without_end_is_printed() -> None:
 OWNERS = {  # a file that names a marker -> why
     "answers/folder.py": "writes it",
     "cost/size_result.py": "writes it",
-    "contracts/run.py": "writes it",
+    "contracts/outputs.py": "writes it",
     "contracts/stored_validation.py": "writes it, and reads the runs of a level",
     "mlperf/run.py": "writes it",
     "mlperf/accuracy_run.py": "writes it",
     "search/experiment.py": "writes it, and writes over no run",
+    "search/trials_csv.py": "names the file that it renders",
     "shards/merge.py": "writes the header of the merged run",
     "shards/parts.py": "reads the headers of the parts",
     "sim/virtual_backend.py": "writes the summary of a run",
@@ -375,7 +376,7 @@ def test_every_kind_is_loaded(made: Path, name: str) -> None:
 
 def test_a_loaded_result_gives_its_value_and_its_runs(made: Path) -> None:
     search = loadgen.load(made / "search")
-    assert search.value.search.answer.reason and len(search.runs) == len(search.value.runs) > 2
+    assert search.value.result.stop_reason and len(search.runs) == len(search.value.runs) > 2
     repeats = loadgen.load(made / "swept-twice")
     assert list(repeats.value.made) == ["r2", "r4"] and repeats.value.made["r4"].runs == (
         "r1/r4",

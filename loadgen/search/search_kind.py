@@ -23,7 +23,7 @@ from loadgen.search.capacity_files import ExperimentOutcome
 from loadgen.search.experiment import ExperimentPlan, StoredSearch
 from loadgen.search.load_search import LoadSearch
 from loadgen.search.search_report import SearchReportInput, render_search_report
-from loadgen.search.search_results import TrialResult, exit_code
+from loadgen.search.search_results import SearchResult, TrialResult, exit_code
 from loadgen.search.trial_outcome import recompute_result
 
 RECORDED_FIELDS = ("ask*", "early", "offered", "noise", "folder")
@@ -48,6 +48,11 @@ class OpenedSearch(NamedTuple):
     runs: tuple[NamedSummary, ...]
     stored: StoredSearch | None
     additions: tuple[ExtraSections, ...]
+
+    @property
+    def result(self) -> SearchResult | None:
+        """What the search found, or None if it has not ended."""
+        return None if self.stored is None else self.stored.result
 
     @property
     def unit(self) -> str:
