@@ -54,7 +54,8 @@ CACHED_COLUMNS = frozenset(
         "tpot",
     )
 )
-"""Fields and metrics that are used often, and are kept in memory once they were read or computed."""
+"""Fields and metrics that are used often, and are kept in memory once they were read or computed.
+"""
 
 
 # -- arrays ----------------------------------------------------------------------------------------
@@ -123,9 +124,10 @@ def pool_measured_gaps(header: RunManifest, gaps: Sequence[Histogram]) -> Histog
 
 
 def class_indices(header: RunManifest, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the class of each task, conversation or single request as an index of `header.classes`.
+    """Return the class of each task or request as an index of `header.classes`.
 
-    `starts` are their numbers: the number of a request divided by the turns of the run.
+    `starts` are the numbers of tasks, conversations and single requests: the number of a request
+    divided by the turns of the run.
     """
     return seeds.classes(header.seed or 0, [plan.share for plan in header.classes], starts)
 
@@ -232,13 +234,17 @@ class Columns:
         is_mask = isinstance(chosen, slice) or chosen.dtype == bool
         if isinstance(chosen, slice) or is_mask or is_at_hand or not len(chosen):
             values: NDArray[np.int64] = self[field][chosen]
-            return values
-        rows = self._row_indices(chosen)
+        else:
+            values = self._read_rows(field, self._row_indices(chosen))
+        return values
+
+    def _read_rows(self, field: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return a field of some of all records, of a file from the range that holds them."""
         if self._read_range is None:
-            values = self._rows[field][rows]
-            return values
+            column: NDArray[Any] = self._rows[field]
+            return column[rows]
         first = int(rows.min())
-        column: NDArray[np.int64] = self._read_range(field, first, int(rows.max()) + 1)
+        column = self._read_range(field, first, int(rows.max()) + 1)
         if _is_constant(column):
             return np.broadcast_to(column[:1], len(rows))
         return column[rows - first]
@@ -268,7 +274,10 @@ class Columns:
             yield Columns(_slice_rows(rows, block), None if mask is None else mask[block])
 
     def measure(self, metric: str) -> NDArray[np.int64]:
-        """Return a metric of `loadgen.figures` for every row, UNDEFINED without a value. Times are in ns."""
+        """Return a metric of `loadgen.figures` for every row, UNDEFINED without a value.
+
+        Times are in ns.
+        """
         if metric in self._cache:
             return self._cache[metric]
         if self._is_large_file and not self._keeps_all:
@@ -318,7 +327,7 @@ def _is_constant(column: NDArray[Any]) -> bool:
 
 
 def _slice_rows(rows: Any, block: slice) -> Any:
-    """Return adjacent records. Columns of a simulation are sliced without making records of them."""
+    """Return adjacent records, without making records of the columns of a simulation."""
     return rows.part(block) if hasattr(rows, "part") else rows[block]
 
 
@@ -366,7 +375,8 @@ class JoinedColumns:
             rows[order[part_of_request == i] - first_of_part[i]]
             for i, rows in enumerate(rows_of_parts)
         ]
-        # The chosen rows are read part after part. The inverse of that permutation restores the order.
+        # The chosen rows are read part after part. The inverse of that permutation restores the
+        # order.
         self._position = np.argsort(np.argsort(part_of_request, kind="stable"))
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:

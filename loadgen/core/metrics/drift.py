@@ -107,7 +107,7 @@ def without_tokens(drift: Drift) -> Drift:
 
 
 class BlockSamples:
-    """Measured ok requests due in one block of time: their number, and samples of their latencies."""
+    """The number and the latencies of the measured ok requests due in one block of time."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -222,7 +222,7 @@ def _changes(whole_blocks: Sequence[Block]) -> dict[str, float | None]:
 
 
 def _relative_change(first: Sequence[float | None], last: Sequence[float | None]) -> float | None:
-    """Return by how much the median rose, as a share. None if the first is not known or positive."""
+    """Return by how much the median rose, as a share, or None if that is not known."""
     known_first = [value for value in first if value is not None]
     known_last = [value for value in last if value is not None]
     if not known_first or not known_last or statistics.median(known_first) <= 0:

@@ -137,7 +137,8 @@ def combine_class_goodput(classes: Sequence[Goodput]) -> Goodput:
     """Combine the goodput of request classes that each have their own SLO.
 
     A request counts as good if it meets the SLO of its class. Counts and rates are sums over the
-    classes that have an SLO. The result has no terms of its own, because they belong to the classes.
+    classes that have an SLO. The result has no terms of its own, because they belong to the
+    classes.
     """
     judged = [goodput for goodput in classes if goodput.has_slo or goodput.met is not None]
     met = combine_outcomes(goodput.met for goodput in judged) if judged else None

@@ -1,4 +1,4 @@
-"""The built-in rows of the table `loadgen.figures`: the metrics that a request, a gap or an event has a value of."""
+"""The built-in rows of the table `loadgen.figures`: metrics of requests, gaps and events."""
 
 from loadgen.core.metrics import bounds, outcomes, request_metrics
 from loadgen.figures import MetricDefinition
@@ -7,8 +7,11 @@ ROWS = (
     MetricDefinition(
         name="ttft",
         words="TTFT",
-        meaning="time to first token: first event with generated output - due. Role-only, empty and comment events "
-        "do not count, reasoning does; waiting for a connection and the generator's lateness do",
+        meaning=(
+            "time to first token: first event with generated output - due. Role-only, empty and "
+            "comment events do not count, reasoning does; waiting for a connection and the "
+            "generator's lateness do"
+        ),
         values=request_metrics.ttft,
         bounds=bounds.bound_ttft,
         uncertainty_limit="stamp_error_share",
@@ -47,10 +50,13 @@ ROWS = (
     MetricDefinition(
         name="tpot",
         words="TPOT",
-        meaning="time per output token of one request: (last token - first token) / (n - n1); n output tokens as "
-        "the server counts them less reasoning that was never streamed, n1 tokens of the first output event where "
-        "the server says it, else 1. None where n <= n1, and where all output came at one instant (one event, one "
-        "write): there is no span",
+        meaning=(
+            "time per output token of one request: (last token - first token) / (n - n1); n "
+            "output tokens as the server counts them less reasoning that was never streamed, n1 "
+            "tokens of the first output event where the server says it, else 1. None where n <= "
+            "n1, and where all output came at one instant (one event, one write): there is no "
+            "span"
+        ),
         values=request_metrics.tpot,
         bounds=bounds.bound_tpot,
         uncertainty_limit="tpot_error_share",
@@ -76,8 +82,10 @@ ROWS = (
     MetricDefinition(
         name="e2e_per_token",
         words="E2E per token",
-        meaning="normalised TPOT: E2E / n, n output tokens as the server counts them; the wait for the first token "
-        "is inside. None where n is 0 or not known",
+        meaning=(
+            "normalised TPOT: E2E / n, n output tokens as the server counts them; the wait for "
+            "the first token is inside. None where n is 0 or not known"
+        ),
         values=request_metrics.e2e_per_token,
         bounds=bounds.bound_e2e_per_token,
         uncertainty_limit="stamp_error_share",
@@ -89,7 +97,10 @@ ROWS = (
     MetricDefinition(
         name="acceptance",
         words="Accepted drafts",
-        meaning="of speculative decoding: accepted / drafted tokens of a request, as the server accounts for it",
+        meaning=(
+            "of speculative decoding: accepted / drafted tokens of a request, as the server "
+            "accounts for it"
+        ),
         values=request_metrics.acceptance,
         unit="%",
         better=1,
@@ -98,8 +109,10 @@ ROWS = (
     MetricDefinition(
         name="accepted_length",
         words="Accepted length",
-        meaning="of speculative decoding: output tokens / (output tokens - accepted ones) of a request: tokens of "
-        "a step, the model's own counted",
+        meaning=(
+            "of speculative decoding: output tokens / (output tokens - accepted ones) of a "
+            "request: tokens of a step, the model's own counted"
+        ),
         values=request_metrics.accepted_length,
         unit="tokens",
         needs="tokens",
@@ -110,8 +123,10 @@ ROWS = (
     MetricDefinition(
         name="itl",
         words="ITL",
-        meaning="inter-token latency: the gaps between events, when every event carries one token; else it is not "
-        "given, and `itl_absent` says why",
+        meaning=(
+            "inter-token latency: the gaps between events, when every event carries one token; "
+            "else it is not given, and `itl_absent` says why"
+        ),
         sample="gaps",
         uncertainty_limit="event_error_share",
         needs="stream",
@@ -122,8 +137,10 @@ ROWS = (
     MetricDefinition(
         name="inter_chunk",
         words="Gap between events",
-        meaning="every gap between successive output events, all requests pooled; quantiles from a histogram, "
-        "wrong by at most 0.1 %; count, mean, min and max exact",
+        meaning=(
+            "every gap between successive output events, all requests pooled; quantiles from a "
+            "histogram, wrong by at most 0.1 %; count, mean, min and max exact"
+        ),
         sample="gaps",
         uncertainty_limit="event_error_share",
         needs="stream",
@@ -158,8 +175,10 @@ ROWS = (
     MetricDefinition(
         name="connect",
         words="Connect",
-        meaning="from due until a new connection was ready, at least 0; 0 of requests whose connection had served "
-        "before",
+        meaning=(
+            "from due until a new connection was ready, at least 0; 0 of requests whose "
+            "connection had served before"
+        ),
         values=request_metrics.connect,
         sample="sent",
         needs="",
@@ -169,8 +188,11 @@ ROWS = (
     MetricDefinition(
         name="tcp",
         words="TCP connect",
-        meaning="of the first request of each connection: how long TCP took, be it before the request was due. "
-        "Names are looked up before the load (`dns_ms`): no request waits for that",
+        meaning=(
+            "of the first request of each connection: how long TCP took, be it before the "
+            "request was due. Names are looked up before the load (`dns_ms`): no request waits "
+            "for that"
+        ),
         values=request_metrics.tcp,
         sample="sent",
         needs="",
@@ -192,7 +214,10 @@ ROWS = (
     MetricDefinition(
         name="send_lag",
         words="Send lag",
-        meaning="sent - due, the generator's own doing: all that passed before the first byte went to the kernel",
+        meaning=(
+            "sent - due, the generator's own doing: all that passed before the first byte went "
+            "to the kernel"
+        ),
         values=request_metrics.send_lag,
         sample="sent",
         needs="",
@@ -211,7 +236,9 @@ ROWS = (
     MetricDefinition(
         name="stamp_error",
         words="Stamp error",
-        meaning="first token: how wrong its stamp can be; 0 when the read carried one packet's worth",
+        meaning=(
+            "first token: how wrong its stamp can be; 0 when the read carried one packet's worth"
+        ),
         values=request_metrics.stamp_error,
         sample="sent",
         block="",
@@ -220,8 +247,10 @@ ROWS = (
     MetricDefinition(
         name="event_error",
         words="Stamp error of all events",
-        meaning="of every output event: how long before its stamp it may have come; 0 for the newest of a read and "
-        "for all of one chunk, which is one write of the server",
+        meaning=(
+            "of every output event: how long before its stamp it may have come; 0 for the "
+            "newest of a read and for all of one chunk, which is one write of the server"
+        ),
         sample="events",
         needs="stream",
         block="",
@@ -241,7 +270,10 @@ ROWS = (
     MetricDefinition(
         name="max_gap_error",
         words="Error of the largest gap",
-        meaning="of a request: stamp error of the event at the end of its largest gap; no samples when not known",
+        meaning=(
+            "of a request: stamp error of the event at the end of its largest gap; no samples "
+            "when not known"
+        ),
         values=request_metrics.max_gap_error,
         needs="tokens",
         block="",

@@ -1,7 +1,7 @@
 """What an SLO says of each request: whether it counts, and whether it is good.
 
-Pure. This is the one definition for runs, sweeps, searches, contracts, costs and reports. If the end
-of the drain cuts a request, that is no failure of the server.
+Pure. This is the one definition for runs, sweeps, searches, contracts, costs and reports. If the
+end of the drain cuts a request, that is no failure of the server.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def least_e2e(columns: Columns) -> NDArray[np.int64]:
 
 
 def least_max_gap(columns: Columns) -> NDArray[np.int64]:
-    """Return the least largest gap of unfinished requests, with the gap that was open at the cut."""
+    """Return the least largest gap of unfinished requests, the gap open at the cut included."""
     last_token_ns = columns["last_token_ns"]
     is_open = (last_token_ns >= 0) & ~_is_complete(columns)
     open_gap_ns = np.where(is_open, columns["done_ns"] - last_token_ns, 0)
@@ -135,7 +135,7 @@ def least_max_gap(columns: Columns) -> NDArray[np.int64]:
 def _least_per_token(
     columns: Columns, excluded_tokens: NDArray[np.int64] | int
 ) -> NDArray[np.int64]:
-    """Return the time since the first token divided by all requested tokens but the excluded ones."""
+    """Return the time since the first token per requested token that is not excluded."""
     first_token_ns = columns["first_token_ns"]
     divisor = columns["asked_output"].astype(np.int64) - excluded_tokens
     per_token = (_end_or_cut_ns(columns) - first_token_ns) // np.maximum(divisor, 1)

@@ -31,14 +31,16 @@ class Bytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorKind(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a kind of failure happened, and the text of the failed request that was due first."""
+    """The number of failures of a kind, and the text of the one that was due first."""
 
     count: int
     first_text: str
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests by status: ok + failed + dropped + cancelled + unfinished + lost = scheduled, always.
+    """Requests by status.
+
+    ok + failed + dropped + cancelled + unfinished + lost = scheduled, always.
 
     Attributes:
         scheduled: All requests.
@@ -111,7 +113,10 @@ def total_bytes(accumulator: MetricAccumulator) -> Bytes:
 
 
 def count_requests(accumulator: MetricAccumulator, unrecorded: int) -> RequestCounts:
-    """Return the counts by status and by kind of error. `unrecorded`: lost requests without a record."""
+    """Return the counts by status and by kind of error.
+
+    `unrecorded`: lost requests without a record.
+    """
     errors = {
         kind: ErrorKind(count=failures.requests, first_text=failures.text)
         for kind, failures in accumulator.failures.items()

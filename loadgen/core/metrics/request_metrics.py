@@ -1,8 +1,8 @@
 """The metrics of single requests, computed over columns.
 
-Pure. The rows of `loadgen.figures` refer to these functions. `loadgen_sdk.measures` defines the same
-metrics for one request, and a test compares the two. Each function returns one int64 for each row,
-in ns unless it says otherwise, and UNDEFINED for a row without a value.
+Pure. The rows of `loadgen.figures` refer to these functions. `loadgen_sdk.measures` defines the
+same metrics for one request, and a test compares the two. Each function returns one int64 for each
+row, in ns unless it says otherwise, and UNDEFINED for a row without a value.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ stamp_error = _if_first_token("stamp_error_ns")
 
 
 def _divide(span_ns: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the floor of each quotient, UNDEFINED if the span is or the divisor is not positive."""
+    """Return the floor of each quotient, UNDEFINED for no span or no positive divisor."""
     positive_divisor = np.maximum(divisor, 1)
     if span_ns.max(initial=0) < LARGEST_EXACT_FLOAT:
         quotient: NDArray[np.int64] = np.floor(span_ns / positive_divisor).astype(np.int64)
@@ -88,7 +88,7 @@ def later_tokens(columns: Columns) -> NDArray[np.int64]:
 
 
 def tpot(columns: Columns) -> NDArray[np.int64]:
-    """Return the time per output token: first to last token, by the tokens after the first event."""
+    """Return the time from the first to the last token per token after the first event."""
     span_ns = _between("first_token_ns", "last_token_ns")(columns)
     return _divide(np.where(span_ns == 0, UNDEFINED, span_ns), later_tokens(columns))
 

@@ -1,4 +1,7 @@
-"""The types of the sections of summary.json that `core.analysis` computes from the records of a run."""
+"""The types of the sections of summary.json that `core.analysis` computes.
+
+None stands for what is not known.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +13,56 @@ from loadgen.core.stats.intervals import LEVEL
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause. `share`: of the slow requests that carry its trace, or of their excess that it explains."""
+    """One cause of slow requests.
 
-    code: str  # client, held_back, network, startup, stalls, target, power, kv_cache, and so on: docs/summary.md
+    Attributes:
+        code: client, held_back, network, startup, stalls, target, power, kv_cache, and so on;
+            docs/summary.md has all of them.
+        share: The share of the slow requests that show the cause, or of their excess latency that
+            it explains.
+        sure: likely or possible.
+        evidence: What shows it, as a sentence.
+    """
+
+    code: str
     share: float
-    sure: str  # likely, possible
+    sure: str
     evidence: str
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What moved with the slow requests.
+    """What changed together with the latency of the slow requests.
 
-    `text` is a paragraph; it is empty if nothing was slow, or if no cause stands out.
+    Attributes:
+        text: A paragraph; it is empty if nothing was slow, or if no cause stands out.
+        slow: Ok requests whose TTFT was at least so many times that of the fast ones (causes.SLOW).
+        causes: The causes, the one to look at first.
+        not_examined: What was not examined and why; "" if every cause was.
     """
 
     text: str = ""
-    slow: int = 0  # ok requests whose TTFT was SLOW times that of the fast ones
-    causes: tuple[Cause, ...] = ()  # the first is the one to look at
-    not_examined: str = ""  # what was not looked for, and why; "": every cause was
+    slow: int = 0
+    causes: tuple[Cause, ...] = ()
+    not_examined: str = ""
 
 
 Near = Literal["p50", "p99", "slowest"]
+"""The requests that a split is about: those near a quantile, or the slowest 1 %."""
 
 
 class TtftSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean TTFT of the requests near a quantile, and its parts, which add up to it. Null: the server does not say.
+    """The mean TTFT of the requests near a quantile, and its parts, which add up to it.
 
-    `slowest`: the slowest 1 %. `client`: the load generator was late. `connect`: waiting for a new connection. `rest`:
-    the network, and everything that the server does not account for.
+    Attributes:
+        at: Which requests.
+        requests: How many they are.
+        ttft_ms: Their mean TTFT.
+        client_ms: How late the load generator was.
+        connect_ms: The wait for a new connection.
+        queue_ms: The wait in the queue of the server. None if the server does not report it.
+        prefill_ms: The prefill. None if the server does not report it.
+        transfer_ms: The transfer of the KV cache. None if the server does not report it.
+        rest_ms: The network, and everything that the server does not report.
     """
 
     at: Near
@@ -47,12 +72,15 @@ class TtftSplit(msgspec.Struct, frozen=True, kw_only=True):
     connect_ms: float
     queue_ms: float | None = None
     prefill_ms: float | None = None
-    transfer_ms: float | None = None  # of the KV cache
+    transfer_ms: float | None = None
     rest_ms: float
 
 
 class E2eSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean E2E of the requests near a quantile, and its parts. `stall`: largest gaps that are stalls (Stalls)."""
+    """The mean E2E of the requests near a quantile, and its parts.
+
+    `stall_ms` are the largest gaps that are stalls (see `Stalls`).
+    """
 
     at: Near
     requests: int
@@ -63,9 +91,13 @@ class E2eSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The splits of all ok requests, or of those of one target, of one class, or of a quarter by prompt length."""
+    """The splits of a group of ok requests.
 
-    by: str  # all, target, class, prompt
+    `by` says what the group is one of: all, target, class, or prompt, for a quarter of the requests
+    by prompt length.
+    """
+
+    by: str
     name: str = ""
     requests: int
     ttft: tuple[TtftSplit, ...]
@@ -73,26 +105,52 @@ class SplitGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Splits(msgspec.Struct, frozen=True, kw_only=True):
-    """Where TTFT and E2E go. `why`: why something cannot be split, in words; else empty."""
+    """The parts of TTFT and E2E.
 
-    accounted: int = 0  # ok requests with a server's account of their prefill
+    Attributes:
+        accounted: Ok requests whose prefill the server reported.
+        groups: The splits of each group of requests.
+        why: Why something cannot be split, as a sentence, or "".
+    """
+
+    accounted: int = 0
     groups: tuple[SplitGroup, ...] = ()
     why: str = "not computed"
 
 
 class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the slowest ok requests. Null: not known.
+    """One of the slowest ok requests.
 
-    `in_flight` and `waiting_input_tokens` are of the others at its target when it was sent: how many there were, and
-    the prompt tokens of those that had no first token yet.
+    `in_flight` and `waiting_input_tokens` describe the other requests at its target when it was
+    sent: how many there were, and the prompt tokens of those that had no first token yet.
+
+    Attributes:
+        by: The latency by which it is one of the slowest: ttft or e2e.
+        slot: Its slot in the schedule.
+        id: What was sent as X-Request-Id, or "" if it was not sent.
+        session: The number of its conversation or task, None for a request that stands alone.
+        turn: Its turn in the conversation, from 0.
+        target: The name of its target.
+        due_s: When it was due.
+        ttft_ms: Its TTFT.
+        e2e_ms: Its E2E.
+        client_ms: How late the load generator sent it.
+        connect_ms: Its wait for a new connection.
+        queue_ms: Its wait in the queue of the server.
+        prefill_ms: Its prefill, as the server reports it.
+        decode_ms: The time from its first token to its last one, as the client saw it.
+        max_gap_ms: The largest gap between its output events.
+        input_tokens: Its prompt tokens.
+        cached_tokens: Its prompt tokens from the cache of the server.
+        output_tokens: Its output tokens.
+        in_flight: Other requests in flight at its target.
+        waiting_input_tokens: Prompt tokens of those without a first token.
     """
 
-    by: str  # ttft, e2e: by which it is one of the slowest
+    by: str
     slot: int
-    id: str  # sent as X-Request-Id; "": not sent
-    session: int | None = (
-        None  # of a conversation or task, with its turn from 0; null of a request that stands alone
-    )
+    id: str
+    session: int | None = None
     turn: int | None = None
     target: str = ""
     due_s: float
@@ -102,7 +160,7 @@ class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
     connect_ms: float
     queue_ms: float | None = None
     prefill_ms: float | None = None
-    decode_ms: float | None = None  # by the client: first token to last one
+    decode_ms: float | None = None
     max_gap_ms: float
     input_tokens: int | None = None
     cached_tokens: int | None = None
@@ -112,10 +170,11 @@ class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VarianceTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the variance of one latency lies. Standard deviations in ms; their squares add up, and `..._share` of them.
+    """The components of the variance of one latency.
 
-    `between`: of the nodes' means. `time`: what all nodes have in common over time. `own_time`: a node's own course.
-    `within`: requests of one node and time.
+    They are standard deviations in ms, whose squares add up; each `..._share` is the share of a
+    square. `between`: of the means of the nodes. `time`: what all nodes have in common over time.
+    `own_time`: the course of a single node over time. `within`: requests of one node and time.
     """
 
     metric: str
@@ -131,20 +190,30 @@ class VarianceTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OddNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node whose mean does not belong to the spread of the others."""
+    """A node whose mean does not belong to the spread of the others.
+
+    `change` is relative to the mean of the others: 0.1 is 10 % more.
+    """
 
     name: str
     metric: str
     mean_ms: float
     others_ms: float
-    change: float  # against the mean of the others: 0.1 is 10 % more
+    change: float
 
 
 class BetweenNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """The variance table of a rack. `unit`: what is compared, node, target or replica; "": nothing was, see `why`.
+    """The differences between the nodes of a rack.
 
-    `nodes`: how many were compared, or were to be. `odd`: the nodes that stand out, of all nodes and metrics together
-    with confidence `level`. `silent`: nodes without enough ok requests to be compared.
+    Attributes:
+        unit: What is compared: node, target or replica. "" if nothing was, see `why`.
+        nodes: How many were compared, or were to be.
+        blocks: The number of blocks of time.
+        level: The confidence of `odd`, of all nodes and metrics together.
+        variances: The components of the variance of each latency.
+        odd: The nodes that stand out.
+        silent: Nodes without enough ok requests to be compared.
+        why: Why nothing was compared, as a sentence.
     """
 
     unit: str = ""
@@ -158,16 +227,24 @@ class BetweenNodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Event = Literal["spike", "loss", "scale_up"]
+"""A spike that ended, a replica or target that went away, or a replica that came."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """The way back to the SLO after one event.
+    """How the SLO was met again after one event.
 
-    event: a spike that ended, a replica or target that went away, or a replica that came. spike, after: the two loads,
-    or the two numbers of replicas, in words. at_s: when it was. broken: whether the SLO was missed before it (in the
-    spike, else by the last GROUP requests) or after it. back_s: seconds from `at_s` until it held again, to the spacing
-    of GROUP requests; 0 where it held all the time after. Null: it was not back within `seen_s`, or `why` says why
-    nothing can be told.
+    Attributes:
+        event: The kind of the event.
+        spike: The load, or the number of replicas, before it, as text.
+        after: The load, or the number of replicas, after it, as text.
+        at_s: When it was.
+        seen_s: For how long the run went on after it.
+        spacing_s: The time of a group of requests, to which `back_s` is exact.
+        broken: Whether the SLO was missed before the event (in the spike, else by the last group
+            of requests) or after it.
+        back_s: Seconds from the event until the SLO was met again, 0 if it was met all the time.
+            None if it was not met again within `seen_s`, or if `why` says why nothing is known.
+        why: Why nothing is known, as a sentence, or "".
     """
 
     event: Event = "spike"
@@ -182,20 +259,31 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant got of what it asked for."""
+    """What one tenant got of what it requested.
+
+    Attributes:
+        name: The name of the tenant.
+        classes: Its request classes.
+        decided: Its requests with an outcome.
+        ok_share: The share of them that are ok, None if there are none.
+        good_share: The share within the SLO of their class. None without an SLO, or if it is
+            withheld.
+        output_per_s: Its output tokens per second.
+    """
 
     name: str
     classes: tuple[str, ...]
-    decided: int  # requests with an outcome of their own
-    ok_share: float | None  # of these; null: there were none
-    good_share: float | None = None  # within the SLO of their class; null: without one, or withheld
+    decided: int
+    ok_share: float | None
+    good_share: float | None = None
     output_per_s: float | None = None
 
 
 class Fairness(msgspec.Struct, frozen=True, kw_only=True):
-    """Jain's index over the tenants of `ok_share` and of `good_share`; null where a tenant has none, or all have 0.
+    """Jain's index over the tenants, of `ok_share` and of `good_share`.
 
-    worst: the tenant with the smallest `good_share`, else `ok_share`; "": all have the same.
+    An index is None if a tenant does not have the share, or if all shares are 0. `worst` is the
+    tenant with the smallest `good_share`, else `ok_share`, or "" if all have the same.
     """
 
     tenants: tuple[TenantShare, ...]
@@ -205,12 +293,19 @@ class Fairness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
-    """What speculation gave, by the servers' accounts of the ok requests, and by their metrics pages.
+    """What speculative decoding gave, as the servers report it.
 
-    requests: with drafts in their account. acceptance: accepted by drafted tokens. length: tokens of a step. The
-    distributions over requests are figures, `figures.acceptance` and `figures.accepted_length`. server_acceptance,
-    server_length: the same by the pages. by_position: of all drafts, the share whose token at this place was accepted.
-    Null or empty: not said.
+    The distributions over requests are `figures.acceptance` and `figures.accepted_length`.
+
+    Attributes:
+        requests: Requests with drafts.
+        drafted: Drafted tokens.
+        accepted: Accepted tokens.
+        acceptance: Accepted by drafted tokens.
+        length: Tokens per step of the model.
+        server_acceptance: Accepted by drafted tokens, by the metrics pages.
+        server_length: Tokens per step of the model, by the metrics pages.
+        by_position: For each position of a draft, the share of all drafts whose token was accepted.
     """
 
     requests: int = 0
@@ -229,11 +324,20 @@ FidelityCode = Literal[
 
 
 class StimulusCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One property of the load. `ok` null: it cannot be told, or nothing was declared."""
+    """Whether one property of the delivered load is the requested one.
+
+    Attributes:
+        code: The property.
+        asked: The requested value.
+        seen: The delivered value.
+        ok: None if it is not known, or nothing was requested.
+        n: The number of gaps, requests or tokens that it rests on.
+        p: For `arrivals`, the probability that chance makes gaps differ so much from their law.
+    """
 
     code: FidelityCode
     asked: float | None = None
     seen: float | None = None
     ok: bool | None
-    n: int = 0  # what it rests on: gaps, requests, tokens
-    p: float | None = None  # of `arrivals`: probability of gaps so far from their law, by chance
+    n: int = 0
+    p: float | None = None

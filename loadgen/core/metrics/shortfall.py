@@ -209,8 +209,8 @@ class _SecondHalf:
             early_delays_ns, np.linspace(0, 1, DELAY_QUANTILES), method="nearest"
         )
         if work is None:
-            # The probabilities of all requests add up to the mean, over the delays, of the number of
-            # requests whose event comes in the second half after that delay.
+            # The probabilities of all requests add up to the mean, over the delays, of the number
+            # of requests whose event comes in the second half after that delay.
             due_by_end = self._count_due(self._end_ns - delays_ns)
             due_by_start = self._count_due(self._start_ns - delays_ns)
             return float((due_by_end - due_by_start).mean())

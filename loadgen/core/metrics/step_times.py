@@ -54,7 +54,7 @@ class _TurnTimes(NamedTuple):
 
 
 def measure_step_times(measured: Sequence[Columns], header: RunManifest) -> list[StepTime]:
-    """Return where the time of the measured tasks that ended ok went, for each step of the header."""
+    """Return, for each step, the share of the time of the measured tasks that ended ok."""
     times = [UNKNOWN] * len(header.steps)
     if not header.steps:
         return times

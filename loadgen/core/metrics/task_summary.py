@@ -1,4 +1,4 @@
-"""The summary of conversations and agentic tasks, and of those that meet the SLO as a whole. Pure."""
+"""Summarizes conversations and agentic tasks, and counts those that meet the SLO. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class TaskGoodput(msgspec.Struct, frozen=True, kw_only=True):
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations and agentic tasks of measured stages.
 
-    The fields from `duration_ms` to `output_tokens` describe the ok ones, whose requests are all ok.
+    The fields from `duration_ms` to `output_tokens` describe the ok ones, whose requests are all
+    ok.
 
     Attributes:
         count: All but those with a cancelled request and those that were cut.

@@ -1,4 +1,7 @@
-"""Tokens of a run: totals, rates, sources of the counts, and what the counts say about events. Pure."""
+"""Tokens of a run: totals, rates, sources of the counts, and what the counts say about events.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
-    """Ok requests by the source of their token counts: server, tokenizer, estimate, events, or none."""
+    """Ok requests by the source of their token counts.
+
+    The sources are server, tokenizer, estimate, events, and none.
+    """
 
     input: dict[str, int]
     output: dict[str, int]

@@ -337,7 +337,7 @@ class _Judgement:
                 yield _code("undisclosed", missing=missing)
 
     def _unfinished_requests(self) -> Iterator[ReasonCode]:
-        """Yield that the end of the drain cut requests, and whether that leaves the SLO undecided."""
+        """Yield that the end of the drain cut requests, and if that leaves the SLO undecided."""
         requests = self._summary.requests
         unfinished = requests.unfinished
         if not unfinished:

@@ -28,7 +28,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         reasons: Why the run is not valid.
         warnings: What to know about the run.
         limits: The limits that the run was judged by.
-        caveats: What belongs beside VALID: withheld metrics, or a load that is not the requested one.
+        caveats: What belongs beside VALID: withheld metrics, or a load that is not the requested
+            one.
         codes: The codes of `reasons`.
         warning_codes: The codes of `warnings`.
         caveat_codes: The codes of `caveats`.

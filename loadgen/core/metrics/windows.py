@@ -119,11 +119,11 @@ def measure_window(
 
 
 def full_load_time(stages: Sequence[MetricAccumulator], first: int, last: int) -> FullLoadTime:
-    """Return the time in which the load of the stages from `first` to `last` runs alone and in full.
+    """Return the time in which the load of some stages runs alone and in full.
 
-    It begins when no request of an earlier stage is in flight and, in a closed loop, every virtual
-    user has sent its first request. It ends, in a closed loop with a number of requests, when some
-    virtual users have nothing more to send.
+    The stages are those from `first` to `last`. The time begins when no request of an earlier stage
+    is in flight and, in a closed loop, every virtual user has sent its first request. It ends, in a
+    closed loop with a number of requests, when some virtual users have nothing more to send.
     """
     earlier_end_ns = max((stage.latest("done_ns") for stage in stages[:first]), default=-1)
     start_ns = max(earlier_end_ns, stages[first].latest("lane_due"))

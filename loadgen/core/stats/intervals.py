@@ -127,10 +127,10 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
 
 
 def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> float:
-    """Return an upper limit for the p quantile of the normal distribution that the values come from.
+    """Return an upper limit for the p quantile of normally distributed values.
 
-    The values are in order of time. This is a tolerance limit (Natrella 1963, section 2-2). Its n is
-    reduced for the correlation of neighbours, and the variance is increased by what correlated
+    The values are in order of time. This is a tolerance limit (Natrella 1963, section 2-2). Its n
+    is reduced for the correlation of neighbours, and the variance is increased by what correlated
     values hide of it. It is infinite with too few values.
     """
     data = np.asarray(values, float)
@@ -213,8 +213,8 @@ def ratio(
         scale = (a / b) ** 2 if b else 1.0  # the variance of a - x b at the estimated ratio x
         freedom = welch_freedom(a_var, n - 1, scale * b_var, m - 1)
     t = t_quantile(0.5 + level / 2, freedom)
-    # The interval holds all x with (a - x b)^2 <= t^2 (a_var - 2 x covariance + x^2 b_var), which is
-    # the quadratic inequality q2 x^2 - 2 q1 x + q0 <= 0.
+    # The interval holds all x with (a - x b)^2 <= t^2 (a_var - 2 x covariance + x^2 b_var), which
+    # is the quadratic inequality q2 x^2 - 2 q1 x + q0 <= 0.
     q2 = b * b - t * t * b_var
     q1 = a * b - t * t * covariance
     q0 = a * a - t * t * a_var
@@ -296,7 +296,7 @@ def length_to_meet_s(recurrence_s: float, level: float = LEVEL) -> float:
 def widen_by_runs(
     interval: Interval, value_of_runs: Sequence[float], *, log: bool = False
 ) -> Interval:
-    """Return an interval of times within runs, at least as wide as that of the runs among each other.
+    """Return an interval that is at least as wide as that of the runs among each other.
 
     The interval of the runs is that of Student's t around the value of `interval`. The interval is
     unchanged with one run, or if a run has no finite value.
@@ -349,7 +349,7 @@ def startup_length(values: ArrayLike) -> int | None:
 def extrapolate_growth(
     values: Sequence[float] | NDArray[np.float64], ahead: float, level: float = 0.99
 ) -> tuple[float, float]:
-    """Return by how much evenly spaced values grow within `ahead` steps, and the upper bound of that.
+    """Return the growth of evenly spaced values within `ahead` steps, and its upper bound.
 
     A straight line is fitted by least squares, and its error is widened for the correlation of the
     residuals. With fewer than four values the bound is infinite.

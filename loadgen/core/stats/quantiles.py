@@ -251,8 +251,8 @@ def block_slices(count: int) -> list[slice]:
 def sort_times(times: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return times in ascending order.
 
-    The times of records are nearly in order, and such arrays are sorted faster by the stable sort of
-    numpy than by its default.
+    The times of records are nearly in order, and such arrays are sorted faster by the stable sort
+    of numpy than by its default.
     """
     return np.sort(times, kind="stable")
 

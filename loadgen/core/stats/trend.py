@@ -3,12 +3,12 @@
 Pure. Each series holds the means of equal blocks of time. Two tests look at each series, because no
 single one sees both kinds of growth:
 
-- *slope*: a straight line by least squares, against noise that passes. The noise is what a parabola
-  leaves, and its error is widened by (1 + r) / (1 - r), where r is the correlation of neighbours (of
-  MANY_SERIES at least their mean one). It sees a small growth in brief noise.
-- *steps*: the mean change from block to block, against a random walk, which wanders without growing.
-  It sees a queue that grows steadily, whose values are so much alike that the test of the slope
-  takes them for few.
+- *slope*: a straight line by least squares, against noise that passes. The noise is what a
+  parabola leaves, and its error is widened by (1 + r) / (1 - r), where r is the correlation of
+  neighbours (of MANY_SERIES at least their mean one). It sees a small growth in brief noise.
+- *steps*: the mean change from block to block, against a random walk, which wanders without
+  growing. It sees a queue that grows steadily, whose values are so much alike that the test of the
+  slope takes them for few.
 
 Holm's correction, over all series and both tests, keeps the probability of calling any series
 growing, when none is, at the level of the test.
@@ -40,7 +40,8 @@ MIN_BLOCKS = 8
 """The tests need so many blocks with a value."""
 
 CURVE_DEGREE = 2
-"""The degree of the curve whose residuals are the noise. Growth may bend, and its bend is no noise."""
+"""The degree of the curve whose residuals are the noise. Growth may bend, and its bend is no noise.
+"""
 
 MAX_CORRELATION = 0.9
 """The residuals of a few blocks cannot show a larger correlation of neighbours."""
@@ -209,8 +210,8 @@ def _bend(
     """Return what a parabola by least squares adds to the straight line.
 
     It is a multiple of the part of x² that no line has; the mean of x is 0. It is computed from
-    sums, because the results of `np.polyfit` (LAPACK) differ in their last digits from one processor
-    to the next.
+    sums, because the results of `np.polyfit` (LAPACK) differ in their last digits from one
+    processor to the next.
     """
     square = x * x
     square = square - square.mean()

@@ -129,9 +129,9 @@ def test_wilson_of_a_worked_example() -> None:
 
 def test_correlated_marks_are_worth_less_than_their_number() -> None:
     marks = [np.repeat((seeds.stream(1, "marks").random(400) < 0.2).astype(float), 50)]
-    worth = quantile_interval.worth(marks)
-    assert 150 < worth < 1000, "20,000 marks in stretches of 50 equal ones: 400 by nature"
-    assert quantile_interval.worth([np.zeros(30)]) == 30
+    sample_size = quantile_interval.effective_sample_size(marks)
+    assert 150 < sample_size < 1000, "20,000 marks in stretches of 50 equal ones: 400 by nature"
+    assert quantile_interval.effective_sample_size([np.zeros(30)]) == 30
 
 
 def test_marks_that_come_in_few_clusters_say_little_of_how_large_these_are() -> None:
@@ -139,13 +139,13 @@ def test_marks_that_come_in_few_clusters_say_little_of_how_large_these_are() -> 
     alone[3000], once[3000:3060] = 1, 1
     for start in range(0, 6000, 300):
         often[start : start + 3] = 1
-    assert quantile_interval.worth([alone]) == pytest.approx(6000, rel=0.01), (
+    assert quantile_interval.effective_sample_size([alone]) == pytest.approx(6000, rel=0.01), (
         "a single one is no cluster"
     )
-    assert 30 < quantile_interval.worth([once]) < 60, (
+    assert 30 < quantile_interval.effective_sample_size([once]) < 60, (
         "not the 100 that 60 marks in one piece would be by nature"
     )
-    assert quantile_interval.worth([often]) == 6000, "evenly spread"
+    assert quantile_interval.effective_sample_size([often]) == 6000, "evenly spread"
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.5])
