@@ -35,7 +35,7 @@ def blocking(url: str) -> openai.OpenAI:
 
 
 def test_a_circuit_opens_rests_and_tries_with_one_call() -> None:
-    circuit = Circuit(failures=2, rest_ns=100)
+    circuit = Circuit(failures=2, open_ns=100)
     for now in (0, 1):
         assert circuit.admits(now)
         circuit.failed(now)

@@ -1,9 +1,7 @@
-"""The client for applications.
+"""The client for applications: it throttles, measures and retries calls to one endpoint.
 
-It throttles and measures calls, and retries them while no output was delivered.
-
-One attempt is one `Pool.send`, the function that the load generator uses. Instants are the
-kernel's stamps.
+An attempt is one `Pool.send`, the function that the load generator uses. Timestamps come from the
+kernel. Calls are retried only while no output was delivered.
 """
 
 from __future__ import annotations
@@ -57,16 +55,23 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 LOOP_LEFT = "the loop over the stream was left"
-"""Message of a cancellation that means: a caller in another thread left its loop.
+"""The message of a cancellation by a caller in another thread that left its loop.
 
 The call counts as abandoned.
 """
 
 _CALLER_LEFT = Failure("interrupted", "the caller stopped listening")
+_LONGEST_TIMEOUT_S = 1e9
 
 
 class Event(NamedTuple):
-    """One output event: its text, its reasoning text, and its arrival instant (monotonic ns)."""
+    """One output event.
+
+    Attributes:
+        text: Its text.
+        reasoning: Its reasoning text.
+        at_ns: Its time of arrival, in monotonic ns.
+    """
 
     text: str
     reasoning: str
@@ -78,38 +83,36 @@ Askable = Request | str | Sequence[dict[str, Any]]
 
 
 def as_request(prompt: Askable) -> Request:
-    """`prompt` as a Request; a text or messages get no limit on the output length. Raises WrongUse."""
+    """Return a prompt as a Request. A text and messages get no limit on the output length.
+
+    Raises:
+        WrongUse: It is neither a Request nor a text nor messages.
+    """
     if isinstance(prompt, Request):
         return prompt
-    request_id = secrets.token_hex(8)
+    messages: list[dict[str, Any]] | None = None
     if isinstance(prompt, str):
-        return Request(
-            id=request_id, messages=[{"role": "user", "content": prompt}], exact_output=False
+        messages = [{"role": "user", "content": prompt}]
+    elif _is_messages(prompt):
+        messages = [*prompt]
+    if messages is None:
+        raise WrongUse(
+            "wrong_type",
+            f"cannot ask a {type(prompt).__name__}",
+            'give a text, messages ([{"role": …}]), or a Request',
         )
-    if (
-        isinstance(prompt, Sequence)
-        and prompt
-        and all(isinstance(message, dict) for message in prompt)
-    ):
-        return Request(id=request_id, messages=[*prompt], exact_output=False)
-    raise WrongUse(
-        "wrong_type",
-        f"cannot ask a {type(prompt).__name__}",
-        'give a text, messages ([{"role": …}]), or a Request',
-    )
+    return Request(id=secrets.token_hex(8), messages=messages, exact_output=False)
 
 
-def _put_event(
-    queue: asyncio.Queue[Event | Completion], text: str, reasoning: str, at: int
-) -> None:
-    queue.put_nowait(Event(text, reasoning, at))
+def _is_messages(prompt: object) -> bool:
+    """Return True for a sequence of messages that is not empty."""
+    if not isinstance(prompt, Sequence) or not prompt:
+        return False
+    return all(isinstance(message, dict) for message in prompt)
 
 
 class ClientOptions(SendingOptions, total=False):
-    """What a `Client` takes beside its target.
-
-    Those of `SendingOptions` are of the same names there.
-    """
+    """The options of a `Client`, with those of a `Pool`."""
 
     model: str | None
     server_profile: ServerProfile | None
@@ -131,7 +134,7 @@ class ClientOptions(SendingOptions, total=False):
     fallback: Fallback | None
 
 
-POLICY = (
+_POLICY_OPTIONS = (
     "on_measurement",
     "prices",
     "throttle",
@@ -141,7 +144,7 @@ POLICY = (
     "labels",
     "budget",
 )
-DEFAULTS: dict[str, Any] = dict.fromkeys(ClientOptions.__annotations__) | {
+_DEFAULTS: dict[str, Any] = dict.fromkeys(ClientOptions.__annotations__) | {
     "api": "chat",
     "server": "auto",
     "stream": True,
@@ -155,82 +158,80 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(ClientOptions.__annotations__) | {
 }
 
 
-def _ns(name: str, seconds: float | None, otherwise: int) -> int:
-    """`seconds` as ns, if they are given. Raises WrongUse."""
-    if seconds is None:
-        return otherwise
-    if not (isinstance(seconds, int | float) and 0 < seconds < 1e9):
-        raise WrongUse("out_of_range", f"{name}={seconds!r}", "give seconds, above 0")
-    return int(seconds * 1e9)
-
-
 class Client:
-    """One endpoint, one model, one API. Create it in a running event loop; its first call opens it.
+    """A client for one endpoint, one model and one API.
 
-    `target` is a URL, or a parsed Target. With a URL, texts and headers are kept by default. If
-    model or server are not given, a probe finds them when the client opens. `stream` and
-    `complete` are throttled, retried and measured by `on_measurement`, `prices`, `throttle`,
-    `retry`, `record`, `keep_content`, `labels`, `budget` and `fallback` (see `instrument`; the
-    Client in a `fallback` is closed by its owner). timeout_s and stall_timeout_s limit a call, and
-    the time between two of its events; `timeout_ns` and `stall_timeout_ns` are the same in
-    nanoseconds. proxy: "http://HOST:PORT"; None: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say; "":
-    none. All other parameters are those of `Pool`.
+    Create it in a running event loop. Its first call opens it. If the model or the server is not
+    given, a probe finds out when the client opens.
+
+    Attributes:
+        target: The endpoint.
+        model: The model, or "" until a probe has found it.
+        server_profile: The kind of server.
+        policy: Prices, limits, retries and observers.
+        timeout_s: The longest duration of a call.
+        is_simulated: A probe found that the server is the simulated server of this project.
     """
 
     def __init__(self, target: Target | str, **options: Unpack[ClientOptions]) -> None:
+        """Create a client. It is not connected yet.
+
+        Args:
+            target: A URL, or a parsed Target. With a URL, texts and headers are kept by default.
+            options: See `ClientOptions`. `on_measurement`, `prices`, `throttle`, `retry`,
+                `record`, `keep_content`, `labels`, `budget` and `fallback` are those of
+                `instrument`. The Client in a `fallback` is closed by its owner. `timeout_s` and
+                `stall_timeout_s` limit a call and the time between two of its events, and
+                `timeout_ns` and `stall_timeout_ns` are the same in ns. `proxy` is
+                "http://HOST:PORT", "" for none, or None for that of HTTP_PROXY, HTTPS_PROXY and
+                NO_PROXY. All others are those of `Pool`.
+
+        Raises:
+            WrongUse: An option is not valid.
+            TargetUnusable: The URL is not valid.
+        """
         refuse_unknown(options, ClientOptions, "Client()")
-        given: dict[str, Any] = {**DEFAULTS, **options}
-        model, server_profile, server = given["model"], given["server_profile"], given["server"]
-        timeout_ns = _ns("timeout_s", given["timeout_s"], given["timeout_ns"])
-        stall_timeout_ns = _ns(
-            "stall_timeout_s", given["stall_timeout_s"], given["stall_timeout_ns"]
-        )
-        given_url = isinstance(target, str)
+        values: dict[str, Any] = {**_DEFAULTS, **options}
+        timeout_ns = _timeout_ns(values, "timeout")
+        stall_timeout_ns = _timeout_ns(values, "stall_timeout")
+        is_url = isinstance(target, str)
         if isinstance(target, str):
-            kind = None if server == "auto" else server
-            target = Target.parse(target, api=given["api"], server=kind, deployment=model or "")
-        if server != "auto":
-            if (known := SERVERS.find(server)) is None:
-                raise WrongUse(
-                    "unknown_name",
-                    f"unknown server {server!r}",
-                    f"known: {', '.join(server_names())}",
-                )
-            server_profile = server_profile or known
-        self.policy = make_policy(**{name: given[name] for name in POLICY})
-        self.target, self.model, self.server_profile = (
-            target,
-            model or "",
-            server_profile or SERVER_PROFILES["generic"],
-        )
-        self.timeout_s, self._streams, self._tls = timeout_ns / 1e9, given["stream"], given["tls"]
-        self._setting = CallSettings(
+            target = _parse_target(target, values)
+        self.policy = make_policy(**{name: values[name] for name in _POLICY_OPTIONS})
+        self.target = target
+        self.model = values["model"] or ""
+        server_profile = _find_profile(values)
+        self.server_profile = server_profile or SERVER_PROFILES["generic"]
+        self.timeout_s = timeout_ns / 1e9
+        self.is_simulated = False
+        self._streams = values["stream"]
+        self._tls = values["tls"]
+        self._settings = CallSettings(
             self.policy,
             target.address,
-            given["api_key"] or "",
+            values["api_key"] or "",
             package="",
             timeout_s=self.timeout_s,
             url_secrets=target.secrets,
         )
-        asked = {
-            name: given[name] for name in ("server", "stream", "api_key", "headers", "extra_body")
-        }
-        self._probe_options = asked if server_profile is None or not model else None
-        self.is_simulated = False  # True once a probe finds that a simulated server answers
-        self._proxy = proxy_for(target, given["proxy"])
+        self._probe_options: dict[str, Any] | None = None
+        if server_profile is None or not self.model:
+            names = ("server", "stream", "api_key", "headers", "extra_body")
+            self._probe_options = {name: values[name] for name in names}
+        self._proxy = proxy_for(target, values["proxy"])
         self._opening = asyncio.Lock()
-        keep_text, keep_headers = given["keep_text"], given["keep_headers"]
-        sending = {name: given[name] for name in SendingOptions.__annotations__} | {
-            "timeout_ns": timeout_ns,
-            "stall_timeout_ns": stall_timeout_ns,
-            "keep_text": given_url or given["keep_content"] if keep_text is None else keep_text,
-            "keep_headers": given_url if keep_headers is None else keep_headers,
-        }
-        self._make_pool = partial(Pool, target, **sending, proxy=self._proxy)
+        sending_options = {name: values[name] for name in SendingOptions.__annotations__}
+        sending_options["timeout_ns"] = timeout_ns
+        sending_options["stall_timeout_ns"] = stall_timeout_ns
+        if values["keep_text"] is None:
+            sending_options["keep_text"] = is_url or values["keep_content"]
+        if values["keep_headers"] is None:
+            sending_options["keep_headers"] = is_url
+        self._make_pool = partial(Pool, target, **sending_options, proxy=self._proxy)
         self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
-        self._exchanges: set[Exchange] = set()  # of the calls in flight
+        self._exchanges: set[Exchange] = set()
         self._closed = False
-        self._fallback = checked_fallback(given["fallback"], type, self)
+        self._fallback = checked_fallback(values["fallback"], type, self)
 
     @property
     def in_flight(self) -> int:
@@ -240,7 +241,7 @@ class Client:
     def close(self) -> None:
         """Close every connection.
 
-        Calls in flight end as `interrupted`; later ones raise ClientError.
+        Calls in flight end as `interrupted`, and later ones raise ClientError.
         """
         self._closed = True
         for exchange in [*self._exchanges]:
@@ -248,38 +249,22 @@ class Client:
         self._pool.close()
 
     async def open(self, connections: int = 0) -> None:
-        """Probe the server if its model or kind is not known, resolve the host, and open this many
-        connections.
+        """Probe the server if necessary, resolve the host, and open a number of connections.
 
-        Raises TargetUnusable when no connection can be opened, or when the probe shows that no
-        request can work.
+        Raises:
+            TargetUnusable: No connection can be opened, or the probe shows that no request can
+                work.
+            ClientError: The client is closed.
         """
         self._check_usable()
         async with self._opening:
             if self._probe_options is not None:
-                from ..probe.fetch import HttpFetcher
-                from ..probe.probe import probe
-                from ..probe.probe_client import ProbeOptions
-
-                tls = (self._tls or Tls()).context() if self.target.tls else None
-                fetcher = HttpFetcher(self.target, tls, timeout_s=self.timeout_s, proxy=self._proxy)
-                result = await probe(
-                    self.target,
-                    send_request=fetcher.send_request,
-                    connect=fetcher.connect,
-                    options=ProbeOptions(model=self.model or None, **self._probe_options),
-                )
-                self._pool.close()
-                self.model, self.server_profile, self._probe_options = (
-                    result.model,
-                    result.server_profile,
-                    None,
-                )
-                self.is_simulated = result.simulated
-                self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
+                await self._probe(self._probe_options)
+                self._probe_options = None
             await self._pool.open(connections)
 
     async def __aenter__(self) -> Client:
+        """Open the client."""
         try:
             await self.open()
         except BaseException:
@@ -288,109 +273,146 @@ class Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        """Close the client."""
         self.close()
 
     async def stream(
         self, request: Askable, *, labels: Labels | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Yield the output events of a Request, a text or messages as they arrive.
+        """Yield the output events as they arrive. Open the client if it is not open.
 
-        Opens the client if needed.
-
-        Raises RequestFailed when the request is not ok, after the events that did arrive. A
-        failure before the first event is retried as `retry` allows. Leaving the loop ends the
+        A failure before the first event is retried as `retry` allows. Leaving the loop ends the
         request and its connection.
+
+        Args:
+            request: A Request, a text or messages.
+            labels: The labels of the call.
+
+        Raises:
+            RequestFailed: The request is not ok. It is raised after the events that did arrive.
         """
-        asked, fallback, delivered = as_request(request), self._fallback, False
-        if fallback is None or fallback.circuit.admits(monotonic_ns()):
+        parsed = as_request(request)
+        fallback = self._fallback
+        if fallback is None:
+            async with aclosing(self._own_events(parsed, labels)) as events:
+                async for event in events:
+                    yield event
+            return
+        if fallback.circuit.admits(monotonic_ns()):
+            delivered = False
             try:
-                async with aclosing(self._attempts(asked, labels, with_events=True)) as items:
-                    async for item in items:
-                        if isinstance(item, Event):
-                            delivered = True
-                            yield item
-                        elif (failure := item.failure) is not None:
-                            raise RequestFailed(failure.kind, failure.text, failure.http_status)
+                async with aclosing(self._own_events(parsed, labels)) as events:
+                    async for event in events:
+                        delivered = True
+                        yield event
             except BaseException as error:
-                if fallback is None or not fallback.takes_over(error, failure_of_client, delivered):
+                if not fallback.takes_over(error, failure_of_client, delivered):
                     raise
             else:
-                if fallback is not None:
-                    fallback.circuit.answered()
+                fallback.circuit.answered()
                 return
-        async with aclosing(fallback.client.stream(asked, labels=labels)) as events:
+        async with aclosing(fallback.client.stream(parsed, labels=labels)) as events:
             async for event in events:
                 yield event
 
     async def complete(
         self, request: Askable, *, labels: Labels | None = None, raise_on_failure: bool = False
     ) -> Completion:
-        """Send a request and wait for it. A failed request returns a Completion with its `failure`.
+        """Send a request and wait for its completion.
 
-        raise_on_failure: raise RequestFailed instead. A failure is retried as `retry` allows, even
-        in the middle of an answer, because no output was delivered. Raised in any case:
-        TargetUnusable when the client cannot be opened, ThrottleTimeout, WrongUse for what cannot
-        be asked, ClientError when the client is closed.
+        A failure is retried as `retry` allows, even in the middle of a response, because no output
+        was delivered.
+
+        Args:
+            request: A Request, a text or messages.
+            labels: The labels of the call.
+            raise_on_failure: Raise RequestFailed for a failed request. Otherwise a Completion with
+                its `failure` is returned.
+
+        Raises:
+            TargetUnusable: The client cannot be opened.
+            ThrottleTimeout: The throttle gave no permit in time.
+            WrongUse: The request is not valid.
+            ClientError: The client is closed.
         """
-        asked, fallback = as_request(request), self._fallback
+        parsed = as_request(request)
+        fallback = self._fallback
         if fallback is None:
-            completion = await self._complete(asked, labels)
+            completion = await self._complete(parsed, labels)
         else:
-            send = partial(self._complete, asked, labels)
-            completion = await fallback.completed(
-                send, partial(fallback.client.complete, asked, labels=labels)
+            completion = await fallback.complete(
+                partial(self._complete, parsed, labels),
+                partial(fallback.client.complete, parsed, labels=labels),
             )
-        if raise_on_failure and (failure := completion.failure) is not None:
-            raise RequestFailed(failure.kind, failure.text, failure.http_status)
+        if raise_on_failure and completion.failure is not None:
+            raise _request_failed(completion.failure)
         return completion
 
+    async def _probe(self, options: dict[str, Any]) -> None:
+        """Find out the model and the kind of server, and make the pool of connections for them."""
+        from ..probe.fetch import HttpFetcher
+        from ..probe.probe import probe
+        from ..probe.probe_client import ProbeOptions
+
+        tls = (self._tls or Tls()).context() if self.target.tls else None
+        fetcher = HttpFetcher(self.target, tls, timeout_s=self.timeout_s, proxy=self._proxy)
+        result = await probe(
+            self.target,
+            send_request=fetcher.send_request,
+            connect=fetcher.connect,
+            options=ProbeOptions(model=self.model or None, **options),
+        )
+        self.model = result.model
+        self.server_profile = result.server_profile
+        self.is_simulated = result.simulated
+        self._pool.close()
+        self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
+
+    async def _own_events(
+        self, request: Request, labels: Labels | None
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events from this endpoint. Raise RequestFailed if the request is not ok."""
+        async with aclosing(self._attempts(request, labels, with_events=True)) as items:
+            async for item in items:
+                if isinstance(item, Event):
+                    yield item
+                elif item.failure is not None:
+                    raise _request_failed(item.failure)
+
     async def _complete(self, request: Request, labels: Labels | None) -> Completion:
+        """Return the completion from this endpoint."""
         items = [item async for item in self._attempts(request, labels, with_events=False)]
         assert isinstance(items[-1], Completion)
         return items[-1]
 
-    # -- the life of a call
-    # --------------------------------------------------------------------------------------
+    # -- the life of a call ------------------------------------------------------------------------
 
     async def _attempts(
         self, request: Request, labels: Labels | None, *, with_events: bool
     ) -> AsyncGenerator[Event | Completion, None]:
-        """Yield the output events, if they are wanted, of every attempt, and at last the
-        Completion of the last one.
-        """
+        """Yield the output events of every attempt, if they are wanted, and the last Completion."""
         self._check_usable()
-        prompt = {
-            "messages": request.messages,
-            "prompt": request.prompt,
-            "max_tokens": request.max_tokens,
-        }
-        call = Call(
-            self._setting,
-            self.target.api,
-            self.model,
-            {**request.extra, **prompt},
-            streamed=self._streams,
-            labels=labels,
-        )
+        call = self._begin_call(request, labels)
         wait_s = 0.0
         while True:
-            await self._may_start(call, request, wait_s)
-            queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
-            flow, completion, delivered = EventTimeline(), None, False
+            await self._wait_for_permission(call, wait_s)
+            attempt = _Attempt()
             call.instants = ()
             call.attempt_started = monotonic_ns()
             exchange = self._pool.send(
                 request,
                 self._pool.prepare(request),
                 monotonic_ns(),
-                queue.put_nowait,
-                flow,
-                sink=partial(_put_event, queue) if with_events else None,
+                attempt.queue.put_nowait,
+                attempt.timeline,
+                sink=attempt.put_event if with_events else None,
             )
             self._exchanges.add(exchange)
+            delivered = False
+            completion: Completion | None = None
             try:
                 while completion is None:
-                    item = await queue.get()
+                    item = await attempt.queue.get()
                     if isinstance(item, Completion):
                         completion = item
                     else:
@@ -398,81 +420,114 @@ class Client:
                         yield item
             except BaseException as error:
                 self._pool.cancel(exchange, _CALLER_LEFT)
-                while (
-                    completion is None
-                ):  # `cancel` has queued it, behind the events that were not read
-                    item = queue.get_nowait()
-                    completion = item if isinstance(item, Completion) else None
-                call.instants = flow.each_instant()
+                completion = attempt.queued_completion()
+                call.instants = attempt.timeline.each_instant()
                 self._abandoned(call, completion, error)
                 raise
             finally:
                 self._exchanges.discard(exchange)
-            call.instants = flow.each_instant()
-            headers, failure = completion.headers or {}, completion.failure
-            if failure is None:
-                call.head_received(headers)
-                again_s = None
-            else:  # its text may quote the key
-                failure = Failure(
-                    failure.kind, self._setting.redact(failure.text), failure.http_status
-                )
-                completion = msgspec.structs.replace(completion, failure=failure)
-                again_s = call.attempt_failed(failure, headers, at=completion.done, final=delivered)
-            if again_s is None:
-                self._report(call, completion, "ok" if failure is None else "failed")
+            call.instants = attempt.timeline.each_instant()
+            completion = self._redacted(completion)
+            retry_wait_s = self._end_attempt(call, completion, delivered)
+            if retry_wait_s is None:
+                self._report(call, completion, "ok" if completion.failure is None else "failed")
                 yield completion
                 return
-            wait_s = again_s
+            wait_s = retry_wait_s
 
-    async def _may_start(self, call: Call, request: Request, wait_s: float) -> None:
-        """Before an attempt: wait the back-off, open the client if it is not open, wait for the
-        throttle.
+    def _begin_call(self, request: Request, labels: Labels | None) -> Call:
+        arguments = {
+            **request.extra,
+            "messages": request.messages,
+            "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
+        }
+        return Call(
+            self._settings,
+            self.target.api,
+            self.model,
+            arguments,
+            streamed=self._streams,
+            labels=labels,
+        )
+
+    async def _wait_for_permission(self, call: Call, backoff_s: float) -> None:
+        """Wait before an attempt for the back-off, the throttle and the budget.
+
+        The client is opened if it is not open.
         """
         try:
-            if wait_s:
-                await asyncio.sleep(wait_s)
+            if backoff_s:
+                await asyncio.sleep(backoff_s)
             if not self._pool.is_open:
                 await self.open()
             call.model = self.model
             if self.policy.throttle is not None:
-                call.permit = await self.policy.throttle.acquire(
-                    **call.throttle_arguments(self.timeout_s)
-                )
+                arguments = call.throttle_arguments(self.timeout_s)
+                call.permit = await self.policy.throttle.acquire(**arguments)
                 self._check_usable()
             if self.policy.budget is not None:
-                booked = self.policy.budget.booker(False)(call.estimated_cost(), call.model)
-                call.hold = await booked if isinstance(booked, Awaitable) else booked
+                hold = self.policy.budget.booker(False)(call.estimated_cost(), call.model)
+                call.hold = await hold if isinstance(hold, Awaitable) else hold
         except BaseException as error:
-            if call.permit is not None:
-                call.permit.done(0)
-            failed = isinstance(error, Exception)
-            kinds = {ThrottleTimeout: "timeout_total", BudgetExceeded: "over_budget"}
-            kind = kinds.get(type(error), "connect")
-            failure = Failure(kind, self.target.redact(str(error))) if failed else _CALLER_LEFT
-            call.report(
-                "failed" if failed else "cancelled", failure, CallObservation(), done=monotonic_ns()
-            )
+            self._report_unsent(call, error)
             raise
 
+    def _report_unsent(self, call: Call, error: BaseException) -> None:
+        """Report a call that was not sent because of an error."""
+        if call.permit is not None:
+            call.permit.done(0)
+        status: Status = "cancelled"
+        failure = _CALLER_LEFT
+        if isinstance(error, Exception):
+            status = "failed"
+            kinds = {ThrottleTimeout: "timeout_total", BudgetExceeded: "over_budget"}
+            kind = kinds.get(type(error), "connect")
+            failure = Failure(kind, self.target.redact(str(error)))
+        call.report(status, failure, CallObservation(), done=monotonic_ns())
+
+    def _redacted(self, completion: Completion) -> Completion:
+        """Return a completion whose failure does not quote the key."""
+        failure = completion.failure
+        if failure is None:
+            return completion
+        text = self._settings.redact(failure.text)
+        redacted_failure = Failure(failure.kind, text, failure.http_status)
+        return msgspec.structs.replace(completion, failure=redacted_failure)
+
+    def _end_attempt(self, call: Call, completion: Completion, delivered: bool) -> float | None:
+        """Return the seconds until the next attempt, or None if there is none."""
+        headers = completion.headers or {}
+        if completion.failure is None:
+            call.head_received(headers)
+            return None
+        return call.attempt_failed(completion.failure, headers, at=completion.done, final=delivered)
+
     def _abandoned(self, call: Call, completion: Completion, error: BaseException) -> None:
-        """The caller stopped waiting or reading: the call is cancelled, abandoned, or ok if it was
-        complete.
+        """Report a call whose caller stopped waiting or reading.
+
+        It is cancelled, abandoned, or ok if it was complete.
         """
-        if collecting():  # a generator that nobody reads any more: the code below may hold any lock
+        if collecting():
+            # The collector closes a generator that nobody reads. The code below it may hold any
+            # lock.
             later(partial(self._abandoned, call, completion, error))
             return
         call.head_received(completion.headers or {})
-        cancelled = (
-            isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-            and LOOP_LEFT not in error.args
-        )
-        left: Status = "cancelled" if cancelled else "abandoned"
-        self._report(call, completion, "ok" if completion.failure is None else left)
+        status: Status = "abandoned"
+        if completion.failure is None:
+            status = "ok"
+        elif isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+            status = "abandoned" if LOOP_LEFT in error.args else "cancelled"
+        self._report(call, completion, status)
 
     def _report(self, call: Call, completion: Completion, status: Status) -> None:
-        text, tool_calls = completion.text or "", completion.tool_calls
-        observed = CallObservation(
+        choice = Choice(
+            text=completion.text or "",
+            finish_reason=completion.finish_reason,
+            tool_calls=completion.tool_calls,
+        )
+        observation = CallObservation(
             sent=completion.sent,
             first_token=completion.first_token,
             first_answer=completion.first_answer,
@@ -485,31 +540,90 @@ class Client:
             server_timing=completion.server_timing,
             kernel_stamps=completion.kernel_stamp,
             usage=completion.usage,
-            choices=(
-                Choice(text=text, finish_reason=completion.finish_reason, tool_calls=tool_calls),
-            ),
+            choices=(choice,),
         )
-        call.report(status, completion.failure, observed, done=completion.done)
+        call.report(status, completion.failure, observation, done=completion.done)
 
     def _check_usable(self) -> None:
-        """Raises ClientError when this client is closed."""
+        """Raise ClientError if the client is closed."""
         if self._closed:
             raise ClientError("this client is closed; make a new one")
 
 
-def _signature() -> inspect.Signature:
-    """What `help` and notebooks show and complete; type checkers read ClientOptions."""
-    own, kinds = inspect.signature(Client.__init__), ClientOptions.__annotations__
+class _Attempt:
+    """The events of one attempt until they are read.
+
+    Attributes:
+        queue: The events in their order, and the completion at the end.
+        timeline: The timestamps of the output events.
+    """
+
+    def __init__(self) -> None:
+        """Start without events."""
+        self.queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
+        self.timeline = EventTimeline()
+
+    def put_event(self, text: str, reasoning: str, at_ns: int) -> None:
+        """Add an event."""
+        self.queue.put_nowait(Event(text, reasoning, at_ns))
+
+    def queued_completion(self) -> Completion:
+        """Return the completion of a cancelled attempt, behind the events that were not read."""
+        while True:
+            item = self.queue.get_nowait()
+            if isinstance(item, Completion):
+                return item
+
+
+def _timeout_ns(options: dict[str, Any], name: str) -> int:
+    """Return the timeout of the options `NAME_s` or `NAME_ns`. Raises WrongUse."""
+    seconds = options[f"{name}_s"]
+    if seconds is None:
+        timeout_ns: int = options[f"{name}_ns"]
+        return timeout_ns
+    if not isinstance(seconds, int | float) or not 0 < seconds < _LONGEST_TIMEOUT_S:
+        raise WrongUse("out_of_range", f"{name}_s={seconds!r}", "give seconds, above 0")
+    return int(seconds * 1e9)
+
+
+def _parse_target(url: str, options: dict[str, Any]) -> Target:
+    server = None if options["server"] == "auto" else options["server"]
+    return Target.parse(url, api=options["api"], server=server, deployment=options["model"] or "")
+
+
+def _find_profile(options: dict[str, Any]) -> ServerProfile | None:
+    """Return the profile of the options, or None if the server is to be found out."""
+    profile: ServerProfile | None = options["server_profile"]
+    server = options["server"]
+    if server == "auto":
+        return profile
+    named_profile = SERVERS.find(server)
+    if named_profile is None:
+        raise WrongUse(
+            "unknown_name", f"unknown server {server!r}", f"known: {', '.join(server_names())}"
+        )
+    return profile or named_profile
+
+
+def _request_failed(failure: Failure) -> RequestFailed:
+    return RequestFailed(failure.kind, failure.text, failure.http_status)
+
+
+def _client_signature() -> inspect.Signature:
+    """Return the signature that `help` and notebooks show. Type checkers read ClientOptions."""
+    signature = inspect.signature(Client.__init__)
+    option_types = ClientOptions.__annotations__
     options = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
-            annotation=kinds[name].__forward_arg__,
+            annotation=option_types[name].__forward_arg__,
         )
-        for name, default in DEFAULTS.items()
+        for name, default in _DEFAULTS.items()
     ]
-    return own.replace(parameters=[own.parameters["self"], own.parameters["target"], *options])
+    own_parameters = [signature.parameters["self"], signature.parameters["target"]]
+    return signature.replace(parameters=[*own_parameters, *options])
 
 
-vars(Client.__init__)["__signature__"] = _signature()
+vars(Client.__init__)["__signature__"] = _client_signature()

@@ -180,7 +180,7 @@ def _wrap(
         if (method := getattr(resource, name, None)) is not None:
             send = measure_method(_bound_late(resource, name, method), api, setting, blocking)
             if fallback is not None and api != "batches":
-                send = fallback.covering(send, path, name, blocking, failure_of)
+                send = fallback.cover(send, path, name, blocking, failure_of)
             setattr(resource, name, send)
     if api == "messages" and hasattr(resource, "stream"):
         twin = copy.copy(resource)  # `stream` of anthropic does not go through `create`
