@@ -193,6 +193,7 @@ class SyntheticPrompts(GeneratedPrompts):
         return [message for message in messages if message]
 
     def _warn_of_short_unique_parts(self, request_count: int) -> str:
+        """Return a warning if some prompts have too few words of their own to be unique, or ""."""
         conversation_count = -(-request_count // self.turns)
         unique_tokens = [
             self._first_message_tokens(conversation) - self.shared_tokens(conversation)
@@ -208,6 +209,7 @@ class SyntheticPrompts(GeneratedPrompts):
         )
 
     def _warn_of_inexact_lengths(self, prompt_count: int) -> str:
+        """Return a warning if some prompts are not as long as requested, or ""."""
         inexact = sum(
             self[number].input_tokens != self.requested_input_tokens(number)
             for number in range(prompt_count)

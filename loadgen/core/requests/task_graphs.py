@@ -72,20 +72,6 @@ class _StepSamplers(NamedTuple):
     tool_index: LengthSampler | None
 
 
-class _RequestPosition(NamedTuple):
-    """The position of a request in its task.
-
-    Attributes:
-        task: The number of the task.
-        turn: The turn of the request.
-        awaited: The requests that the step waits for, or None if it is a later turn of the step.
-    """
-
-    task: int
-    turn: int
-    awaited: tuple[int, ...] | None
-
-
 class TaskGraphs:
     """The graphs of tasks: `graphs[n]` has the requests of task n, each after those it waits for.
 
@@ -98,12 +84,6 @@ class TaskGraphs:
         self._key = derive_key(seed)
         self._samplers = {name: _step_samplers(step) for name, step in task.steps.items()}
         self._tool_times = {name: _delay_sampler(tool.time) for name, tool in task.tools.items()}
-        known_tools = task.known_tools
-        self._steps_with_results = {
-            name
-            for name, step in task.steps.items()
-            if step.tool and all(tool in known_tools for tool in step.tool)
-        }
         self._order = task.order
         self._cached_graph = functools.lru_cache(GRAPHS_CACHED)(self._draw_graph)
 
@@ -118,116 +98,158 @@ class TaskGraphs:
     def abandonment(self, task: int) -> Abandonment | None:
         """Return where the user of a task goes away, or None if the user stays to the end."""
         share = self.task.abandoned
-        if not share or random_integer(self._key, "leaves", task, 8) * 2.0**-64 >= share:
+        if not share or random_integer(self._key, "leaves", task, 8) / 2**64 >= share:
             return None
-        choice = random_integer(self._key, "leaves at", task, 16)
         chats = [turn for turn in range(len(self[task])) if self.output_tokens(task, turn)]
-        turn = chats[choice % len(chats)]
-        last_token = max(1, self.output_tokens(task, turn) - 1)
-        return Abandonment(turn, 1 + choice // len(chats) % last_token)
+        # One random number chooses both the turn and the token.
+        choice = random_integer(self._key, "leaves at", task, 16)
+        token_choice, chat_index = divmod(choice, len(chats))
+        turn = chats[chat_index]
+        tokens_before_last = max(1, self.output_tokens(task, turn) - 1)
+        return Abandonment(turn, 1 + token_choice % tokens_before_last)
+
+    def draw_turns_and_copies(self, step: str, task: int) -> tuple[int, int]:
+        """Return how many turns a step has in a task, and how often it runs in parallel."""
+        samplers = self._samplers[step]
+        turns = samplers.turns(self._key, f"turns {step}", task)
+        copies = samplers.parallel(self._key, f"parallel {step}", task)
+        return turns, copies
+
+    def draw_tool(self, step: str, task: int, turn: int) -> str:
+        """Return the name of the tool that runs before a request, or "" if there is none."""
+        tools = self.task.steps[step].tool
+        sample = self._samplers[step].tool_index
+        if tools is None or sample is None:
+            return ""
+        return list(tools)[sample(self._key, "tool", self._number(task, turn))]
+
+    def draw_tool_time_ns(self, tool: str, task: int, turn: int) -> int:
+        """Return how long a tool works before a request, 0 if there is no tool."""
+        if not tool:
+            return 0
+        return self._tool_times[tool](self._key, "tool time", self._number(task, turn))
+
+    def draw_think_time_ns(self, step: str, task: int, turn: int) -> int:
+        """Return how long the user thinks before a request."""
+        sample = self._samplers[step].think_time_ns
+        return sample(self._key, "think time", self._number(task, turn))
 
     def _number(self, task: int, turn: int) -> int:
         """Return the index of a request in random draws."""
         return task * self.width + turn
 
     def _draw_graph(self, task: int) -> tuple[TaskRequest, ...]:
-        requests: list[TaskRequest] = []
-        last_turns: dict[str, tuple[int, ...]] = {}  # of each copy of a step
-        for name in self._order:
-            samplers = self._samplers[name]
-            turns = samplers.turns(self._key, f"turns {name}", task)
-            copies = samplers.parallel(self._key, f"parallel {name}", task)
-            awaited = tuple(
-                turn for other in self.task.steps[name].after for turn in last_turns[other]
-            )
-            last_turns_of_step = []
-            for _ in range(copies):
-                for turn_of_step in range(turns):
-                    position = _RequestPosition(
-                        task, len(requests), awaited if turn_of_step == 0 else None
-                    )
-                    requests.append(self._draw_request(name, position, requests, last_turns))
-                last_turns_of_step.append(len(requests) - 1)
-            last_turns[name] = tuple(last_turns_of_step)
-        return tuple(requests)
+        builder = _GraphBuilder(self, task)
+        for step in self._order:
+            builder.add_step(step)
+        return tuple(builder.requests)
 
-    def _draw_request(
-        self,
-        name: str,
-        position: _RequestPosition,
-        earlier: list[TaskRequest],
-        last_turns: dict[str, tuple[int, ...]],
-    ) -> TaskRequest:
-        """Return a request of a step.
 
-        Args:
-            name: The name of the step.
-            position: The position of the request in its task.
-            earlier: The requests of the task before this one.
-            last_turns: The last request of each copy of the steps before this one.
-        """
-        step = self.task.steps[name]
-        is_first = position.awaited is not None
-        after = (position.turn - 1,) if position.awaited is None else position.awaited
-        context = self._context(step, position, last_turns)
-        sends_tool_result = name in self._steps_with_results
-        has_message = step.input_tokens is not None and (is_first or not sends_tool_result)
-        is_chat = step.kind == "chat"
-        chats = [turn for turn in after if self.task.steps[earlier[turn].step].kind == "chat"]
+class _GraphBuilder:
+    """Builds the graph of one task, each step after those that it waits for.
+
+    Attributes:
+        requests: The requests so far.
+    """
+
+    def __init__(self, graphs: TaskGraphs, task: int) -> None:
+        self.requests: list[TaskRequest] = []
+        self._graphs = graphs
+        self._task = task
+        self._steps = graphs.task.steps
+        self._known_tools = graphs.task.known_tools
+        # The last request of each copy of a step.
+        self._last_turns: dict[str, list[int]] = {}
+
+    def add_step(self, name: str) -> None:
+        """Add the requests of all copies of a step."""
+        turns, copies = self._graphs.draw_turns_and_copies(name, self._task)
+        awaited = tuple(
+            turn for other in self._steps[name].after for turn in self._last_turns[other]
+        )
+        self._last_turns[name] = []
+        for _ in range(copies):
+            self.requests.append(self._first_request(name, awaited))
+            for _ in range(turns - 1):
+                self.requests.append(self._later_request(name))
+            self._last_turns[name].append(len(self.requests) - 1)
+
+    def _first_request(self, name: str, after: tuple[int, ...]) -> TaskRequest:
+        """Return the first request of a copy of a step."""
+        step = self._steps[name]
+        has_message = step.input_tokens is not None
+        context = self._context_of_first(step, after)
+        chats = [turn for turn in after if self._is_chat(turn)]
         joined: tuple[int, ...] = ()
-        # A new context with a message begins with that message.
-        if is_first and is_chat and not (context is None and has_message):
+        # A new context with a message begins with that message alone.
+        if step.kind == "chat" and not (context is None and has_message):
             joined = tuple(turn for turn in chats if turn != context)
         repeats_message_of = None
-        needs_message = is_first and bool(after) and not has_message
-        if needs_message and (not is_chat or len(chats) < len(after)):
+        needs_message = bool(after) and not has_message
+        if needs_message and (step.kind != "chat" or len(chats) < len(after)):
             others = [turn for turn in after if turn not in chats]
-            repeats_message_of = _find_message(earlier, [*others, *after][0])
-        tool = self._draw_tool(name, position)
-        if sends_tool_result and (has_message or (is_first and context is None)):
-            tool = ""
+            repeats_message_of = _find_message(self.requests, [*others, *after][0])
+        runs_no_tool = self._sends_tool_result(step) and (has_message or context is None)
+        tool = "" if runs_no_tool else self._draw_tool(name)
         return TaskRequest(
             step=name,
             after=after,
             context=context,
             joined=joined,
-            tool=tool if sends_tool_result else "",
+            tool=tool if self._sends_tool_result(step) else "",
             has_message=has_message,
-            pause_ns=self._draw_pause_ns(name, position, tool, thinks=has_message and bool(after)),
+            pause_ns=self._draw_pause_ns(name, tool, thinks=has_message and bool(after)),
             repeats_message_of=repeats_message_of,
-            is_first_of_step=is_first,
+            is_first_of_step=True,
         )
 
-    def _context(
-        self, step: TaskStep, position: _RequestPosition, last_turns: dict[str, tuple[int, ...]]
-    ) -> int | None:
-        """Return the request whose context a request continues, or None if it begins a new one."""
-        if position.awaited is None:
-            return position.turn - 1
-        if not position.awaited or step.context == "new" or step.kind != "chat":
-            return None
-        if self.task.steps[step.after[0]].kind != "chat":
-            return None
-        return last_turns[step.after[0]][0]
+    def _later_request(self, name: str) -> TaskRequest:
+        """Return a request of a step that follows another one of the same copy."""
+        step = self._steps[name]
+        previous = len(self.requests) - 1
+        sends_tool_result = self._sends_tool_result(step)
+        has_message = step.input_tokens is not None and not sends_tool_result
+        tool = self._draw_tool(name)
+        return TaskRequest(
+            step=name,
+            after=(previous,),
+            context=previous,
+            joined=(),
+            tool=tool if sends_tool_result else "",
+            has_message=has_message,
+            pause_ns=self._draw_pause_ns(name, tool, thinks=has_message),
+            repeats_message_of=None,
+            is_first_of_step=False,
+        )
 
-    def _draw_tool(self, name: str, position: _RequestPosition) -> str:
-        """Return the name of the tool that runs before a request, or "" if there is none."""
-        sample = self._samplers[name].tool_index
-        if sample is None:
-            return ""
-        index = sample(self._key, "tool", self._number(position.task, position.turn))
-        return list(self.task.steps[name].tool or ())[index]
+    def _context_of_first(self, step: TaskStep, after: tuple[int, ...]) -> int | None:
+        """Return the request whose context the first request of a step continues.
 
-    def _draw_pause_ns(
-        self, name: str, position: _RequestPosition, tool: str, *, thinks: bool
-    ) -> int:
-        """Return the time that a tool works and that the user thinks before a request."""
-        number = self._number(position.task, position.turn)
-        pause_ns = 0
-        if tool:
-            pause_ns += self._tool_times[tool](self._key, "tool time", number)
+        Return None if it begins a new context.
+        """
+        if not after or step.context == "new" or step.kind != "chat":
+            return None
+        continued = step.after[0]
+        if self._steps[continued].kind != "chat":
+            return None
+        return self._last_turns[continued][0]
+
+    def _is_chat(self, turn: int) -> bool:
+        return self._steps[self.requests[turn].step].kind == "chat"
+
+    def _sends_tool_result(self, step: TaskStep) -> bool:
+        """Return True if the model knows the tools of a step, so that their results are sent."""
+        return bool(step.tool) and all(tool in self._known_tools for tool in step.tool or ())
+
+    def _draw_tool(self, name: str) -> str:
+        return self._graphs.draw_tool(name, self._task, len(self.requests))
+
+    def _draw_pause_ns(self, name: str, tool: str, *, thinks: bool) -> int:
+        """Return the time that a tool works and that the user thinks before the next request."""
+        turn = len(self.requests)
+        pause_ns = self._graphs.draw_tool_time_ns(tool, self._task, turn)
         if thinks:
-            pause_ns += self._samplers[name].think_time_ns(self._key, "think time", number)
+            pause_ns += self._graphs.draw_think_time_ns(name, self._task, turn)
         return pause_ns
 
 

@@ -73,14 +73,22 @@ class _Segment(NamedTuple):
     output_tokens: int
 
 
-NO_DOCUMENTS = _Documents((), 0)
-
 SegmentOwner = str | int | tuple[int, ...]
 """Where a part of a prompt comes from.
 
 A step for its system message and tool definitions, the number of the request that sent or generated
 a part, or a document and all documents before it.
 """
+
+
+class PromptSegment(NamedTuple):
+    """A part of a prompt: where it comes from, and its content tokens."""
+
+    owner: SegmentOwner
+    tokens: int
+
+
+NO_DOCUMENTS = _Documents((), 0)
 
 
 class TaskPrompts(GeneratedPrompts):
@@ -207,22 +215,25 @@ class TaskPrompts(GeneratedPrompts):
             return (text_tokens,)
         return (text_tokens + documents.tokens_each,) * len(documents.chunks)
 
-    def prompt_segments(self, number: int) -> Iterator[tuple[SegmentOwner, int]]:
-        """Yield the parts of a prompt in order, each with its owner and its content tokens.
+    def prompt_segments(self, number: int) -> Iterator[PromptSegment]:
+        """Yield the parts of a prompt in order.
 
         Prompts that begin with equal segments share that beginning.
         """
         task, turn = self.task_and_turn(number)
         turns_of_context = self._turns_of_context(task, turn)
         first_step = self.graphs[task][turns_of_context[0]].step
-        yield first_step, self._tools_tokens + self._task.steps[first_step].system_tokens
+        system_tokens = self._task.steps[first_step].system_tokens
+        yield PromptSegment(first_step, self._tools_tokens + system_tokens)
         for earlier in turns_of_context:
             segment = self._cached_segment(task, earlier)
             documents = segment.documents
             for count in range(1, len(documents.chunks) + 1):
-                yield documents.chunks[:count], documents.tokens_each
+                yield PromptSegment(documents.chunks[:count], documents.tokens_each)
             generated_tokens = 0 if earlier == turn else segment.output_tokens
-            yield self._number(task, earlier), segment.other_tokens + generated_tokens
+            yield PromptSegment(
+                self._number(task, earlier), segment.other_tokens + generated_tokens
+            )
 
     def _turns_of_context(self, task: int, turn: int) -> list[int]:
         """Return the requests whose messages a request sends again, and the request itself."""

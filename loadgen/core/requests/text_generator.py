@@ -66,16 +66,15 @@ class TextGenerator:
     def unique_head(self, index: int, tokens: int) -> list[str]:
         """Return the first words of a text, at most HEAD_TOKENS and at most `tokens` of them.
 
-        They are different for every index, as far as so few words allow.
+        They are different for every index, as far as so few words allow: they are the digits of a
+        number that is unique for the index.
         """
         word_count = len(self._words)
         number, start = divmod(self._head_order.position_of(index), len(self._starts))
-        head = [
-            self._starts[start],
-            self._words[number % word_count],
-            self._words[number // word_count % word_count],
-            self._words[number // word_count**2 % word_count],
-        ]
+        head = [self._starts[start]]
+        for _ in range(HEAD_TOKENS - 1):
+            number, word = divmod(number, word_count)
+            head.append(self._words[word])
         return head if tokens >= HEAD_TOKENS else head[:tokens]
 
     def exact_text(

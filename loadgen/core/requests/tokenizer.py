@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -50,6 +50,10 @@ SPECIAL = {
     "<|fim_suffix|>": 100260,
     "<|endofprompt|>": 100276,
 }
+
+TOKENIZER_HINT = (
+    'name a tokenizer.json, the folder that holds it, ORG/NAME of Hugging Face, or "cl100k"'
+)
 
 GZIP_WINDOW_BITS = 31  # zlib expects the header of gzip.
 
@@ -194,22 +198,8 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
     Raises UserError if there is no tokenizer, or none with such words.
     """
     file = path / TOKENIZER_FILE if path.is_dir() else path
-    hint = 'name a tokenizer.json, the folder that holds it, ORG/NAME of Hugging Face, or "cl100k"'
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        problem = f"no tokenizer there: {error.strerror}"
-        raise UserError(of_reading(error), problem, str(file), hint) from None
-    import tokenizers
-
-    try:
-        model = tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # The library raises a bare Exception for any unreadable input.
-        message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        problem = f"not a tokenizer.json: {message}"
-        raise UserError("wrong_format", problem, str(file), hint) from None
-    model.no_truncation()
-    model.no_padding()
+    content = _read_file(file)
+    model = _parse_model(content, file)
 
     def encode(text: str) -> list[int]:
         ids: list[int] = model.encode(text, add_special_tokens=False).ids
@@ -218,7 +208,7 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
     vocabulary = _find_one_token_words(_candidate_words(model.get_vocab()), encode)
     if not vocabulary.words or not vocabulary.starts:
         problem = "this tokenizer has no word of two letters or more that is one token"
-        raise UserError("unsupported", problem, str(file), hint)
+        raise UserError("unsupported", problem, str(file), TOKENIZER_HINT)
     return Tokenizer(
         tag="tokenizer",
         name=file.name if path.is_file() else path.name,
@@ -228,6 +218,29 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
         additive=False,
         load_encode=lambda: encode,
     )
+
+
+def _read_file(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        problem = f"no tokenizer there: {error.strerror}"
+        raise UserError(of_reading(error), problem, str(file), TOKENIZER_HINT) from None
+
+
+def _parse_model(content: bytes, file: Path) -> Any:
+    """Return the `tokenizers.Tokenizer` of a file. Raises UserError if it is no tokenizer."""
+    import tokenizers
+
+    try:
+        model = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # The library raises a bare Exception for any unreadable input.
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        problem = f"not a tokenizer.json: {message}"
+        raise UserError("wrong_format", problem, str(file), TOKENIZER_HINT) from None
+    model.no_truncation()
+    model.no_padding()
+    return model
 
 
 def _candidate_words(vocabulary: dict[str, int]) -> list[str]:

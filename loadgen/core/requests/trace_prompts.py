@@ -211,11 +211,13 @@ class TracePrompts(GeneratedPrompts):
         ]
 
     def _warn_of_repetition(self, request_count: int) -> Iterator[str]:
+        """Yield a warning if there are more requests than rows in the trace."""
         if request_count > len(self.trace):
             requests = format.counted(request_count, "request")
             yield f"{requests} from a trace of {len(self.trace):,}: it comes again with other text"
 
     def _warn_of_sessions(self) -> Iterator[str]:
+        """Yield a warning if sessions are not replayed as such, or their prompts share nothing."""
         if self._sessions is None:
             session_count = self._count_sessions()
             if session_count:
@@ -237,6 +239,7 @@ class TracePrompts(GeneratedPrompts):
         return int((sizes > 1).sum())
 
     def _warn_of_omitted_rows(self) -> Iterator[str]:
+        """Yield a warning for each reason why rows of the trace are left out."""
         if self.trace.skipped:
             rows = format.counted(
                 self.trace.skipped, "row of the trace had", "rows of the trace had"
@@ -249,6 +252,7 @@ class TracePrompts(GeneratedPrompts):
             yield f"{rows} left out, the first {self.trace.first_bad}"
 
     def _warn_of_requested_fields(self) -> Iterator[str]:
+        """Yield warnings about body fields and models that rows of the trace request."""
         names = sorted({name for fields in self.trace.fields for name in fields})
         if names:
             yield f"rows of the trace ask for {', '.join(names)}, which is sent"

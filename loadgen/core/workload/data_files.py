@@ -114,7 +114,7 @@ class _HubFile(NamedTuple):
     relative_path: Path
 
     @property
-    def words(self) -> set[str]:
+    def name_parts(self) -> set[str]:
         """The parts of the path that may name a split."""
         return set(re.split(r"[-_./]", str(self.relative_path)))
 
@@ -136,7 +136,7 @@ def resolve_data_set(path: Path) -> tuple[list[Path], str]:
     config = match["config"]
     candidates = [file for file in files if not config or config in file.relative_path.parts]
     split = match["split"] or _default_split(candidates)
-    chosen = sorted(file.path for file in candidates if not split or split in file.words)
+    chosen = sorted(file.path for file in candidates if not split or split in file.name_parts)
     if not chosen:
         names = sorted({str(file.relative_path) for file in files})
         hint = f"its files: {', '.join(names[:MAX_FILES_IN_HINT])}"
@@ -158,7 +158,7 @@ def _describe_hub_files(data_set: str, split: str, files: list[Path]) -> str:
 def _default_split(files: list[_HubFile]) -> str:
     """Return the split that is read if none is named, or "" if the files have none."""
     for split in PREFERRED_SPLITS:
-        if any(split in file.words for file in files):
+        if any(split in file.name_parts for file in files):
             return split
     return ""
 

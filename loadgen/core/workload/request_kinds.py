@@ -188,6 +188,7 @@ class Synthetic(Part):
         return self
 
     def _check_chunks_fit(self, chunks: Chunks, shortest_prompt: int) -> None:
+        """Refuse prompts that are not longer than their chunks."""
         if self.shared_prefix_tokens or self.turns:
             problem = "has chunks beside shared_prefix_tokens or turns"
             raise units.Wrong("conflict", problem, "keep one of them")

@@ -162,7 +162,7 @@ def slo_model(metric_names: tuple[str, ...]) -> type[WrittenSlo]:
 
 
 def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
-    """Return the SLO that a file means.
+    """Parse the SLO of a file.
 
     An SLO with an unknown key is reported in the context and read as None.
     """

@@ -37,7 +37,10 @@ ArrivalOption = Constant | Poisson | Gamma | Closed
 def override_stages(
     workload: WorkloadFile, flags: Overrides, errors: DocumentErrors
 ) -> tuple[Stage, ...]:
-    """Return the stages as changed by the options, with names and ends. Mistakes are added."""
+    """Return the stages as changed by the options, with names and ends.
+
+    Mistakes are added to `errors`.
+    """
     arrival = _arrival_of_options(flags, errors)
     if errors.errors and not workload.stages:
         # The options describe a load, but with mistakes.

@@ -68,7 +68,7 @@ class _Columns(NamedTuple):
     input_tokens: str
     output_tokens: str
     session: str | None
-    took: str | None
+    duration: str | None
 
     @property
     def names(self) -> list[str]:
@@ -129,7 +129,7 @@ def _find_columns(schema: pa.Schema, table_format: FormatRow) -> _Columns:
         input_tokens,
         output_tokens,
         session=names.get(table_format.session),
-        took=names.get(table_format.took),
+        duration=names.get(table_format.took),
     )
 
 
@@ -142,11 +142,28 @@ def _check_column_types(schema: pa.Schema, columns: _Columns, path: Path) -> Non
             continue
         column_type = schema.field(name).type
         is_number = pa.types.is_integer(column_type) or pa.types.is_floating(column_type)
-        is_date = pa.types.is_timestamp(column_type) and name != columns.took
+        is_date = pa.types.is_timestamp(column_type) and name != columns.duration
         if not is_number and not is_date:
             problem = f"the column {name} holds {column_type}"
             hint = "numbers, or dates for the time"
             raise UserError("wrong_type", problem, str(path), hint, key=name)
+
+
+class _BatchValues(NamedTuple):
+    """The values of a batch, and which rows have a valid value in each column."""
+
+    at_ns: Integers
+    input_tokens: Integers
+    output_tokens: Integers
+    has_time: Mask
+    has_input: Mask
+    has_output: Mask
+    has_duration: Mask
+
+    @property
+    def is_readable(self) -> Mask:
+        """Whether all values of a row are valid."""
+        return self.has_time & self.has_input & self.has_output & self.has_duration
 
 
 class _RowCheck(NamedTuple):
@@ -174,58 +191,81 @@ class _BatchChecker:
         self._time_unit_ns = time_unit_ns
         self._first_ns: int | None = None
         self._latest_ns = EARLIEST_NS
+        # The latest time before each row of the current batch.
+        self._latest_before_rows: Integers = np.zeros(0, np.int64)
         self._rows_read = 0
 
     def check(self, batch: Any) -> CheckedBatch:
         """Return the valid rows of the next batch and the first mistakes in it."""
+        values = self._read_values(batch)
+        checks = [*self._value_checks(values), *self._time_checks(values)]
+        is_valid = np.logical_and.reduce([check.is_met for check in checks])
+        errors = self._first_errors(checks, is_valid, values.at_ns)
+        self._rows_read += len(is_valid)
+        valid_columns = TraceColumns(
+            values.at_ns[is_valid],
+            values.input_tokens[is_valid],
+            values.output_tokens[is_valid],
+            sessions=self._sessions(batch, is_valid),
+            took_ns=self._durations_ns(batch, is_valid),
+        )
+        return CheckedBatch(valid_columns, int((~is_valid).sum()), errors)
+
+    def _read_values(self, batch: Any) -> _BatchValues:
         columns = self._columns
         at_ns, has_time = _read_times(batch.column(columns.time), self._time_unit_ns)
         input_tokens, has_input = _read_counts(batch.column(columns.input_tokens), minimum=1)
         output_tokens, has_output = _read_counts(batch.column(columns.output_tokens), minimum=0)
-        has_valid_took = self._has_valid_took(batch)
-        is_readable = has_time & has_input & has_output & has_valid_took
+        return _BatchValues(
+            at_ns,
+            input_tokens,
+            output_tokens,
+            has_time=has_time,
+            has_input=has_input,
+            has_output=has_output,
+            has_duration=self._has_valid_duration(batch),
+        )
+
+    def _value_checks(self, values: _BatchValues) -> list[_RowCheck]:
+        """Return the checks of the single values of each row."""
+        time = self._columns.time
+        duration = self._columns.duration or ""
+        return [
+            _RowCheck(values.has_time, "invalid_value", time, f"{time} is missing or no number"),
+            _count_check(values.has_input, self._columns.input_tokens, minimum=1),
+            _count_check(values.has_output, self._columns.output_tokens, minimum=0),
+            _RowCheck(
+                values.has_duration, "invalid_value", duration, f"{duration} is no length of time"
+            ),
+        ]
+
+    def _time_checks(self, values: _BatchValues) -> list[_RowCheck]:
+        """Return the checks of the time of each row against those of the rows before it.
+
+        The latest time so far is updated for the next batch.
+        """
+        is_readable = values.is_readable
         if self._first_ns is None and is_readable.any():
-            self._first_ns = int(at_ns[is_readable][0])
-        is_within_a_year = np.abs(at_ns - float(self._first_ns or 0)) <= LONGEST_NS
-        is_candidate = is_readable & is_within_a_year
-        latest_before = self._latest_times(at_ns, is_candidate)
-        is_ordered = at_ns >= latest_before[:-1]
+            self._first_ns = int(values.at_ns[is_readable][0])
+        is_within_a_year = np.abs(values.at_ns - float(self._first_ns or 0)) <= LONGEST_NS
+        latest_before = self._latest_times(values.at_ns, is_readable & is_within_a_year)
+        self._latest_before_rows = latest_before[:-1]
         self._latest_ns = int(latest_before[-1])
-        checks = [
-            _RowCheck(
-                has_time,
-                "invalid_value",
-                columns.time,
-                f"{columns.time} is missing or no number",
-            ),
-            _count_check(has_input, columns.input_tokens, minimum=1),
-            _count_check(has_output, columns.output_tokens, minimum=0),
-            _RowCheck(
-                has_valid_took,
-                "invalid_value",
-                columns.took or "",
-                f"{columns.took} is no length of time",
-            ),
+        time = self._columns.time
+        return [
             _RowCheck(
                 is_within_a_year,
                 "out_of_range",
-                columns.time,
+                time,
                 "the time is more than a year from that of the first row",
             ),
-            _RowCheck(is_ordered, "unordered", columns.time, "the time goes back by {back_s} s"),
+            _RowCheck(
+                values.at_ns >= self._latest_before_rows,
+                "unordered",
+                time,
+                "the time goes back by {back_s} s",
+            ),
         ]
-        is_valid = is_candidate & is_ordered
-        back_ns = latest_before[:-1] - at_ns
-        errors = self._first_errors(checks, is_valid, back_ns)
-        self._rows_read += len(is_valid)
-        valid_columns = TraceColumns(
-            at_ns[is_valid],
-            input_tokens[is_valid],
-            output_tokens[is_valid],
-            sessions=self._sessions(batch, is_valid),
-            took_ns=self._took_ns(batch, is_valid),
-        )
-        return CheckedBatch(valid_columns, int((~is_valid).sum()), errors)
 
     def _latest_times(self, at_ns: Integers, is_candidate: Mask) -> Integers:
         """Return the latest time of the candidates before each row, and before the next batch."""
@@ -236,7 +276,7 @@ class _BatchChecker:
         return latest
 
     def _first_errors(
-        self, checks: list[_RowCheck], is_valid: Mask, back_ns: Integers
+        self, checks: list[_RowCheck], is_valid: Mask, at_ns: Integers
     ) -> list[tuple[int, Wrong]]:
         """Return the first mistakes of a batch with their row numbers, counted from 1."""
         errors = []
@@ -245,16 +285,17 @@ class _BatchChecker:
             failed = next(check for check in checks if not check.is_met[row])
             problem = failed.problem
             if failed.code == "unordered":
-                problem = problem.format(back_s=f"{int(back_ns[row]) / NS_PER_S:,.6g}")
+                back_ns = int(self._latest_before_rows[row]) - int(at_ns[row])
+                problem = problem.format(back_s=f"{back_ns / NS_PER_S:,.6g}")
             wrong = Wrong(failed.code, problem, "", failed.column)
             errors.append((self._rows_read + 1 + row, wrong))
         return errors
 
-    def _has_valid_took(self, batch: Any) -> Mask:
+    def _has_valid_duration(self, batch: Any) -> Mask:
         """Return whether each row has no length of time, or one of zero or more."""
-        if self._columns.took is None:
+        if self._columns.duration is None:
             return np.ones(batch.num_rows, bool)
-        column = batch.column(self._columns.took)
+        column = batch.column(self._columns.duration)
         seconds = column.cast("double").fill_null(0).to_numpy(zero_copy_only=False)
         return np.asarray((seconds >= 0) & (seconds * NS_PER_S < MAX_TIME_NS))
 
@@ -265,11 +306,11 @@ class _BatchChecker:
         names = _take(batch.column(self._columns.session), is_valid)
         return ["" if name is None else str(name) for name in names]
 
-    def _took_ns(self, batch: Any, is_valid: Mask) -> list[int]:
+    def _durations_ns(self, batch: Any, is_valid: Mask) -> list[int]:
         """Return how long each valid row took; [] without such a column."""
-        if self._columns.took is None:
+        if self._columns.duration is None:
             return []
-        seconds = _take(batch.column(self._columns.took), is_valid)
+        seconds = _take(batch.column(self._columns.duration), is_valid)
         return [UNKNOWN_NS if value is None else round(value * NS_PER_S) for value in seconds]
 
 

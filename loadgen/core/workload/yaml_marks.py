@@ -323,6 +323,7 @@ class _NodeReader:
         return self._read_entries(node, path, depth)
 
     def _read_value(self, node: yaml.Node, path: str, depth: int) -> Any:
+        """Return the value of a node: a Map, a Seq or the value of a scalar."""
         if isinstance(node, yaml.MappingNode):
             return self.read_mapping(node, path, depth)
         self._count_node(node, path, depth)
