@@ -56,9 +56,9 @@ def books_are_balanced(replica: Replica) -> None:
     if isinstance(replica, reference.Replica):
         assert (
             not replica._running
-            and not replica._buckets
-            and not any(replica._phase)
-            and replica._kv == 0
+            and not replica._ending_in
+            and not any(replica._growing)
+            and replica._kv_tokens == 0
         )
 
 
@@ -265,8 +265,8 @@ class CountedCache(OrderedDict[Any, None]):
 def test_a_block_is_forgotten_without_a_search_for_it() -> None:
     """A plain dict keeps a hole for what has left it, and a search for its first entry steps over all of them."""
     replica = reference.Replica(COSTS, REUSE)
-    assert type(replica._cache) is OrderedDict
-    cache = replica._cache = CountedCache()
+    assert type(replica._shared._unused) is OrderedDict
+    cache = replica._shared._unused = CountedCache()
     requests = [
         reference.SimRequest(i, i * 10**8, 160, 2, list(range(100 * i, 100 * i + 10)))
         for i in range(200)

@@ -1,10 +1,9 @@
-"""A continuous-batching server as a physical model: one replica, iteration by iteration, on the
-caller's clock.
+"""One replica of a continuous-batching server as a physical model, iteration by iteration.
 
-Pure: no sockets, no sleeping, no randomness. An iteration takes `overhead + max(bytes / bandwidth,
-FLOPs / rate)`. The batch changes only when a sequence is admitted, paused or finished. The
-iteration of a sequence's last token is known when its prefill ends, so no work is done per token.
-The HTTP endpoint and simulations in virtual time use the same class.
+The caller passes the time. An iteration takes `overhead + max(bytes / bandwidth, FLOPs / rate)`.
+The batch changes only when a sequence is admitted, paused or finished. The iteration of a
+sequence's last token is known when its prefill ends, so no work is done per token. The HTTP
+endpoint and simulations in virtual time use the same class.
 
 This is the reference implementation. `_replica.c` does the same, to the last bit, and
 `implementation.py` chooses one.
@@ -24,23 +23,32 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 NEVER = 1 << 62
+"""A time that is never reached, in ns."""
 
 
 class Costs(Struct, frozen=True, kw_only=True):
-    """The terms of an iteration's duration, in ns: the roofline model with all divisions done in
-    advance.
+    """The terms of an iteration's duration in ns, by the roofline model.
 
-    t = overhead + max(weights + kv_token * tokens in the caches read,
-                       token * tokens computed + attended * sum over them of the tokens each attends to)
+    An iteration takes overhead_ns plus the longer of two terms:
+
+    - memory: weights_ns + kv_token_ns * tokens read from the key-value cache
+    - compute: token_ns * tokens computed + attended_ns * the sum over them of the tokens that each
+      attends to
+
+    Attributes:
+        overhead_ns: Kernel launches, scheduling and sampling, whatever the batch.
+        weights_ns: Bytes of the weights / effective bandwidth.
+        kv_token_ns: Bytes of one token in the key-value cache / effective bandwidth.
+        token_ns: 2 FLOPs per parameter / effective rate.
+        attended_ns: FLOPs of one token attending to one other (4 * layers * heads * head size) /
+            effective rate.
     """
 
-    overhead_ns: (
-        float  # kernel launches, scheduling, sampling: per iteration, independent of the batch
-    )
-    weights_ns: float  # weight bytes / effective bandwidth
-    kv_token_ns: float  # key-value bytes of one token / effective bandwidth
-    token_ns: float  # 2 FLOPs per parameter / effective rate
-    attended_ns: float  # 4 * layers * heads * head size FLOPs / effective rate: one token attending to one other
+    overhead_ns: float
+    weights_ns: float
+    kv_token_ns: float
+    token_ns: float
+    attended_ns: float
 
     def at_speed(self, speed: float) -> Costs:
         """Return the costs of a machine on which every iteration takes 1 / speed of the time."""
@@ -48,19 +56,30 @@ class Costs(Struct, frozen=True, kw_only=True):
 
 
 class ServerLimits(Struct, frozen=True, kw_only=True):
-    """The server's configuration, in TensorRT-LLM's terms."""
+    """The server's configuration, in TensorRT-LLM's terms.
 
-    max_batch_size: int  # sequences in a batch, including those in prefill
-    max_num_tokens: int  # tokens computed per iteration; at least max_batch_size
-    kv_blocks: int  # blocks in the key-value cache
+    Attributes:
+        max_batch_size: Sequences in a batch, including those in prefill.
+        max_num_tokens: Tokens computed per iteration; at least max_batch_size.
+        kv_blocks: Blocks in the key-value cache.
+        tokens_per_block: Tokens in a block.
+        max_seq_len: The longest prompt and output together.
+        chunked_prefill: Whether a prompt may be spread over iterations.
+        guaranteed: Whether all blocks for the output are reserved at admission (the scheduler
+            "guaranteed no evict"). If not ("max utilization"), blocks are taken as tokens are
+            generated. When none are left, the sequence admitted last is paused and computed again
+            later.
+        block_reuse: Whether prompts with the same prefix share its blocks.
+    """
+
+    max_batch_size: int
+    max_num_tokens: int
+    kv_blocks: int
     tokens_per_block: int = 32
-    max_seq_len: int = 4096  # prompt and output together
-    chunked_prefill: bool = True  # a prompt may be spread over iterations
-    # True (guaranteed no evict): all blocks for the output are reserved at admission. False (max
-    # utilization): blocks are taken as tokens are generated; when none are left, the sequence
-    # admitted last is paused and recomputed later.
+    max_seq_len: int = 4096
+    chunked_prefill: bool = True
     guaranteed: bool = False
-    block_reuse: bool = False  # prompts with the same prefix share its blocks
+    block_reuse: bool = False
 
 
 WAITING, PREFILLING, DECODING, DONE = range(4)
@@ -81,7 +100,7 @@ REQUEST_FIELDS = (
     "failed_ns",
     "admitted_ns",
 )
-"""The fields of a request that say what happened to it, in the order in which `pack` writes them."""
+"""The fields of a request that tell what happened to it, in the order of `SimRequest.pack`."""
 
 
 class SimRequest:
@@ -124,17 +143,17 @@ class SimRequest:
 
     @staticmethod
     def pack(requests: Sequence[SimRequest], rows: NDArray[np.int64]) -> None:
-        """Write the REQUEST_FIELDS of each request into a row of an array of shape (requests, fields)."""
+        """Write the REQUEST_FIELDS of each request into a row of `rows`."""
         for row, request in zip(rows, requests, strict=True):
             row[:] = [getattr(request, name) for name in REQUEST_FIELDS]
 
 
 @dataclass(slots=True)
 class _Work:
-    """What one iteration computes and reads. `tokens_read` are tokens in the key-value cache."""
+    """What one iteration computes and reads."""
 
-    decoding: int
-    tokens_read: int
+    decoding: int  # sequences that get one token each
+    tokens_read: int  # from the key-value cache
     context_requests: int = 0
     context_tokens: int = 0
     attended: float = field(init=False)  # sum over the computed tokens of the tokens they attend to
@@ -157,41 +176,114 @@ class _Work:
         return int(costs.overhead_ns + max(memory_ns, compute_ns)) + 1
 
 
+class _SharedBlocks:
+    """The blocks that several prompts may share: those in use, and a cache of the others."""
+
+    def __init__(self) -> None:
+        self._users: dict[Hashable, int] = {}  # blocks in use -> number of requests that use them
+        # Blocks that no request uses, least recently used first. A plain dict would keep a hole for
+        # each block that has left it, and a search for the first block would step over them all.
+        self._unused: OrderedDict[Hashable, None] = OrderedDict()
+
+    @property
+    def used_count(self) -> int:
+        """Number of blocks in use."""
+        return len(self._users)
+
+    def match(self, blocks: Sequence[Hashable]) -> Sequence[Hashable]:
+        """Return the blocks at the beginning of a prompt that exist."""
+        for count, block in enumerate(blocks):
+            if block not in self._users and block not in self._unused:
+                return blocks[:count]
+        return blocks
+
+    def count_unused(self, blocks: Sequence[Hashable]) -> int:
+        """Return how many existing blocks no request uses."""
+        return sum(block not in self._users for block in blocks)
+
+    def use(self, blocks: Sequence[Hashable]) -> None:
+        """Add one user to each of the blocks, which exist."""
+        for block in blocks:
+            self._unused.pop(block, None)
+            self._users[block] = self._users.get(block, 0) + 1
+
+    def add(self, blocks: Sequence[Hashable]) -> list[Hashable]:
+        """Add blocks with one user each, up to the first that exists. Return the added ones."""
+        added = []
+        for block in blocks:
+            if block in self._users or block in self._unused:
+                break
+            self._users[block] = 1
+            added.append(block)
+        return added
+
+    def release(self, blocks: Sequence[Hashable]) -> None:
+        """Remove one user from each of the blocks.
+
+        The end of a prefix becomes unused first, because its beginning is more useful and is
+        evicted last.
+        """
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if not self._users[block]:
+                del self._users[block]
+                self._unused[block] = None
+
+    def evict(self, capacity: int) -> None:
+        """Remove the least recently used blocks until at most `capacity` unused ones are left."""
+        while len(self._unused) > max(0, capacity):
+            self._unused.popitem(last=False)
+
+
 class Replica:
     """One model instance.
 
     The owner calls `submit` for each request, `begin` when the replica is idle or an iteration has
-    ended, and `finish` at `end_ns`, the end of the current iteration (NEVER: idle).
+    ended, and `finish` at `end_ns`, the end of the current iteration.
 
-    `ends` holds the end time of every iteration since the start or the last `forget`, in ns.
-    `started` holds the requests that got a first token (the very first, or the first after a pause)
-    in the last `finish`. `paused` holds the sequences paused by the last `begin`, as (request,
-    first, last iteration in which it got a token since it was last admitted).
+    Attributes:
+        end_ns: The end of the current iteration, or NEVER if the replica is idle.
+        ends: The end time of every iteration since the start or the last `forget`, in ns.
+        started: The requests that got a first token in the last `finish`: the very first, or the
+            first after a pause.
+        paused: The requests paused by the last `begin`, as (request, first iteration, last
+            iteration). These are the iterations in which it got tokens since it was last admitted.
+        waiting: The requests that wait for admission, in order.
+        active: Number of requests that are admitted and not finished.
+        decoding: Number of active requests that have finished their prefill.
+        decoded: Sum of `decoding` over all finished iterations.
+        iteration: Number of finished iterations.
+        context_requests: Number of requests that the current iteration prefills.
+        context_tokens: Number of tokens that it prefills.
+        pauses: Number of pauses since the start.
+        hits: Number of prompt blocks found in the cache at admission, since the start.
+        misses: Number of prompt blocks not found.
     """
 
     Request = SimRequest
-    """What `submit` takes."""
+    """The class of the requests for `submit`."""
 
     def __init__(self, costs: Costs, limits: ServerLimits) -> None:
-        self._costs = costs
-        self._limits = limits
-        self.waiting: deque[SimRequest] = deque()
-        self.active = 0  # admitted, not finished
-        self.decoding = 0  # active requests that have finished their prefill
-        self.decoded = 0  # sum of `decoding` over all finished iterations
-        self.iteration = 0  # finished iterations
         self.end_ns = NEVER
         self.ends = array("q")
-        self.context_requests = 0  # prefilled in the current iteration
+        self.started: list[SimRequest] = []
+        self.paused: list[tuple[SimRequest, int, int]] = []
+        self.waiting: deque[SimRequest] = deque()
+        self.active = 0
+        self.decoding = 0
+        self.decoded = 0
+        self.iteration = 0
+        self.context_requests = 0
         self.context_tokens = 0
         self.pauses = 0
-        self.hits = 0  # prompt blocks found in the cache at admission
+        self.hits = 0
         self.misses = 0
-        self.paused: list[tuple[SimRequest, int, int]] = []
-        self.started: list[SimRequest] = []
-        self._under_way = False  # between `begin` and `finish`
-        self._kv = 0  # tokens in the key-value cache, of decoding sequences
-        self._blocks_used = 0  # without the pinned, shared blocks
+        self._costs = costs
+        self._limits = limits
+        self._is_under_way = False  # between `begin` and `finish`
+        self._kv_tokens = 0  # in the key-value cache, of decoding requests
+        self._private_blocks = 0  # blocks in use that are not shared
+        self._shared = _SharedBlocks()
         # Prefilled in part; served before the queue.
         self._partial: SimRequest | None = None
         # Their prefill ends with the current iteration.
@@ -199,14 +291,10 @@ class Replica:
         # Decoding requests, in order of admission.
         self._running: dict[SimRequest, None] = {}
         # Decoding requests by the iteration of their last token.
-        self._buckets: dict[int, list[SimRequest]] = {}
-        # Number of decoding sequences by phase: they need a new block when iteration %
-        # tokens_per_block is the phase.
-        self._phase = [0] * limits.tokens_per_block
-        self._pinned: dict[Hashable, int] = {}  # shared blocks in use -> number of users
-        # Shared blocks not in use, least recently used first. No plain dict: one keeps a hole for
-        # each entry that has left it, and a search for the first entry steps over them all.
-        self._cache: OrderedDict[Hashable, None] = OrderedDict()
+        self._ending_in: dict[int, list[SimRequest]] = {}
+        # Number of decoding requests that need a new block when iteration % tokens_per_block is
+        # the index.
+        self._growing = [0] * limits.tokens_per_block
 
     @property
     def queued(self) -> int:
@@ -215,38 +303,37 @@ class Replica:
 
     @property
     def next_due_ns(self) -> int:
-        """When the first of those that wait was due; NEVER if none waits."""
+        """Due time of the first request that waits, or NEVER if none waits."""
         return self.waiting[0].due_ns if self.waiting else NEVER
-
-    def end_of(self, iteration: int) -> int:
-        """When an iteration ended. Raises IndexError. Not after `forget`."""
-        return self.ends[iteration]
-
-    def forget(self) -> None:
-        """Forget when iterations ended, except the last; simulations in virtual time keep all."""
-        del self.ends[:-1]
 
     @property
     def blocks_used(self) -> int:
         """Number of blocks that cannot be reused for another request now."""
-        return self._blocks_used + len(self._pinned)
+        return self._private_blocks + self._shared.used_count
 
-    @property
-    def _free_blocks(self) -> int:
-        return self._limits.kv_blocks - self.blocks_used
+    def end_of(self, iteration: int) -> int:
+        """Return when an iteration ended, if `forget` was never called. Raises IndexError."""
+        return self.ends[iteration]
+
+    def forget(self) -> None:
+        """Forget when iterations ended, except for the last one."""
+        del self.ends[:-1]
 
     def admissible(self, input_tokens: int) -> bool:
-        """Whether a prompt of this length can be served at all."""
+        """Return whether a prompt of this length can be served at all."""
         limits = self._limits
-        return input_tokens < limits.max_seq_len and (
-            limits.chunked_prefill or input_tokens <= limits.max_num_tokens
-        )
+        fits_iteration = limits.chunked_prefill or input_tokens <= limits.max_num_tokens
+        return input_tokens < limits.max_seq_len and fits_iteration
 
     def submit(self, request: SimRequest) -> None:
-        """Queue an `admissible` request. Requests must arrive in order of `due_ns`."""
-        room = self._limits.max_seq_len - request.input_tokens
-        if request.output_tokens > room:  # trtllm-serve clamps without an error
-            request.output_tokens = request.remaining_tokens = room
+        """Queue a request whose length is admissible. Requests must come in order of `due_ns`.
+
+        An output that does not fit is shortened without an error, as in trtllm-serve.
+        """
+        max_output_tokens = self._limits.max_seq_len - request.input_tokens
+        if request.output_tokens > max_output_tokens:
+            request.output_tokens = max_output_tokens
+            request.remaining_tokens = max_output_tokens
         self.waiting.append(request)
 
     def begin(self, now_ns: int) -> bool:
@@ -254,8 +341,8 @@ class Replica:
         self.paused = []
         if not self._limits.guaranteed:
             self._grow_decoding()
-        work = _Work(self.decoding, self._kv + self.decoding)
-        if not self.paused:  # a sequence that was just paused is not admitted again yet
+        work = _Work(self.decoding, self._kv_tokens + self.decoding)
+        if not self.paused:  # a request that was just paused is not admitted again yet
             self._prefill(work, self._limits.max_num_tokens - self.decoding, now_ns)
         if not work.decoding and not work.context_tokens:
             self.end_ns = NEVER
@@ -264,15 +351,89 @@ class Replica:
         self.context_requests = work.context_requests
         self.end_ns = now_ns + work.duration_ns(self._costs)
         self.ends.append(self.end_ns)
-        self._under_way = True
+        self._is_under_way = True
         return True
 
-    def _grow_decoding(self) -> None:
-        """Take the blocks that decoding sequences need now; pause some if there are too few."""
-        phase = self.iteration % self._limits.tokens_per_block
-        if self._phase[phase] > self._free_blocks:
-            self._make_room(phase)
-        self._blocks_used += self._phase[phase]
+    def finish(self) -> list[SimRequest]:
+        """End the current iteration, and return the requests that are done.
+
+        Every decoding request, and every request whose prefill has just ended, gets one token.
+        """
+        finished_iteration = self.iteration
+        self.iteration += 1
+        self._is_under_way = False
+        self._kv_tokens += self.decoding
+        self.decoded += self.decoding
+        done = self._ending_in.pop(finished_iteration, [])
+        self._remove_finished(done)
+        self.started = self._ready
+        self._ready = []
+        for request in self.started:
+            self._start_decoding(request, finished_iteration)
+            if request.state == DONE:
+                done.append(request)
+        self.decoding = len(self._running)
+        return done
+
+    @staticmethod
+    def next_iteration(replicas: Sequence[Replica], before_ns: int) -> tuple[int, int]:
+        """Return the end of the iteration that ends first, and the index of its replica.
+
+        Iterations that end before `before_ns`, and start and end no request, are ended here, in
+        order of time. So the caller sees only iterations at which something happens. The end is
+        NEVER if all replicas are idle.
+        """
+        while True:
+            end_ns, index = min((replica.end_ns, index) for index, replica in enumerate(replicas))
+            if end_ns >= before_ns or not replicas[index]._is_quiet():
+                return end_ns, index
+            replicas[index].finish()
+            replicas[index].begin(end_ns)
+
+    def cancel(self, request: SimRequest) -> None:
+        """Stop a request unless it is done. Its blocks are free from the next iteration on."""
+        if request.state == WAITING:
+            self.waiting.remove(request)
+        elif request.state == DECODING:
+            self._remove_decoding(request)
+        elif request.state == PREFILLING:
+            if request is self._partial:
+                self._partial = None
+            else:
+                self._ready.remove(request)
+            self._release_blocks(request, request.private_blocks)
+            self.active -= 1
+        request.state = DONE
+
+    def generated(self, request: SimRequest) -> int:
+        """Return the tokens that a request has got by the end of the last finished iteration."""
+        tokens_before_pause = request.output_tokens - request.remaining_tokens
+        is_done_after_decoding = request.state == DONE and request.last_iteration >= 0
+        if request.state != DECODING and not is_done_after_decoding:
+            return tokens_before_pause
+        last_iteration = min(self.iteration - 1, request.last_iteration)
+        return tokens_before_pause + max(0, last_iteration - request.resumed_iteration + 1)
+
+    def reset_cache(self) -> None:
+        """Forget the shared blocks that no request uses; those in use stay until they are free."""
+        self._shared.evict(0)
+
+    def _free_blocks(self) -> int:
+        """Return the number of blocks that are free or could be evicted."""
+        return self._limits.kv_blocks - self.blocks_used
+
+    def _is_quiet(self) -> bool:
+        """Return whether this iteration starts and ends no request, and the next pauses none."""
+        if not self.decoding and self._partial is None:
+            return False  # all were cancelled: the replica becomes idle
+        if self._ready or self.iteration in self._ending_in:
+            return False
+        if self._limits.guaranteed:
+            return True
+        growing = self._growing[(self.iteration + 1) % self._limits.tokens_per_block]
+        return growing <= self._free_blocks()
+
+    # Admission and prefill
 
     def _prefill(self, work: _Work, budget: int, now_ns: int) -> None:
         """Compute at most `budget` tokens of prompts, in order of arrival."""
@@ -289,7 +450,7 @@ class Replica:
                 self._ready.append(request)
 
     def _admit_next(self, budget: int, now_ns: int) -> SimRequest | None:
-        """Admit the request that waits first, and return it; None if it has to wait."""
+        """Admit the request that waits first, and return it. Return None if it has to wait."""
         limits = self._limits
         if not self.waiting or self.active >= limits.max_batch_size:
             return None
@@ -298,33 +459,42 @@ class Replica:
             return None
         if not limits.chunked_prefill and request.prefill_left > budget:
             return None
-        if not self._admit(request):
+        if not self._take_blocks(request):
             return None
         self.waiting.popleft()
+        request.state = PREFILLING
+        self.active += 1
         if request.admitted_ns < 0:
             request.admitted_ns = now_ns
         return request
 
-    def finish(self) -> list[SimRequest]:
-        """End the current iteration. Return the requests that are done.
+    def _take_blocks(self, request: SimRequest) -> bool:
+        """Take the blocks for a waiting request. Return False if there are not enough."""
+        limits = self._limits
+        per_block = limits.tokens_per_block
+        tokens = request.prefill_tokens
+        if limits.guaranteed:
+            tokens += request.remaining_tokens
+        # At least one token of a prompt is computed, even if all its blocks are in the cache.
+        reusable_count = (request.prefill_tokens - 1) // per_block if limits.block_reuse else 0
+        shared = self._shared.match(request.blocks[:reusable_count])
+        private_count = -(-tokens // per_block) - len(shared)  # rounded up
+        if private_count + self._shared.count_unused(shared) > self._free_blocks():
+            return False
+        self._shared.use(shared)
+        self._private_blocks += private_count
+        self._shared.evict(self._free_blocks())
+        request.shared_blocks = shared
+        request.private_blocks = private_count
+        request.prefill_left = request.prefill_tokens - len(shared) * per_block
+        if request.cached_tokens < 0:
+            request.cached_tokens = len(shared) * per_block
+            if limits.block_reuse:
+                self.hits += len(shared)
+                self.misses += len(request.blocks) - len(shared)
+        return True
 
-        Every decoding sequence, and every sequence whose prefill has just ended, gets one token.
-        """
-        finished_iteration = self.iteration
-        self.iteration += 1
-        self._under_way = False
-        self._kv += self.decoding
-        self.decoded += self.decoding
-        done = self._buckets.pop(finished_iteration, [])
-        self._remove_finished(done)
-        self.started = self._ready
-        self._ready = []
-        for request in self.started:
-            self._start_decoding(request, finished_iteration)
-            if request.state == DONE:
-                done.append(request)
-        self.decoding = len(self._running)
-        return done
+    # Decoding
 
     def _start_decoding(self, request: SimRequest, iteration: int) -> None:
         """Note that this iteration has given a request its first token since its admission."""
@@ -341,224 +511,107 @@ class Replica:
             request.state = DONE
             return
         request.state = DECODING
-        self._kv += request.prefill_tokens
+        self._kv_tokens += request.prefill_tokens
         if not limits.guaranteed:
-            self._phase[self._phase_of(request)] += 1
+            self._growing[self._growing_phase(request)] += 1
         self._running[request] = None
-        self._buckets.setdefault(request.last_iteration, []).append(request)
-
-    def _phase_of(self, request: SimRequest) -> int:
-        """Return in which iterations, modulo tokens_per_block, a request needs a new block."""
-        return (
-            request.resumed_iteration + 1 - request.prefill_tokens
-        ) % self._limits.tokens_per_block
-
-    @property
-    def _is_quiet(self) -> bool:
-        """Whether this iteration starts and ends no request, and the next one pauses none."""
-        if not self.decoding and self._partial is None:
-            return False  # all were cancelled: the replica becomes idle
-        if self._ready or self.iteration in self._buckets:
-            return False
-        if self._limits.guaranteed:
-            return True
-        growing = self._phase[(self.iteration + 1) % self._limits.tokens_per_block]
-        return growing <= self._free_blocks
-
-    @staticmethod
-    def next_iteration(replicas: Sequence[Replica], before_ns: int) -> tuple[int, int]:
-        """Return the end of the iteration that ends first, and the index of its replica.
-
-        Iterations that end before `before_ns`, and start and end no request, are ended here, in
-        order of time. So the caller sees only iterations at which something happens. The end is
-        NEVER if all replicas are idle.
-        """
-        while True:
-            end_ns, index = min((replica.end_ns, index) for index, replica in enumerate(replicas))
-            if end_ns >= before_ns or not replicas[index]._is_quiet:
-                return end_ns, index
-            replicas[index].finish()
-            replicas[index].begin(end_ns)
-
-    def cancel(self, request: SimRequest) -> None:
-        """Stop a request unless it is done. Its blocks are free from the next iteration on."""
-        state = request.state
-        if state == WAITING:
-            self.waiting.remove(request)
-        elif state == DECODING:
-            self._remove_decoding(request)
-        elif state == PREFILLING:
-            if request is self._partial:
-                self._partial = None
-            else:
-                self._ready.remove(request)
-            self._release_blocks(request, request.private_blocks)
-            self.active -= 1
-        request.state = DONE
-
-    def generated(self, request: SimRequest) -> int:
-        """Tokens that a request has got by the end of the last finished iteration."""
-        if request.state == DECODING or (request.state == DONE and request.last_iteration >= 0):
-            before = request.output_tokens - request.remaining_tokens
-            return before + max(
-                0, min(self.iteration - 1, request.last_iteration) - request.resumed_iteration + 1
-            )
-        return request.output_tokens - request.remaining_tokens
-
-    def reset_cache(self) -> None:
-        """Forget the shared blocks that no request uses; those in use stay until they are free."""
-        self._cache.clear()
-
-    def _admit(self, request: SimRequest) -> bool:
-        """Take the blocks for a waiting request. Returns False if there are not enough."""
-        limits, pinned, cache = self._limits, self._pinned, self._cache
-        per_block = limits.tokens_per_block
-        tokens = request.prefill_tokens + (request.remaining_tokens if limits.guaranteed else 0)
-        # the blocks of its prompt that others have computed; at least one token must be computed
-        blocks = (
-            request.blocks[: (request.prefill_tokens - 1) // per_block]
-            if limits.block_reuse
-            else ()
-        )
-        matched_blocks = unpinned = 0
-        for block in blocks:
-            if block not in pinned:
-                if block not in cache:
-                    break
-                unpinned += 1
-            matched_blocks += 1
-        own_blocks = -(-tokens // per_block) - matched_blocks
-        if own_blocks + unpinned > limits.kv_blocks - self._blocks_used - len(pinned):
-            return False
-        shared = blocks[:matched_blocks]
-        for block in shared:
-            cache.pop(block, None)
-            pinned[block] = pinned.get(block, 0) + 1
-        request.shared_blocks = shared
-        self._blocks_used += own_blocks
-        if cache:
-            self._evict(limits.kv_blocks - self._blocks_used - len(pinned))
-        request.private_blocks = own_blocks
-        request.prefill_left = request.prefill_tokens - matched_blocks * per_block
-        if request.cached_tokens < 0:
-            request.cached_tokens = matched_blocks * per_block
-            if limits.block_reuse:
-                self.hits += matched_blocks
-                self.misses += len(request.blocks) - matched_blocks
-        request.state = PREFILLING
-        self.active += 1
-        return True
+        self._ending_in.setdefault(request.last_iteration, []).append(request)
 
     def _share_prompt_blocks(self, request: SimRequest) -> None:
         """Share the full blocks of a prompt that has been computed with later requests.
 
         Blocks that another request has already shared stay private to this one.
         """
-        pinned, cache = self._pinned, self._cache
-        shared = list(request.shared_blocks)
-        for block in request.blocks[
-            len(shared) : request.input_tokens // self._limits.tokens_per_block
-        ]:
-            if block in pinned or block in cache:
-                break
-            pinned[block] = 1
-            shared.append(block)
-            request.private_blocks -= 1
-            self._blocks_used -= 1
-        request.shared_blocks = shared
+        full_blocks = request.input_tokens // self._limits.tokens_per_block
+        already_shared = len(request.shared_blocks)
+        added = self._shared.add(request.blocks[already_shared:full_blocks])
+        request.shared_blocks = [*request.shared_blocks, *added]
+        request.private_blocks -= len(added)
+        self._private_blocks -= len(added)
 
-    def _evict(self, capacity: int) -> None:
-        """Evict the least recently used shared blocks until the unused ones fit in `capacity`."""
-        cache = self._cache
-        while len(cache) > capacity:
-            cache.popitem(last=False)
+    def _growing_phase(self, request: SimRequest) -> int:
+        """Return in which iterations, modulo tokens_per_block, a request needs a new block."""
+        first_growth = request.resumed_iteration + 1 - request.prefill_tokens
+        return first_growth % self._limits.tokens_per_block
+
+    def _grow_decoding(self) -> None:
+        """Take the blocks that decoding requests need now; pause some if there are too few."""
+        phase = self.iteration % self._limits.tokens_per_block
+        if self._growing[phase] > self._free_blocks():
+            while self._growing[phase] > self._free_blocks():
+                self._pause_one()
+            self._shared.evict(self._free_blocks() - self._growing[phase])
+        self._private_blocks += self._growing[phase]
+
+    def _pause_one(self) -> None:
+        """Pause the request admitted last. It waits first, and is computed again later."""
+        if self._partial is not None:
+            request = self._partial
+            self._partial = None
+            self._release_blocks(request, request.private_blocks)
+            self.active -= 1
+            self.paused.append((request, 0, -1))
+        else:
+            request = next(reversed(self._running))
+            generated = self.generated(request)
+            self.paused.append((request, request.resumed_iteration, self.iteration - 1))
+            self._remove_decoding(request)
+            request.prefill_tokens = request.input_tokens + generated
+            request.remaining_tokens = request.output_tokens - generated
+        request.prefill_left = request.prefill_tokens
+        request.state = WAITING
+        self.waiting.appendleft(request)
+        self.pauses += 1
 
     def _remove_finished(self, done: list[SimRequest]) -> None:
-        """Remove sequences that have got their last token.
-
-        The common case of `_remove_decoding`: everything that they hold is known without counting
-        iterations.
-        """
-        limits, running, phase = self._limits, self._running, self._phase
-        per_block = limits.tokens_per_block
+        """Remove requests that have got their last token."""
+        limits = self._limits
         for request in done:
             request.state = DONE
-            del running[request]
-            cached = (
-                request.prefill_tokens + request.remaining_tokens - 1
-            )  # the last token's key and value are never computed
-            self._kv -= cached
-            own_blocks = request.private_blocks
+            del self._running[request]
+            # The key and the value of the last token are never computed.
+            cached_tokens = request.prefill_tokens + request.remaining_tokens - 1
+            self._kv_tokens -= cached_tokens
+            private_blocks = request.private_blocks
             if not limits.guaranteed:
-                phase[(request.resumed_iteration + 1 - request.prefill_tokens) % per_block] -= 1
-                own_blocks = -(-cached // per_block) - len(request.shared_blocks)
-            if request.shared_blocks:
-                self._release_blocks(request, own_blocks)
-            else:
-                self._blocks_used -= own_blocks
+                self._growing[self._growing_phase(request)] -= 1
+                cached_blocks = -(-cached_tokens // limits.tokens_per_block)  # rounded up
+                private_blocks = cached_blocks - len(request.shared_blocks)
+            self._release_blocks(request, private_blocks)
         self.decoding -= len(done)
         self.active -= len(done)
 
     def _remove_decoding(self, request: SimRequest) -> None:
-        """Remove a decoding sequence from the batch before its end."""
-        steps = (
-            min(self.iteration - 1, request.last_iteration) - request.resumed_iteration
-        )  # tokens decoded after the first one
-        bucket = self._buckets[request.last_iteration]
-        bucket.remove(request)
-        if not bucket:
-            del self._buckets[request.last_iteration]
+        """Remove a decoding request from the batch before its end."""
+        last_iteration = min(self.iteration - 1, request.last_iteration)
+        cached_tokens = request.prefill_tokens + last_iteration - request.resumed_iteration
+        ending_together = self._ending_in[request.last_iteration]
+        ending_together.remove(request)
+        if not ending_together:
+            del self._ending_in[request.last_iteration]
         del self._running[request]
         self.decoding -= 1
         self.active -= 1
-        self._kv -= request.prefill_tokens + steps
-        own_blocks = request.private_blocks
-        limits = self._limits
-        if not limits.guaranteed:
-            per_block = limits.tokens_per_block
-            phase = (request.resumed_iteration + 1 - request.prefill_tokens) % per_block
-            self._phase[phase] -= 1
-            own_blocks += -(-(request.prefill_tokens + steps) // per_block) - -(
-                -request.prefill_tokens // per_block
-            )
-            if self._under_way and self.iteration % per_block == phase:
-                own_blocks += 1  # cancelled during an iteration for which it had been given a block
-        self._release_blocks(request, own_blocks)
+        self._kv_tokens -= cached_tokens
+        private_blocks = request.private_blocks
+        if not self._limits.guaranteed:
+            phase = self._growing_phase(request)
+            self._growing[phase] -= 1
+            private_blocks += self._blocks_grown(request, cached_tokens)
+            if self._is_under_way and self.iteration % self._limits.tokens_per_block == phase:
+                private_blocks += 1  # the current iteration has already taken a block for it
+        self._release_blocks(request, private_blocks)
 
-    def _release_blocks(self, request: SimRequest, own_blocks: int) -> None:
-        self._blocks_used -= own_blocks
-        if request.shared_blocks:
-            pinned, cache = self._pinned, self._cache
-            for block in reversed(
-                request.shared_blocks
-            ):  # evict the end of a prefix first: its beginning is more useful
-                uses = pinned[block] - 1
-                if uses:
-                    pinned[block] = uses
-                else:
-                    del pinned[block]
-                    cache[block] = None
-            request.shared_blocks = ()
+    def _blocks_grown(self, request: SimRequest, cached_tokens: int) -> int:
+        """Return how many blocks a request has taken since its prefill."""
+        per_block = self._limits.tokens_per_block
+        blocks_now = -(-cached_tokens // per_block)  # rounded up
+        blocks_after_prefill = -(-request.prefill_tokens // per_block)
+        return blocks_now - blocks_after_prefill
+
+    def _release_blocks(self, request: SimRequest, private_blocks: int) -> None:
+        """Free the private blocks of a request, and stop using its shared ones."""
+        self._private_blocks -= private_blocks
+        self._shared.release(request.shared_blocks)
+        request.shared_blocks = ()
         request.private_blocks = 0
-
-    def _make_room(self, phase: int) -> None:
-        """Pause the sequences admitted last until the others can grow."""
-        while self._phase[phase] > self._free_blocks:
-            if self._partial is not None:
-                request = self._partial
-                self._partial = None
-                self._release_blocks(request, request.private_blocks)
-                self.active -= 1
-                self.paused.append((request, 0, -1))
-            else:
-                request = next(reversed(self._running))
-                generated = self.generated(request)
-                self.paused.append((request, request.resumed_iteration, self.iteration - 1))
-                self._remove_decoding(request)
-                request.prefill_tokens = request.input_tokens + generated
-                request.remaining_tokens = request.output_tokens - generated
-            request.prefill_left = request.prefill_tokens
-            request.state = WAITING
-            self.waiting.appendleft(request)
-            self.pauses += 1
-        self._evict(self._free_blocks - self._phase[phase])
