@@ -14,8 +14,8 @@ import pytest
 from browser import Browser
 from command_line import exits
 
-from loadgen.answers import folder as answers
-from loadgen.answers.comparison import AnswersResult, judge, score
+from loadgen.answers import answer_files as answers
+from loadgen.answers.comparison import AnswersResult, score_prompts, summarize_scores
 from loadgen.answers.questions import AnswerKey
 from loadgen.contracts.page_sections import limit_usage_percent
 from loadgen.render import glossary
@@ -132,7 +132,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     told = [
         [f"the answer is {n}" if n % every else "no idea" for n in range(200)] for every in (10, 12)
     ]
-    judged = judge(score(keys, *told), 0.02)
+    judged = summarize_scores(score_prompts(keys, *told), 0.02)
     result = AnswersResult(
         dataset="q.jsonl",
         url="http://a",
@@ -144,7 +144,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         loss=0.02,
         parts=judged,
     )
-    answers.write(at / "answers", result, score(keys, *told))
+    answers.write_result(at / "answers", result, score_prompts(keys, *told))
     exits("report", at / "answers")
     (at / "contract.yaml").write_text(CONTRACT)
     parties = ["--metadata", "buyer=Ann <a@example.com>", "--metadata", "vendor=Acme"]

@@ -27,8 +27,8 @@ from said import figures, of_page
 
 import loadgen
 from loadgen import plugins, result_kinds
-from loadgen.answers import folder as answers
-from loadgen.answers.comparison import AnswersResult, judge, score
+from loadgen.answers import answer_files as answers
+from loadgen.answers.comparison import AnswersResult, score_prompts, summarize_scores
 from loadgen.answers.questions import AnswerKey
 from loadgen.bundle.bundle_writer import write_bundle
 from loadgen.bundle.verification import verify_bundle
@@ -106,7 +106,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (run_dir / "summary.json").write_bytes(dump_summary(run_folder.summary(run_dir)))
         checksums.write(run_dir)
     keys = [AnswerKey(reference=f"the answer is {n}") for n in range(40)]
-    prompts = score(keys, [f"the answer is {n}" if n % 4 else "no idea" for n in range(40)], None)
+    prompts = score_prompts(
+        keys, [f"the answer is {n}" if n % 4 else "no idea" for n in range(40)], None
+    )
     result = AnswersResult(
         dataset="d.jsonl",
         url="http://h",
@@ -114,9 +116,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         prompts=40,
         failed=0,
         simulated=True,
-        parts=judge(prompts),
+        parts=summarize_scores(prompts),
     )
-    answers.write(root / "answers", result, prompts)
+    answers.write_result(root / "answers", result, prompts)
     accuracy = AccuracyResult(
         benchmark="llama2-70b",
         round="v6.1",
@@ -259,7 +261,7 @@ def test_a_figure_without_end_is_printed() -> None:
 
 
 OWNERS = {  # a file that names a marker -> why
-    "answers/folder.py": "writes it",
+    "answers/answer_files.py": "writes it",
     "cost/size_result.py": "writes it",
     "contracts/outputs.py": "writes it",
     "contracts/stored_validation.py": "writes it, and reads the runs of a level",

@@ -1,4 +1,4 @@
 """Score responses against references and against those of another endpoint (`loadgen answers`).
 
-`ask.py` sends the prompts one at a time and creates no load.
+`completions.py` sends the prompts a few at a time and creates no load.
 """

@@ -1,4 +1,4 @@
-"""`loadgen answers`: whether an endpoint's answers are right, or as right as another's. Parses flags, asks, prints."""
+"""`loadgen answers`: whether answers are right, or as right as those of another endpoint."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from loadgen.core.errors import UserError
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
+
+PROGRESS_STEP = 10
+"""Prompts after which progress is shown again."""
 
 AgainstModel = Annotated[
     str | None, typer.Option("--against-model", metavar="NAME", help="The model of endpoint B.")
@@ -91,13 +94,46 @@ def answers(
 
     Example: loadgen answers questions.jsonl --url http://HOST:8000 --against http://OTHER:8000 --within 1%
     """
-    from loadgen.answers import questions
+    from loadgen.answers.answers_text import report
     from loadgen.answers.comparison import exit_code
-    from loadgen.answers.run import run
-    from loadgen.answers.text import report
+    from loadgen.answers.completions import SendOptions
+    from loadgen.answers.questions import read_questions
+    from loadgen.answers.scoring_run import ScoringOptions, run_scoring
     from loadgen.core.execution.backend import serving
 
     settings = invocation.settings(needs_text="answers are scored as texts")
+    _check_target(settings)
+    loss = _parse_loss(within, against)
+    if keep_content and out is None:
+        raise UserError("missing_option", "the texts need a folder", "--keep-content", "-o FOLDER")
+    questions = read_questions(dataset, rows)
+    second = other_endpoint(settings, against, against_model, against_key_file)
+    options = ScoringOptions(
+        SendOptions(lanes, max_tokens),
+        out=out,
+        keep_texts=keep_content,
+        loss=loss,
+        simulated=settings.backend.simulated,
+    )
+    with serving(settings) as served:
+        try:
+            scored = run_scoring(
+                dataset,
+                questions,
+                served,
+                second,
+                options,
+                lambda name, done: show_progress(name, done, len(questions)),
+            )
+        except OSError as error:
+            raise UserError(
+                "unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}"
+            ) from None
+    print_answer(scored.result, report(scored.result, scored.failures), as_json=as_json)
+    return exit_code(scored.result)
+
+
+def _check_target(settings: Settings) -> None:
     if settings.virtual:
         raise UserError(
             "unsupported",
@@ -112,43 +148,35 @@ def answers(
             "--url",
             "--against is the second one",
         )
+
+
+def _parse_loss(within: str | None, against: str | None) -> float | None:
+    """Return the allowed loss as a fraction, or None if no loss is given."""
     loss = parse_option("--within", within, units.share)
-    if loss is not None and against is None:
+    if loss is None:
+        return None
+    if against is None:
         hint = "--against URL --within 1%"
         raise UserError("no_effect", "a share of B's scores, and there is no B", "--within", hint)
-    if loss is not None and not 0 <= loss < 1:
+    if not 0 <= loss < 1:
         raise UserError("out_of_range", "not a share", "--within", "--against URL --within 1%")
-    if keep_content and out is None:
-        raise UserError("missing_option", "the texts need a folder", "--keep-content", "-o FOLDER")
-    asked = questions.read_questions(dataset, rows)
-    second = other_endpoint(settings, against, against_model, against_key_file)
-    with serving(settings) as served:
-        try:
-            result, reasons = run(
-                dataset,
-                asked,
-                served,
-                second,
-                lanes=lanes,
-                max_tokens=max_tokens,
-                tell=lambda name, done: tell(name, done, len(asked)),
-                out=out,
-                keep_texts=keep_content,
-                loss=loss,
-                simulated=settings.backend.simulated,
-            )
-        except OSError as error:
-            raise UserError(
-                "unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}"
-            ) from None
-    print_answer(result, report(result, reasons), as_json=as_json)
-    return exit_code(result)
+    return loss
 
 
 def other_endpoint(
     settings: Settings, url: str | None, model: str | None, key_file: Path | None
 ) -> Settings | None:
-    """Endpoint B, with a key and a model of its own; None without a URL. Raises UserError."""
+    """Return endpoint B, or None without a URL.
+
+    Args:
+        settings: The settings of endpoint A, which endpoint B shares.
+        url: The URL of endpoint B, or None.
+        model: The model of endpoint B, or None for the one that its server names.
+        key_file: A file with the key of endpoint B, or None for the key of endpoint A.
+
+    Raises:
+        UserError: A model or key is given without a URL, or the file cannot be read.
+    """
     if url is None:
         if model is not None or key_file is not None:
             flag = "--against-model" if model is not None else "--against-key-file"
@@ -165,9 +193,8 @@ def other_endpoint(
     return replace(settings, url=url, model=model, api_key=key, server="auto")
 
 
-def tell(name: str, done: int, count: int) -> None:
-    """Say on a terminal how many prompts are done."""
-    if sys.stderr.isatty() and (done == count or done % 10 == 0):
-        print(
-            f"\r{name}: {done:,} of {count:,}", end="\n" if done == count else "", file=sys.stderr
-        )
+def show_progress(name: str, done: int, count: int) -> None:
+    """Show on a terminal how many prompts are done."""
+    is_last = done == count
+    if sys.stderr.isatty() and (is_last or done % PROGRESS_STEP == 0):
+        print(f"\r{name}: {done:,} of {count:,}", end="\n" if is_last else "", file=sys.stderr)

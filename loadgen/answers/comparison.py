@@ -1,4 +1,4 @@
-"""Scores of one endpoint, or of two on the same prompts: means, intervals, differences, what they decide. Pure."""
+"""Aggregates the scores of one endpoint or two: means, intervals, ratios and the verdict. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 
 from loadgen.answers.questions import AnswerKey
 from loadgen.answers.scores import (
-    AGAINST_EACH_OTHER,
-    AGAINST_REFERENCE,
-    COUNTS,
-    SHARES,
-    against_each_other,
-    against_reference,
+    BINARY_SCORES,
+    PAIR_SCORES,
+    REFERENCE_SCORES,
+    TOKEN_COUNTS,
+    score_against_reference,
+    score_pair,
 )
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND
 from loadgen.core.limits import FEWEST_ANSWERS
@@ -24,10 +24,16 @@ SCHEMA = 1
 
 
 class ScoredPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one prompt came to, without its texts: a line of `scores.jsonl`.
+    """The scores of one prompt, without its texts: a line of `scores.jsonl`.
 
-    `scores`, `other`: against the reference, of the endpoint and of the other one. `alike`: of the two answers.
-    A prompt that the endpoint did not answer scores 0; one that the other did not answer has no `other` and no `alike`.
+    Attributes:
+        group: The class of the prompt, or "".
+        answered: False if the endpoint did not answer. Its scores are 0 then.
+        other_answered: False if the other endpoint did not answer. `other` and `alike` are empty
+            then.
+        scores: The scores of the endpoint against the reference.
+        other: The scores of the other endpoint against the reference.
+        alike: How similar the two answers are.
     """
 
     group: str = ""
@@ -39,7 +45,10 @@ class ScoredPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean of one score over `count` answers, with its interval; None where there are too few."""
+    """The mean of a score over `count` answers, with its interval.
+
+    Both ends are None for few answers.
+    """
 
     metric: str
     count: int
@@ -48,10 +57,17 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A score of the endpoint over that of the other one, of the same prompts: 0.99 is 1 % less. None: not known.
+class ScoreRatio(msgspec.Struct, frozen=True, kw_only=True):
+    """A score of the endpoint divided by that of the other one, over the same prompts.
 
-    `within`: whether it is at least 1 - the loss that is allowed; None: undecided, or nothing was allowed.
+    Attributes:
+        metric: The key of the score.
+        count: The number of prompts.
+        ratio: The ratio (0.99 is 1 % less), or None if it is not defined.
+        low: Lower end of its interval, or None for few prompts.
+        high: Upper end of its interval, or None for few prompts.
+        within: True if the ratio is at least 1 minus the allowed loss. None if it is undecided or
+            no loss was allowed.
     """
 
     metric: str
@@ -63,51 +79,80 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of all prompts (`group` ""), or of one class of them."""
+    """The scores of all prompts, or of one class of them.
+
+    Attributes:
+        group: The class, or "" for all prompts.
+        scores: The scores of the endpoint.
+        other: The scores of the other endpoint.
+        changes: The ratios of both.
+        alike: How similar the two answers to each prompt are.
+    """
 
     group: str
     scores: tuple[Score, ...]
-    other: tuple[Score, ...] = ()  # of the other endpoint
-    changes: tuple[Change, ...] = ()
-    alike: tuple[Score, ...] = ()  # of the two answers to each prompt
+    other: tuple[Score, ...] = ()
+    changes: tuple[ScoreRatio, ...] = ()
+    alike: tuple[Score, ...] = ()
 
 
 class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `answers.json`."""
+    """The content of `answers.json`.
+
+    Attributes:
+        schema: Version of the format.
+        dataset: Name of the data set.
+        dataset_sha256: Hash of the data set.
+        version: Version of loadgen.
+        url: URL of the endpoint.
+        model: Its model.
+        against: URL of the other endpoint, or "".
+        against_model: The model of the other endpoint, or "".
+        prompts: The number of prompts.
+        failed: Prompts that the endpoint did not answer.
+        failed_against: Prompts that the other endpoint did not answer.
+        loss: The loss that is allowed, as a fraction, or None.
+        level: Confidence of the intervals.
+        simulated: True if a server is simulated.
+        notes: What a reader should know.
+        parts: The scores of all prompts, and of each class.
+    """
 
     schema: int = SCHEMA
     dataset: str
     dataset_sha256: str = ""
-    version: str = ""  # of loadgen
+    version: str = ""
     url: str
     model: str
     against: str = ""
     against_model: str = ""
     prompts: int
-    failed: int  # prompts without an answer of the endpoint
+    failed: int
     failed_against: int = 0
-    loss: float | None = None  # that is allowed, as a share
-    level: float = LEVEL  # of the intervals
+    loss: float | None = None
+    level: float = LEVEL
     simulated: bool = False
     notes: tuple[str, ...] = ()
     parts: tuple[ScoredGroup, ...]
 
     @property
     def verdict(self) -> bool | None:
-        """Whether every score is within the allowed loss; None: undecided, or nothing was allowed."""
-        known = [change.within for change in self.parts[0].changes]
-        if self.loss is None or not known or False in known:
-            return False if self.loss is not None and False in known else None
-        return None if None in known or self.failed else True
+        """True if every score is within the allowed loss.
 
-
-def unseen_share(n: int, level: float = LEVEL) -> float:
-    """The largest share of all cases that n independent ones may not have met, as sure as `intervals.observations_to_see`."""
-    return -math.expm1(math.log((1 - level) / 2) / n)
+        None if it is undecided or none is allowed.
+        """
+        if self.loss is None:
+            return None
+        outcomes = [change.within for change in self.parts[0].changes]
+        if False in outcomes:
+            return False
+        if not outcomes or None in outcomes or self.failed:
+            return None
+        return True
 
 
 def exit_code(result: AnswersResult) -> int:
-    """Return 1 beyond the allowed loss, 4 if that is undecided, 3 without a response, else 0."""
+    """Return the exit code of a result: 3 without any answer, or that of the verdict."""
     if result.failed == result.prompts:
         return UNSOUND
     if result.loss is None:
@@ -117,117 +162,162 @@ def exit_code(result: AnswersResult) -> int:
     return OK if result.verdict else SLO_MISSED
 
 
-def score(
+def score_prompts(
     questions: Sequence[AnswerKey],
     answers: Sequence[str | None],
     others: Sequence[str | None] | None,
 ) -> tuple[ScoredPrompt, ...]:
-    """The scores of every prompt. None in `answers` and `others`: no answer came. `others` None: there is one endpoint.
+    """Return the scores of every prompt.
 
-    Raises UserError where a package that scores is not installed.
+    Args:
+        questions: How each answer is scored.
+        answers: The answers of the endpoint. None if it did not answer.
+        others: The answers of the other endpoint, or None if there is no other one.
+
+    Raises:
+        UserError: A package that scores is not installed.
     """
-    found = []
-    for i, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        other = None if others is None else others[i]
-        found.append(
+    if others is None:
+        return tuple(
             ScoredPrompt(
                 group=question.group,
                 answered=answer is not None,
-                other_answered=others is None or other is not None,
-                scores=_against_reference(question, answer),
-                other={} if other is None else _against_reference(question, other),
-                alike={} if other is None else _against_each_other(answer, other),
+                scores=_score_answer(question, answer),
             )
+            for question, answer in zip(questions, answers, strict=True)
         )
-    return tuple(found)
-
-
-def _against_reference(question: AnswerKey, answer: str | None) -> dict[str, float]:
-    scores = against_reference(
-        answer or "", question.reference, choice=question.choice, wants_json=question.json
-    )
-    return scores if answer is not None else dict.fromkeys(scores, 0.0)
-
-
-def _against_each_other(answer: str | None, other: str) -> dict[str, float]:
-    return (
-        dict.fromkeys(AGAINST_EACH_OTHER, 0.0)
-        if answer is None
-        else against_each_other(answer, other)
+    return tuple(
+        ScoredPrompt(
+            group=question.group,
+            answered=answer is not None,
+            other_answered=other is not None,
+            scores=_score_answer(question, answer),
+            other={} if other is None else _score_answer(question, other),
+            alike={} if other is None else _score_similarity(answer, other),
+        )
+        for question, answer, other in zip(questions, answers, others, strict=True)
     )
 
 
-def judge(
+def summarize_scores(
     prompts: Sequence[ScoredPrompt], loss: float | None = None, level: float = LEVEL
 ) -> tuple[ScoredGroup, ...]:
-    """The part of all prompts, then those of their classes by name. `level`: of the intervals."""
-    groups = sorted({prompt.group for prompt in prompts} - {""})
-    chosen = [
-        ("", prompts),
-        *((group, [one for one in prompts if one.group == group]) for group in groups),
-    ]
-    return tuple(_group(group, of_group, loss, level) for group, of_group in chosen)
+    """Return the scores of all prompts, and then those of each class by name.
+
+    Args:
+        prompts: The scores of every prompt.
+        loss: The loss that is allowed, as a fraction, or None.
+        level: The confidence of the intervals.
+    """
+    groups = [_summarize_group("", prompts, loss, level)]
+    for name in sorted({prompt.group for prompt in prompts} - {""}):
+        members = [prompt for prompt in prompts if prompt.group == name]
+        groups.append(_summarize_group(name, members, loss, level))
+    return tuple(groups)
 
 
-def _group(
-    group: str, prompts: Sequence[ScoredPrompt], loss: float | None, level: float
+def unseen_share(count: int, level: float = LEVEL) -> float:
+    """Return the largest fraction of all cases that `count` independent ones may not have met.
+
+    The confidence is that of `intervals.observations_to_see`.
+    """
+    return -math.expm1(math.log((1 - level) / 2) / count)
+
+
+def _score_answer(question: AnswerKey, answer: str | None) -> dict[str, float]:
+    """Return the scores of an answer, which are all 0 if there is none."""
+    scores = score_against_reference(
+        answer or "", question.reference, choice=question.choice, wants_json=question.json
+    )
+    return dict.fromkeys(scores, 0.0) if answer is None else scores
+
+
+def _score_similarity(answer: str | None, other: str) -> dict[str, float]:
+    if answer is None:
+        return dict.fromkeys(PAIR_SCORES, 0.0)
+    return score_pair(answer, other)
+
+
+def _summarize_group(
+    name: str, prompts: Sequence[ScoredPrompt], loss: float | None, level: float
 ) -> ScoredGroup:
-    def means(metrics: Sequence[str], of: Sequence[Mapping[str, float]]) -> tuple[Score, ...]:
-        values = (
-            (metric, [scores[metric] for scores in of if metric in scores]) for metric in metrics
-        )
-        return tuple(_score(metric, found, level) for metric, found in values if found)
-
-    changes = []
-    for metric in AGAINST_REFERENCE:
-        pairs = [(one.scores[metric], one.other[metric]) for one in prompts if metric in one.other]
-        changes += [_change(metric, pairs, loss, level)] if pairs else []
+    ratios = []
+    for metric in REFERENCE_SCORES:
+        compared = [prompt for prompt in prompts if metric in prompt.other]
+        if compared:
+            scores = [prompt.scores[metric] for prompt in compared]
+            other_scores = [prompt.other[metric] for prompt in compared]
+            ratios.append(_estimate_ratio(metric, scores, other_scores, loss, level))
     return ScoredGroup(
-        group=group,
-        scores=means(AGAINST_REFERENCE, [one.scores for one in prompts]),
-        other=means(AGAINST_REFERENCE, [one.other for one in prompts]),
-        changes=tuple(changes),
-        alike=means(AGAINST_EACH_OTHER, [one.alike for one in prompts]),
+        group=name,
+        scores=_mean_scores(REFERENCE_SCORES, [prompt.scores for prompt in prompts], level),
+        other=_mean_scores(REFERENCE_SCORES, [prompt.other for prompt in prompts], level),
+        changes=tuple(ratios),
+        alike=_mean_scores(PAIR_SCORES, [prompt.alike for prompt in prompts], level),
     )
 
 
-def _score(metric: str, values: Sequence[float], level: float) -> Score:
-    mean = math.fsum(values) / len(values)
+def _mean_scores(
+    metrics: Sequence[str], scores_of_prompts: Sequence[Mapping[str, float]], level: float
+) -> tuple[Score, ...]:
+    means = []
+    for metric in metrics:
+        values = [scores[metric] for scores in scores_of_prompts if metric in scores]
+        if values:
+            means.append(_estimate_mean(metric, values, level))
+    return tuple(means)
+
+
+def _estimate_mean(metric: str, values: Sequence[float], level: float) -> Score:
+    count = len(values)
+    mean = math.fsum(values) / count
     low: float | None = None
     high: float | None = None
-    if len(values) >= FEWEST_ANSWERS and metric in SHARES:
-        low, high = wilson(mean, len(values), level)
-    elif len(values) >= FEWEST_ANSWERS:
-        interval, unseen = replications(values, level), unseen_share(len(values), level)
-        low, high = min(interval.low, mean * (1 - unseen)), interval.high
-        if metric not in COUNTS:
-            low, high = max(low, 0.0), min(max(high, mean + unseen * (1 - mean)), 1.0)
-    return Score(metric=metric, count=len(values), mean=mean, low=low, high=high)
+    if count >= FEWEST_ANSWERS and metric in BINARY_SCORES:
+        low, high = wilson(mean, count, level)
+    elif count >= FEWEST_ANSWERS:
+        interval = replications(values, level)
+        unseen = unseen_share(count, level)
+        # Cases that were not met may have the worst or the best score.
+        low = min(interval.low, mean * (1 - unseen))
+        high = interval.high
+        if metric not in TOKEN_COUNTS:
+            low = max(low, 0.0)
+            high = min(max(high, mean + unseen * (1 - mean)), 1.0)
+    return Score(metric=metric, count=count, mean=mean, low=low, high=high)
 
 
-def _change(
-    metric: str, pairs: Sequence[tuple[float, float]], loss: float | None, level: float
-) -> Change:
-    above, below = ([pair[i] for pair in pairs] for i in (0, 1))
-    if above == below and any(
-        below
-    ):  # no pair differs: no spread, and Fieller's quadratic has no solution
+def _estimate_ratio(
+    metric: str,
+    scores: Sequence[float],
+    other_scores: Sequence[float],
+    loss: float | None,
+    level: float,
+) -> ScoreRatio:
+    count = len(scores)
+    if scores == other_scores and any(other_scores):
+        # No pair differs, so there is no variance, and Fieller's quadratic has no solution.
         value, low, high = 1.0, 1.0, 1.0
     else:
-        found = ratio(above, below, paired=True, level=level)
-        value, low, high = found.value, found.low, found.high
-    known = len(pairs) >= FEWEST_ANSWERS and math.isfinite(low) and math.isfinite(high)
-    low = max(
-        min(low, value * (1 - unseen_share(len(pairs), level))), 0.0
-    )  # a few lost answers may not have been met
-    within = None
-    if loss is not None and known:
-        within = True if low >= 1 - loss else False if high < 1 - loss else None
-    return Change(
+        interval = ratio(scores, other_scores, paired=True, level=level)
+        value, low, high = interval.value, interval.low, interval.high
+    is_known = count >= FEWEST_ANSWERS and math.isfinite(low) and math.isfinite(high)
+    # A few wrong answers may not have been met.
+    low = max(min(low, value * (1 - unseen_share(count, level))), 0.0)
+    return ScoreRatio(
         metric=metric,
-        count=len(pairs),
+        count=count,
         ratio=value if math.isfinite(value) else None,
-        low=low if known else None,
-        high=high if known else None,
-        within=within,
+        low=low if is_known else None,
+        high=high if is_known else None,
+        within=_is_within(low, high, loss) if is_known else None,
     )
+
+
+def _is_within(low: float, high: float, loss: float | None) -> bool | None:
+    """Return whether a ratio loses at most the allowed fraction, or None if it is undecided."""
+    if loss is None:
+        return None
+    if low >= 1 - loss:
+        return True
+    return False if high < 1 - loss else None

@@ -1,30 +1,44 @@
-"""Scored answers of one endpoint, or of two."""
+"""The result kind `answers`: scored answers of one endpoint, or of two."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.answers import folder as answers
-from loadgen.answers import text as words
+from loadgen.answers import answer_files, answers_text
 from loadgen.answers.comparison import AnswersResult, exit_code
 from loadgen.core import format
 from loadgen.result_kinds import ListRow, RegeneratedFile, ResultFunctions
 
+GIVEN_FIELDS = (
+    "dataset*",
+    "version",
+    "url",
+    "model",
+    "against*",
+    "loss",
+    "level",
+    "simulated",
+    "notes*",
+)
+"""Fields of `answers.json` that do not follow from the scores."""
+
 
 def load(folder: Path) -> AnswersResult:
-    """Read the stored scores."""
-    return answers.read(folder)
+    """Return the result in a folder."""
+    return answer_files.read_result(folder)
 
 
 def code(result: AnswersResult, strict: bool) -> int:
+    """Return the exit code of a result."""
     return exit_code(result)
 
 
 def list_row(folder: Path) -> ListRow:
-    result = answers.read(folder)
+    """Return the row of a result in the list of results."""
+    result = load(folder)
     return ListRow(
-        word=words.word(result),
+        word=answers_text.outcome(result),
         about=f"{result.dataset} · {result.model}",
         target=result.url + (f", against {result.against}" if result.against else ""),
         simulated=result.simulated,
@@ -32,21 +46,17 @@ def list_row(folder: Path) -> ListRow:
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
-    again = answers.outputs_again(folder)
-    given = (
-        "dataset*",
-        "version",
-        "url",
-        "model",
-        "against*",
-        "loss",
-        "level",
-        "simulated",
-        "notes*",
+    """Yield the derived files of a folder."""
+    regenerated = answer_files.regenerate_files(folder)
+    yield RegeneratedFile(
+        answer_files.FILE,
+        regenerated[answer_files.FILE],
+        "the scores of every prompt",
+        GIVEN_FIELDS,
     )
-    yield RegeneratedFile(answers.FILE, again[answers.FILE], "the scores of every prompt", given)
-    if answers.SCORES in again:
-        yield RegeneratedFile(answers.SCORES, again[answers.SCORES], "the texts of the answers")
+    if answer_files.SCORES in regenerated:
+        scores = regenerated[answer_files.SCORES]
+        yield RegeneratedFile(answer_files.SCORES, scores, "the texts of the answers")
 
 
 FUNCTIONS = ResultFunctions(
@@ -55,7 +65,7 @@ FUNCTIONS = ResultFunctions(
     list_row=list_row,
     regenerate=regenerate,
     schema=AnswersResult,
-    headline=words.headline,
-    report=words.report,
+    headline=answers_text.headline,
+    report=answers_text.report,
     document=format.document,
 )

@@ -1,4 +1,4 @@
-"""The questions: rows of a JSONL file as a load has them, with what is known of the right answer beside."""
+"""Reads questions: rows of a JSONL file, with what is known of the right answer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from loadgen.core.workload.dataset import read_rows
 from loadgen.core.workload.dataset_rows import DatasetRow, parse_row
 from loadgen.core.workload.row_errors import BadRow
 
-REFERENCES = ("reference", "answer", "output", "response", "target")
-"""Keys under which data sets keep the right answer; the first one that a row has counts."""
+REFERENCE_KEYS = ("reference", "answer", "output", "response", "target")
+"""Keys under which data sets have the right answer. The first one that a row has counts."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
-    """How an answer is judged.
+    """How an answer is scored.
 
-    `reference`: a right answer, None where none is known. `choice`: the reference is the letter of a choice. `json`:
-    the answer has to be JSON. `group`: the class it is counted in, "" for none.
+    Attributes:
+        reference: A right answer, or None if none is known.
+        choice: True if the reference is the letter of a choice.
+        json: True if the answer has to be JSON.
+        group: The class that the answer is counted in, or "".
     """
 
     reference: str | None = None
@@ -30,53 +35,64 @@ class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(AnswerKey, frozen=True, kw_only=True):
-    """One prompt, and how its answer is judged."""
+    """A prompt, and how the answer to it is scored."""
 
     row: DatasetRow
 
 
-def read_questions(path: Path, most: int | None = None) -> list[Question]:
-    """The questions of a file, at most so many. Raises Faults as `read_rows`, and for a reference that is no text."""
+def read_questions(path: Path, limit: int | None = None) -> list[Question]:
+    """Return the questions of a file, at most `limit`.
+
+    Raises:
+        CombinedError: Everything that is wrong with the rows.
+    """
     rows = read_rows(path)
+    row_count = len(rows) if limit is None else min(limit, len(rows))
     questions: list[Question] = []
-    faults: list[LoadgenError] = []
-    for number in range(len(rows) if most is None else min(most, len(rows))):
+    errors: list[LoadgenError] = []
+    for index in range(row_count):
         try:
-            questions.append(_question(rows.line(number)))
+            questions.append(_parse_question(rows.line(index)))
         except BadRow as wrong:
-            faults.append(
-                UserError(
-                    wrong.code, str(wrong), f"{path}: row {number + 1}", wrong.hint, key=wrong.key
-                )
-            )
-            if enough(faults, str(path)):
+            location = f"{path}: row {index + 1}"
+            errors.append(UserError(wrong.code, str(wrong), location, wrong.hint, key=wrong.key))
+            if enough(errors, str(path)):
                 break
-    if faults:
-        raise CombinedError(faults)
+    if errors:
+        raise CombinedError(errors)
     return questions
 
 
-def _question(line: bytes) -> Question:
-    row: dict[str, Any] = msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
-    key = next((name for name in REFERENCES if row.get(name) is not None), None)
-    reference = None if key is None else row[key]
-    if isinstance(reference, int | float) and not isinstance(reference, bool):
-        reference = str(reference)
-    if reference is not None and not isinstance(reference, str):
-        raise BadRow(
-            "wrong_type",
-            f"{key} is no text",
-            "the right answer as a text; of a choice its letter",
-            str(key),
-        )
-    choice = bool(row.get("choices")) or (
-        reference is not None and len(reference) == 1 and reference.isupper()
-    )
-    wants_json = (row.get("response_format") or {}).get("type") in ("json_object", "json_schema")
+def _parse_question(line: bytes) -> Question:
+    line = line.removeprefix(_BYTE_ORDER_MARK)
+    row: dict[str, Any] = msgspec.json.decode(line)
+    reference = _parse_reference(row)
+    has_choices = bool(row.get("choices"))
+    is_letter = reference is not None and len(reference) == 1 and reference.isupper()
+    response_format = (row.get("response_format") or {}).get("type")
     return Question(
-        row=parse_row(line.removeprefix(b"\xef\xbb\xbf").strip()),
+        row=parse_row(line.strip()),
         reference=reference,
-        choice=choice and reference is not None,
-        json=wants_json,
+        choice=reference is not None and (has_choices or is_letter),
+        json=response_format in ("json_object", "json_schema"),
         group=str(row.get("class") or ""),
     )
+
+
+def _parse_reference(row: dict[str, Any]) -> str | None:
+    """Return the right answer of a row as text, or None if it has none."""
+    for key in REFERENCE_KEYS:
+        reference = row.get(key)
+        if reference is None:
+            continue
+        if isinstance(reference, int | float) and not isinstance(reference, bool):
+            return str(reference)
+        if not isinstance(reference, str):
+            raise BadRow(
+                "wrong_type",
+                f"{key} is no text",
+                "the right answer as a text; of a choice its letter",
+                key,
+            )
+        return reference
+    return None

@@ -1,7 +1,10 @@
-"""Scores of one answer: against a reference, on its own, and against another endpoint's. Pure.
+"""Scores one answer: against a reference, by its form, and against the answer of another endpoint.
 
-ROUGE is that of the package `rouge_score` with stemming, which MLPerf's accuracy check of Llama 2 70B uses through
-`evaluate` (mlcommons/inference, language/llama2-70b/evaluate-accuracy.py); edit similarity is rapidfuzz's.
+Pure.
+
+ROUGE is that of the package `rouge_score` with stemming, which MLPerf's accuracy check of Llama 2
+70B uses through `evaluate` (mlcommons/inference, language/llama2-70b/evaluate-accuracy.py). Edit
+similarity is rapidfuzz's.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from typing import Any
 from loadgen.core.errors import not_installed
 
 ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
-NAMES = ROUGE | {
+NAMES = {
+    **ROUGE,
     "exact": "exact match",
     "choice": "right choice",
     "json": "valid JSON",
@@ -24,19 +28,83 @@ NAMES = ROUGE | {
     "agreement_share": "share of the answer until they differ",
     "similarity": "edit similarity",
 }
-"""Key of a score -> its name. Every score but `agreement`, a number of tokens, is from 0 to 1."""
+"""The names of the scores. All are from 0 to 1, except `agreement`, which is a number of tokens."""
 
-AGAINST_REFERENCE = (*ROUGE, "exact", "choice", "json")
-AGAINST_EACH_OTHER = ("equal", "agreement", "agreement_share", "similarity")
-COUNTS = ("agreement",)  # of tokens
-SHARES = ("exact", "choice", "json", "equal")  # of each answer 0 or 1
+REFERENCE_SCORES = (*ROUGE, "exact", "choice", "json")
+PAIR_SCORES = ("equal", "agreement", "agreement_share", "similarity")
+TOKEN_COUNTS = ("agreement",)
+BINARY_SCORES = ("exact", "choice", "json", "equal")
+"""Scores that are 0 or 1 for each answer."""
+
+
+def score_against_reference(
+    answer: str, reference: str | None, *, choice: bool = False, wants_json: bool = False
+) -> dict[str, float]:
+    """Return the scores that apply to an answer, by their keys in NAMES.
+
+    Args:
+        answer: The answer.
+        reference: A right answer, or None if none is known.
+        choice: True if the reference is the letter of a choice.
+        wants_json: True if JSON was requested.
+    """
+    scores: dict[str, float] = {}
+    if reference is not None and choice:
+        scores["choice"] = float(find_choice(answer) == reference.strip().upper())
+    elif reference is not None:
+        rouge = _rouge_scorer().score(reference, answer)
+        scores.update({name: score.fmeasure for name, score in rouge.items()})
+        scores["exact"] = float(_normalize(answer) == _normalize(reference))
+    if wants_json:
+        scores["json"] = float(is_json(answer))
+    return scores
+
+
+def score_pair(first: str, second: str) -> dict[str, float]:
+    """Return how similar two answers to one prompt are, by the keys in NAMES.
+
+    Tokens are words and punctuation marks here, because two endpoints need not share token ids.
+    """
+    first_tokens = _split_tokens(first)
+    second_tokens = _split_tokens(second)
+    longer = max(len(first_tokens), len(second_tokens))
+    agreed = _common_prefix_length(first_tokens, second_tokens)
+    return {
+        "equal": float(first == second),
+        "agreement": float(agreed),
+        "agreement_share": agreed / longer if longer else 1.0,
+        "similarity": _edit_similarity(first, second),
+    }
+
+
+def find_choice(answer: str) -> str:
+    """Return the letter that an answer chooses, or "" if there is none.
+
+    It is the letter after "answer", "choice" or "option", or else the first letter that stands
+    alone.
+    """
+    match = re.search(r"(?i:answer|choice|option)\W{0,3}(?:is)?\W{0,3}\b([A-J])\b", answer)
+    if match is None:
+        match = re.search(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])", answer)
+    return "" if match is None else match[1]
+
+
+def is_json(answer: str) -> bool:
+    """Return True if the whole answer is JSON. A Markdown fence around it is ignored."""
+    fenced = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?```\s*", answer, re.DOTALL)
+    try:
+        json.loads(answer if fenced is None else fenced[1])
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 @cache
-def _rouge() -> Any:
-    # nltk, with which it stems, does not let itself be imported by a user without a home, as in a container.
-    is_homeless = os.path.expanduser("~") == "~"
-    if is_homeless:
+def _rouge_scorer() -> Any:
+    # nltk, which does the stemming, cannot be imported by a user without a home directory, as in a
+    # container.
+    has_no_home = os.path.expanduser("~") == "~"
+    if has_no_home:
         os.environ["HOME"] = os.sep
     try:
         from rouge_score.rouge_scorer import RougeScorer
@@ -44,71 +112,30 @@ def _rouge() -> Any:
         what = "references are scored with the package rouge_score"
         raise not_installed(what, "rouge_score", "loadgen answers", "answers") from None
     finally:
-        if is_homeless:
+        if has_no_home:
             del os.environ["HOME"]
     return RougeScorer(list(ROUGE), use_stemmer=True)
 
 
-def _edit_similarity(a: str, b: str) -> float:
+def _edit_similarity(first: str, second: str) -> float:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
         what = "answers are compared with the package rapidfuzz"
         raise not_installed(what, "rapidfuzz", "loadgen answers", "answers") from None
-    return float(Levenshtein.normalized_similarity(a, b))
+    return float(Levenshtein.normalized_similarity(first, second))
 
 
-def against_reference(
-    answer: str, reference: str | None, *, choice: bool = False, wants_json: bool = False
-) -> dict[str, float]:
-    """The scores that apply to an answer: ROUGE and exact match, or the choice; valid JSON where it was asked for."""
-    scores: dict[str, float] = {}
-    if reference is not None and choice:
-        scores["choice"] = float(chosen(answer) == reference.strip().upper())
-    elif reference is not None:
-        scores |= {
-            name: score.fmeasure for name, score in _rouge().score(reference, answer).items()
-        }
-        scores["exact"] = float(_plain(answer) == _plain(reference))
-    if wants_json:
-        scores["json"] = float(is_json(answer))
-    return scores
+def _common_prefix_length(first: list[str], second: list[str]) -> int:
+    for index, (first_token, second_token) in enumerate(zip(first, second, strict=False)):
+        if first_token != second_token:
+            return index
+    return min(len(first), len(second))
 
 
-def against_each_other(a: str, b: str) -> dict[str, float]:
-    """How alike two answers to one prompt are. Tokens are words and marks here: two endpoints need not share ids."""
-    words_a, words_b = _tokens(a), _tokens(b)
-    same = next((i for i, (x, y) in enumerate(zip(words_a, words_b, strict=False)) if x != y), None)
-    agreed = min(len(words_a), len(words_b)) if same is None else same
-    longer = max(len(words_a), len(words_b))
-    return {
-        "equal": float(a == b),
-        "agreement": float(agreed),
-        "agreement_share": agreed / longer if longer else 1.0,
-        "similarity": _edit_similarity(a, b),
-    }
-
-
-def chosen(answer: str) -> str:
-    """The letter that an answer chooses: after "answer", else the first that stands alone; "" where there is none."""
-    told = re.search(r"(?i:answer|choice|option)\W{0,3}(?:is)?\W{0,3}\b([A-J])\b", answer)
-    found = told or re.search(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])", answer)
-    return found[1] if found else ""
-
-
-def is_json(answer: str) -> bool:
-    """Whether the whole answer is JSON; a Markdown fence around it is taken off."""
-    fenced = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?```\s*", answer, re.DOTALL)
-    try:
-        json.loads(fenced[1] if fenced else answer)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.split()).strip(" .").casefold()
 
 
-def _tokens(text: str) -> list[str]:
+def _split_tokens(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text)

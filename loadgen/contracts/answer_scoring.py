@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from loadgen.answers import folder as answers_folder
-from loadgen.answers.comparison import ScoredGroup, judge
+from loadgen.answers import answer_files
+from loadgen.answers.comparison import ScoredGroup, summarize_scores
+from loadgen.answers.completions import SendOptions
 from loadgen.answers.questions import read_questions
-from loadgen.answers.run import run
+from loadgen.answers.scoring_run import ScoringOptions, run_scoring
 from loadgen.contracts.evaluate import TermEstimate
 from loadgen.contracts.judge import ScoredAnswers
 from loadgen.contracts.load_shortage import EstimateError
@@ -62,18 +63,13 @@ def score_answers(
     """
     questions = read_questions(dataset, check.rows)
     with serving(endpoints.scored) as scored:
-        run(
-            dataset,
-            questions,
-            scored,
-            endpoints.other,
-            lanes=CONCURRENCY,
-            max_tokens=check.max_tokens,
-            tell=_ignore_progress,
+        options = ScoringOptions(
+            SendOptions(CONCURRENCY, check.max_tokens),
             out=output_dir,
             level=confidence,
             simulated=scored.backend.simulated,
         )
+        run_scoring(dataset, questions, scored, endpoints.other, options, _ignore_progress)
 
 
 def _ignore_progress(name: str, done: int) -> None:
@@ -86,11 +82,11 @@ def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float
     Raises:
         UserError: The files cannot be read.
     """
-    if failure_reason or not (output_dir / answers_folder.FILE).is_file():
+    if failure_reason or not (output_dir / answer_files.FILE).is_file():
         reason = failure_reason or "the prompts were not asked"
         return ScoredAnswers(_refuse_term, failure_reason=reason)
-    result = answers_folder.read(output_dir)
-    groups = judge(answers_folder.read_scores(output_dir), level=confidence)
+    result = answer_files.read_result(output_dir)
+    groups = summarize_scores(answer_files.read_scores(output_dir), level=confidence)
     notes = list(result.notes)
     if result.failed:
         prompts = format.counted(result.prompts, "prompt")

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from loadgen.answers.ask import ask, shown
-from loadgen.answers.comparison import judge, score
+from loadgen.answers.comparison import score_prompts, summarize_scores
+from loadgen.answers.completions import SendOptions, redacted_url, send_questions
 from loadgen.answers.questions import Question
 from loadgen.answers.scores import ROUGE
 from loadgen.core import format
 from loadgen.core.errors import UserError
-from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.execution.plan import Settings
 from loadgen.core.requests.tokenizer import Tokenizer, load_tokenizer
 from loadgen.core.results import files
@@ -59,17 +58,17 @@ def run(
         endpoint, api="completions"
     )  # the prompts of the set have the model's template in them
     out.mkdir(parents=True, exist_ok=True)
-    asked = ask(endpoint, questions, lanes=lanes, max_tokens=spec.max_output, tell=tell)
-    prompts = score(questions, asked.answers, None)
+    completions = send_questions(endpoint, questions, SendOptions(lanes, spec.max_output), tell)
+    prompts = score_prompts(questions, completions.texts, None)
     means = [
         AccuracyMean(
             metric=one.metric, mean=one.mean * 100, low=_percent(one.low), high=_percent(one.high)
         )
-        for one in judge(prompts)[0].scores
+        for one in summarize_scores(prompts)[0].scores
         if one.metric in ROUGE
     ]
-    replies = [] if ids is None else _replies(ids, asked.answers, asked.output_tokens)
-    counts = [count for count in asked.output_tokens if count is not None]
+    replies = [] if ids is None else _replies(ids, completions.texts, completions.output_tokens)
+    counts = [count for count in completions.output_tokens if count is not None]
     counts = counts if len(counts) == len(questions) else [len(reply.output) for reply in replies]
     warnings = []
     if len(counts) == len(questions):
@@ -102,22 +101,22 @@ def run(
         round=test.round,
         dataset=file.name,
         dataset_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        url=shown(endpoint),
-        model=asked.model,
-        version=loadgen_version(),
+        url=redacted_url(endpoint),
+        model=completions.model,
+        version=version(),
         samples=len(questions),
         samples_of_rules=spec.samples,
-        answered=len(questions) - asked.answers.count(None),
+        answered=len(questions) - completions.texts.count(None),
         means=tuple(means),
         targets=accuracy.targets(of_reference, means),
         token_ids="" if ids is None else f"{ids.name}, of the texts",
         test06=checked,
         compliance=spec.compliance,
-        simulated=simulated or asked.simulated,
+        simulated=simulated or completions.simulated,
         warnings=tuple(warnings),
     )
     files.replace(out / FILE, format.document(result))
-    return result, asked.reasons
+    return result, completions.failures
 
 
 def _percent(share: float | None) -> float | None:

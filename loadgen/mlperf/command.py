@@ -11,7 +11,7 @@ import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadgen.answers.command import tell
+from loadgen.answers.command import show_progress
 from loadgen.cli import completion
 from loadgen.cli.help import Command, Group
 from loadgen.cli.invocation import Invocation
@@ -331,7 +331,7 @@ def accuracy(
             folder,
             tokenizer=settings.tokenizer,
             lanes=lanes,
-            tell=lambda done: tell("samples", done, test.samples),
+            tell=lambda done: show_progress("samples", done, test.samples),
             simulated=settings.backend.simulated,
         )
     print_answer(result, report(result, reasons), as_json=as_json)

@@ -14,8 +14,12 @@ from refusals import refused
 from servers import start
 
 from loadgen.answers import scores
-from loadgen.answers.ask import Asked, refuse_other_tokenizer, unequal_tokens
-from loadgen.answers.comparison import judge, score
+from loadgen.answers.comparison import score_prompts, summarize_scores
+from loadgen.answers.completions import (
+    Completions,
+    check_same_tokenizer,
+    describe_token_difference,
+)
 from loadgen.answers.questions import Question, read_questions
 from loadgen.bundle.bundle_writer import write_bundle
 from loadgen.bundle.verification import verify_bundle
@@ -36,7 +40,7 @@ FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog j
 
 def test_rouge_is_that_of_its_package_s_published_example() -> None:
     """README of rouge_score: ROUGE-1 0.7059 and ROUGE-L 0.5882 of these two sentences."""
-    found = scores.against_reference(DOG, FOX)
+    found = scores.score_against_reference(DOG, FOX)
     assert found["rouge1"] == pytest.approx(0.70588, abs=1e-5)
     assert found["rougeL"] == pytest.approx(0.58824, abs=1e-5)
     assert found["exact"] == 0
@@ -57,7 +61,7 @@ def test_rouge_is_that_of_its_package_s_published_example() -> None:
     ],
 )
 def test_the_letter_of_a_choice(answer: str, letter: str) -> None:
-    found = scores.chosen(answer)
+    found = scores.find_choice(answer)
     assert found == letter or (answer.startswith("I think") and found == "I")
 
 
@@ -77,15 +81,15 @@ def test_json_validity(answer: str, valid: bool) -> None:
 
 
 def test_how_alike_two_answers_are_by_hand() -> None:
-    found = scores.against_each_other("one two three four", "one two THREE four five")
+    found = scores.score_pair("one two three four", "one two THREE four five")
     assert found["agreement"] == 2 and found["agreement_share"] == 2 / 5 and found["equal"] == 0
-    assert scores.against_each_other("", "") == {
+    assert scores.score_pair("", "") == {
         "equal": 1,
         "agreement": 0,
         "agreement_share": 1,
         "similarity": 1,
     }
-    assert scores.against_each_other("abc", "abd")["similarity"] == pytest.approx(2 / 3)
+    assert scores.score_pair("abc", "abd")["similarity"] == pytest.approx(2 / 3)
 
 
 def _question(reference: str | None, **changed: Any) -> Question:
@@ -99,7 +103,9 @@ def test_a_loss_is_seen_where_it_is_and_undecided_where_prompts_are_few() -> Non
 
     def change(right: int, n: int = 100) -> Any:
         answers: list[str | None] = ["B"] * right + ["A"] * (100 - right)
-        return judge(score(questions[:n], answers[:n], others[:n]), 0.05)[0].changes[0]
+        return summarize_scores(score_prompts(questions[:n], answers[:n], others[:n]), 0.05)[
+            0
+        ].changes[0]
 
     assert change(60).within is True and change(60).ratio == 1
     assert change(40).within is False and change(40).ratio == pytest.approx(40 / 60)
@@ -109,13 +115,13 @@ def test_a_loss_is_seen_where_it_is_and_undecided_where_prompts_are_few() -> Non
 
 def test_a_prompt_without_an_answer_scores_nothing() -> None:
     questions = [_question("yes") for _ in range(20)]
-    (part,) = judge(score(questions, ["yes"] * 10 + [None] * 10, None))
+    (part,) = summarize_scores(score_prompts(questions, ["yes"] * 10 + [None] * 10, None))
     assert {score.metric: score.mean for score in part.scores}["exact"] == 0.5
 
 
 def test_classes_are_scored_apart() -> None:
     questions = [_question("yes", group="qa")] * 12 + [_question("no", group="rag")] * 12
-    parts = judge(score(questions, ["yes"] * 24, None))
+    parts = summarize_scores(score_prompts(questions, ["yes"] * 24, None))
     exact = {part.group: next(s.mean for s in part.scores if s.metric == "exact") for part in parts}
     assert exact == {"": 0.5, "qa": 1.0, "rag": 0.0}
 
@@ -221,7 +227,7 @@ def test_without_references_nothing_says_whose_answer_is_right(
 def test_what_few_prompts_may_not_have_met_is_in_the_interval() -> None:
     """100 pairs of equal scores: 3.6 % of all answers may be lost and none be among them (0.025 ** (1 / 100))."""
     questions = [_question("yes") for _ in range(100)]
-    (part,) = judge(score(questions, ["yes"] * 100, ["yes"] * 100), 0.05)
+    (part,) = summarize_scores(score_prompts(questions, ["yes"] * 100, ["yes"] * 100), 0.05)
     change = part.changes[0]
     assert (change.ratio, change.high) == (1, 1) and change.low == pytest.approx(0.025**0.01)
     assert change.within is True
@@ -232,7 +238,9 @@ def test_what_few_prompts_may_not_have_met_is_in_the_interval() -> None:
 def test_what_the_other_endpoint_did_not_answer_flatters_nobody() -> None:
     """B answers 15 of 20, all right; A all 20, all wrong for B's 15. Nothing is A's gain."""
     questions = [_question("yes") for _ in range(20)]
-    (part,) = judge(score(questions, ["no"] * 15 + ["yes"] * 5, ["yes"] * 15 + [None] * 5), 0.05)
+    (part,) = summarize_scores(
+        score_prompts(questions, ["no"] * 15 + ["yes"] * 5, ["yes"] * 15 + [None] * 5), 0.05
+    )
     exact = next(change for change in part.changes if change.metric == "exact")
     assert (exact.count, exact.ratio) == (15, 0)
     equal = next(one for one in part.alike if one.metric == "equal")
@@ -241,11 +249,15 @@ def test_what_the_other_endpoint_did_not_answer_flatters_nobody() -> None:
 
 def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
     asked = [
-        Asked("m", ["x", "y"], tokens, [], [None, None])
+        Completions("m", ["x", "y"], tokens, [], [None, None])
         for tokens in ([10, 20], [12, 21], [None, 20])
     ]
-    assert "30 and 33 tokens" in unequal_tokens(asked[0], asked[1])
-    assert unequal_tokens(asked[0], asked[2]) == "" == unequal_tokens(asked[0], asked[0])
+    assert "30 and 33 tokens" in describe_token_difference(asked[0], asked[1])
+    assert (
+        describe_token_difference(asked[0], asked[2])
+        == ""
+        == describe_token_difference(asked[0], asked[0])
+    )
     choice = {"text": "x", "finish_reason": "stop", "index": 0}
     said = [
         events({"choices": [choice], "usage": {"prompt_tokens": count, "completion_tokens": 1}})
@@ -254,9 +266,9 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
     ids = [Question(row=DatasetRow(prompt=[1, 2, 3]))]
     with serving(said[0]) as one, serving(said[1]) as other:
         ends = [Settings(url=url, model="m", server="openai") for url in (one.url, other.url)]
-        refuse_other_tokenizer(*ends, [_question("text")])
+        check_same_tokenizer(*ends, [_question("text")])
         with refused(UserError, "mismatch") as caught:
-            refuse_other_tokenizer(*ends, ids)
+            check_same_tokenizer(*ends, ids)
         assert "30 tokens here, 41 there" in caught.value.what
 
 

@@ -1,0 +1,128 @@
+"""Reads and writes the files of scored answers: the result, the scores, and texts if kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from loadgen.answers.comparison import (
+    AnswersResult,
+    ScoredPrompt,
+    score_prompts,
+    summarize_scores,
+)
+from loadgen.answers.questions import AnswerKey, Question
+from loadgen.core import format
+from loadgen.core.results import files
+from loadgen.core.results.manifest import decoded
+
+FILE = "answers.json"
+SCORES = "scores.jsonl"
+TEXTS = "texts.jsonl"
+_Row = TypeVar("_Row")
+_DAMAGED_HINT = "take the folder as it was handed over"
+
+
+class AnswerTexts(AnswerKey, frozen=True, kw_only=True):
+    """The answers to one prompt, and how they are scored: a line of `texts.jsonl`.
+
+    It does not contain the prompt.
+    """
+
+    a: str | None
+    b: str | None = None
+
+
+def collect_texts(
+    questions: Sequence[Question],
+    answers: Sequence[str | None],
+    others: Sequence[str | None] | None,
+) -> list[AnswerTexts]:
+    """Return the texts of the answers with what they are scored by."""
+    if others is None:
+        others = [None] * len(answers)
+    return [
+        AnswerTexts(
+            a=answer,
+            b=other,
+            reference=question.reference,
+            choice=question.choice,
+            json=question.json,
+            group=question.group,
+        )
+        for question, answer, other in zip(questions, answers, others, strict=True)
+    ]
+
+
+def write_result(
+    folder: Path,
+    result: AnswersResult,
+    prompts: Sequence[ScoredPrompt],
+    texts: Sequence[AnswerTexts] | None = None,
+) -> None:
+    """Write the files of a result. Raises OSError if they cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files.replace(folder / SCORES, _encode_lines(prompts))
+    if texts is not None:
+        files.replace(folder / TEXTS, _encode_lines(texts))
+    files.replace(folder / FILE, format.document(result))
+
+
+def regenerate_files(folder: Path) -> dict[str, bytes]:
+    """Return the derived files of a folder, regenerated.
+
+    The result follows from the scores, and the scores follow from the texts if these were kept.
+    """
+    stored = read_result(folder)
+    prompts = read_scores(folder)
+    result = msgspec.structs.replace(
+        stored,
+        prompts=len(prompts),
+        failed=sum(not prompt.answered for prompt in prompts),
+        failed_against=sum(not prompt.other_answered for prompt in prompts),
+        parts=summarize_scores(prompts, stored.loss, stored.level),
+    )
+    regenerated = {FILE: format.document(result)}
+    if (folder / TEXTS).is_file():
+        texts = _read_lines(folder / TEXTS, AnswerTexts)
+        answers = [line.a for line in texts]
+        others = [line.b for line in texts] if stored.against else None
+        regenerated[SCORES] = _encode_lines(score_prompts(texts, answers, others))
+    return regenerated
+
+
+def read_result(folder: Path) -> AnswersResult:
+    """Return the result in a folder.
+
+    Raises:
+        UserError: The file is damaged.
+        OSError: There is no such file.
+    """
+    file = folder / FILE
+    return decoded(
+        file.read_bytes(), AnswersResult, str(file), "a result of `loadgen answers`", _DAMAGED_HINT
+    )
+
+
+def read_scores(folder: Path) -> list[ScoredPrompt]:
+    """Return the scores of every prompt. Raises like `read_result`."""
+    return _read_lines(folder / SCORES, ScoredPrompt)
+
+
+def _read_lines(file: Path, row_type: type[_Row]) -> list[_Row]:
+    array = b"[" + b",".join(file.read_bytes().splitlines()) + b"]"
+    return decoded(
+        array,
+        list[row_type],  # type: ignore[valid-type]
+        str(file),
+        "the scores of answers",
+        _DAMAGED_HINT,
+        verbatim=True,
+    )
+
+
+def _encode_lines(rows: Sequence[msgspec.Struct]) -> bytes:
+    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)

@@ -1,0 +1,213 @@
+"""Renders the result of `loadgen answers`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from loadgen.answers.comparison import AnswersResult, Score, ScoredGroup, ScoreRatio
+from loadgen.answers.scores import NAMES, TOKEN_COUNTS
+from loadgen.core import format
+from loadgen.render.page import Bar
+from loadgen.render.section import (
+    Bars,
+    Bullets,
+    Kind,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    facts,
+    section,
+    simulated,
+)
+
+VERDICT_KINDS: dict[bool | None, Kind] = {True: "good", False: "bad", None: "warn"}
+VERDICTS = {True: "PASS", False: "FAIL", None: "UNDECIDED"}
+WITHIN_TEXTS = {True: "yes", False: "no", None: "undecided"}
+NEUTRAL_COLOR = "c1"
+
+
+def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
+    """Return the report of a result. `failures` are the first reasons why requests failed."""
+    prompts = format.counted(result.prompts, "prompt")
+    other = f"{result.against_model} at {result.against}" if result.against else ""
+    warned = []
+    if result.simulated:
+        warned.append(simulated("texts are random words, not those of a real server"))
+    return Report(
+        title=f"{result.dataset}: {prompts}, greedy",
+        made_by="loadgen answers",
+        warned=warned,
+        answer=[
+            Paragraph(sentence, VERDICT_KINDS[result.verdict], large=True)
+            for sentence in _answers(result)
+        ],
+        answer_last=True,
+        sections=[
+            section(
+                "",
+                facts(A=f"{result.model} at {result.url}", B=other),
+                Bullets([*_missing_answers(result, prompts), *result.notes], "warn"),
+                Bullets(failures),
+            ),
+            *(_group_section(group, result) for group in result.parts),
+            section("", Paragraph(_describe_intervals(result), "soft")),
+        ],
+    )
+
+
+def headline(result: AnswersResult) -> str:
+    """Return the outcome in one sentence."""
+    mark = "SIMULATED: " if result.simulated else ""
+    prompts = format.counted(result.prompts, "prompt")
+    other = ""
+    if result.against:
+        other = f", against {result.against_model} at {result.against}"
+    load = f"{prompts} of {result.dataset} to {result.model} at {result.url}{other}"
+    return f"{mark}{outcome(result)}: {load}."
+
+
+def outcome(result: AnswersResult) -> str:
+    """Return the verdict, or else the first score, in a few words."""
+    if result.loss is not None:
+        return VERDICTS[result.verdict]
+    scores = result.parts[0].scores or result.parts[0].alike
+    if not scores:
+        return "nothing was scored"
+    return f"{NAMES[scores[0].metric]} {_format_score(scores[0])}"
+
+
+def _answers(result: AnswersResult) -> Iterator[str]:
+    """Yield the verdict, if a loss was allowed."""
+    if result.loss is None:
+        return
+    allowed = f"{result.loss * 100:g} %"
+    verdict = result.verdict
+    if not result.parts[0].changes:
+        yield "UNDECIDED: no row has a reference, so nothing says whose answer is right"
+    elif verdict is None:
+        missing = ", and answers that did not come" if result.failed else ""
+        yield f"UNDECIDED: more prompts are needed{missing}"
+    elif verdict:
+        yield f"PASS: every score of A is within {allowed} of B's"
+    else:
+        yield f"FAIL: a score of A is more than {allowed} below B's"
+
+
+def _missing_answers(result: AnswersResult, prompts: str) -> Iterator[str]:
+    if result.failed:
+        yield f"{result.failed:,} of {prompts} had no answer of A: they score 0"
+    if result.failed_against:
+        yield f"{result.failed_against:,} of {prompts} had no answer of B: they are not compared"
+
+
+def _group_section(group: ScoredGroup, result: AnswersResult) -> Section:
+    name = f"class {group.group}" if group.group else "all prompts"
+    similarity = [
+        [NAMES[score.metric], format.count(score.count), _format_score(score)]
+        for score in group.alike
+    ]
+    nothing = ""
+    if not group.scores and not similarity:
+        nothing = (
+            "nothing to score: no row has a reference, and there is no second endpoint (--against)"
+        )
+    return section(
+        name if len(result.parts) > 1 else "Scores",
+        _ratio_bars(group, result) if result.against else _score_bars(group),
+        _score_table(group, result),
+        Table(("A and B", "prompts", "mean"), similarity),
+        nothing,
+    )
+
+
+def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
+    """Return the table of scores, with those of the other endpoint if there is one."""
+    other_scores = {score.metric: score for score in group.other}
+    ratios = {ratio.metric: ratio for ratio in group.changes}
+    head = ["score", "prompts", "A"]
+    if result.against:
+        head += ["B", "A over B"]
+    if result.against and result.loss is not None:
+        head.append(f"within {result.loss * 100:g} %")
+    rows = []
+    for score in group.scores:
+        row = [NAMES[score.metric], format.count(score.count), _format_score(score)]
+        if result.against:
+            ratio = ratios.get(score.metric)
+            row += [_format_score(other_scores.get(score.metric)), _format_ratio(ratio)]
+            if result.loss is not None:
+                row.append(format.NONE if ratio is None else WITHIN_TEXTS[ratio.within])
+        rows.append(row)
+    return Table(head, rows)
+
+
+def _score_bars(group: ScoredGroup) -> Bars:
+    """Return a bar for each score of the endpoint."""
+    rows = []
+    for score in group.scores:
+        if score.metric not in TOKEN_COUNTS:
+            bar = _percent_bar(score.mean, score.low, score.high, NEUTRAL_COLOR)
+            rows.append(Bar(NAMES[score.metric], _format_score(score), *bar))
+    return Bars(rows=rows, low=0.0, unit=" %")
+
+
+def _ratio_bars(group: ScoredGroup, result: AnswersResult) -> Bars:
+    """Return a bar for each score of A as a percentage of B's, and a line for the allowed loss."""
+    rows = []
+    for ratio in group.changes:
+        if ratio.ratio is not None:
+            bar = _percent_bar(ratio.ratio, ratio.low, ratio.high, VERDICT_KINDS[ratio.within])
+            rows.append(Bar(NAMES[ratio.metric], _format_ratio(ratio), *bar))
+    line = None
+    title = "Scores of A, in % of those of B"
+    if result.loss is not None:
+        line = 100 * (1 - result.loss)
+        title += f": at least {line:g} %, the dotted line"
+    return Bars(rows=rows, title=title if rows else "", low=0.0, line=line, unit=" %")
+
+
+class _PercentBar(NamedTuple):
+    """The segments and the whisker of a bar."""
+
+    segments: list[tuple[float, float, str, str]]
+    whisker: tuple[float, float] | None
+
+
+def _percent_bar(share: float, low: float | None, high: float | None, color: str) -> _PercentBar:
+    """Return a bar from zero for a fraction, with its interval as a whisker."""
+    percent = 100 * share
+    whisker = None if low is None or high is None else (100 * low, 100 * high)
+    return _PercentBar([(0.0, percent, color, f"{percent:.1f} %")], whisker)
+
+
+def _format_score(score: Score | None) -> str:
+    if score is None:
+        return format.NONE
+    mean = _format_value(score, score.mean)
+    if score.low is None or score.high is None:
+        return f"~{mean}"
+    return f"{mean} [{_format_value(score, score.low)}, {_format_value(score, score.high)}]"
+
+
+def _format_value(score: Score, value: float) -> str:
+    if score.metric in TOKEN_COUNTS:
+        return f"{value:.1f}"
+    return f"{value * 100:.1f} %"
+
+
+def _format_ratio(ratio: ScoreRatio | None) -> str:
+    if ratio is None or ratio.ratio is None:
+        return format.NONE
+    if ratio.low is None or ratio.high is None:
+        return f"~{ratio.ratio:.3f}"
+    return f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _describe_intervals(result: AnswersResult) -> str:
+    return (
+        f"{result.level * 100:g} % intervals: of shares Wilson's, of means Student's, of A over B "
+        "Fieller's of pairs; at least as wide as what so few prompts may not have met. ~: too few "
+        "answers."
+    )

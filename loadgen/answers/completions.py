@@ -1,0 +1,260 @@
+"""Sends questions to endpoints, greedily and a few at a time. Nothing is timed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from loadgen.answers.questions import Question
+from loadgen.core.errors import TargetError, UserError
+from loadgen.core.execution.plan import Settings
+from loadgen.core.workload.dataset_rows import DatasetRow
+
+if TYPE_CHECKING:
+    from loadgen_sdk import Client, Completion
+
+GREEDY_SAMPLING = {"temperature": 0, "seed": 1}
+DEFAULT_OUTPUT_TOKENS = 256
+"""Limit of a response if neither its row nor --max-tokens has one."""
+TIMEOUT_S = 600.0
+MAX_FAILURES = 5
+"""Failures that are reported."""
+
+TOKENIZER_PROBE = (
+    "Antidisestablishmentarianism: 31,415.926 caf\u00e9, \u4f60\u597d, def f(x): return x**2\n" * 4
+)
+"""A text that two tokenizers hardly split into the same number of tokens."""
+
+
+class Completions(NamedTuple):
+    """The responses of one endpoint, in the order of the questions.
+
+    Attributes:
+        model: The name of the model.
+        texts: The text of each response, or None if it failed.
+        prompt_tokens: The tokens of each prompt as the server counts them, or None.
+        failures: Why requests failed: the first few reasons.
+        output_tokens: The tokens of each response as the server counts them, or None.
+        simulated: True if the server is simulated.
+    """
+
+    model: str
+    texts: list[str | None]
+    prompt_tokens: list[int | None]
+    failures: list[str]
+    output_tokens: list[int | None]
+    simulated: bool = False
+
+
+class SendOptions(NamedTuple):
+    """How questions are sent.
+
+    Attributes:
+        concurrency: The number of requests in flight.
+        max_tokens: Limit of a response if its row has none, or None for the default.
+    """
+
+    concurrency: int = 1
+    max_tokens: int | None = None
+
+
+def send_questions(
+    endpoint: Settings,
+    questions: Sequence[Question],
+    options: SendOptions,
+    on_progress: Callable[[int], None],
+) -> Completions:
+    """Send every question once and return the responses.
+
+    Args:
+        endpoint: The endpoint.
+        questions: The questions.
+        options: How they are sent.
+        on_progress: Called with the number of responses so far.
+
+    Raises:
+        TargetError: The endpoint cannot be used.
+    """
+    from loadgen_sdk.errors import TargetUnusable
+
+    try:
+        return asyncio.run(_Sender(questions, options, on_progress).send_all(endpoint))
+    except TargetUnusable as error:
+        raise TargetError(error.code, str(error), redacted_url(endpoint), error.hint) from None
+
+
+class CompletionPair(NamedTuple):
+    """The responses of endpoint A, and those of endpoint B if there is one."""
+
+    a: Completions
+    b: Completions | None = None
+
+
+def send_to_both(
+    first: Settings,
+    second: Settings | None,
+    questions: Sequence[Question],
+    options: SendOptions,
+    on_progress: Callable[[str, int], None],
+) -> CompletionPair:
+    """Send every question to one endpoint, and then to the other one, if there is one.
+
+    Args:
+        first: Endpoint A.
+        second: Endpoint B, or None.
+        questions: The questions.
+        options: How they are sent.
+        on_progress: Called with "A" or "B" and the number of responses so far.
+
+    Raises:
+        TargetError: An endpoint cannot be used.
+        UserError: Prompts are token ids, which mean other words to the other endpoint.
+    """
+    if second is not None:
+        check_same_tokenizer(first, second, questions)
+    completions = send_questions(first, questions, options, partial(on_progress, "A"))
+    if second is None:
+        return CompletionPair(completions)
+    other = send_questions(second, questions, options, partial(on_progress, "B"))
+    return CompletionPair(completions, other)
+
+
+def redacted_url(endpoint: Settings) -> str:
+    """Return the URL of an endpoint without a password."""
+    from loadgen_sdk.errors import TargetUnusable
+    from loadgen_sdk.transport.target import Target
+
+    url = endpoint.url or ""
+    try:
+        return Target.parse(url).redacted
+    except TargetUnusable:
+        return url
+
+
+def check_same_tokenizer(first: Settings, second: Settings, questions: Sequence[Question]) -> None:
+    """Check that token ids in prompts mean the same words to both endpoints.
+
+    Raises:
+        UserError: Prompts are token ids, and the endpoints count different tokens in one text.
+    """
+    if not any(isinstance(question.row.prompt, list) for question in questions):
+        return
+    first_tokens = _count_probe_tokens(first)
+    second_tokens = _count_probe_tokens(second)
+    if first_tokens is None or second_tokens is None or first_tokens == second_tokens:
+        return
+    raise UserError(
+        "mismatch",
+        f"prompts are token ids, and the tokenizers differ: one text is {first_tokens} tokens "
+        f"here, {second_tokens} there",
+        f"{redacted_url(first)} and {redacted_url(second)}",
+        "give the prompts as texts: the ids of one tokenizer are other words in another",
+    )
+
+
+def _count_probe_tokens(endpoint: Settings) -> int | None:
+    """Return how many tokens a server counts in a text, or None if it does not say."""
+    question = Question(row=DatasetRow(prompt=TOKENIZER_PROBE))
+    options = SendOptions(max_tokens=1)
+    completions = send_questions(
+        replace(endpoint, api="completions"), [question], options, lambda _: None
+    )
+    return completions.prompt_tokens[0]
+
+
+def describe_token_difference(first: Completions, second: Completions) -> str:
+    """Return a note if two endpoints count different tokens in the same prompts, or ""."""
+    counts = [
+        (count_a, count_b)
+        for count_a, count_b in zip(first.prompt_tokens, second.prompt_tokens, strict=True)
+        if count_a is not None and count_b is not None
+    ]
+    if all(count_a == count_b for count_a, count_b in counts):
+        return ""
+    total_a = sum(count_a for count_a, _ in counts)
+    total_b = sum(count_b for _, count_b in counts)
+    return (
+        f"A and B count the same {len(counts):,} prompts as {total_a:,} and {total_b:,} tokens: "
+        "another tokenizer or chat template. A limit of output tokens cuts their answers at "
+        "different places: judge by scores, not by equality"
+    )
+
+
+class _Sender:
+    """Sends questions to one endpoint and collects the responses."""
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        options: SendOptions,
+        on_progress: Callable[[int], None],
+    ) -> None:
+        self._questions = questions
+        self._options = options
+        self._on_progress = on_progress
+        self._unsent = iter(range(len(questions)))
+        self._done = 0
+        self._texts: list[str | None] = [None] * len(questions)
+        self._prompt_tokens: list[int | None] = [None] * len(questions)
+        self._output_tokens: list[int | None] = [None] * len(questions)
+        self._failures: list[str] = []
+
+    async def send_all(self, endpoint: Settings) -> Completions:
+        """Send every question and return the responses."""
+        from loadgen_sdk import Client, Retry
+
+        async with Client(
+            endpoint.url or "",
+            model=endpoint.model,
+            api=endpoint.api,
+            server=endpoint.server,
+            api_key=endpoint.api_key,
+            headers=endpoint.headers,
+            extra_body={**GREEDY_SAMPLING, **(endpoint.extra_body or {})},
+            tls=endpoint.tls,
+            timeout_s=TIMEOUT_S,
+            retry=Retry(),
+        ) as client:
+            worker_count = min(self._options.concurrency, len(self._questions))
+            await asyncio.gather(*(self._send_until_done(client) for _ in range(worker_count)))
+            return Completions(
+                model=client.model,
+                texts=self._texts,
+                prompt_tokens=self._prompt_tokens,
+                failures=self._failures,
+                output_tokens=self._output_tokens,
+                simulated=client.is_simulated,
+            )
+
+    async def _send_until_done(self, client: Client) -> None:
+        """Send one question after the other until none is left."""
+        from loadgen_sdk import Request
+
+        for index in self._unsent:
+            row = self._questions[index].row
+            request = Request(
+                id=f"q{index}",
+                messages=row.messages,
+                prompt=row.prompt,
+                max_tokens=row.output_tokens or self._options.max_tokens or DEFAULT_OUTPUT_TOKENS,
+                exact_output=False,
+                extra=row.extra,
+            )
+            self._store(index, await client.complete(request))
+            self._done += 1
+            self._on_progress(self._done)
+
+    def _store(self, index: int, completion: Completion) -> None:
+        from loadgen_sdk.wire_formats.usage import without_doubtful_counts
+
+        if completion.failure is None:
+            usage = without_doubtful_counts(completion.usage)
+            self._texts[index] = completion.text
+            self._prompt_tokens[index] = usage.input
+            self._output_tokens[index] = usage.output
+        elif len(self._failures) < MAX_FAILURES:
+            self._failures.append(str(completion.failure))
