@@ -24,6 +24,7 @@ from loadgen.core.workload import load, read_flags
 from loadgen.runs.compared import ComparedRun, Side
 from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.presets.preset import load_preset as preset
+from loadgen.sim.request_lengths import RequestSize
 from loadgen.sim.virtual_backend import simulate
 
 BATCH = 64  # sequences at once: small, so that 2,000 requests are several minutes of load
@@ -47,7 +48,7 @@ def rows(rate: str, seed: int, n: int) -> NDArray[np.void]:
     workload = load("qa", read_flags(request_rate=rate, num_requests=str(n), warmup="0"))
     made, _ = simulate(
         build_schedule(workload, seed),
-        lambda number: (prompts[number], answers[number], ()),
+        lambda number: RequestSize(prompts[number], answers[number]),
         SimulatedSystem(costs=found.costs, limits=replace(found.limits, max_batch_size=BATCH)),
     )
     return made.records[:]

@@ -39,6 +39,7 @@ from loadgen.search.trial_monitor import PlannedLoad, TrialMonitor
 from loadgen.sim import virtual_backend as virtual
 from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.presets import preset as presets
+from loadgen.sim.request_lengths import RequestSize
 
 S = 1_000_000_000
 FULL_S = 600
@@ -93,7 +94,7 @@ def run(where: World, rate: float, seed: int, length_s: float) -> tuple[Any, Any
     )
     made, _ = virtual.simulate(
         planned,
-        lambda number: (inputs[number % size], outputs[number % size], ()),
+        lambda number: RequestSize(inputs[number % size], outputs[number % size]),
         SimulatedSystem(
             costs=where.preset.costs, limits=where.preset.limits, speeds=where.preset.speeds
         ),

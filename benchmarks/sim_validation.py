@@ -30,6 +30,7 @@ from loadgen.cost import published as reference
 from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.presets import preset as presets
 from loadgen.sim.presets.preset import Preset, SourcedNumber
+from loadgen.sim.request_lengths import RequestSize
 from loadgen.sim.simulation import Simulation
 from loadgen.sim.virtual_backend import simulate
 
@@ -146,7 +147,7 @@ def run(
     began = time.process_time()
     made, simulation = simulate(
         build_schedule(workload, 1),
-        lambda number: (into[number], out[number], ()),
+        lambda number: RequestSize(into[number], out[number]),
         SimulatedSystem(
             costs=system.costs, limits=system.limits, speeds=speeds, routing=system.routing
         ),

@@ -25,6 +25,7 @@ from loadgen.mlperf import run as mlperf_run
 from loadgen.sim import virtual_backend as virtual
 from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.presets.preset import load_preset
+from loadgen.sim.request_lengths import RequestSize
 
 BENCHMARK = "llama2-70b"
 
@@ -41,7 +42,7 @@ def run(
     preset = load_preset(preset_name)
     made, _ = virtual.simulate(
         build_schedule(workload, test.seeds.schedule),
-        lambda number: (inputs[number % len(inputs)], outputs[number % len(outputs)], ()),
+        lambda number: RequestSize(inputs[number % len(inputs)], outputs[number % len(outputs)]),
         SimulatedSystem(
             costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
         ),

@@ -14,6 +14,7 @@ from loadgen.answers.questions import Question
 from loadgen.answers.scores import ROUGE
 from loadgen.core import format
 from loadgen.core.errors import UserError
+from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.execution.plan import Settings
 from loadgen.core.requests.tokenizer import Tokenizer, load_tokenizer
 from loadgen.core.results import files
@@ -103,7 +104,7 @@ def run(
         dataset_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         url=redacted_url(endpoint),
         model=completions.model,
-        version=version(),
+        version=loadgen_version(),
         samples=len(questions),
         samples_of_rules=spec.samples,
         answered=len(questions) - completions.texts.count(None),
