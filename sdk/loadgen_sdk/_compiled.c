@@ -47,6 +47,7 @@ enum {
     EVENT_END_BYTES = 2,   /* a blank line */
 };
 
+#define NS_PER_S 1000000000LL
 #define DEFER_PAUSE_NS 1000000000LL
 #define FOREVER (1LL << 62)
 #define DEFERRED_EPOLL_EVENTS (EPOLLIN | EPOLLRDHUP | EPOLLET)
@@ -59,10 +60,11 @@ static int64_t clock_ns(clockid_t clock)
 {
     struct timespec at;
     clock_gettime(clock, &at);
-    return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
+    return (int64_t)at.tv_sec * NS_PER_S + at.tv_nsec;
 }
 
 #include "_c/plain_events.h"
+#include "_c/socket_buffer.h"
 #include "_c/receiver.h"
 #include "_c/response_state.h"
 #include "_c/json_events.h"

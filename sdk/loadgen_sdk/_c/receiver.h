@@ -1,312 +1,24 @@
-/* `SocketBuffer` and `Receiver`, whose reference is transport/receiver.py: sockets that are read, in one loop. Part of _compiled.c. */
+/* Receiver: reads the sockets of two epoll instances in one loop. Part of _compiled.c.
 
-/* -- SocketBuffer */
-
-/* One read, as `Read` in transport/exchange.py. */
-typedef struct {
-    const char *data;
-    Py_ssize_t size;
-    int64_t timestamp, read_at, empty_at;
-    char from_kernel;
-} Read;
-
-/* A read that waits, its bytes behind it: Python has it as a tuple where it asks for it. */
-typedef struct WaitingRead {
-    struct WaitingRead *next;
-    Read read;
-} WaitingRead;
-
-/* A read of plain events only. `error`: how wrong the stamp of all but the last one can be; -1: they are one chunk. */
-typedef struct {
-    long long timestamp, events, error;
-} PlainRead;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *reads;    /* list of (bytes, stamp, read_at, empty_at, from_kernel) and (plain reads, bytes, read_at) */
-    WaitingRead *first_waiting, *last_waiting; /* the reads behind those; where there are some, there is no run */
-    int waiting_count;
-    PyObject *template; /* (before, after), or None */
-    PlainRead *run;
-    long long run_bytes, run_read_at;
-    int run_count, run_size;
-    long long emptied_at;
-    long long ended_at;
-    long long epoll_changed_at, events_until_urgent;
-    PyObject *exchange, *owner, *tls, *unsent; /* of a connection */
-    long long idle_since, responses_served, tcp_ns, tls_ns;
-    int fd;
-    int error;
-    char may_hold_more, is_readable, may_batch, is_queued, is_deferred, is_closed;
-} SocketBuffer;
-
-static PyTypeObject *socket_buffer_type;
-
-static void set_stolen(PyObject **place, PyObject *value) /* takes the reference */
-{
-    PyObject *before = *place;
-    *place = value;
-    Py_XDECREF(before);
-}
-
-static int socket_buffer_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
-{
-    SocketBuffer *buffer = (SocketBuffer *)self;
-    if (!PyArg_ParseTuple(args, "iL", &buffer->fd, &buffer->emptied_at))
-        return -1;
-    PyObject *reads = PyList_New(0), *unsent = PyList_New(0);
-    if (reads == NULL || unsent == NULL) {
-        Py_XDECREF(reads);
-        Py_XDECREF(unsent);
-        return -1;
-    }
-    set_stolen(&buffer->reads, reads);
-    set_stolen(&buffer->unsent, unsent);
-    PyObject **nones[] = {&buffer->template, &buffer->exchange, &buffer->owner, &buffer->tls};
-    for (int i = 0; i < 4; i++) {
-        Py_INCREF(Py_None);
-        set_stolen(nones[i], Py_None);
-    }
-    buffer->idle_since = buffer->emptied_at;
-    return 0;
-}
-
-static int socket_buffer_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    SocketBuffer *buffer = (SocketBuffer *)self;
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(buffer->reads);
-    Py_VISIT(buffer->template);
-    Py_VISIT(buffer->exchange);
-    Py_VISIT(buffer->owner);
-    Py_VISIT(buffer->tls);
-    Py_VISIT(buffer->unsent);
-    return 0;
-}
-
-static int socket_buffer_clear(PyObject *self)
-{
-    SocketBuffer *buffer = (SocketBuffer *)self;
-    Py_CLEAR(buffer->reads);
-    Py_CLEAR(buffer->template);
-    Py_CLEAR(buffer->exchange);
-    Py_CLEAR(buffer->owner);
-    Py_CLEAR(buffer->tls);
-    Py_CLEAR(buffer->unsent);
-    return 0;
-}
-
-/* The reads of an buffer that are no tuples yet, which has none then. */
-static WaitingRead *detach_waiting(SocketBuffer *buffer)
-{
-    WaitingRead *first = buffer->first_waiting;
-    buffer->first_waiting = buffer->last_waiting = NULL;
-    buffer->waiting_count = 0;
-    return first;
-}
-
-static void free_waiting(WaitingRead *kept)
-{
-    while (kept != NULL) {
-        WaitingRead *next = kept->next;
-        PyMem_Free(kept);
-        kept = next;
-    }
-}
-
-/* -1 with an exception. */
-static int append_read(SocketBuffer *buffer, const Read *read)
-{
-    WaitingRead *kept = PyMem_Malloc(sizeof *kept + (size_t)read->size);
-    if (kept == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    *kept = (WaitingRead){.read = *read};
-    kept->read.data = memcpy(kept + 1, read->data, (size_t)read->size);
-    if (buffer->first_waiting == NULL)
-        buffer->first_waiting = kept;
-    else
-        buffer->last_waiting->next = kept;
-    buffer->last_waiting = kept;
-    buffer->waiting_count++;
-    return 0;
-}
-
-static PyObject *read_tuple(const Read *read)
-{
-    PyObject *items[5] = {
-        PyBytes_FromStringAndSize(read->data, read->size),
-        PyLong_FromLongLong(read->timestamp),
-        PyLong_FromLongLong(read->read_at),
-        PyLong_FromLongLong(read->empty_at),
-        PyBool_FromLong(read->from_kernel),
-    };
-    PyObject *tuple = PyTuple_New(5);
-    int failed = tuple == NULL;
-    for (int i = 0; i < 5; i++) {
-        if (items[i] == NULL)
-            failed = 1;
-        if (tuple != NULL)
-            PyTuple_SetItem(tuple, i, items[i]); /* takes the reference */
-        else
-            Py_XDECREF(items[i]);
-    }
-    if (failed)
-        Py_CLEAR(tuple);
-    return tuple;
-}
-
-/* All reads of an buffer but its run, as Python has them: borrowed, or NULL with an exception. */
-static PyObject *materialize_reads(SocketBuffer *buffer)
-{
-    if (buffer->reads == NULL || !PyList_Check(buffer->reads)) {
-        PyErr_SetString(PyExc_TypeError, "the reads of an buffer are a list");
-        return NULL;
-    }
-    WaitingRead *first = detach_waiting(buffer);
-    for (WaitingRead *kept = first; kept != NULL; kept = kept->next) {
-        PyObject *read = read_tuple(&kept->read);
-        int failed = read == NULL || PyList_Append(buffer->reads, read) < 0;
-        Py_XDECREF(read);
-        if (failed) {
-            free_waiting(first);
-            return NULL;
-        }
-    }
-    free_waiting(first);
-    return buffer->reads;
-}
-
-static PyObject *socket_buffer_reads(PyObject *self, void *Py_UNUSED(none))
-{
-    PyObject *reads = materialize_reads((SocketBuffer *)self);
-    Py_XINCREF(reads);
-    return reads;
-}
-
-static int socket_buffer_set_reads(PyObject *self, PyObject *value, void *Py_UNUSED(none))
-{
-    free_waiting(detach_waiting((SocketBuffer *)self));
-    Py_XINCREF(value);
-    set_stolen(&((SocketBuffer *)self)->reads, value);
-    return 0;
-}
-
-static PyGetSetDef socket_buffer_computed[] = {{"reads", socket_buffer_reads, socket_buffer_set_reads, NULL, NULL}, {NULL}};
-
-/* How many reads wait, each run as one. The reads are a list. */
-static Py_ssize_t count_reads(const SocketBuffer *buffer)
-{
-    return PyList_Size(buffer->reads) + buffer->waiting_count;
-}
-
-static void socket_buffer_dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    socket_buffer_clear(self);
-    free_waiting(detach_waiting((SocketBuffer *)self));
-    PyMem_Free(((SocketBuffer *)self)->run);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
-}
-
-static PyMemberDef socket_buffer_members[] = {
-    {"template", T_OBJECT_EX, offsetof(SocketBuffer, template), 0, NULL},
-    {"emptied_at", T_LONGLONG, offsetof(SocketBuffer, emptied_at), 0, NULL},
-    {"ended_at", T_LONGLONG, offsetof(SocketBuffer, ended_at), 0, NULL},
-    {"epoll_changed_at", T_LONGLONG, offsetof(SocketBuffer, epoll_changed_at), READONLY, NULL},
-    {"events_until_urgent", T_LONGLONG, offsetof(SocketBuffer, events_until_urgent), READONLY, NULL},
-    {"fd", T_INT, offsetof(SocketBuffer, fd), READONLY, NULL},
-    {"error", T_INT, offsetof(SocketBuffer, error), 0, NULL},
-    {"may_hold_more", T_BOOL, offsetof(SocketBuffer, may_hold_more), 0, NULL},
-    {"is_readable", T_BOOL, offsetof(SocketBuffer, is_readable), 0, NULL},
-    {"may_batch", T_BOOL, offsetof(SocketBuffer, may_batch), 0, NULL},
-    {"is_queued", T_BOOL, offsetof(SocketBuffer, is_queued), 0, NULL},
-    {"is_deferred", T_BOOL, offsetof(SocketBuffer, is_deferred), READONLY, NULL},
-    {"exchange", T_OBJECT_EX, offsetof(SocketBuffer, exchange), 0, NULL},
-    {"owner", T_OBJECT_EX, offsetof(SocketBuffer, owner), 0, NULL},
-    {"tls", T_OBJECT_EX, offsetof(SocketBuffer, tls), 0, NULL},
-    {"unsent", T_OBJECT_EX, offsetof(SocketBuffer, unsent), 0, NULL},
-    {"idle_since", T_LONGLONG, offsetof(SocketBuffer, idle_since), 0, NULL},
-    {"responses_served", T_LONGLONG, offsetof(SocketBuffer, responses_served), 0, NULL},
-    {"tcp_ns", T_LONGLONG, offsetof(SocketBuffer, tcp_ns), 0, NULL},
-    {"tls_ns", T_LONGLONG, offsetof(SocketBuffer, tls_ns), 0, NULL},
-    {"is_closed", T_BOOL, offsetof(SocketBuffer, is_closed), 0, NULL},
-    {NULL},
-};
-
-static PyType_Slot socket_buffer_slots[] = {
-    {Py_tp_init, socket_buffer_init},
-    {Py_tp_dealloc, socket_buffer_dealloc},
-    {Py_tp_traverse, socket_buffer_traverse},
-    {Py_tp_clear, socket_buffer_clear},
-    {Py_tp_members, socket_buffer_members},
-    {Py_tp_getset, socket_buffer_computed},
-    {0, NULL},
-};
-
-static PyType_Spec socket_buffer_spec = {
-    .name = "loadgen_sdk._compiled.SocketBuffer",
-    .basicsize = sizeof(SocketBuffer),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = socket_buffer_slots,
-};
-
-/* Whether a read is plain events only, which are then counted in the run of this buffer; -1 with an exception. */
-static int count_if_plain(SocketBuffer *buffer, const char *data, Py_ssize_t size, int64_t timestamp, int64_t read_at, int64_t empty_at)
-{
-    Template template;
-    PyObject *before = PyTuple_GetItem(buffer->template, 0), *after = PyTuple_GetItem(buffer->template, 1);
-    if (before == NULL || after == NULL ||
-        PyBytes_AsStringAndSize(before, (char **)&template.before, &template.before_size) < 0 ||
-        PyBytes_AsStringAndSize(after, (char **)&template.after, &template.after_size) < 0)
-        return -1;
-    const char *at = data, *end = data + size;
-    Py_ssize_t chunks = 0, events = 0, found = 0;
-    do {
-        at = parse_plain_chunk(at, end, &template, &found);
-        chunks++;
-        events += found;
-    } while (at != NULL && at < end && size < LARGE_READ_BYTES);
-    if (at != end)
-        return 0;
-    if (buffer->run_count == buffer->run_size) {
-        int larger = buffer->run_size ? buffer->run_size * 2 : 32;
-        PlainRead *run = PyMem_Realloc(buffer->run, (size_t)larger * sizeof *run);
-        if (run == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        buffer->run = run;
-        buffer->run_size = larger;
-    }
-    buffer->run[buffer->run_count++] = (PlainRead){timestamp, events, chunks > 1 ? timestamp - empty_at : -1};
-    buffer->run_bytes += size;
-    buffer->run_read_at = read_at;
-    return 1;
-}
-
-/* -- Receiver */
+   The reference is transport/receiver.py, which describes the fields and says what the methods do. */
 
 typedef struct {
     PyObject_HEAD
     PyObject *queue;
-    PyObject *queue_append, *queue_popleft;
-    SocketBuffer **buffers; /* by descriptor; NULL where there is none */
+    PyObject *queue_append, *queue_popleft; /* its methods */
+    SocketBuffer **buffers; /* by descriptor, NULL where there is none */
     int buffers_size;
     int epoll, deferred_epoll, timer;
-    long long now, last_poll, poll_started, to_monotonic, next_poll_at, timer_armed_for, reads_at_poll, wake_at;
+    long long now, last_poll, poll_started, to_monotonic, next_poll_at, timer_armed_for, reads_when_planned, wake_at;
     long long ready_count, queued_reads, poll_count, read_count;
-    long long last_deferred_poll, deferred_count, deferred_reads, timely_reads, shared_reads, period_start, defer_again_at, pause_ns;
+    long long last_deferred_poll, deferred_count, deferred_reads, timely_reads, shared_reads;
+    long long period_start, defer_again_at, pause_ns;
     char is_deferring, has_many_events;
     struct epoll_event events[MAX_READY];
     char read_area[READ_BYTES];
 } Receiver;
 
-/* -1 with an exception. */
+/* Change what an epoll instance watches. Return -1 with an exception. */
 static int control_epoll(int epoll, int operation, int fd, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.fd = fd};
@@ -316,37 +28,44 @@ static int control_epoll(int epoll, int operation, int fd, uint32_t events)
     return -1;
 }
 
+/* Set a reference to an attribute of a value. Return -1 with an exception. */
+static int set_attribute_of(PyObject **place, PyObject *value, const char *name)
+{
+    PyObject *attribute = PyObject_GetAttrString(value, name);
+    if (attribute == NULL)
+        return -1;
+    set_stolen(place, attribute);
+    return 0;
+}
+
 static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
     Receiver *receiver = (Receiver *)self;
-    PyObject *poll, *held, *timer, *queue;
-    if (!PyArg_ParseTuple(args, "OOOO", &poll, &held, &timer, &queue))
+    PyObject *poll, *deferred_poll, *timer, *queue;
+    if (!PyArg_ParseTuple(args, "OOOO", &poll, &deferred_poll, &timer, &queue))
         return -1;
     receiver->epoll = PyObject_AsFileDescriptor(poll);
     if (receiver->epoll < 0)
         return -1;
-    receiver->deferred_epoll = PyObject_AsFileDescriptor(held);
+    receiver->deferred_epoll = PyObject_AsFileDescriptor(deferred_poll);
     if (receiver->deferred_epoll < 0)
         return -1;
     receiver->timer = PyObject_AsFileDescriptor(timer);
     if (receiver->timer < 0)
         return -1;
-    PyObject *append = PyObject_GetAttrString(queue, "append");
-    if (append == NULL)
+    if (set_attribute_of(&receiver->queue_append, queue, "append") < 0 ||
+        set_attribute_of(&receiver->queue_popleft, queue, "popleft") < 0)
         return -1;
-    set_stolen(&receiver->queue_append, append);
-    PyObject *popleft = PyObject_GetAttrString(queue, "popleft");
-    if (popleft == NULL)
-        return -1;
-    set_stolen(&receiver->queue_popleft, popleft);
-    Py_INCREF(queue);
-    Py_XDECREF(receiver->queue);
-    receiver->queue = queue;
-    receiver->now = receiver->last_poll = receiver->poll_started = clock_ns(CLOCK_MONOTONIC);
-    receiver->last_deferred_poll = receiver->period_start = receiver->now;
+    set_object(&receiver->queue, queue);
+    int64_t now = clock_ns(CLOCK_MONOTONIC);
+    receiver->now = now;
+    receiver->last_poll = now;
+    receiver->poll_started = now;
+    receiver->last_deferred_poll = now;
+    receiver->period_start = now;
     receiver->pause_ns = DEFER_PAUSE_NS;
     receiver->wake_at = FOREVER;
-    receiver->to_monotonic = receiver->now - clock_ns(CLOCK_REALTIME);
+    receiver->to_monotonic = now - clock_ns(CLOCK_REALTIME);
     return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
 }
 
@@ -388,11 +107,28 @@ static void receiver_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-static int is_socket_buffer(PyObject *value)
+/* -- the buffers ----------------------------------------------------------------------------------------------------- */
+
+/* Return the buffer of a descriptor (borrowed), or NULL. */
+static SocketBuffer *find_buffer(const Receiver *receiver, int fd)
 {
-    if (PyObject_TypeCheck(value, socket_buffer_type))
-        return 1;
-    PyErr_SetString(PyExc_TypeError, "not an SocketBuffer");
+    return fd >= 0 && fd < receiver->buffers_size ? receiver->buffers[fd] : NULL;
+}
+
+/* Make room for a descriptor. Return -1 with an exception. */
+static int reserve_buffer(Receiver *receiver, int fd)
+{
+    if (fd < receiver->buffers_size)
+        return 0;
+    int size = fd * 2 + 64;
+    SocketBuffer **buffers = PyMem_Realloc(receiver->buffers, (size_t)size * sizeof *buffers);
+    if (buffers == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memset(buffers + receiver->buffers_size, 0, (size_t)(size - receiver->buffers_size) * sizeof *buffers);
+    receiver->buffers = buffers;
+    receiver->buffers_size = size;
     return 0;
 }
 
@@ -406,33 +142,25 @@ static PyObject *receiver_add(PyObject *self, PyObject *value)
         PyErr_SetString(PyExc_ValueError, "a descriptor below 0");
         return NULL;
     }
-    if (fd >= receiver->buffers_size) {
-        int size = fd * 2 + 64;
-        SocketBuffer **larger = PyMem_Realloc(receiver->buffers, (size_t)size * sizeof(SocketBuffer *));
-        if (larger == NULL)
-            return PyErr_NoMemory();
-        memset(larger + receiver->buffers_size, 0, (size_t)(size - receiver->buffers_size) * sizeof(SocketBuffer *));
-        receiver->buffers = larger;
-        receiver->buffers_size = size;
-    }
-    Py_INCREF(value);
-    PyObject *previous = (PyObject *)receiver->buffers[fd];
-    receiver->buffers[fd] = (SocketBuffer *)value;
-    Py_XDECREF(previous);
+    if (reserve_buffer(receiver, fd) < 0)
+        return NULL;
+    set_object((PyObject **)&receiver->buffers[fd], value);
     Py_RETURN_NONE;
 }
 
-/* From one epoll to the other. -1 with an exception. */
-static int set_deferred(Receiver *receiver, SocketBuffer *buffer, int held)
+/* Move a socket to the deferred epoll or back. Return -1 with an exception. */
+static int set_deferred(Receiver *receiver, SocketBuffer *buffer, int is_deferred)
 {
-    if (buffer->is_deferred == held)
+    if (buffer->is_deferred == is_deferred)
         return 0;
-    int from = held ? receiver->epoll : receiver->deferred_epoll, to = held ? receiver->deferred_epoll : receiver->epoll;
+    int from = is_deferred ? receiver->epoll : receiver->deferred_epoll;
+    int to = is_deferred ? receiver->deferred_epoll : receiver->epoll;
+    uint32_t events = is_deferred ? DEFERRED_EPOLL_EVENTS : EPOLLIN;
     if (control_epoll(from, EPOLL_CTL_DEL, buffer->fd, 0) < 0 ||
-        control_epoll(to, EPOLL_CTL_ADD, buffer->fd, held ? DEFERRED_EPOLL_EVENTS : EPOLLIN) < 0)
+        control_epoll(to, EPOLL_CTL_ADD, buffer->fd, events) < 0)
         return -1;
-    receiver->deferred_count += held ? 1 : -1;
-    buffer->is_deferred = (char)held;
+    receiver->deferred_count += is_deferred ? 1 : -1;
+    buffer->is_deferred = (char)is_deferred;
     buffer->epoll_changed_at = clock_ns(CLOCK_MONOTONIC);
     receiver->is_deferring = receiver->has_many_events && receiver->deferred_count > 0;
     return 0;
@@ -464,43 +192,26 @@ static PyObject *receiver_remove(PyObject *self, PyObject *value)
     if (!is_socket_buffer(value) || set_deferred(receiver, (SocketBuffer *)value, 0) < 0)
         return NULL;
     int fd = ((SocketBuffer *)value)->fd;
-    if (fd >= 0 && fd < receiver->buffers_size) {
-        PyObject *previous = (PyObject *)receiver->buffers[fd];
+    SocketBuffer *previous = find_buffer(receiver, fd);
+    if (previous != NULL) {
         receiver->buffers[fd] = NULL;
-        Py_XDECREF(previous);
+        Py_DECREF((PyObject *)previous);
     }
     Py_RETURN_NONE;
 }
 
-/* Put the run behind the reads. -1 with an exception. */
+/* Append the run of plain reads to the reads of a buffer. Return -1 with an exception. */
 static int end_run(Receiver *receiver, SocketBuffer *buffer)
 {
     if (buffer->run_count == 0)
         return 0;
-    PyObject *stamps = PyList_New(buffer->run_count);
-    if (stamps == NULL)
-        return -1;
-    for (int i = 0; i < buffer->run_count; i++) {
-        PlainRead *read = &buffer->run[i];
-        PyObject *item;
-        if (read->events == 1)
-            item = PyLong_FromLongLong(read->timestamp);
-        else if (read->error < 0)
-            item = Py_BuildValue("LLO", read->timestamp, read->events, Py_None);
-        else
-            item = Py_BuildValue("LLL", read->timestamp, read->events, read->error);
-        if (item == NULL) {
-            Py_DECREF(stamps);
-            return -1;
-        }
-        PyList_SetItem(stamps, i, item);
-    }
-    PyObject *run = Py_BuildValue("NLL", stamps, buffer->run_bytes, buffer->run_read_at);
+    PyObject *run = run_tuple(buffer);
     if (run == NULL)
         return -1;
     int failed = PyList_Append(buffer->reads, run) < 0;
     Py_DECREF(run);
-    receiver->queued_reads += buffer->is_queued && !failed;
+    if (buffer->is_queued && !failed)
+        receiver->queued_reads++;
     buffer->run_count = 0;
     buffer->run_bytes = 0;
     return failed ? -1 : 0;
@@ -508,20 +219,23 @@ static int end_run(Receiver *receiver, SocketBuffer *buffer)
 
 static PyObject *receiver_take_reads(PyObject *self, PyObject *value)
 {
+    Receiver *receiver = (Receiver *)self;
     if (!is_socket_buffer(value))
         return NULL;
     SocketBuffer *buffer = (SocketBuffer *)value;
-    PyObject *empty = PyList_New(0), *reads = empty == NULL ? NULL : materialize_reads(buffer);
-    if (reads == NULL || end_run((Receiver *)self, buffer) < 0) {
+    PyObject *empty = PyList_New(0);
+    PyObject *reads = empty == NULL ? NULL : materialize_reads(buffer);
+    if (reads == NULL || end_run(receiver, buffer) < 0) {
         Py_XDECREF(empty);
         return NULL;
     }
     if (buffer->is_queued)
-        ((Receiver *)self)->queued_reads -= PyList_Size(reads);
-    buffer->reads = empty;
+        receiver->queued_reads -= PyList_Size(reads);
+    buffer->reads = empty; /* The caller gets the reference to the reads. */
     return reads;
 }
 
+/* Queue a buffer for its owner. Return -1 with an exception. */
 static int enqueue(Receiver *receiver, SocketBuffer *buffer)
 {
     if (buffer->is_queued)
@@ -530,26 +244,29 @@ static int enqueue(Receiver *receiver, SocketBuffer *buffer)
         return -1;
     buffer->is_queued = 1;
     receiver->queued_reads += count_reads(buffer);
-    PyObject *done = PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)buffer, NULL);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    PyObject *result = PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)buffer, NULL);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
 }
 
-/* The kernel's stamp of what was read, on the wall clock; 0 without one. */
+/* -- reading a socket ------------------------------------------------------------------------------------------------ */
+
+/* Return the kernel's timestamp of a message on the wall clock, or 0 without one. */
 static int64_t kernel_timestamp(struct msghdr *message)
 {
     for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control; control = CMSG_NXTHDR(message, control)) {
         if (control->cmsg_level == SOL_SOCKET && control->cmsg_type == SO_TIMESTAMPNS) {
             struct timespec at;
             memcpy(&at, CMSG_DATA(control), sizeof at);
-            return at.tv_sec ? (int64_t)at.tv_sec * 1000000000 + at.tv_nsec : 0;
+            return at.tv_sec ? (int64_t)at.tv_sec * NS_PER_S + at.tv_nsec : 0;
         }
     }
     return 0;
 }
 
-/* Read one socket once. Returns the time, or -1 with an exception. */
-static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t previous_poll)
+/* Read from a socket into the read area. Return the number of bytes, or -1 after an error. `*wall_timestamp` becomes the
+   kernel's timestamp, or 0 without one. */
+static ssize_t receive_message(Receiver *receiver, int fd, int64_t *wall_timestamp)
 {
     union {
         char bytes[CMSG_SPACE(sizeof(struct timespec))];
@@ -557,11 +274,77 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
     } control;
     struct iovec vector = {.iov_base = receiver->read_area, .iov_len = READ_BYTES};
     struct msghdr message = {
-        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+        .msg_iov = &vector,
+        .msg_iovlen = 1,
+        .msg_control = control.bytes,
+        .msg_controllen = sizeof control.bytes,
+    };
     ssize_t size;
     do
-        size = recvmsg(buffer->fd, &message, 0);
+        size = recvmsg(fd, &message, 0);
     while (size < 0 && errno == EINTR);
+    *wall_timestamp = size > 0 ? kernel_timestamp(&message) : 0;
+    return size;
+}
+
+/* Return the time at which a read arrived: the kernel's timestamp, within the bounds that are known. */
+static int64_t arrival_time(const Receiver *receiver, int64_t wall_timestamp, int64_t read_at, int64_t empty_at)
+{
+    if (!wall_timestamp)
+        return read_at;
+    int64_t timestamp = wall_timestamp + receiver->to_monotonic;
+    if (timestamp > read_at)
+        return read_at;
+    return timestamp < empty_at ? empty_at : timestamp;
+}
+
+/* Return whether the owner must be called for a read that was kept. */
+static int is_urgent(const SocketBuffer *buffer, const Read *read, int has_template)
+{
+    return !buffer->may_batch || has_template || count_reads(buffer) >= MAX_BATCHED_READS ||
+           read->size <= SMALL_READ_BYTES || read->size >= LARGE_READ_BYTES ||
+           memcmp(read->data + read->size - 4, "\r\n\r\n", 4) == 0;
+}
+
+/* Note that the last read of the run was counted. Return -1 with an exception. */
+static int note_plain_read(Receiver *receiver, SocketBuffer *buffer)
+{
+    const PlainRead *read = &buffer->run[buffer->run_count - 1];
+    if (buffer->is_deferred) {
+        buffer->events_until_urgent -= read->events;
+        if (read->error != IN_ONE_CHUNK && read->events > 1)
+            receiver->shared_reads++;
+    }
+    return buffer->run_count >= MAX_RUN_READS ? enqueue(receiver, buffer) : 0;
+}
+
+/* Count a read of plain events or keep any other, and queue the buffer if it is necessary. Return -1 with an exception. */
+static int keep_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
+{
+    int has_template = buffer->template != NULL && PyTuple_Check(buffer->template);
+    if (has_template && count_reads(buffer) == 0) {
+        int is_plain = count_if_plain(buffer, read);
+        if (is_plain < 0)
+            return -1;
+        if (is_plain)
+            return note_plain_read(receiver, buffer);
+        if (end_run(receiver, buffer) < 0)
+            return -1;
+    }
+    if (append_read(buffer, read) < 0)
+        return -1;
+    if (buffer->is_queued) {
+        receiver->queued_reads++;
+        return 0;
+    }
+    return is_urgent(buffer, read, has_template) ? enqueue(receiver, buffer) : 0;
+}
+
+/* Read one socket once. Return the time, or -1 with an exception. */
+static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t previous_poll)
+{
+    int64_t wall_timestamp;
+    ssize_t size = receive_message(receiver, buffer->fd, &wall_timestamp);
     if (size < 0) {
         if (errno == EAGAIN || errno == EWOULDBLOCK)
             return clock_ns(CLOCK_MONOTONIC);
@@ -570,7 +353,7 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
     }
     int64_t read_at = clock_ns(CLOCK_MONOTONIC);
     if (buffer->reads == NULL || !PyList_Check(buffer->reads)) {
-        PyErr_SetString(PyExc_TypeError, "the reads of an buffer are a list");
+        PyErr_SetString(PyExc_TypeError, "the reads of a SocketBuffer are a list");
         return -1;
     }
     receiver->read_count++;
@@ -579,46 +362,24 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
         return enqueue(receiver, buffer) < 0 ? -1 : read_at;
     }
     int64_t empty_at = buffer->emptied_at;
-    if (empty_at < previous_poll && !buffer->may_hold_more && previous_poll > buffer->epoll_changed_at)
+    int poll_was_empty = !buffer->may_hold_more && previous_poll > buffer->epoll_changed_at;
+    if (poll_was_empty && empty_at < previous_poll)
         empty_at = previous_poll;
     buffer->may_hold_more = size == READ_BYTES;
     if (!buffer->may_hold_more)
         buffer->emptied_at = read_at;
-    int64_t timestamp = read_at, wall = kernel_timestamp(&message);
-    if (wall) {
-        timestamp = wall + receiver->to_monotonic;
-        if (timestamp > read_at)
-            timestamp = read_at;
-        else if (timestamp < empty_at)
-            timestamp = empty_at;
-    }
-    int templated = buffer->template != NULL && PyTuple_Check(buffer->template);
-    if (templated && count_reads(buffer) == 0) {
-        int plain = count_if_plain(buffer, receiver->read_area, size, timestamp, read_at, empty_at);
-        if (plain < 0)
-            return -1;
-        if (plain) {
-            if (buffer->is_deferred) {
-                PlainRead *last = &buffer->run[buffer->run_count - 1];
-                buffer->events_until_urgent -= last->events;
-                receiver->shared_reads += last->error >= 0 && last->events > 1;
-            }
-            return buffer->run_count >= MAX_RUN_READS && enqueue(receiver, buffer) < 0 ? -1 : read_at;
-        }
-        if (end_run(receiver, buffer) < 0)
-            return -1;
-    }
-    const Read read = {receiver->read_area, size, timestamp, read_at, empty_at, wall != 0};
-    if (append_read(buffer, &read) < 0)
-        return -1;
-    if (buffer->is_queued)
-        receiver->queued_reads++;
-    else if (!buffer->may_batch || templated || count_reads(buffer) >= MAX_BATCHED_READS || size <= SMALL_READ_BYTES || size >= LARGE_READ_BYTES ||
-             memcmp(receiver->read_area + size - 4, "\r\n\r\n", 4) == 0)
-        if (enqueue(receiver, buffer) < 0)
-            return -1;
-    return read_at;
+    const Read read = {
+        .data = receiver->read_area,
+        .size = size,
+        .timestamp = arrival_time(receiver, wall_timestamp, read_at, empty_at),
+        .read_at = read_at,
+        .empty_at = empty_at,
+        .from_kernel = wall_timestamp != 0,
+    };
+    return keep_read(receiver, buffer, &read) < 0 ? -1 : read_at;
 }
+
+/* -- writing to a socket ---------------------------------------------------------------------------------------------- */
 
 /* Shorten the vectors to MAX_WRITE_BYTES together and return how many of them are left. */
 static size_t limit_vectors(struct iovec *vectors, size_t count)
@@ -634,170 +395,229 @@ static size_t limit_vectors(struct iovec *vectors, size_t count)
     return count;
 }
 
-/* Write to a socket, at most MAX_WRITE_BYTES, and return how many bytes it took, or -1 after an error. `*at` becomes the
-   time before the first byte. */
-static long long write_parts(int fd, struct iovec *vectors, size_t count, int64_t *at)
+/* Write to a socket, at most MAX_WRITE_BYTES. Return how many bytes it accepted, or -1 after an error. `*started_at`
+   becomes the time before the first byte. */
+static long long write_parts(int fd, struct iovec *vectors, size_t count, int64_t *started_at)
 {
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = limit_vectors(vectors, count)};
-    ssize_t taken;
-    *at = clock_ns(CLOCK_MONOTONIC);
+    ssize_t written;
+    *started_at = clock_ns(CLOCK_MONOTONIC);
     Py_BEGIN_ALLOW_THREADS
     do
-        taken = sendmsg(fd, &message, MSG_NOSIGNAL);
-    while (taken < 0 && errno == EINTR);
-    if (taken < 0)
-        taken = errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
+        written = sendmsg(fd, &message, MSG_NOSIGNAL);
+    while (written < 0 && errno == EINTR);
+    if (written < 0)
+        written = errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
     Py_END_ALLOW_THREADS
-    return taken;
+    return written;
 }
 
-/* Receiver.send */
+enum { MAX_PARTS = 4 };
+
+/* Receiver.send(buffer, parts) */
 static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
 {
     PyObject *value, *parts;
-    struct iovec vectors[4];
     if (!PyArg_ParseTuple(args, "OO!", &value, &PyTuple_Type, &parts) || !is_socket_buffer(value))
         return NULL;
     Py_ssize_t count = PyTuple_Size(parts);
-    if (count > 4) {
+    if (count > MAX_PARTS) {
         PyErr_SetString(PyExc_ValueError, "more than four parts");
         return NULL;
     }
-    Py_buffer buffers[4];
-    Py_ssize_t buffered = 0;
+    struct iovec vectors[MAX_PARTS];
+    Py_buffer views[MAX_PARTS];
+    Py_ssize_t view_count = 0;
     PyObject *result = NULL;
-    for (; buffered < count; buffered++) {
-        Py_buffer *buffer = &buffers[buffered];
-        if (PyObject_GetBuffer(PyTuple_GetItem(parts, buffered), buffer, PyBUF_SIMPLE) < 0)
+    for (; view_count < count; view_count++) {
+        Py_buffer *view = &views[view_count];
+        if (PyObject_GetBuffer(PyTuple_GetItem(parts, view_count), view, PyBUF_SIMPLE) < 0)
             goto release;
-        vectors[buffered] = (struct iovec){.iov_base = buffer->buf, .iov_len = (size_t)buffer->len};
+        vectors[view_count] = (struct iovec){.iov_base = view->buf, .iov_len = (size_t)view->len};
     }
-    int64_t at;
-    long long taken = write_parts(((SocketBuffer *)value)->fd, vectors, (size_t)count, &at);
-    result = Py_BuildValue("LL", (long long)at, taken);
+    int64_t started_at;
+    long long written = write_parts(((SocketBuffer *)value)->fd, vectors, (size_t)count, &started_at);
+    result = Py_BuildValue("LL", (long long)started_at, written);
 release:
-    while (buffered-- > 0)
-        PyBuffer_Release(&buffers[buffered]);
+    while (view_count-- > 0)
+        PyBuffer_Release(&views[view_count]);
     return result;
 }
 
-/* -1 with an exception. */
+/* -- time --------------------------------------------------------------------------------------------------------------- */
+
+/* Set the timer. Return -1 with an exception. */
 static int arm_timer(Receiver *receiver, int64_t at)
 {
     receiver->timer_armed_for = at;
     if (at <= 0)
-        at = 1; /* 0 would disarm it */
-    struct itimerspec armed = {.it_value = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000}};
-    if (timerfd_settime(receiver->timer, TFD_TIMER_ABSTIME, &armed, NULL) == 0)
+        at = 1; /* 0 would disarm it. */
+    struct itimerspec setting = {.it_value = {.tv_sec = at / NS_PER_S, .tv_nsec = at % NS_PER_S}};
+    if (timerfd_settime(receiver->timer, TFD_TIMER_ABSTIME, &setting, NULL) == 0)
         return 0;
     PyErr_SetFromErrno(PyExc_OSError);
     return -1;
 }
 
-/* Plan the next poll, and arm the timer for it, or for what is due before. */
+/* Plan the next poll. Set the timer for it or for `due_at`, if that is not negative. Return -1 with an exception. */
 static int plan_next_poll(Receiver *receiver, int64_t now, int64_t due_at)
 {
-    int busy = receiver->read_count - receiver->reads_at_poll > BUSY_READS;
-    receiver->next_poll_at = now + (busy ? BUSY_POLL_EVERY_NS : POLL_EVERY_NS);
-    receiver->reads_at_poll = receiver->read_count;
+    int is_busy = receiver->read_count - receiver->reads_when_planned > BUSY_READS;
+    receiver->next_poll_at = now + (is_busy ? BUSY_POLL_EVERY_NS : POLL_EVERY_NS);
+    receiver->reads_when_planned = receiver->read_count;
     if (due_at < 0)
         return 0;
     return arm_timer(receiver, receiver->next_poll_at < due_at ? receiver->next_poll_at : due_at);
 }
 
-/* The time. Notes how the clock of the stamps differs from it. */
+/* Return the time, and update the offset between the monotonic clock and the wall clock. */
 static int64_t read_clocks(Receiver *receiver)
 {
-    int64_t now = clock_ns(CLOCK_MONOTONIC), wall = clock_ns(CLOCK_REALTIME);
+    int64_t now = clock_ns(CLOCK_MONOTONIC);
+    int64_t wall = clock_ns(CLOCK_REALTIME);
     if (clock_ns(CLOCK_MONOTONIC) - now < MAX_CLOCK_READING_NS)
         receiver->to_monotonic = now - wall;
     return now;
 }
 
-/* Poll the held sockets once and read what is ready. Returns the time, or -1 with an exception. */
+/* -- deferred sockets --------------------------------------------------------------------------------------------------- */
+
+/* Poll the deferred sockets once and read those that are ready. Return the time, or -1 with an exception. */
 static int64_t receive_deferred(Receiver *receiver, int64_t now)
 {
     int ready = epoll_wait(receiver->deferred_epoll, receiver->events, MANY_READY, 0);
     if (ready < 0)
-        ready = 0; /* EINTR */
+        ready = 0; /* A signal came. */
     receiver->ready_count += ready;
-    int64_t previous_poll = receiver->last_deferred_poll, shared = receiver->shared_reads;
-    int timely = receiver->is_deferring && now < receiver->next_poll_at + DEFER_NS;
+    int64_t previous_poll = receiver->last_deferred_poll;
+    int64_t shared_reads_before = receiver->shared_reads;
+    int is_timely = receiver->is_deferring && now < receiver->next_poll_at + DEFER_NS;
     if (ready < MANY_READY)
         receiver->last_deferred_poll = now;
     for (int i = 0; i < ready; i++) {
-        int fd = receiver->events[i].data.fd;
-        SocketBuffer *buffer = fd >= 0 && fd < receiver->buffers_size ? receiver->buffers[fd] : NULL;
+        SocketBuffer *buffer = find_buffer(receiver, receiver->events[i].data.fd);
         if (buffer == NULL)
             continue;
         now = read_socket(receiver, buffer, previous_poll);
         if (now < 0)
             return -1;
-        /* an edge is reported once; the first epoll reports for as long as there is something to read */
-        if ((buffer->may_hold_more || receiver->events[i].events != EPOLLIN || buffer->events_until_urgent <= 0) &&
-            set_deferred(receiver, buffer, 0) < 0)
+        /* An edge is reported once, but the first epoll reports for as long as there is data. */
+        int is_urgent_again = buffer->may_hold_more || receiver->events[i].events != EPOLLIN ||
+                              buffer->events_until_urgent <= 0;
+        if (is_urgent_again && set_deferred(receiver, buffer, 0) < 0)
             return -1;
     }
     receiver->deferred_reads += ready;
-    if (timely)
+    if (is_timely)
         receiver->timely_reads += ready;
     else
-        receiver->shared_reads = shared;
+        receiver->shared_reads = shared_reads_before;
     if (receiver->is_deferring)
         receiver->next_poll_at = ready < MANY_READY ? now + DEFER_NS : now;
     return now;
 }
 
-/* Hold while there are many events, unless that makes too many stamps unsure. -1 with an exception. */
+/* Defer while there are many events, unless that makes too many timestamps uncertain. Return -1 with an exception. */
 static int decide_whether_to_defer(Receiver *receiver, int64_t now)
 {
-    long long per_second = receiver->deferred_reads * 1000000000 / (now - receiver->period_start);
-    int too_many_shared = receiver->shared_reads * READS_PER_SHARED_READ > receiver->timely_reads;
-    receiver->deferred_reads = receiver->timely_reads = receiver->shared_reads = 0;
+    long long reads_per_s = receiver->deferred_reads * NS_PER_S / (now - receiver->period_start);
+    int has_too_many_shared = receiver->shared_reads * READS_PER_SHARED_READ > receiver->timely_reads;
+    receiver->deferred_reads = 0;
+    receiver->timely_reads = 0;
+    receiver->shared_reads = 0;
     receiver->period_start = now;
     if (!receiver->has_many_events) {
-        if (per_second < DEFER_FROM_READS_PER_S || now < receiver->defer_again_at)
+        if (reads_per_s < DEFER_FROM_READS_PER_S || now < receiver->defer_again_at)
             return 0;
         receiver->has_many_events = 1;
         receiver->is_deferring = receiver->deferred_count > 0;
         receiver->next_poll_at = now;
         return control_epoll(receiver->epoll, EPOLL_CTL_DEL, receiver->deferred_epoll, 0);
     }
-    if (too_many_shared) {
+    if (has_too_many_shared) {
         receiver->defer_again_at = now + receiver->pause_ns;
         receiver->pause_ns *= 2;
     } else
         receiver->pause_ns = DEFER_PAUSE_NS;
-    if (!too_many_shared && per_second >= DEFER_DOWN_TO_READS_PER_S)
+    if (!has_too_many_shared && reads_per_s >= DEFER_DOWN_TO_READS_PER_S)
         return 0;
-    receiver->is_deferring = receiver->has_many_events = 0;
+    receiver->is_deferring = 0;
+    receiver->has_many_events = 0;
     return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
 }
 
-/* Receiver.receive; `*others` is NULL where there are none. -1 with an exception. */
+/* -- receiving ------------------------------------------------------------------------------------------------------------ */
+
+/* Poll once. Return the number of ready descriptors, or -1 with an exception. */
+static int poll_once(Receiver *receiver, int wait_ms)
+{
+    int ready;
+    if (receiver->is_deferring && wait_ms)
+        wait_ms = receiver->next_poll_at > receiver->now ? DEFER_WAIT_MS : 0;
+    if (wait_ms == 0)
+        ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, 0);
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, wait_ms);
+        Py_END_ALLOW_THREADS
+    }
+    if (ready >= 0)
+        return ready;
+    if (errno != EINTR) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    return PyErr_CheckSignals() < 0 ? -1 : 0;
+}
+
+/* Append a descriptor and its events to a list, which is made where it is NULL. Return -1 with an exception. */
+static int append_other(PyObject **others, int fd, uint32_t events)
+{
+    if (*others == NULL && (*others = PyList_New(0)) == NULL)
+        return -1;
+    PyObject *other = Py_BuildValue("iI", fd, events);
+    int failed = other == NULL || PyList_Append(*others, other) < 0;
+    Py_XDECREF(other);
+    return failed ? -1 : 0;
+}
+
+/* Read the sockets that a poll reported, and append what is not for the receiver to `*others`. `*is_deferred_ready`
+   becomes 1 if a deferred socket is ready. Return the time, or -1 with an exception. */
+static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll, int64_t now, PyObject **others,
+                          int *is_deferred_ready)
+{
+    for (int i = 0; i < ready; i++) {
+        int fd = receiver->events[i].data.fd;
+        uint32_t events = receiver->events[i].events;
+        if (fd == receiver->deferred_epoll) {
+            *is_deferred_ready = 1;
+            continue;
+        }
+        SocketBuffer *buffer = find_buffer(receiver, fd);
+        int is_readable = buffer != NULL && buffer->is_readable;
+        int is_for_others = !is_readable || events & EPOLLOUT;
+        if (is_for_others && append_other(others, fd, events) < 0)
+            return -1;
+        int has_data_or_end = events & (EPOLLIN | EPOLLHUP | EPOLLERR);
+        if (!is_readable || buffer->ended_at || (is_for_others && !has_data_or_end))
+            continue;
+        now = read_socket(receiver, buffer, previous_poll);
+        if (now < 0)
+            return -1;
+    }
+    return now;
+}
+
+/* Receiver.receive. `*others` is NULL if there are none. Return -1 with an exception. */
 static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_at, PyObject **others)
 {
     int64_t wake_at = receiver->wake_at;
     *others = NULL;
     for (;;) {
-        int ready, is_deferring = receiver->is_deferring;
-        int wait = is_deferring && wait_ms ? (receiver->next_poll_at > receiver->now ? DEFER_WAIT_MS : 0) : wait_ms;
-        if (wait == 0)
-            ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, 0);
-        else {
-            Py_BEGIN_ALLOW_THREADS
-            ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, wait);
-            Py_END_ALLOW_THREADS
-        }
-        if (ready < 0) {
-            if (errno != EINTR) {
-                PyErr_SetFromErrno(PyExc_OSError);
-                goto failed;
-            }
-            if (PyErr_CheckSignals() < 0)
-                goto failed;
-            ready = 0;
-        }
+        int is_deferring = receiver->is_deferring;
+        int ready = poll_once(receiver, wait_ms);
+        if (ready < 0)
+            goto failed;
         int64_t now = read_clocks(receiver);
         receiver->poll_count++;
         receiver->ready_count = ready;
@@ -805,48 +625,30 @@ static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_a
         if (now >= wake_at && ready > MANY_READY)
             return 0;
         int64_t previous_poll = receiver->last_poll;
-        if (ready < MAX_READY) /* else there may be ready sockets that it did not report */
+        if (ready < MAX_READY) /* else it may not have reported all ready sockets */
             receiver->last_poll = receiver->poll_started;
-        int poll_deferred = 0;
-        for (int i = 0; i < ready; i++) {
-            int fd = receiver->events[i].data.fd;
-            uint32_t events = receiver->events[i].events;
-            SocketBuffer *buffer = fd >= 0 && fd < receiver->buffers_size ? receiver->buffers[fd] : NULL;
-            if (fd == receiver->deferred_epoll) {
-                poll_deferred = 1;
-                continue;
-            }
-            if (buffer == NULL || events & EPOLLOUT || !buffer->is_readable) {
-                PyObject *other = Py_BuildValue("iI", fd, events);
-                int bad = other == NULL || (*others == NULL && (*others = PyList_New(0)) == NULL) ||
-                          PyList_Append(*others, other) < 0;
-                Py_XDECREF(other);
-                if (bad)
-                    goto failed;
-                if (buffer == NULL || !buffer->is_readable || !(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
-                    continue;
-            }
-            if (!buffer->ended_at) {
-                now = read_socket(receiver, buffer, previous_poll);
-                if (now < 0)
-                    goto failed;
-            }
+        int is_deferred_ready = 0;
+        now = read_ready(receiver, ready, previous_poll, now, others, &is_deferred_ready);
+        if (now < 0)
+            goto failed;
+        if (is_deferring) { /* A request that is due is sent first, once. */
+            int64_t tolerance_ns = now >= wake_at ? DEFER_NS : -DEFER_NS / 2;
+            is_deferred_ready = now - receiver->next_poll_at > tolerance_ns;
         }
-        if (is_deferring) /* a request that is due is sent before, once */
-            poll_deferred = now - receiver->next_poll_at > (now >= wake_at ? DEFER_NS : -DEFER_NS / 2);
-        if (poll_deferred) {
+        if (is_deferred_ready) {
             now = receive_deferred(receiver, now);
             if (now < 0)
                 goto failed;
         }
-        receiver->poll_started = receiver->now = now;
+        receiver->poll_started = now;
+        receiver->now = now;
         if (now - receiver->period_start > DECISION_PERIOD_NS && decide_whether_to_defer(receiver, now) < 0)
             goto failed;
-        if (!receiver->is_deferring && now > receiver->next_poll_at - POLL_EVERY_NS / 2 &&
-            plan_next_poll(receiver, now, *others != NULL ? -1 : due_at) < 0)
+        int is_time_to_plan = !receiver->is_deferring && now > receiver->next_poll_at - POLL_EVERY_NS / 2;
+        if (is_time_to_plan && plan_next_poll(receiver, now, *others != NULL ? -1 : due_at) < 0)
             goto failed;
         int nothing_came = receiver->ready_count == 0 && !(is_deferring && wait_ms < 0);
-        if (nothing_came || now >= until || *others != NULL || PyObject_Size(receiver->queue))
+        if (nothing_came || now >= until || *others != NULL || PyObject_Size(receiver->queue) > 0)
             return 0;
     }
 failed:
@@ -866,60 +668,91 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
 }
 
 static int64_t read_number(PyObject *value, int *fits);
-static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *other, int *others);
+static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python, int *called_python);
 
-/* Whether the timer fired, and nothing else came that is no socket to read: then as in Wire._other_event. */
-static int is_only_timer(Receiver *receiver, PyObject *others)
+/* Return whether the timer fired and nothing else came that is not for the receiver. If so, clear the timer as
+   Reactor._clear_timer does. */
+static int clear_lone_timer(Receiver *receiver, PyObject *others)
 {
-    uint64_t fired;
+    uint64_t expirations;
     int fits = 1;
-    if (PyList_Size(others) != 1 || read_number(PyTuple_GetItem(PyList_GetItem(others, 0), 0), &fits) != receiver->timer)
+    if (PyList_Size(others) != 1)
+        return 0;
+    if (read_number(PyTuple_GetItem(PyList_GetItem(others, 0), 0), &fits) != receiver->timer)
         return 0;
     if (receiver->timer_armed_for > receiver->last_poll)
         receiver->last_poll = receiver->timer_armed_for;
     receiver->timer_armed_for = 0;
-    return read(receiver->timer, &fired, sizeof fired) >= 0 || errno == EAGAIN;
+    return read(receiver->timer, &expirations, sizeof expirations) >= 0 || errno == EAGAIN;
+}
+
+/* The arguments of Receiver.run. */
+typedef struct {
+    int wait_ms;
+    long long until, tick_at, slice_ns;
+    PyObject *open_exchanges, *deliver;
+} RunArguments;
+
+/* Return when the receiver has to do something else than to receive. */
+static int64_t next_due_time(const Receiver *receiver, const RunArguments *arguments)
+{
+    return receiver->wake_at < arguments->tick_at ? receiver->wake_at : arguments->tick_at;
+}
+
+/* Set the timer as Reactor._arm_timer does. Return -1 with an exception. */
+static int arm_for_next_pass(Receiver *receiver, const RunArguments *arguments)
+{
+    int64_t at = next_due_time(receiver, arguments);
+    int is_polling_often = PySet_Size(arguments->open_exchanges) > 0 && !receiver->is_deferring;
+    if (is_polling_often && receiver->next_poll_at < at)
+        at = receiver->next_poll_at;
+    return at == receiver->timer_armed_for ? 0 : arm_timer(receiver, at);
 }
 
 /* Receiver.run */
 static PyObject *receiver_run(PyObject *self, PyObject *args)
 {
     Receiver *receiver = (Receiver *)self;
-    int wait_ms, called = 0;
-    long long until, tick_at, slice_ns;
-    PyObject *open_exchanges, *other, *others;
-    if (!PyArg_ParseTuple(args, "iLLO!LO", &wait_ms, &until, &tick_at, &PySet_Type, &open_exchanges, &slice_ns, &other))
+    RunArguments arguments;
+    if (!PyArg_ParseTuple(args, "iLLO!LO", &arguments.wait_ms, &arguments.until, &arguments.tick_at, &PySet_Type,
+                          &arguments.open_exchanges, &arguments.slice_ns, &arguments.deliver))
         return NULL;
+    int called_python = 0;
     for (;;) {
-        int64_t due_at = receiver->wake_at < tick_at ? receiver->wake_at : tick_at;
-        if (receive(receiver, PyObject_Size(receiver->queue) ? 0 : wait_ms, until < due_at ? until : due_at,
-                    PySet_Size(open_exchanges) ? due_at : -1, &others) < 0)
+        PyObject *others;
+        int64_t due_at = next_due_time(receiver, &arguments);
+        int64_t until = arguments.until < due_at ? arguments.until : due_at;
+        int wait_ms = PyObject_Size(receiver->queue) > 0 ? 0 : arguments.wait_ms;
+        int is_awaiting = PySet_Size(arguments.open_exchanges) > 0;
+        if (receive(receiver, wait_ms, until, is_awaiting ? due_at : -1, &others) < 0)
             return NULL;
-        if (others != NULL && !is_only_timer(receiver, others))
+        if (others != NULL && !clear_lone_timer(receiver, others))
             return others;
         Py_CLEAR(others);
         if (receiver->now >= receiver->wake_at)
             return PyList_New(0);
-        if (PyObject_Size(receiver->queue) > 0 &&
-            (receiver->now = deliver_slice(receiver, slice_ns, other, &called)) < 0)
-            return NULL;
-        int64_t now = receiver->now;
-        if (called || now >= until || now >= tick_at || receiver->queued_reads >= BACKLOG_LIMIT ||
-            (!receiver->ready_count && !PyObject_Size(receiver->queue)))
+        if (PyObject_Size(receiver->queue) > 0) {
+            receiver->now = deliver_slice(receiver, arguments.slice_ns, arguments.deliver, &called_python);
+            if (receiver->now < 0)
+                return NULL;
+        }
+        int is_time_over = receiver->now >= arguments.until || receiver->now >= arguments.tick_at;
+        int is_idle = receiver->ready_count == 0 && PyObject_Size(receiver->queue) == 0;
+        if (called_python || is_time_over || is_idle || receiver->queued_reads >= BACKLOG_LIMIT)
             Py_RETURN_NONE;
-        int64_t at = receiver->wake_at < tick_at ? receiver->wake_at : tick_at;
-        if (receiver->next_poll_at < at && PySet_Size(open_exchanges) && !receiver->is_deferring)
-            at = receiver->next_poll_at;
-        if (at != receiver->timer_armed_for && arm_timer(receiver, at) < 0)
+        if (arm_for_next_pass(receiver, &arguments) < 0)
             return NULL;
     }
 }
 
+/* -- the type --------------------------------------------------------------------------------------------------------------- */
 
 static PyObject *receiver_deliver(PyObject *self, PyObject *value);
 static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, Py_ssize_t count);
 static PyObject *receiver_send_on_idle(PyObject *self, PyObject *const *args, Py_ssize_t count);
 static PyObject *receiver_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count);
+
+#define FAST_METHOD(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
 
 static PyMethodDef receiver_methods[] = {
     {"add", receiver_add, METH_O, NULL},
@@ -931,24 +764,26 @@ static PyMethodDef receiver_methods[] = {
     {"run", receiver_run, METH_VARARGS, NULL},
     {"send", receiver_send, METH_VARARGS, NULL},
     {"deliver", receiver_deliver, METH_O, NULL},
-    {"deliver_queued", (PyCFunction)(void (*)(void))receiver_deliver_queued, METH_FASTCALL, NULL},
-    {"send_on_idle", (PyCFunction)(void (*)(void))receiver_send_on_idle, METH_FASTCALL, NULL},
-    {"recycle", (PyCFunction)(void (*)(void))receiver_recycle, METH_FASTCALL, NULL},
+    {"deliver_queued", FAST_METHOD(receiver_deliver_queued), NULL},
+    {"send_on_idle", FAST_METHOD(receiver_send_on_idle), NULL},
+    {"recycle", FAST_METHOD(receiver_recycle), NULL},
     {NULL},
 };
 
+#define RECEIVER_MEMBER(name, type, flags) {#name, type, offsetof(Receiver, name), flags, NULL}
+
 static PyMemberDef receiver_members[] = {
-    {"now", T_LONGLONG, offsetof(Receiver, now), 0, NULL},
-    {"last_poll", T_LONGLONG, offsetof(Receiver, last_poll), 0, NULL},
-    {"next_poll_at", T_LONGLONG, offsetof(Receiver, next_poll_at), 0, NULL},
-    {"timer_armed_for", T_LONGLONG, offsetof(Receiver, timer_armed_for), 0, NULL},
-    {"wake_at", T_LONGLONG, offsetof(Receiver, wake_at), 0, NULL},
-    {"poll_started", T_LONGLONG, offsetof(Receiver, poll_started), 0, NULL},
-    {"is_deferring", T_BOOL, offsetof(Receiver, is_deferring), READONLY, NULL},
-    {"ready_count", T_LONGLONG, offsetof(Receiver, ready_count), 0, NULL},
-    {"queued_reads", T_LONGLONG, offsetof(Receiver, queued_reads), 0, NULL},
-    {"poll_count", T_LONGLONG, offsetof(Receiver, poll_count), 0, NULL},
-    {"read_count", T_LONGLONG, offsetof(Receiver, read_count), 0, NULL},
+    RECEIVER_MEMBER(now, T_LONGLONG, 0),
+    RECEIVER_MEMBER(last_poll, T_LONGLONG, 0),
+    RECEIVER_MEMBER(next_poll_at, T_LONGLONG, 0),
+    RECEIVER_MEMBER(timer_armed_for, T_LONGLONG, 0),
+    RECEIVER_MEMBER(wake_at, T_LONGLONG, 0),
+    RECEIVER_MEMBER(poll_started, T_LONGLONG, 0),
+    RECEIVER_MEMBER(is_deferring, T_BOOL, READONLY),
+    RECEIVER_MEMBER(ready_count, T_LONGLONG, 0),
+    RECEIVER_MEMBER(queued_reads, T_LONGLONG, 0),
+    RECEIVER_MEMBER(poll_count, T_LONGLONG, 0),
+    RECEIVER_MEMBER(read_count, T_LONGLONG, 0),
     {NULL},
 };
 

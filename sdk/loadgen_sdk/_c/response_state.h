@@ -59,12 +59,6 @@ static PyObject *name_response_completed;
 static PyObject *name_pop, *name_append;
 static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
 
-static void set_object(PyObject **place, PyObject *value)
-{
-    Py_INCREF(value);
-    set_stolen(place, value);
-}
-
 /* Call with one argument, which is taken, and drop what it returns. -1 with an exception. */
 static int call_with(PyObject *whom, PyObject *what)
 {
