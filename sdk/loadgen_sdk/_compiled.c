@@ -1,9 +1,10 @@
-/* The parts of the client that run once per event, in C: `SocketBuffer` and `Receiver` of transport/receiver.py, the states of
-   transport/response_state.py and wire_formats/reference.py with `ExchangeState.arrived`, and the functions of
-   transport/plain_events.py and wire_formats/reference.py. Those modules are the reference and say what the functions do.
-   tests/sdk/test_compiled.py and tests/sdk/test_compiled_responses.py compare the two. Built where a C compiler is found.
-   Only the limited API of Python 3.11 is used, so that one build serves every later version. This is one module, whose
-   parts are the files of _c. */
+/* The parts of the client that run once per event, in C.
+
+   These are `SocketBuffer` and `Receiver` of transport/receiver.py, the states of a response in transport/response_state.py
+   and wire_formats/reference.py, and the functions of transport/plain_events.py and wire_formats/reference.py. Those modules
+   are the reference: they say what the functions do, and the tests compare both (tests/sdk/test_compiled.py and
+   test_compiled_responses.py). The module is built where there is a C compiler. It uses only the limited API of Python 3.11,
+   so that one build serves every later version. Its parts are the files of _c. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -20,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION 15 /* of the interface: compiled.py expects the same number */
+#define VERSION 16 /* of the interface: compiled.py expects the same number */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -90,31 +91,46 @@ static struct PyModuleDef definition = {
     .m_methods = functions,
 };
 
+/* Create a type, add it to the module and return a new reference to it, or NULL with an exception. */
+static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    if (type != NULL && PyModule_AddObjectRef(module, name, type) < 0)
+        Py_CLEAR(type);
+    return type;
+}
+
+/* Add the types to the module. Return -1 with an exception. */
+static int add_types(PyObject *module)
+{
+    static const struct {
+        const char *name;
+        PyType_Spec *spec;
+    } types[] = {
+        {"Receiver", &receiver_spec},   {"ExchangeState", &exchange_spec}, {"ResponseState", &response_spec},
+        {"DecoderState", &decoder_spec}, {"ResponseReaderState", &reader_spec},
+    };
+    socket_buffer_type = (PyTypeObject *)add_type(module, "SocketBuffer", &socket_buffer_spec);
+    if (socket_buffer_type == NULL)
+        return -1;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        PyObject *type = add_type(module, types[i].name, types[i].spec);
+        if (type == NULL)
+            return -1;
+        Py_DECREF(type); /* The module has a reference. */
+    }
+    return 0;
+}
+
 PyMODINIT_FUNC PyInit__compiled(void)
 {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    static const struct {
-        const char *name;
-        PyType_Spec *spec;
-    } types[] = {{"SocketBuffer", &socket_buffer_spec},       {"Receiver", &receiver_spec}, {"ExchangeState", &exchange_spec},
-                 {"ResponseState", &response_spec}, {"DecoderState", &decoder_spec},   {"ReadingState", &reader_spec}};
-    if (module == NULL || create_constants() < 0 || PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)
-        goto failed;
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        PyObject *type = PyType_FromSpec(types[i].spec);
-        if (type == NULL || PyModule_AddObjectRef(module, types[i].name, type) < 0) {
-            Py_XDECREF(type);
-            goto failed;
-        }
-        if (types[i].spec == &socket_buffer_spec)
-            socket_buffer_type = (PyTypeObject *)type; /* keeps the reference */
-        else
-            Py_DECREF(type);
+    if (create_constants() < 0 || add_types(module) < 0 ||
+        PyModule_AddIntConstant(module, "VERSION", VERSION) < 0) {
+        Py_DECREF(module);
+        return NULL;
     }
     return module;
-failed:
-    Py_XDECREF(module);
-    return NULL;
 }

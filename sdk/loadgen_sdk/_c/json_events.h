@@ -28,18 +28,6 @@ static int are_plain_bytes(const char *at)
     return !((has_quote | has_backslash | has_control | bytes) & high_bits);
 }
 
-/* Return whether these bytes are valid UTF-8. */
-static int is_utf8(const char *at, const char *end)
-{
-    PyObject *decoded = PyUnicode_DecodeUTF8(at, end - at, "strict");
-    if (decoded == NULL) {
-        PyErr_Clear();
-        return 0;
-    }
-    Py_DECREF(decoded);
-    return 1;
-}
-
 /* Return whether a backslash and this byte are an escape sequence that is understood here. */
 static int is_simple_escape(char byte)
 {

@@ -1,97 +1,123 @@
-/* Events that are like those before them but for their text, alone and in chunks of HTTP/1.1. Part of _compiled.c. */
+/* Recognises plain events, which differ from an earlier event of the same response in their text alone. Part of _compiled.c.
 
-/* The bytes `data: BEFORE` and `AFTER\n\n` around the text of a plain event; AFTER begins with the closing quote. */
+   The reference is transport/plain_events.py with wire_formats/reference.py. All `skip_*` functions return the position
+   after what they skip, or NULL if it is something else. */
+
+/* The bytes around the text of a plain event's payload. `before` ends with the opening quote of the text, and `after`
+   begins with the closing quote. */
 typedef struct {
     const char *before, *after;
     Py_ssize_t before_size, after_size;
 } Template;
 
-/* The text of a plain event at `text`, before `end`: where its closing quote is, else NULL. */
+/* Return whether these bytes are valid UTF-8. */
+static int is_utf8(const char *at, const char *end)
+{
+    PyObject *decoded = PyUnicode_DecodeUTF8(at, end - at, "strict");
+    if (decoded == NULL) {
+        PyErr_Clear();
+        return 0;
+    }
+    Py_DECREF(decoded);
+    return 1;
+}
+
+/* Skip a text that is not empty and has no escapes, up to its closing quote. */
 static const char *skip_plain_text(const char *text, const char *end)
 {
-    const char *stop = text;
-    int ascii = 1;
-    for (; stop < end && *stop != '"'; stop++) {
-        unsigned char byte = (unsigned char)*stop;
+    const char *at = text;
+    int is_ascii = 1;
+    for (; at < end && *at != '"'; at++) {
+        unsigned char byte = (unsigned char)*at;
         if (byte < 0x20 || byte == '\\')
             return NULL;
         if (byte >= 0x80)
-            ascii = 0;
+            is_ascii = 0;
     }
-    if (stop == text || stop == end)
+    if (at == text || at == end || (!is_ascii && !is_utf8(text, at)))
         return NULL;
-    if (!ascii) {
-        PyObject *decoded = PyUnicode_DecodeUTF8(text, stop - text, "strict");
-        if (decoded == NULL) {
-            PyErr_Clear();
-            return NULL;
-        }
-        Py_DECREF(decoded);
-    }
-    return stop;
+    return at;
 }
 
-/* The payload of a plain event at `at`, before `end`: where it ends, else NULL. */
+/* Skip certain bytes. */
+static const char *skip_bytes(const char *at, const char *end, const char *bytes, Py_ssize_t size)
+{
+    return end - at >= size && memcmp(at, bytes, (size_t)size) == 0 ? at + size : NULL;
+}
+
+/* Skip the payload of a plain event. */
 static const char *skip_plain_payload(const char *at, const char *end, const Template *template)
 {
-    if (end - at < template->before_size || memcmp(at, template->before, (size_t)template->before_size) != 0)
+    at = skip_bytes(at, end, template->before, template->before_size);
+    if (at == NULL)
         return NULL;
-    const char *stop = skip_plain_text(at + template->before_size, end);
-    if (stop == NULL || end - stop < template->after_size ||
-        memcmp(stop, template->after, (size_t)template->after_size) != 0)
-        return NULL;
-    return stop + template->after_size;
+    at = skip_plain_text(at, end);
+    return at == NULL ? NULL : skip_bytes(at, end, template->after, template->after_size);
 }
 
-/* A plain event at `at`, before `end`: where it ends, else NULL. */
+/* Skip a plain event. */
 static const char *skip_plain_event(const char *at, const char *end, const Template *template)
 {
-    if (end - at < 6 || memcmp(at, "data: ", 6) != 0)
+    at = skip_bytes(at, end, "data: ", DATA_PREFIX_BYTES);
+    if (at == NULL)
         return NULL;
-    const char *stop = skip_plain_payload(at + 6, end, template);
-    return stop == NULL || end - stop < 2 || memcmp(stop, "\n\n", 2) != 0 ? NULL : stop + 2;
+    at = skip_plain_payload(at, end, template);
+    return at == NULL ? NULL : skip_bytes(at, end, "\n\n", EVENT_END_BYTES);
 }
 
-/* An event at `at`, before `end`, that is one line of data, which is not empty: where it ends, else NULL. */
+/* Skip an event that is one line of data, which is not empty. */
 static const char *skip_line_event(const char *at, const char *end)
 {
-    if (end - at < 6 || memcmp(at, "data: ", 6) != 0)
+    const char *data = skip_bytes(at, end, "data: ", DATA_PREFIX_BYTES);
+    if (data == NULL)
         return NULL;
-    const char *line_end = memchr(at, '\n', (size_t)(end - at));
-    return line_end == NULL || line_end == at + 6 || line_end + 1 == end || line_end[1] != '\n' ? NULL : line_end + 2;
+    const char *line_end = memchr(data, '\n', (size_t)(end - data));
+    if (line_end == NULL || line_end == data)
+        return NULL;
+    return skip_bytes(line_end, end, "\n\n", EVENT_END_BYTES);
 }
 
-/* A whole chunk at `at`, before `end`: its content is from `*content` to `*close`; returns what follows it, or NULL. */
-static const char *parse_chunk(const char *at, const char *end, const char **content, const char **close)
+/* Return the value of a hexadecimal digit, or -1. */
+static int hex_value(char digit)
 {
-    int64_t length = 0; /* eight digits are more than a Py_ssize_t of 32 bits holds */
-    const char *digits = at;
-    for (; at < end && at - digits <= MAX_SIZE_DIGITS; at++) {
-        int digit = *at >= '0' && *at <= '9'   ? *at - '0'
-                    : *at >= 'a' && *at <= 'f' ? *at - 'a' + 10
-                    : *at >= 'A' && *at <= 'F' ? *at - 'A' + 10
-                                               : -1;
-        if (digit < 0)
-            break;
-        length = length * 16 + digit;
+    if (digit >= '0' && digit <= '9')
+        return digit - '0';
+    if (digit >= 'a' && digit <= 'f')
+        return digit - 'a' + 10;
+    if (digit >= 'A' && digit <= 'F')
+        return digit - 'A' + 10;
+    return -1;
+}
+
+/* Parse a whole chunk that is not empty and has no extensions. Its content is from `*content` to `*content_end`. Return
+   the position after the chunk, or NULL. */
+static const char *parse_chunk(const char *at, const char *end, const char **content, const char **content_end)
+{
+    int64_t size = 0; /* The digits may be more than a Py_ssize_t of 32 bits holds. */
+    int digits = 0;
+    for (; at < end && hex_value(*at) >= 0 && digits <= MAX_SIZE_DIGITS; at++) {
+        size = size * 16 + hex_value(*at);
+        digits++;
     }
-    if (at == digits || at - digits > MAX_SIZE_DIGITS || length == 0 || end - at < 4 || memcmp(at, "\r\n", 2) != 0)
+    if (digits == 0 || digits > MAX_SIZE_DIGITS || size == 0)
         return NULL;
-    at += 2;
-    if (end - at < length + 2 || memcmp(at + length, "\r\n", 2) != 0)
+    at = skip_bytes(at, end, "\r\n", 2);
+    if (at == NULL || end - at < size + 2)
         return NULL;
     *content = at;
-    *close = at + length;
-    return at + length + 2;
+    *content_end = at + size;
+    return skip_bytes(*content_end, end, "\r\n", 2);
 }
 
-/* A chunk at `at` that holds nothing but plain events: what follows it, and how many events it holds; else NULL. */
+/* Parse a chunk that holds plain events only. `*events` becomes their number. Return the position after the chunk, or
+   NULL. */
 static const char *parse_plain_chunk(const char *at, const char *end, const Template *template, Py_ssize_t *events)
 {
-    const char *content, *close, *next = parse_chunk(at, end, &content, &close);
+    const char *content, *content_end;
+    const char *next = parse_chunk(at, end, &content, &content_end);
     *events = 0;
-    while (next != NULL && content < close) {
-        content = skip_plain_event(content, close, template);
+    while (next != NULL && content < content_end) {
+        content = skip_plain_event(content, content_end, template);
         if (content == NULL)
             return NULL;
         ++*events;
@@ -99,20 +125,21 @@ static const char *parse_plain_chunk(const char *at, const char *end, const Temp
     return next;
 }
 
-/* -- for Python */
+/* -- functions for Python --------------------------------------------------------------------------------------------- */
 
-/* Append a number of plain events, if there are any, or a payload. -1 with an exception. */
-static int append_plain(PyObject *events, Py_ssize_t *plain)
+/* Append the number of plain events, if there are any, and reset it. Return -1 with an exception. */
+static int append_plain_count(PyObject *events, Py_ssize_t *plain_events)
 {
-    if (*plain == 0)
+    if (*plain_events == 0)
         return 0;
-    PyObject *number = PyLong_FromSsize_t(*plain);
-    *plain = 0;
+    PyObject *number = PyLong_FromSsize_t(*plain_events);
+    *plain_events = 0;
     int failed = number == NULL || PyList_Append(events, number) < 0;
     Py_XDECREF(number);
     return failed ? -1 : 0;
 }
 
+/* Append a payload. Return -1 with an exception. */
 static int append_payload(PyObject *events, const char *at, const char *end)
 {
     PyObject *payload = PyBytes_FromStringAndSize(at, end - at);
@@ -121,6 +148,35 @@ static int append_payload(PyObject *events, const char *at, const char *end)
     return failed ? -1 : 0;
 }
 
+/* Return whether a content has only events that are one line of data each. */
+static int has_line_events_only(const char *at, const char *end)
+{
+    if (memchr(at, '\r', (size_t)(end - at)) != NULL)
+        return 0;
+    while (at != NULL && at < end)
+        at = skip_line_event(at, end);
+    return at != NULL;
+}
+
+/* Append the events of a content that has line events only. Plain ones are added to `*plain_events`. Return -1 with an
+   exception. */
+static int append_line_events(PyObject *events, const char *at, const char *end, const Template *template,
+                              Py_ssize_t *plain_events)
+{
+    while (at < end) {
+        const char *next = skip_line_event(at, end);
+        int is_plain = template->before_size > 0 && skip_plain_event(at, end, template) == next;
+        if (is_plain)
+            ++*plain_events;
+        else if (append_plain_count(events, plain_events) < 0 ||
+                 append_payload(events, at + DATA_PREFIX_BYTES, next - EVENT_END_BYTES) < 0)
+            return -1;
+        at = next;
+    }
+    return 0;
+}
+
+/* parse_whole_chunks(data, before, after) */
 static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
 {
     const char *data;
@@ -132,42 +188,46 @@ static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *events = PyList_New(0);
     if (events == NULL)
         return NULL;
-    const char *at = data, *end = data + size, *next, *content, *close;
-    Py_ssize_t chunks = 0, plain = 0, found = 0;
+    const char *at = data;
+    const char *end = data + size;
+    Py_ssize_t chunks = 0;
+    Py_ssize_t plain_events = 0; /* that were not appended yet */
     while (at < end) {
-        if (template.before_size && (next = parse_plain_chunk(at, end, &template, &found)) != NULL) {
-            plain += found;
-            chunks++;
-            at = next;
-            continue;
-        }
-        next = parse_chunk(at, end, &content, &close);
-        if (next == NULL || memchr(content, '\r', (size_t)(close - content)) != NULL)
-            break;
-        const char *event = content;
-        while (event != NULL && event < close)
-            event = skip_line_event(event, close);
-        if (event == NULL)
-            break;
-        for (; content < close; content = event) {
-            event = skip_line_event(content, close);
-            if (template.before_size && skip_plain_event(content, close, &template) == event) {
-                plain++;
-                continue;
-            }
-            if (append_plain(events, &plain) < 0 || append_payload(events, content + 6, event - 2) < 0)
+        const char *content, *content_end;
+        Py_ssize_t plain_in_chunk = 0;
+        const char *next = NULL;
+        if (template.before_size > 0)
+            next = parse_plain_chunk(at, end, &template, &plain_in_chunk);
+        if (next != NULL)
+            plain_events += plain_in_chunk;
+        else {
+            next = parse_chunk(at, end, &content, &content_end);
+            if (next == NULL || !has_line_events_only(content, content_end))
+                break;
+            if (append_line_events(events, content, content_end, &template, &plain_events) < 0)
                 goto failed;
         }
         chunks++;
         at = next;
     }
-    if (append_plain(events, &plain) == 0)
+    if (append_plain_count(events, &plain_events) == 0)
         return Py_BuildValue("nNn", chunks, events, (Py_ssize_t)(at - data));
 failed:
     Py_DECREF(events);
     return NULL;
 }
 
+/* Return whether an item is the payload of a plain event. */
+static int is_plain_payload(PyObject *item, const Template *template)
+{
+    char *data;
+    Py_ssize_t size;
+    if (!PyBytes_Check(item) || PyBytes_AsStringAndSize(item, &data, &size) < 0)
+        return 0;
+    return skip_plain_payload(data, data + size, template) == data + size;
+}
+
+/* plain_run(events, start, before, after) */
 static PyObject *plain_run(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *events;
@@ -180,22 +240,19 @@ static PyObject *plain_run(PyObject *Py_UNUSED(module), PyObject *args)
         PyErr_SetString(PyExc_TypeError, "events are a list");
         return NULL;
     }
-    Py_ssize_t position = start, found = 0;
-    for (; position < PyList_Size(events); position++) {
-        PyObject *event = PyList_GetItem(events, position);
-        if (PyLong_Check(event)) {
-            Py_ssize_t plain = PyLong_AsSsize_t(event);
-            if (plain < 0 && PyErr_Occurred())
+    Py_ssize_t index = start;
+    Py_ssize_t plain_events = 0;
+    for (; index < PyList_Size(events); index++) {
+        PyObject *item = PyList_GetItem(events, index);
+        if (PyLong_Check(item)) { /* so many plain events */
+            Py_ssize_t count = PyLong_AsSsize_t(item);
+            if (count < 0 && PyErr_Occurred())
                 return NULL;
-            found += plain;
-            continue;
-        }
-        char *data;
-        Py_ssize_t size;
-        if (!PyBytes_Check(event) || PyBytes_AsStringAndSize(event, &data, &size) < 0 ||
-            skip_plain_payload(data, data + size, &template) != data + size)
+            plain_events += count;
+        } else if (is_plain_payload(item, &template))
+            plain_events++;
+        else
             break;
-        found++;
     }
-    return Py_BuildValue("nn", position - start, found);
+    return Py_BuildValue("nn", index - start, plain_events);
 }

@@ -1,64 +1,86 @@
-/* What an answer is in Python: the types of its state, the values and names that the functions need. Part of _compiled.c. */
+/* The types of the state of a response, and what Python registers for them. Part of _compiled.c. */
 
-/* Reading.last_token_error */
-static PyObject *reader_last_token_error(PyObject *self, void *Py_UNUSED(none))
+/* ResponseReaderState.last_token_error */
+static PyObject *reader_last_token_error(PyObject *self, void *Py_UNUSED(closure))
 {
     const ResponseReader *reader = (ResponseReader *)self;
     return PyLong_FromLongLong(reader->unsure_at == reader->last_token ? reader->unsure_error : 0);
 }
 
-static PyGetSetDef reader_computed[] = {{"last_token_error", reader_last_token_error, NULL, NULL, NULL}, {NULL}},
-                   exchange_computed[] = {{NULL}}, response_computed[] = {{NULL}}, decoder_computed[] = {{NULL}};
+static PyGetSetDef exchange_computed[] = {{NULL}};
+static PyGetSetDef response_computed[] = {{NULL}};
+static PyGetSetDef decoder_computed[] = {{NULL}};
+static PyGetSetDef reader_computed[] = {
+    {"last_token_error", reader_last_token_error, NULL, NULL, NULL},
+    {NULL},
+};
 
 STATE_TYPE(exchange, Exchange, EXCHANGE)
 STATE_TYPE(response, ResponseParser, RESPONSE_PARSER)
 STATE_TYPE(decoder, SseDecoder, SSE_DECODER)
 STATE_TYPE(reader, ResponseReader, RESPONSE_READER)
 
-/* What an answer is in Python: the classes with the fields above, the heads that are known, the decoder of a usage, the
-   reasons to finish. */
+/* register_classes(exchange, response, decoder, reader, known_heads, decode_usage, endings): the subclasses in Python of
+   the types above, the cache of parsed heads, the function that decodes a usage, and the usual finish reasons. */
 static PyObject *register_classes(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *exchange, *response, *decoder, *reader, *heads, *usage, *ends;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!OO", &PyType_Type, &exchange, &PyType_Type, &response, &PyType_Type, &decoder, &PyType_Type, &reader,
-                          &PyDict_Type, &heads, &usage, &ends))
+    PyObject *exchange, *response, *decoder, *reader, *heads, *usage_decoder, *finish_reasons;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!OO", &PyType_Type, &exchange, &PyType_Type, &response, &PyType_Type, &decoder,
+                          &PyType_Type, &reader, &PyDict_Type, &heads, &usage_decoder, &finish_reasons))
         return NULL;
-    PyObject *given[] = {exchange, response, decoder, reader, heads, usage, ends};
-    PyObject **places[] = {(PyObject **)&exchange_class, (PyObject **)&response_class, (PyObject **)&decoder_class, (PyObject **)&reader_class,
-                           &known_heads, &decode_usage, &endings};
-    for (int i = 0; i < 7; i++) {
-        Py_INCREF(given[i]);
-        set_stolen(places[i], given[i]);
-    }
+    set_object((PyObject **)&exchange_class, exchange);
+    set_object((PyObject **)&response_class, response);
+    set_object((PyObject **)&decoder_class, decoder);
+    set_object((PyObject **)&reader_class, reader);
+    set_object(&known_heads, heads);
+    set_object(&decode_usage, usage_decoder);
+    set_object(&endings, finish_reasons);
     for (int i = 0; i < CACHED_USAGES; i++)
         Py_CLEAR(usages[i].decoded);
     Py_RETURN_NONE;
 }
 
+/* Create the constants. Return -1 with an exception. */
 static int create_constants(void)
 {
     static const struct {
         PyObject **place;
         const char *text;
-    } texts[] = {{&no_text, ""}, {&mode_head, "head"}, {&mode_chunked, "chunked"}, {&mode_end, "end"},
-                 
-                 {&name_prompt_tokens, "prompt_tokens"}, {&name_completion_tokens, "completion_tokens"},
-                 {&event_stream, "text/event-stream"}, {&name_gaps, "gaps"}, {&name_instants, "instants"},
-                 {&name_response_completed, "response_completed"},
-                 
-                 {&name_pop, "pop"}, {&name_append, "append"}, 
-                 {&name_errors, "errors"}, {&name_content_type, "content-type"},
-                 {&name_content_encoding, "content-encoding"}};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if ((*texts[i].place = PyUnicode_InternFromString(texts[i].text)) == NULL)
+    } texts[] = {
+        {&no_text, ""},
+        {&mode_head, "head"},
+        {&mode_chunked, "chunked"},
+        {&mode_end, "end"},
+        {&event_stream, "text/event-stream"},
+        {&name_prompt_tokens, "prompt_tokens"},
+        {&name_completion_tokens, "completion_tokens"},
+        {&name_gaps, "gaps"},
+        {&name_instants, "instants"},
+        {&name_errors, "errors"},
+        {&name_response_completed, "response_completed"},
+        {&name_pop, "pop"},
+        {&name_append, "append"},
+        {&name_content_type, "content-type"},
+        {&name_content_encoding, "content-encoding"},
+        {&argument_names[ARG_REQUEST], "request"},
+        {&argument_names[ARG_HEAD], "head"},
+        {&argument_names[ARG_PAYLOAD], "payload"},
+        {&argument_names[ARG_DUE], "due"},
+        {&argument_names[ARG_ON_DONE], "on_done"},
+        {&argument_names[ARG_FLOW], "flow"},
+        {&argument_names[ARG_STREAM], "stream"},
+        {&argument_names[ARG_ASKED_OUTPUT], "asked_output"},
+        {&argument_names[ARG_KEEP_TEXT], "keep_text"},
+        {&argument_names[ARG_KEEP_HEADERS], "keep_headers"},
+        {&argument_names[ARG_SINK], "sink"},
+        {&argument_names[ARG_ON_FIRST], "on_first"},
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        *texts[i].place = PyUnicode_InternFromString(texts[i].text);
+        if (*texts[i].place == NULL)
             return -1;
-    static const char *const names[ARGUMENTS] = {"request", "head",         "payload",   "due",          "on_done", "flow",
-                                             "stream",  "asked_output", "keep_text", "keep_headers", "sink",    "on_first"};
-    for (int i = 0; i < ARGUMENTS; i++)
-        if ((argument_names[i] = PyUnicode_InternFromString(names[i])) == NULL)
-            return -1;
-    never = PyLong_FromLong(-1);
+    }
     zero = PyLong_FromLong(0);
     no_bytes = PyBytes_FromStringAndSize(NULL, 0);
-    return never == NULL || zero == NULL || no_bytes == NULL ? -1 : 0;
+    return zero == NULL || no_bytes == NULL ? -1 : 0;
 }

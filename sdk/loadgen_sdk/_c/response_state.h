@@ -1,11 +1,11 @@
-/* The state of an answer, and how it begins. Part of _compiled.c. */
+/* The state of a response: the fields of `Exchange`, `ResponseParser`, `SseDecoder` and `ResponseReader`, and their initial
+   values. Part of _compiled.c.
 
-/* The state of a response. The reference is transport/response_state.py and wire_formats/reference.py. The fields are members
-   of these types, so that the methods in Python, of their subclasses, use them too. `arrived` processes a usual read itself
-   (a head that was seen before, whole chunks of whole events of one choice, no template to learn) and leaves every other
-   read to the methods in Python. It looks at a read before it takes anything of it, so that a read that is not usual is
-   left as it came. */
+   The reference is transport/response_state.py and wire_formats/reference.py, which describe the fields. The fields are
+   members of these types, so that the methods of their subclasses in Python use them too. */
 
+/* Each table lists the fields of a type: objects, numbers and flags. `F` is a macro that is applied to each of them, with
+   the type `T`. */
 #define EXCHANGE_OBJECTS(F, T)                                                                                         \
     F(T, body_parts) F(T, connection) F(T, decoder) F(T, failure) F(T, flow) F(T, head) F(T, incomplete_chunk) F(T, on_done) F(T, on_first)       \
     F(T, payload) F(T, reader) F(T, request) F(T, response) F(T, sink) F(T, template)
@@ -45,30 +45,34 @@ STATE(ResponseParser, RESPONSE_PARSER)
 STATE(SseDecoder, SSE_DECODER)
 STATE(ResponseReader, RESPONSE_READER)
 
+/* Limits of what is understood here. A response with more is left to Python. */
 enum { MAX_EVENTS = 16, MAX_DEPTH = 16, MAX_NUMBER_DIGITS = 17, LAST_EVENTS = 4, MAX_VARIABLES = 12, PATTERNS = 8, PATTERN_BYTES = 1024 };
 #define NO_MORE_TEMPLATES (1LL << 60)
 #define NEVER (-1)
 
-/* What the functions need of Python; set by `register_classes`. */
+/* What `register_classes` was given. */
 static PyTypeObject *exchange_class, *response_class, *decoder_class, *reader_class;
 static PyObject *known_heads, *decode_usage, *endings;
-/* Values that the fields have at first, and names. */
-static PyObject *never, *zero, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
+/* Constants: initial values of fields and names of attributes. */
+static PyObject *zero, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
 static PyObject *name_prompt_tokens, *name_completion_tokens;
 static PyObject *name_response_completed;
 static PyObject *name_pop, *name_append;
 static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type, *name_content_encoding;
 
-/* Call with one argument, which is taken, and drop what it returns. -1 with an exception. */
-static int call_with(PyObject *whom, PyObject *what)
+/* Call a function with one argument, whose reference is taken over, and drop the result. The argument may be NULL with an
+   exception. Return -1 with an exception. */
+static int call_with(PyObject *function, PyObject *argument)
 {
-    PyObject *done = what == NULL ? NULL : PyObject_CallFunctionObjArgs(whom, what, NULL);
-    Py_XDECREF(what);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    PyObject *result = argument == NULL ? NULL : PyObject_CallFunctionObjArgs(function, argument, NULL);
+    Py_XDECREF(argument);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
 }
 
-/* A number of at most 62 bits; `*fits` becomes 0 where the field holds something else. */
+#define MAX_NUMBER (1LL << 62)
+
+/* Return the value of an int of at most 62 bits. `*fits` becomes 0 if it is something else. */
 static int64_t read_number(PyObject *value, int *fits)
 {
     if (value == NULL || !PyLong_Check(value)) {
@@ -77,12 +81,14 @@ static int64_t read_number(PyObject *value, int *fits)
     }
     int overflow = 0;
     int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
-    if (overflow || number > (1LL << 62) || number < -(1LL << 62)) {
+    if (overflow || number > MAX_NUMBER || number < -MAX_NUMBER) {
         *fits = 0;
         return 0;
     }
     return number;
 }
+
+/* -- the types of the state -------------------------------------------------------------------------------------------- */
 
 #define VISIT(T, name) Py_VISIT(((T *)self)->name);
 #define CLEAR(T, name) Py_CLEAR(((T *)self)->name);
@@ -122,9 +128,9 @@ static int64_t read_number(PyObject *value, int *fits)
         .slots = kind##_slots,                                                                                         \
     };
 
-/* -- their beginnings */
+/* -- initial values --------------------------------------------------------------------------------------------------- */
 
-/* `headers` and the lists are made where they are needed alone: -1 with an exception. */
+/* Initialise a response. Return -1 with an exception. */
 static int init_response(ResponseParser *response)
 {
     PyObject *headers = PyDict_New();
@@ -137,12 +143,15 @@ static int init_response(ResponseParser *response)
     set_object(&response->surplus, no_bytes);
     set_object(&response->idle_limit_s, Py_None);
     set_object(&response->uses_left, Py_None);
-    response->chunked = response->complete = response->until_close = 0;
+    response->chunked = 0;
+    response->complete = 0;
+    response->until_close = 0;
     response->reusable = 1;
     response->status = 0;
     return 0;
 }
 
+/* Initialise a decoder. Return -1 with an exception. */
 static int init_decoder(SseDecoder *decoder)
 {
     PyObject *earlier = PyList_New(0);
@@ -151,34 +160,56 @@ static int init_decoder(SseDecoder *decoder)
     set_stolen(&decoder->_earlier, earlier);
     set_object(&decoder->_earlier_bytes, zero);
     set_object(&decoder->_unparsed, no_bytes);
-    decoder->_after_cr = decoder->started = 0;
+    decoder->_after_cr = 0;
+    decoder->started = 0;
     return 0;
 }
 
+/* Set a field to an empty list, or to None. Return -1 with an exception. */
+static int set_list_or_none(PyObject **place, int is_list)
+{
+    if (!is_list) {
+        set_object(place, Py_None);
+        return 0;
+    }
+    PyObject *list = PyList_New(0);
+    if (list == NULL)
+        return -1;
+    set_stolen(place, list);
+    return 0;
+}
+
+/* Initialise a reader. `few`: so few events will come that learning a template costs more than it saves. Return -1 with an
+   exception. */
 static int init_reader(ResponseReader *reader, PyObject *flow, int keep_text, PyObject *sink, int few)
 {
-    PyObject **texts[] = {&reader->error, &reader->finish_reason, &reader->malformed, &reader->remark,
-                          &reader->response_id};
-    PyObject **lists[] = {&reader->tool_deltas, &reader->pieces, &reader->reasoning_pieces};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        set_object(texts[i], no_text);
-    for (int i = 0; i < 3; i++) {
-        PyObject *list = i == 0 || keep_text ? PyList_New(0) : Py_None;
-        if (list == NULL)
-            return -1;
-        if (list == Py_None)
-            Py_INCREF(list);
-        set_stolen(lists[i], list);
-    }
+    if (set_list_or_none(&reader->tool_deltas, 1) < 0 || set_list_or_none(&reader->pieces, keep_text) < 0 ||
+        set_list_or_none(&reader->reasoning_pieces, keep_text) < 0)
+        return -1;
     set_object(&reader->flow, flow);
-    set_object(&reader->server_timing, Py_None);
     set_object(&reader->sink, sink);
+    set_object(&reader->error, no_text);
+    set_object(&reader->finish_reason, no_text);
+    set_object(&reader->malformed, no_text);
+    set_object(&reader->remark, no_text);
+    set_object(&reader->response_id, no_text);
+    set_object(&reader->server_timing, Py_None);
     set_object(&reader->template, Py_None);
     set_object(&reader->usage_counts, Py_None);
-    reader->end = reader->first_answer = reader->first_event = reader->first_token = reader->last_token = NEVER;
+    reader->first_event = NEVER;
+    reader->first_token = NEVER;
+    reader->first_answer = NEVER;
+    reader->last_token = NEVER;
+    reader->end = NEVER;
     reader->unsure_at = NEVER;
-    reader->first_event_tokens = reader->max_gap = reader->max_gap_error = reader->output_events = 0;
-    reader->plain_events = reader->stamp_error = reader->unknown_outputs = reader->unsure_error = 0;
+    reader->unsure_error = 0;
+    reader->output_events = 0;
+    reader->plain_events = 0;
+    reader->first_event_tokens = 0;
+    reader->max_gap = 0;
+    reader->max_gap_error = 0;
+    reader->stamp_error = 0;
+    reader->unknown_outputs = 0;
     reader->learned = few ? NO_MORE_TEMPLATES : 0;
     return 0;
 }
@@ -196,111 +227,54 @@ static int decoder_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keyw
 static int reader_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"flow", "keep_text", "sink", "few", NULL};
-    PyObject *flow, *sink = Py_None;
-    int keep_text = 0, few = 0;
+    PyObject *flow;
+    PyObject *sink = Py_None;
+    int keep_text = 0;
+    int few = 0;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &flow, &keep_text, &sink, &few))
         return -1;
     return init_reader((ResponseReader *)self, flow, keep_text, sink, few);
 }
 
-static PyObject *allocate(PyTypeObject *class)
+/* Set a field to a new instance of a class whose fields are not initialised. Return -1 with an exception. */
+static int set_new_instance(PyObject **place, PyTypeObject *class)
 {
     if (class == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "what is an answer was not said");
-        return NULL;
+        PyErr_SetString(PyExc_RuntimeError, "the classes of a response were not registered");
+        return -1;
     }
-    return PyType_GenericAlloc(class, 0);
+    PyObject *instance = PyType_GenericAlloc(class, 0);
+    if (instance == NULL)
+        return -1;
+    set_stolen(place, instance);
+    return 0;
 }
 
-/* What is known of the answer, before a request is sent, or sent again: see Exchange.reset_response. -1 with an exception. */
+/* ExchangeState.reset_response. Return -1 with an exception. */
 static int init_response_state(Exchange *exchange)
 {
-    PyObject *parts, *response, *decoder, *reader;
-    exchange->sent = exchange->first_byte = NEVER;
-    exchange->client_lag = exchange->progress = exchange->body_bytes = 0;
-    exchange->kernel_stamp = exchange->may_batch = exchange->at_chunk_start = exchange->splits_chunks = exchange->is_event_stream = 0;
+    exchange->sent = NEVER;
+    exchange->first_byte = NEVER;
+    exchange->client_lag = 0;
+    exchange->progress = 0;
+    exchange->body_bytes = 0;
+    exchange->kernel_stamp = 0;
+    exchange->may_batch = 0;
+    exchange->at_chunk_start = 0;
+    exchange->splits_chunks = 0;
+    exchange->is_event_stream = 0;
     set_object(&exchange->template, Py_None);
     set_object(&exchange->incomplete_chunk, no_bytes);
-    if ((parts = PyList_New(0)) == NULL)
+    if (set_list_or_none(&exchange->body_parts, 1) < 0 ||
+        set_new_instance(&exchange->response, response_class) < 0 ||
+        set_new_instance(&exchange->decoder, decoder_class) < 0 ||
+        set_new_instance(&exchange->reader, reader_class) < 0)
         return -1;
-    set_stolen(&exchange->body_parts, parts);
-    if ((response = allocate(response_class)) == NULL)
-        return -1;
-    set_stolen(&exchange->response, response);
-    if ((decoder = allocate(decoder_class)) == NULL)
-        return -1;
-    set_stolen(&exchange->decoder, decoder);
-    if ((reader = allocate(reader_class)) == NULL)
-        return -1;
-    set_stolen(&exchange->reader, reader);
     int few = exchange->asked_output > 0 && exchange->asked_output <= LAST_EVENTS;
-    return init_response((ResponseParser *)response) < 0 || init_decoder((SseDecoder *)decoder) < 0
-               ? -1
-               : init_reader((ResponseReader *)reader, exchange->flow, exchange->keep_text, exchange->sink, few);
-}
-
-/* What an exchange is given: see Exchange. -1 with an exception. */
-typedef struct {
-    PyObject *request, *head, *payload, *on_done, *flow, *sink, *on_first;
-    int64_t due, asked_output;
-    int stream, keep_text, keep_headers;
-} ExchangeArguments;
-
-static int init_exchange(Exchange *exchange, const ExchangeArguments *given)
-{
-    set_object(&exchange->request, given->request);
-    set_object(&exchange->head, given->head);
-    set_object(&exchange->payload, given->payload);
-    set_object(&exchange->on_done, given->on_done);
-    set_object(&exchange->flow, given->flow);
-    set_object(&exchange->sink, given->sink);
-    set_object(&exchange->on_first, given->on_first);
-    set_object(&exchange->connection, Py_None);
-    set_object(&exchange->failure, Py_None);
-    exchange->due = given->due;
-    exchange->asked_output = given->asked_output;
-    exchange->stream = (char)given->stream;
-    exchange->keep_text = (char)given->keep_text;
-    exchange->keep_headers = (char)given->keep_headers;
-    exchange->done = exchange->ready = exchange->tcp = exchange->tls = NEVER;
-    exchange->resent = exchange->tries = exchange->deadline = exchange->bytes_sent = exchange->bytes_received = 0;
-    exchange->is_reported = exchange->reused = 0;
-    return init_response_state(exchange);
-}
-
-/* The names are looked up as they are: to parse them makes a new text of each. */
-enum { POSITIONAL_ARGUMENTS = 6, ARGUMENTS = 12 };
-static PyObject *argument_names[ARGUMENTS]; /* in their order: those by place first */
-
-static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
-{
-    PyObject *given[ARGUMENTS] = {[7] = zero, Py_False, Py_False, Py_None, Py_None};
-    Py_ssize_t places = PyTuple_Size(args), named = 0;
-    for (int i = 0; i < ARGUMENTS; i++) {
-        PyObject *value = i < POSITIONAL_ARGUMENTS && i < places ? PyTuple_GetItem(args, i) : NULL;
-        if (value == NULL && keywords != NULL) {
-            value = PyDict_GetItemWithError(keywords, argument_names[i]);
-            named += value != NULL;
-        }
-        if (value != NULL)
-            given[i] = value;
-    }
-    int fits = places <= POSITIONAL_ARGUMENTS && (keywords == NULL || PyDict_Size(keywords) == named), of_64_bits = 0;
-    for (int i = 0; i < ARGUMENTS; i++)
-        fits = fits && given[i] != NULL;
-    if (!fits || !PyLong_Check(given[7]) || !PyBool_Check(given[8]) || !PyBool_Check(given[9])) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "Exchange() takes what its namesake in Python does");
+    if (init_response((ResponseParser *)exchange->response) < 0 ||
+        init_decoder((SseDecoder *)exchange->decoder) < 0)
         return -1;
-    }
-    const ExchangeArguments values = {
-        .request = given[0], .head = given[1], .payload = given[2], .on_done = given[4], .flow = given[5],
-        .sink = given[10], .on_first = given[11], .due = PyLong_AsLongLong(given[3]),
-        .asked_output = PyLong_AsLongLongAndOverflow(given[7], &of_64_bits), .stream = PyObject_IsTrue(given[6]),
-        .keep_text = given[8] == Py_True, .keep_headers = given[9] == Py_True};
-    if (values.stream < 0 || (values.due == -1 && PyErr_Occurred()))
-        return -1;
-    return init_exchange((Exchange *)self, &values);
+    return init_reader((ResponseReader *)exchange->reader, exchange->flow, exchange->keep_text, exchange->sink, few);
 }
 
 static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(none))
@@ -308,4 +282,104 @@ static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(non
     if (init_response_state((Exchange *)self) < 0)
         return NULL;
     Py_RETURN_NONE;
+}
+
+/* -- making an exchange ------------------------------------------------------------------------------------------------- */
+
+/* The arguments of Exchange(), in their order. */
+enum ExchangeArgument {
+    ARG_REQUEST,
+    ARG_HEAD,
+    ARG_PAYLOAD,
+    ARG_DUE,
+    ARG_ON_DONE,
+    ARG_FLOW,
+    POSITIONAL_ARGUMENTS, /* The following ones are given by name. */
+    ARG_STREAM = POSITIONAL_ARGUMENTS,
+    ARG_ASKED_OUTPUT,
+    ARG_KEEP_TEXT,
+    ARG_KEEP_HEADERS,
+    ARG_SINK,
+    ARG_ON_FIRST,
+    ARGUMENTS,
+};
+
+/* Interned, so that they are looked up as they are. PyArg_ParseTupleAndKeywords would make a new text of each. */
+static PyObject *argument_names[ARGUMENTS];
+
+/* Collect the arguments of a call, borrowed. Those that are missing keep their values. Return whether the call has no
+   others. */
+static int collect_arguments(PyObject *args, PyObject *keywords, PyObject **values)
+{
+    Py_ssize_t positional = PyTuple_Size(args);
+    Py_ssize_t by_name = 0;
+    for (int i = 0; i < ARGUMENTS; i++) {
+        PyObject *value = i < POSITIONAL_ARGUMENTS && i < positional ? PyTuple_GetItem(args, i) : NULL;
+        if (value == NULL && keywords != NULL) {
+            value = PyDict_GetItemWithError(keywords, argument_names[i]);
+            by_name += value != NULL;
+        }
+        if (value != NULL)
+            values[i] = value;
+    }
+    return positional <= POSITIONAL_ARGUMENTS && (keywords == NULL || PyDict_Size(keywords) == by_name);
+}
+
+/* Return whether the arguments of an exchange are complete and of the right types. */
+static int are_valid_arguments(PyObject *const *values)
+{
+    for (int i = 0; i < ARGUMENTS; i++)
+        if (values[i] == NULL)
+            return 0;
+    return PyLong_Check(values[ARG_ASKED_OUTPUT]) && PyBool_Check(values[ARG_KEEP_TEXT]) &&
+           PyBool_Check(values[ARG_KEEP_HEADERS]);
+}
+
+/* Initialise an exchange. Return -1 with an exception. */
+static int init_exchange(Exchange *exchange, PyObject *const *values)
+{
+    int overflow = 0;
+    int is_stream = PyObject_IsTrue(values[ARG_STREAM]);
+    exchange->due = PyLong_AsLongLong(values[ARG_DUE]);
+    if (is_stream < 0 || (exchange->due == -1 && PyErr_Occurred()))
+        return -1;
+    exchange->asked_output = PyLong_AsLongLongAndOverflow(values[ARG_ASKED_OUTPUT], &overflow);
+    exchange->stream = (char)is_stream;
+    exchange->keep_text = values[ARG_KEEP_TEXT] == Py_True;
+    exchange->keep_headers = values[ARG_KEEP_HEADERS] == Py_True;
+    set_object(&exchange->request, values[ARG_REQUEST]);
+    set_object(&exchange->head, values[ARG_HEAD]);
+    set_object(&exchange->payload, values[ARG_PAYLOAD]);
+    set_object(&exchange->on_done, values[ARG_ON_DONE]);
+    set_object(&exchange->flow, values[ARG_FLOW]);
+    set_object(&exchange->sink, values[ARG_SINK]);
+    set_object(&exchange->on_first, values[ARG_ON_FIRST]);
+    set_object(&exchange->connection, Py_None);
+    set_object(&exchange->failure, Py_None);
+    exchange->done = NEVER;
+    exchange->ready = NEVER;
+    exchange->tcp = NEVER;
+    exchange->tls = NEVER;
+    exchange->resent = 0;
+    exchange->tries = 0;
+    exchange->deadline = 0;
+    exchange->bytes_sent = 0;
+    exchange->bytes_received = 0;
+    exchange->is_reported = 0;
+    exchange->reused = 0;
+    return init_response_state(exchange);
+}
+
+static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    PyObject *values[ARGUMENTS] = {
+        [ARG_ASKED_OUTPUT] = zero, [ARG_KEEP_TEXT] = Py_False, [ARG_KEEP_HEADERS] = Py_False,
+        [ARG_SINK] = Py_None,      [ARG_ON_FIRST] = Py_None,
+    };
+    if (!collect_arguments(args, keywords, values) || !are_valid_arguments(values)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "the arguments are not those of Exchange()");
+        return -1;
+    }
+    return init_exchange((Exchange *)self, values);
 }

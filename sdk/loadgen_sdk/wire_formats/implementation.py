@@ -11,7 +11,7 @@ if TYPE_CHECKING or module is None:
     from .reference import DecoderState, ResponseReaderState, plain_run, token_count
 else:
     DecoderState = module.DecoderState
-    ResponseReaderState = module.ReadingState
+    ResponseReaderState = module.ResponseReaderState
     plain_run = module.plain_run
     token_count = module.token_count
 
