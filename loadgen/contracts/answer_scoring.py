@@ -12,10 +12,10 @@ from loadgen.answers.comparison import ScoredGroup, summarize_scores
 from loadgen.answers.completions import SendOptions
 from loadgen.answers.questions import read_questions
 from loadgen.answers.scoring_run import ScoringOptions, run_scoring
-from loadgen.contracts.evaluate import TermEstimate
 from loadgen.contracts.judge import ScoredAnswers
 from loadgen.contracts.load_shortage import EstimateError
 from loadgen.contracts.schema import ANSWERS_LEVEL, AnswerCheck
+from loadgen.contracts.term_estimate import TermEstimate
 from loadgen.contracts.terms import ContractTerm
 from loadgen.core import format
 from loadgen.core.execution.backend import serving

@@ -422,7 +422,7 @@ class Validator:
 
     def _add_runs(self, directory: Path, added_run_ns: int | None) -> Validation:
         """Extend the validation in a directory, which no other process may change meanwhile."""
-        from loadgen.contracts.run import extend_validation
+        from loadgen.contracts.extension import extend_validation
         from loadgen.core.execution.folder_names import alone
 
         with alone(directory):

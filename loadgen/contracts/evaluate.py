@@ -51,6 +51,8 @@ from loadgen.contracts.steady_samples import (
     timed_values,
 )
 from loadgen.contracts.steady_state import TimedValues
+from loadgen.contracts.tenant_fairness import combine_shares, estimate_jain_index
+from loadgen.contracts.term_estimate import TermEstimate
 from loadgen.contracts.terms import ContractTerm
 from loadgen.core import format
 from loadgen.core.analysis import fairness
@@ -64,9 +66,6 @@ from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES
 from loadgen.figures import pooled_figures
-
-JAIN_CENTRES = 200
-"""Values that all tenants may have in common of which the most even one is searched."""
 
 
 class CostEstimate(NamedTuple):
@@ -106,31 +105,6 @@ ENERGY_METRICS = {
     "request": EnergyMetric("joules_per_request", count_ok_requests),
 }
 """What an energy is for -> how it is computed."""
-
-
-class TermEstimate(NamedTuple):
-    """The metric of a term, estimated from a sample.
-
-    Attributes:
-        interval: The metric with its confidence interval. An evaluator returns it in the unit of
-            the term's limit.
-        sample_count: The number of requests (or prompts, tasks, events) behind it.
-        caveat: Why the interval is bounded on one side only, or "" if it is not.
-        sufficient_load_s: The load of all runs that leaves no caveat at the next interim analysis.
-            0 if not known.
-        load_part: The part of the load that was used, as text. "" for all of it.
-        load_s: The length of the load of all runs.
-        effective_size: The independent samples of the server in that load, or None if they are not
-            known.
-    """
-
-    interval: Interval
-    sample_count: int
-    caveat: str = ""
-    sufficient_load_s: float = 0.0
-    load_part: str = ""
-    load_s: float = 0.0
-    effective_size: float | None = None
 
 
 class NodeLatency(NamedTuple):
@@ -402,7 +376,7 @@ class TermEvaluator:
             for plan in plans
         }
         shares = [
-            _combine_shares([classes[name] for name in class_names])
+            combine_shares([classes[name] for name in class_names])
             for class_names in tenants.values()
         ]
         index = estimate_jain_index(shares)
@@ -625,47 +599,3 @@ def _recovery_time_s(event: Recovery) -> Interval:
 def _relative_change(ratio: float) -> float:
     """Return a ratio as a relative change: 1.2 becomes 0.2."""
     return ratio - 1
-
-
-def _combine_shares(shares: Sequence[TermEstimate]) -> Interval:
-    """Return the share of several classes together, weighted by their requests."""
-    request_count = sum(share.sample_count for share in shares)
-
-    def weighted_mean(ends: Sequence[float]) -> float:
-        weighted = [end * share.sample_count for end, share in zip(ends, shares, strict=True)]
-        return math.fsum(weighted) / request_count
-
-    return Interval(
-        weighted_mean([share.interval.value for share in shares]),
-        weighted_mean([share.interval.low for share in shares]),
-        weighted_mean([share.interval.high for share in shares]),
-    )
-
-
-def estimate_jain_index(shares: Sequence[Interval]) -> Interval | None:
-    """Return Jain's index of shares that are known as intervals, or None if all are 0.
-
-    The index grows with a value below a certain centre and falls with a value above it. So the
-    most even values are those nearest to one centre, and the most uneven ones are the low ends of
-    the smaller shares with the high ends of the larger ones.
-    """
-    value = fairness.jain([share.value for share in shares])
-    if value is None:
-        return None
-    ordered = sorted(shares, key=lambda share: share.low + share.high)
-    candidates = []
-    for split in range(len(shares) + 1):
-        lows = [share.low for share in ordered[:split]]
-        highs = [share.high for share in ordered[split:]]
-        candidates.append([*lows, *highs])
-    least = min(share.low for share in shares)
-    most = max(share.high for share in shares)
-    for step in range(JAIN_CENTRES + 1):
-        centre = least + (most - least) * step / JAIN_CENTRES
-        candidates.append([min(max(centre, share.low), share.high) for share in shares])
-    indices = [value]
-    for candidate in candidates:
-        index = fairness.jain(candidate)
-        if index is not None:
-            indices.append(index)
-    return Interval(value, min(indices), max(indices))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from loadgen.contracts import run_checks
-from loadgen.contracts.evaluate import CostFunction, TermEstimate, TermEvaluator
+from loadgen.contracts.evaluate import CostFunction, TermEvaluator
 from loadgen.contracts.level_plan import JUDGED_HERE
 from loadgen.contracts.load_shortage import PLANNING_MARGIN, EstimateError
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
@@ -25,6 +25,7 @@ from loadgen.contracts.schema import (
     ContractLevel,
     Requirement,
 )
+from loadgen.contracts.term_estimate import TermEstimate
 from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.contracts.verdict import (
     FAIL,

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from loadgen.contracts.evaluate import estimate_jain_index
+from loadgen.contracts.tenant_fairness import estimate_jain_index
 from loadgen.core.analysis import fairness
 from loadgen.core.analysis.fairness import jain
 from loadgen.core.metrics.sections import Fairness, TenantShare
