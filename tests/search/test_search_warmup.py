@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import exits
-from test_search import queue
+from synthetic_searches import queue_rows
 
 from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term
@@ -90,7 +90,7 @@ def test_a_trial_without_a_warmup_has_no_warmup_load() -> None:
 def test_a_trial_is_decided_as_long_after_its_warmup_as_without_one() -> None:
     goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * NS_PER_S),)))
     warmup_ns = 600 * NS_PER_S
-    rows = np.sort(queue(60, seed=1, length_s=300), order="done_ns")
+    rows = np.sort(queue_rows(60, seed=1, length_s=300), order="done_ns")
     later_rows = rows.copy()
     for column in ROW.names or ():
         if column.endswith("_ns"):

@@ -1,0 +1,269 @@
+"""Trials: how they are run, judged, ended early and stored."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from command_line import exits
+from runs import NO_PAGES
+from servers import start
+from synthetic_searches import S, make_runner, planned_trial, workload_at
+
+from loadgen.core import run_folder
+from loadgen.core.execution import run
+from loadgen.core.execution.plan import Settings
+from loadgen.core.metrics.summary import Summary
+from loadgen.core.results import manifest, store
+from loadgen.core.results.record import KIND, ROW, STATUS
+from loadgen.core.results.spool import Tail
+from loadgen.core.slo import Slo, TaskTerm, Term
+from loadgen.core.workload import Closed, Stage, Workload
+from loadgen.search import (
+    experiment,
+    trials_csv,
+)
+from loadgen.search.goal import Goal
+from loadgen.search.load_search import LoadSearch
+from loadgen.search.search_settings import (
+    SearchSettings,
+)
+from loadgen.search.trial_workload import as_trial_workload, with_load
+from loadgen.sim.server.options import Options
+
+pytestmark = pytest.mark.commands
+
+CLASSES = ["class qa", "class rag", "class summarization", "class agentic"]
+
+
+def test_trials_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None:
+    written: list[Path] = []
+
+    def execute(*given: Any, **named: Any) -> tuple[Summary, Path]:
+        summary, folder = run.execute(*given, **named)
+        written.append(folder)
+        return summary, folder
+
+    runs = make_runner(tmp_path, execute=execute)
+    told = [runs.run(planned_trial(20.0)), runs.run(planned_trial(2000.0, 1))]
+    assert [one.outcome for one in told] == ["under", "over"]
+    assert told[1].ended_early and told[1].duration_s < 60
+    assert [folder.name for folder in written] == [
+        one.run_name for one in told
+    ]  # each once, also what ended early
+    stored = store.read_run(written[1])
+    assert stored.header.state == "decided"
+    assert 0 < stored.rows["due_ns"][stored.rows["sent_ns"] >= 0].max() < 60 * S
+    assert experiment.read_results(tmp_path) == told
+    assert (tmp_path / told[0].run_name / "summary.json").is_file()
+    with (tmp_path / experiment.TRIALS_FILE).open("ab") as file:
+        file.write(b'{"ask": {"numb')  # cut off
+    assert experiment.read_results(tmp_path) == told
+    experiment.append_result(tmp_path, told[0])  # on a line of its own
+    assert experiment.read_results(tmp_path) == told
+    search = LoadSearch(SearchSettings(low=1, high=10_000, start=20), told)
+    answer = runs.save_result(search)
+    assert answer.highest_passed == 20
+    lines = (tmp_path / trials_csv.CURVE_FILE).read_text().splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("20,")
+
+
+def test_the_load_of_conversations_is_the_rate_at_which_they_begin(tmp_path: Path) -> None:
+    from loadgen.core.workload import load
+
+    made = as_trial_workload(load("agentic"), 60 * S)
+    runs = make_runner(tmp_path)
+    runs.goal, runs.make_workload = (
+        Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),))),
+        lambda trial: with_load(made, trial.load),
+    )
+    runs.may_end_early = False
+    told = runs.run(planned_trial(4.0))
+    assert told.outcome == "over" and not told.ended_early
+    assert told.offered_load == pytest.approx(4.0, rel=0.4)
+    assert told.metrics["offered_rps"] > 1.9 * 4.0  # type: ignore[operator]
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize(
+    ("workload", "slo", "promised", "missed"),
+    [
+        ("rag-pipeline", ["--slo", "+ttft:30s:p95"], ["ttft p95", "tasks"], "planned tasks"),
+        ("mixed", [], CLASSES, "qa: TPOT p95"),
+    ],
+)
+def test_a_trial_is_judged_as_its_run_is(
+    workload: str, slo: list[str], promised: list[str], missed: str, tmp_path: Path
+) -> None:
+    """What is promised of tasks and of classes bounds the load as well: run, search and sweep have one verdict."""
+    from loadgen.runs.levels import curve
+
+    folder = tmp_path / "search"
+    asked = [
+        "search",
+        workload,
+        "--url",
+        "sim:gb300-vm",
+        *slo,
+        "-d",
+        "20s",
+        "--start",
+        "16",
+        "--seed",
+        "3",
+        "--json",
+    ]
+    exits(*asked, "--max-probes", "5", "-o", str(folder))
+    trials_of_it = experiment.read_results(folder)
+    summaries = {
+        trial.run_name: run_folder.kept_summary(folder / trial.run_name) for trial in trials_of_it
+    }
+    full = [trial for trial in trials_of_it if not trial.ended_early]
+    assert [trial.outcome == "under" for trial in full] == [
+        summaries[trial.run_name].goodput.met for trial in full
+    ]
+    assert {trial.outcome for trial in trials_of_it} == {"under", "over"}
+    assert any(missed in trial.reason for trial in trials_of_it)
+    assert json.loads((folder / "search.json").read_bytes())["goal"] == promised
+    words = curve([(trial.run_name, summaries[trial.run_name]) for trial in full]).slo
+    assert "of tasks within" in words and ("qa: TTFT p95" in words) == (workload == "mixed")
+
+
+def test_a_simulation_ends_once_too_many_tasks_are_late(tmp_path: Path) -> None:
+    """As many tasks as are known to be late stay late: the trial ends there, with the outcome of its whole length."""
+    from loadgen.core.workload import load
+
+    made = as_trial_workload(load("rag-pipeline"), 20 * S)
+    runs, trial = make_runner(tmp_path, check_interval_s=1.0), planned_trial(8.0)
+    runs.make_workload = lambda trial: with_load(made, trial.load)
+    for within_s, outcome in ((2, "over"), (600, "under")):
+        runs.goal = Goal(
+            slo=Slo(task=TaskTerm(within_ns=within_s * S, share=0.9)), full_run_terms=("tasks",)
+        )
+        made = made.model_copy(update={"slo": runs.goal.slo})
+        runs.may_end_early = True
+        watched = runs.run(trial)
+        runs.may_end_early = False
+        whole = runs.run(trial)
+        assert watched.outcome == whole.outcome == outcome
+        assert watched.ended_early == (outcome == "over") and not whole.ended_early
+        if watched.ended_early:
+            assert (
+                watched.duration_s < 0.8 * whole.duration_s
+                and "planned tasks miss" in watched.reason
+            )
+
+
+def test_a_simulation_of_conversations_ends_once_too_many_requests_miss(tmp_path: Path) -> None:
+    """Of tasks and conversations the number of requests is known: too many misses stay too many. Where the last of them
+    come when no conversation begins any more, the load that was offered is still that of all the time they began in.
+    """
+    from loadgen.core.workload import load
+
+    made = as_trial_workload(load("agentic"), 60 * S)
+    runs, trial = make_runner(tmp_path, check_interval_s=1.0), planned_trial(4.0)
+    runs.make_workload = lambda trial: with_load(made, trial.load)
+    runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1, quantile=0.2),)))
+    late = runs.run(trial)
+    runs.may_end_early = False
+    whole = runs.run(trial)
+    assert (late.outcome, late.ended_early, whole.ended_early) == (
+        "over",
+        True,
+        False,
+    ) and 60 < late.duration_s < whole.duration_s
+    assert late.offered_load == whole.offered_load
+    runs.may_end_early, runs.goal = True, Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
+    for kind in ("bracket", "sustain"):
+        lost = runs.run(msgspec.structs.replace(trial, kind=kind))
+        assert (lost.outcome, lost.ended_early, lost.reason_code) == (
+            "over",
+            True,
+            "misses",
+        ) and lost.duration_s < whole.duration_s / 2
+    probe = runs.run(trial)
+    assert (probe.outcome, probe.ended_early, probe.reason_code) == ("over", True, "misses")
+    summary = run_folder.kept_summary(tmp_path / probe.run_name)
+    assert summary.run.state == "decided"
+    assert (
+        summary.requests.scheduled
+        == summary.requests.ok + summary.requests.cancelled + summary.requests.dropped
+    )
+
+
+def test_a_trial_of_a_server_that_dies_is_invalid(tmp_path: Path) -> None:
+    def dying(workload: Workload, given: Any, hearers: Any) -> Any:
+        summary, folder = run.execute(
+            workload, given
+        )  # as over HTTP, nobody is told rows: they are in the folder
+        rows = store.read_run(folder).rows
+        rows["status"][-200:], rows["kind"][-200:] = STATUS["failed"], KIND["connect"]
+        for file in (folder / "requests").iterdir():
+            file.unlink()
+        (folder / "spool").mkdir()
+        (folder / "spool" / "w0.rows").write_bytes(rows.tobytes())
+        (folder / "spool" / "w0.texts").write_bytes(b"")
+        return summary, folder
+
+    told = make_runner(tmp_path, execute=dying).run(planned_trial(20.0))
+    assert told.outcome == "invalid"
+    assert told.reason_code == "server_gone"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_trial_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers: int) -> None:
+    with start(Options(ttft="50ms", itl="1ms")) as one:
+        runs = make_runner(tmp_path, check_interval_s=0.2)
+        runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
+        runs.settings = Settings(url=one.url, workers=workers, **NO_PAGES)
+        told = runs.run(planned_trial(40.0))
+    assert told.metrics["simulated"]
+    assert (told.outcome, told.ended_early) == (
+        "over",
+        True,
+    ) or told.outcome == "invalid"  # a busy host's sender is late
+    if (
+        told.outcome == "over"
+    ):  # the search ended it, not the user: what it stored is no interrupted run
+        assert told.duration_s < 20  # of 60
+        assert (
+            manifest.decode((runs.output_dir / told.run_name / "run.json").read_bytes()).state
+            == "decided"
+        )
+
+
+def test_records_are_read_after_their_file_was_replaced(tmp_path: Path) -> None:
+    """The recorder takes away a full file, perhaps before its last rows were looked at."""
+    (tmp_path / "spool").mkdir()
+    rows = np.zeros(5, ROW)
+    rows["slot"] = np.arange(5)
+    data, first = rows.tobytes(), tmp_path / "spool" / "w0.rows"
+    with first.open("wb", buffering=0) as file, contextlib.closing(Tail(tmp_path)) as tail:
+        assert len(tail.rows()) == 0
+        file.write(data[: 2 * ROW.itemsize + 7])
+        assert tail.rows()["slot"].tolist() == [0, 1]
+        file.write(data[2 * ROW.itemsize + 7 : 4 * ROW.itemsize])
+        first.unlink()
+        (tmp_path / "spool" / "w0.4.rows").write_bytes(data[4 * ROW.itemsize :])
+        assert tail.rows()["slot"].tolist() == [2, 3, 4]
+
+
+def test_a_load_changes_the_measured_and_the_closed_stages() -> None:
+    closed = workload_at(1.0).model_copy(
+        update={"stages": (Stage(name="l", arrival=Closed(concurrency=1), count=9),)}
+    )
+    assert with_load(closed, 7.0).stages[0].arrival == Closed(concurrency=7)
+    warm = workload_at(1.0)
+    warm = warm.model_copy(
+        update={"stages": (warm.stages[0].model_copy(update={"measured": False}), *warm.stages)}
+    )
+    changed = with_load(warm, 5.0)
+    assert [stage.arrival.rate for stage in changed.stages] == [1.0, 5.0]  # type: ignore[union-attr]
+    assert len(as_trial_workload(warm, 9 * S).stages) == 1
