@@ -19,7 +19,8 @@ from time import monotonic_ns, time_ns
 from typing import Any
 
 import numpy as np
-from loadgen_sdk.app.agent_spans import SCHEMA_URL, SECONDS
+from loadgen_sdk.app.agent_spans import SCHEMA_URL
+from loadgen_sdk.app.metric_labels import DURATION_BOUNDS_S
 
 from loadgen.core.errors import UserError, not_installed
 from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
@@ -200,7 +201,8 @@ class Metrics:
     """The histograms of the conventions for GenAI clients, and what a load adds: sent late, in flight, offered."""
 
     def __init__(self, run: Run, exporter: Any) -> None:
-        from loadgen_sdk.app.telemetry import TOKENS, TPOT_SECONDS
+        from loadgen_sdk.app.metric_labels import TPOT_BOUNDS_S
+        from loadgen_sdk.app.open_telemetry import TOKEN_BOUNDS
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
@@ -211,11 +213,13 @@ class Metrics:
         def histogram(name: str, unit: str, bounds: tuple[float, ...]) -> Any:
             return meter.create_histogram(name, unit, explicit_bucket_boundaries_advisory=bounds)
 
-        self._duration = histogram("gen_ai.client.operation.duration", "s", SECONDS)
-        self._first = histogram("gen_ai.client.operation.time_to_first_chunk", "s", SECONDS)
-        self._tokens = histogram("gen_ai.client.token.usage", "{token}", TOKENS)
-        self._tpot = histogram("loadgen.client.time_per_output_token", "s", TPOT_SECONDS)
-        self._lag = histogram("loadgen.send_lag", "s", SECONDS)
+        self._duration = histogram("gen_ai.client.operation.duration", "s", DURATION_BOUNDS_S)
+        self._first = histogram(
+            "gen_ai.client.operation.time_to_first_chunk", "s", DURATION_BOUNDS_S
+        )
+        self._tokens = histogram("gen_ai.client.token.usage", "{token}", TOKEN_BOUNDS)
+        self._tpot = histogram("loadgen.client.time_per_output_token", "s", TPOT_BOUNDS_S)
+        self._lag = histogram("loadgen.send_lag", "s", DURATION_BOUNDS_S)
         self._in_flight = meter.create_gauge("loadgen.in_flight", "{request}")
         self._offered = meter.create_gauge("loadgen.offered", "{start}/s")
         self._run = run

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from .app.measurement import Measurement as Measurement
     from .app.measurement import latest_measurement as latest_measurement
     from .app.measurement import measurement_of as measurement_of
+    from .app.open_telemetry import OpenTelemetry as OpenTelemetry
+    from .app.prometheus import Prometheus as Prometheus
     from .app.retry import Retry as Retry
-    from .app.telemetry import OpenTelemetry as OpenTelemetry
-    from .app.telemetry import Prometheus as Prometheus
     from .app.throttle import Permit as Permit
     from .app.throttle import Throttle as Throttle
     from .app.throttle import priority as priority
@@ -56,7 +56,8 @@ _NAMES_BY_MODULE = {
     "app.labels": "labelled",
     "app.measurement": "Attempt Choice Content Measurement latest_measurement measurement_of",
     "app.retry": "Retry",
-    "app.telemetry": "OpenTelemetry Prometheus",
+    "app.open_telemetry": "OpenTelemetry",
+    "app.prometheus": "Prometheus",
     "app.throttle": "Permit Throttle priority",
     "app.trace_recorder": "ShapeRecorder record_shape",
     "errors": "BudgetExceeded ClientError RequestFailed TargetUnusable ThrottleTimeout WrongUse",

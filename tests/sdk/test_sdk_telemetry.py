@@ -23,7 +23,7 @@ from loadgen_sdk import (
     instrument,
     labelled,
 )
-from loadgen_sdk.app.backlog import MOST_UNCOUNTED
+from loadgen_sdk.app.backlog import MAX_UNCOUNTED
 from loadgen_sdk.app.finishing import flush
 from refusals import refused
 
@@ -335,7 +335,7 @@ def test_prometheus_counts_every_call_of_many_threads_at_every_reading() -> None
             observer(measurement(done=5, labels={"feature": "a"}))
 
     told = 0
-    for count in (1, MOST_UNCOUNTED - 1, 3 * MOST_UNCOUNTED):
+    for count in (1, MAX_UNCOUNTED - 1, 3 * MAX_UNCOUNTED):
         threads = [threading.Thread(target=tell, args=(count,)) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -355,10 +355,10 @@ def test_prometheus_counts_every_call_of_many_threads_at_every_reading() -> None
 
 def test_prometheus_does_not_keep_calls_that_nobody_reads() -> None:
     observer = Prometheus(CollectorRegistry())
-    for _ in range(10 * MOST_UNCOUNTED):
+    for _ in range(10 * MAX_UNCOUNTED):
         observer(measurement(done=5))
     assert flush()
-    assert len(observer._backlog._uncounted) < MOST_UNCOUNTED
+    assert len(observer._backlog._uncounted) < MAX_UNCOUNTED
 
 
 @pytest.mark.processes
@@ -438,10 +438,10 @@ def test_every_reading_has_every_call_that_has_ended() -> None:
         [PeriodicExportingMetricReader(Exporter(), export_interval_millis=1e9)]
     )
     observer = OpenTelemetry(meter_provider=provider, spans=False)
-    for _ in range(MOST_UNCOUNTED + 1):
+    for _ in range(MAX_UNCOUNTED + 1):
         observer(measurement(done=5))
     provider.force_flush()
-    assert told == [MOST_UNCOUNTED + 1]
+    assert told == [MAX_UNCOUNTED + 1]
     observer(measurement(done=5))
     provider.shutdown()
-    assert told[-1] == MOST_UNCOUNTED + 2
+    assert told[-1] == MAX_UNCOUNTED + 2

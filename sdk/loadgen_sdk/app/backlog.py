@@ -1,6 +1,7 @@
-"""What has ended and is not counted yet: metrics of packages that take longer to count than a call may cost.
+"""Calls that have ended and are not counted yet, for metrics that are slow to count.
 
-It is counted in the background, or when somebody reads the metrics, whichever is first: what is read is exact.
+They are counted in the background, or when somebody reads the metrics, whichever comes first, so
+that what is read is exact.
 """
 
 from __future__ import annotations
@@ -12,71 +13,91 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from .finishing import later
 
 log = logging.getLogger("loadgen_sdk")
 
-T = TypeVar("T")
-MOST_UNCOUNTED = 16  # what waits to be counted: all of it at once keeps others from the interpreter for a millisecond
+ItemT = TypeVar("ItemT")
+
+MAX_UNCOUNTED = 16
+"""How many items wait. To count more at once would keep other threads waiting for a millisecond."""
 
 
-class Backlog(Generic[T]):
-    """`add` costs next to nothing; `count_all` calls `count` with each, in order, in one thread at a time."""
+class Backlog(Generic[ItemT]):
+    """Items that are counted in their order, in one thread at a time. To add one is cheap."""
 
-    def __init__(self, count: Callable[[T], None], most: int = MOST_UNCOUNTED) -> None:
-        self._count, self._most = count, most
-        self._uncounted: deque[T] = deque()
-        self._handed_over = False  # the background thread is going to count
-        self._counting = threading.RLock()
+    def __init__(self, count: Callable[[ItemT], None], max_uncounted: int = MAX_UNCOUNTED) -> None:
+        """Start empty. `count` is called with each item."""
+        self._count = count
+        self._max_uncounted = max_uncounted
+        self._uncounted: deque[ItemT] = deque()
+        self._is_scheduled = False  # the background thread is going to count
+        self._counting_lock = threading.RLock()
         _instances.add(self)
 
-    def add(self, item: T) -> None:
-        """Keep one, to be counted."""
+    def add(self, item: ItemT) -> None:
+        """Add an item, to be counted."""
         self._uncounted.append(item)
-        if len(self._uncounted) >= self._most and not self._handed_over:
-            self._handed_over = True
+        if len(self._uncounted) >= self._max_uncounted and not self._is_scheduled:
+            self._is_scheduled = True
             later(self.count_all)
 
     def count_all(self) -> None:
-        """Count what has come until now. A fault of the package's is logged."""
-        self._handed_over = False  # before the look: what comes after it is handed over again
-        with self._counting:
+        """Count all items so far. Exceptions of `count` are logged."""
+        # It is cleared first, so that what is added from now on is scheduled again.
+        self._is_scheduled = False
+        with self._counting_lock:
             while self._uncounted:
                 try:
                     self._count(self._uncounted.popleft())
                 except Exception:
                     log.exception("an observer of measurements failed")
 
-    def before_fork(self) -> None:
-        """What has ended is counted in this process, and nothing is being counted while the process is copied."""
+    def prepare_fork(self) -> None:
+        """Count all items in this process, and count nothing while the process is copied."""
         self.count_all()
-        self._counting.acquire()
+        self._counting_lock.acquire()
 
-    def after_fork(self, *, in_child: bool) -> None:
-        if in_child:  # a call that ended meanwhile is the parent's
-            self._uncounted.clear()
-            self._handed_over = False
-        self._counting.release()
+    def continue_in_parent(self) -> None:
+        """Continue after a fork."""
+        self._counting_lock.release()
+
+    def continue_in_child(self) -> None:
+        """Continue after a fork, without items of the parent that ended meanwhile."""
+        self._uncounted.clear()
+        self._is_scheduled = False
+        self._counting_lock.release()
 
 
 _instances: weakref.WeakSet[Backlog[Any]] = weakref.WeakSet()
 
 
-def _each(step: Callable[[Backlog[Any]], None]) -> Callable[[], None]:
-    def all_of_them() -> None:
-        for one in _instances:
-            step(one)
-
-    return all_of_them
+def _count_all_instances() -> None:
+    for backlog in _instances:
+        backlog.count_all()
 
 
-atexit.register(_each(Backlog.count_all))
+def _prepare_fork_of_all() -> None:
+    for backlog in _instances:
+        backlog.prepare_fork()
+
+
+def _continue_all_in_parent() -> None:
+    for backlog in _instances:
+        backlog.continue_in_parent()
+
+
+def _continue_all_in_child() -> None:
+    for backlog in _instances:
+        backlog.continue_in_child()
+
+
+atexit.register(_count_all_instances)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_each(Backlog.before_fork),
-        after_in_parent=_each(partial(Backlog.after_fork, in_child=False)),
-        after_in_child=_each(partial(Backlog.after_fork, in_child=True)),
+        before=_prepare_fork_of_all,
+        after_in_parent=_continue_all_in_parent,
+        after_in_child=_continue_all_in_child,
     )

@@ -1,0 +1,516 @@
+"""An observer that reports calls by OpenTelemetry's semantic conventions for generative AI.
+
+Nothing of a prompt or a completion leaves the process, unless both `content=True` here and
+`keep_content=True` of the client request it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import measures
+from ..errors import WrongUse
+from ..request import NEVER
+from ..version import __version__
+from .agent_spans import AGENT, OPERATIONS, SCHEMA_URL, TOOL, WORKFLOW, OperationRecorder
+from .backlog import Backlog
+from .finishing import flush
+from .measurement import Choice, Measurement
+from .metric_labels import (
+    DURATION_BOUNDS_S,
+    TPOT_BOUNDS_S,
+    checked_label_names,
+    error_type_of,
+)
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+    from .call import Call
+
+log = logging.getLogger("loadgen_sdk")
+
+TOKEN_BOUNDS = (
+    1,
+    4,
+    16,
+    64,
+    256,
+    1024,
+    4096,
+    16384,
+    65536,
+    262144,
+    1048576,
+    4194304,
+    16777216,
+    67108864,
+)
+"""The bucket bounds of token counts in the conventions."""
+
+_OPERATIONS = {
+    "chat": "chat",
+    "completions": "text_completion",
+    "responses": "chat",
+    "messages": "chat",
+    "embeddings": "embeddings",
+    "batches": "batches",
+    "images": "generate_content",
+    "speech": "generate_content",
+    "transcriptions": "generate_content",
+}
+"""API -> the value of `gen_ai.operation.name`."""
+
+_PARAMETERS = {
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "max_output_tokens": "gen_ai.request.max_tokens",
+    "seed": "gen_ai.request.seed",
+    "n": "gen_ai.request.choice.count",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+}
+"""Parameter of a request -> the name of its attribute."""
+
+_OTHER_INSTRUMENTATIONS = {
+    "openai": (
+        ("opentelemetry.instrumentation.openai", "OpenAIInstrumentor"),  # OpenLLMetry
+        ("opentelemetry.instrumentation.openai_v2", "OpenAIInstrumentor"),
+        ("openinference.instrumentation.openai", "OpenAIInstrumentor"),
+    ),
+    "anthropic": (
+        ("opentelemetry.instrumentation.anthropic", "AnthropicInstrumentor"),
+        ("openinference.instrumentation.anthropic", "AnthropicInstrumentor"),
+    ),
+    "litellm": (("openinference.instrumentation.litellm", "LiteLLMInstrumentor"),),
+}
+"""Package -> the modules and classes of other instrumentations of it.
+
+Each class has one instance, which knows whether it is active.
+"""
+
+
+class CallSpan(NamedTuple):
+    """The span of a call while it runs.
+
+    Without a span, another instrumentation reports the call.
+    """
+
+    span: Any = None
+    trace: Any = None
+    context: Any = None
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Return a context in which the span is the current one."""
+        return nullcontext() if self.span is None else _CurrentSpan(self)
+
+
+class _CurrentSpan:
+    """Makes a span the current one, like `trace.use_span`.
+
+    The options of that function would cost half as much as the span.
+    """
+
+    def __init__(self, call_span: CallSpan) -> None:
+        self._call_span = call_span
+
+    def __enter__(self) -> None:
+        span, trace, context = self._call_span
+        self._token = context.attach(trace.set_span_in_context(span))
+
+    def __exit__(self, *error: object) -> None:
+        self._call_span.context.detach(self._token)
+
+
+class OpenTelemetry:
+    """An observer that reports each call through the providers of the application.
+
+    Metrics, all of them histograms:
+
+    - `gen_ai.client.operation.duration` in s
+    - `gen_ai.client.token.usage` in {token}, by `gen_ai.token.type`, with the counts of the server
+      only
+    - `gen_ai.client.operation.time_to_first_chunk` in s, of streams, from the start of the last
+      attempt
+    - `gen_ai.client.operation.time_per_output_chunk` in s, if `chunks` is set
+    - `loadgen.client.time_per_output_token` in s, for which the conventions have no name
+
+    Each call has a span of kind CLIENT with its own start and end, under the span that was current
+    when the call was made. It is current itself while the request is sent.
+
+    The conventions have the status "development".
+    """
+
+    def __init__(
+        self,
+        *,
+        meter_provider: MeterProvider | None = None,
+        tracer_provider: TracerProvider | None = None,
+        provider: str | None = None,
+        content: bool = False,
+        spans: bool = True,
+        chunks: bool = False,
+        metric_labels: Sequence[str] = (),
+    ) -> None:
+        """Create the instruments.
+
+        Args:
+            meter_provider: The provider of meters, or None for the global one.
+            tracer_provider: The provider of tracers, or None for the global one.
+            provider: The value of `gen_ai.provider.name`, or None to take it from the server's
+                name.
+            content: Spans have the messages of calls, if the client keeps them.
+            spans: Calls have spans.
+            chunks: Each gap between output events is recorded, which may be thousands per call.
+                That happens in a background thread, and `flush` waits for it.
+            metric_labels: The names of labels of calls that metrics have, too. Only those with few
+                values are suitable. Spans have all labels as `loadgen.label.NAME`.
+
+        Raises:
+            WrongUse: opentelemetry-api is not installed, or the names of labels are not valid.
+        """
+        try:
+            from opentelemetry import context, metrics, trace
+        except ImportError:
+            raise WrongUse(
+                "not_installed",
+                "opentelemetry-api is not installed",
+                "pip install opentelemetry-api",
+            ) from None
+        self._trace = trace
+        self._context = context
+        self._provider = provider
+        self._keeps_content = content
+        self._metric_labels = checked_label_names(metric_labels, "metric_labels")
+        self._reported_instrumentations: set[str] = set()
+        self._tracer: Any = None
+        if spans:
+            self._tracer = trace.get_tracer("loadgen_sdk", __version__, tracer_provider, SCHEMA_URL)
+        meter = metrics.get_meter("loadgen_sdk", __version__, meter_provider, SCHEMA_URL)
+        self._create_instruments(meter, chunks)
+        self._backlog = Backlog(self._count)
+        # This instrument has no value. A reader asks observable instruments first, so that it makes
+        # this object count what is not counted yet.
+        meter.create_observable_counter(
+            "loadgen.client.uncounted", callbacks=[self._count_before_reading]
+        )
+
+    def workflow(self, name: str) -> AbstractContextManager[Any]:
+        """Return a context with a span `invoke_workflow NAME`, for several agents and calls.
+
+        The context yields the span. An exception passes through: the span gets its class, and
+        never its text.
+        """
+        return self._operations.record(WORKFLOW, name, {})
+
+    def agent(
+        self,
+        name: str,
+        *,
+        id: str | None = None,
+        conversation: str | None = None,
+        model: str | None = None,
+    ) -> AbstractContextManager[Any]:
+        """Return a context with a span `invoke_agent NAME`, for the calls and tools of an agent."""
+        attributes = {
+            "gen_ai.agent.id": id,
+            "gen_ai.conversation.id": conversation,
+            "gen_ai.request.model": model,
+            "gen_ai.provider.name": self._provider,
+        }
+        return self._operations.record(AGENT, name, attributes)
+
+    def tool(
+        self, name: str, *, call_id: str | None = None, type: str = "function"
+    ) -> AbstractContextManager[Any]:
+        """Return a context with a span `execute_tool NAME`, for a tool that a completion requested.
+
+        The arguments of the tool and its result are not recorded.
+        """
+        attributes = {"gen_ai.tool.call.id": call_id, "gen_ai.tool.type": type}
+        return self._operations.record(TOOL, name, attributes)
+
+    def begin_call(self, call: Call) -> CallSpan | None:
+        """Start the span of a call.
+
+        The returned value is passed to `__call__` when the call ends.
+        """
+        other = _active_instrumentation(call.settings.package)
+        if other:
+            self._report_instrumentation(other, call.settings.package)
+            return CallSpan()
+        if self._tracer is None:
+            return None
+        attributes = self._call_attributes(call)
+        if call.streamed:
+            attributes["gen_ai.request.stream"] = True
+        for name, value in call.parameters.items():
+            attributes[_PARAMETERS[name]] = value
+        for name, label in call.labels.items():
+            attributes[f"loadgen.label.{name}"] = label
+        span = self._tracer.start_span(
+            f"{_OPERATIONS[call.api]} {call.model}".rstrip(),
+            kind=self._trace.SpanKind.CLIENT,
+            attributes=attributes,
+            start_time=call.started_unix_ns,
+        )
+        return CallSpan(span, self._trace, self._context)
+
+    def __call__(self, measurement: Measurement, call_span: CallSpan | None = None) -> None:
+        """Report a call, unless another instrumentation does.
+
+        Its span ends now, and its metrics are recorded in the background.
+        """
+        if call_span is not None and call_span.span is None:
+            return
+        self._backlog.add((measurement, self._context.get_current()))
+        if call_span is not None:
+            self._end_span(measurement, call_span.span)
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Record every call that has ended. Return False if that takes longer than `timeout_s`."""
+        self._backlog.count_all()
+        return flush(timeout_s)
+
+    def _create_instruments(self, meter: Any, chunks: bool) -> None:
+        def histogram(name: str, unit: str, text: str, bounds: tuple[float, ...]) -> Any:
+            return meter.create_histogram(
+                name, unit=unit, description=text, explicit_bucket_boundaries_advisory=bounds
+            )
+
+        self._duration = histogram(
+            "gen_ai.client.operation.duration",
+            "s",
+            "GenAI operation duration.",
+            DURATION_BOUNDS_S,
+        )
+        self._tokens = histogram(
+            "gen_ai.client.token.usage", "{token}", "Input and output tokens used.", TOKEN_BOUNDS
+        )
+        self._first_chunk = histogram(
+            "gen_ai.client.operation.time_to_first_chunk",
+            "s",
+            "From the request to the first output.",
+            DURATION_BOUNDS_S,
+        )
+        self._chunk_gap: Any = None
+        if chunks:
+            self._chunk_gap = histogram(
+                "gen_ai.client.operation.time_per_output_chunk",
+                "s",
+                "Between successive output events.",
+                DURATION_BOUNDS_S,
+            )
+        self._tpot = histogram(
+            "loadgen.client.time_per_output_token",
+            "s",
+            "Per output token after the first event.",
+            TPOT_BOUNDS_S,
+        )
+        durations = {
+            operation.name: histogram(
+                operation.metric, "s", f"Duration of {operation.name}.", operation.bounds_s
+            )
+            for operation in OPERATIONS
+        }
+        self._operations = OperationRecorder(self._trace, self._tracer, durations)
+
+    def _report_instrumentation(self, other: str, package: str) -> None:
+        """Log once that another instrumentation reports the calls of a package."""
+        if other in self._reported_instrumentations:
+            return
+        self._reported_instrumentations.add(other)
+        log.warning(
+            "%s reports the calls of %s: OpenTelemetry() of loadgen_sdk leaves them to it",
+            other,
+            package,
+        )
+
+    def _count_before_reading(self, _options: object) -> Sequence[Any]:
+        self._backlog.count_all()
+        return ()
+
+    def _count(self, ended_call: tuple[Measurement, Any]) -> None:
+        """Record the metrics of a call in the context in which it ended."""
+        measurement, context = ended_call
+        attributes = self._metric_attributes(measurement)
+        duration_s = (measurement.done - measurement.started) / 1e9
+        self._duration.record(duration_s, {**attributes, **_error_attributes(measurement)}, context)
+        if measurement.streamed:
+            self._count_stream(measurement, attributes, context)
+        if measurement.input_tokens is not None:
+            input_attributes = {**attributes, "gen_ai.token.type": "input"}
+            self._tokens.record(measurement.input_tokens, input_attributes, context)
+        if measurement.output_tokens and measurement.token_source == "server":
+            output_attributes = {**attributes, "gen_ai.token.type": "output"}
+            self._tokens.record(measurement.output_tokens, output_attributes, context)
+
+    def _count_stream(
+        self, measurement: Measurement, attributes: dict[str, Any], context: Any
+    ) -> None:
+        if measurement.ttft_from_sent_ms is not None:
+            self._first_chunk.record(measurement.ttft_from_sent_ms / 1e3, attributes, context)
+        if self._chunk_gap is not None:
+            for gap_ns in measures.gaps(measurement.instants):
+                self._chunk_gap.record(gap_ns / 1e9, attributes, context)
+        if measurement.tpot_ms is not None:
+            self._tpot.record(measurement.tpot_ms / 1e3, attributes, context)
+
+    def _metric_attributes(self, measurement: Measurement) -> dict[str, Any]:
+        attributes = self._call_attributes(measurement)
+        if measurement.response_model:
+            attributes["gen_ai.response.model"] = measurement.response_model
+        for name in self._metric_labels:
+            if name in measurement.labels:
+                attributes[f"loadgen.label.{name}"] = measurement.labels[name]
+        return attributes
+
+    def _call_attributes(self, call: Call | Measurement) -> dict[str, Any]:
+        """Return the attributes that spans and metrics of a call have in common."""
+        host, _, port = call.server.rpartition(":")
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": _OPERATIONS[call.api],
+            "gen_ai.provider.name": self._provider or _provider_of(call.api, host),
+        }
+        if call.model:
+            attributes["gen_ai.request.model"] = call.model
+        if host:
+            attributes["server.address"] = host.strip("[]")
+            attributes["server.port"] = int(port)
+        return attributes
+
+    def _end_span(self, measurement: Measurement, span: Any) -> None:
+        """Add what is known of a call to its span, and end it at the time when the call ended."""
+        span.set_attributes(_response_attributes(measurement))
+        if self._keeps_content:
+            span.set_attributes(_content_attributes(measurement))
+        self._add_events(measurement, span)
+        if measurement.status == "failed":
+            # The text of the failure may quote the prompt, so that the span gets its type only.
+            span.set_status(self._trace.StatusCode.ERROR, error_type_of(measurement))
+        span.end(_unix_ns(measurement, measurement.done))
+
+    def _add_events(self, measurement: Measurement, span: Any) -> None:
+        """Add the first token and the retries to a span."""
+        if measurement.streamed and measurement.first_token != NEVER:
+            timestamp = _unix_ns(measurement, measurement.first_token)
+            span.add_event("first_token", timestamp=timestamp)
+        for number, attempt in enumerate(measurement.attempts[:-1], 1):
+            attributes = {
+                "attempt": number,
+                "error.type": "" if attempt.failure is None else attempt.failure.kind,
+                "waited_s": attempt.waited_ms / 1e3,
+            }
+            timestamp = _unix_ns(measurement, attempt.ended)
+            span.add_event("retry", attributes, timestamp=timestamp)
+
+
+def _active_instrumentation(package: str) -> str:
+    """Return the module of another instrumentation that is active for a package, or ""."""
+    for module_name, class_name in _OTHER_INSTRUMENTATIONS.get(package, ()):
+        instrumentor = getattr(sys.modules.get(module_name), class_name, None)
+        instance = getattr(instrumentor, "_instance", None)
+        if getattr(instance, "_is_instrumented_by_opentelemetry", False):
+            return module_name
+    return ""
+
+
+def _provider_of(api: str, host: str) -> str:
+    """Return the value of `gen_ai.provider.name` for a server."""
+    if api == "messages":
+        return "anthropic"
+    return "azure.ai.openai" if ".azure.com" in host else "openai"
+
+
+def _unix_ns(measurement: Measurement, timestamp: int) -> int:
+    """Return a monotonic timestamp of a call by the wall clock."""
+    return measurement.started_unix_ns + timestamp - measurement.started
+
+
+def _response_attributes(measurement: Measurement) -> dict[str, Any]:
+    """Return the attributes of a span that are known at the end of its call."""
+    first_chunk_ms = measurement.ttft_from_sent_ms if measurement.streamed else None
+    attributes = {
+        "gen_ai.response.model": measurement.response_model,
+        "gen_ai.response.id": measurement.response_id,
+        "gen_ai.response.finish_reasons": _finish_reasons(measurement) or None,
+        "gen_ai.usage.input_tokens": measurement.input_tokens,
+        "gen_ai.usage.output_tokens": measurement.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": measurement.cached_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": measurement.cache_written_tokens,
+        "gen_ai.usage.reasoning.output_tokens": measurement.reasoning_tokens,
+        "gen_ai.response.time_to_first_chunk": _seconds(first_chunk_ms),
+        "http.request.resend_count": measurement.retries or None,
+        "loadgen.wait_s": _seconds(measurement.wait_ms),
+        "loadgen.cost": measurement.cost,
+        "loadgen.token_source": measurement.token_source,
+    }
+    known = {name: value for name, value in attributes.items() if value not in (None, "")}
+    return {**_error_attributes(measurement), **known}
+
+
+def _finish_reasons(measurement: Measurement) -> list[str]:
+    """Return the finish reason of each completion, or that of the call."""
+    choices = measurement.content.choices if measurement.content else ()
+    reasons = [choice.finish_reason for choice in choices if choice.finish_reason]
+    if not reasons and measurement.finish_reason:
+        reasons = [measurement.finish_reason]
+    return reasons
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _error_attributes(measurement: Measurement) -> dict[str, str]:
+    if measurement.failure is None:
+        return {}
+    return {"error.type": error_type_of(measurement)}
+
+
+def _content_attributes(measurement: Measurement) -> dict[str, str]:
+    """Return the messages of a call, if the client keeps them."""
+    content = measurement.content
+    if content is None:
+        return {}
+    output_messages = [_output_message(choice) for choice in content.choices]
+    return {
+        "gen_ai.input.messages": json.dumps(_input_messages(content.input), default=str),
+        "gen_ai.output.messages": json.dumps(output_messages),
+    }
+
+
+def _input_messages(prompt: str | Iterable[Any] | None) -> list[Any]:
+    """Return a prompt or messages in the form of `gen_ai.input.messages`."""
+    if isinstance(prompt, str):
+        return [_text_message("user", prompt)]
+    return [_input_message(message) for message in prompt or ()]
+
+
+def _input_message(message: Any) -> Any:
+    """Return a message in the form of the conventions. One that is no text is kept."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, str):
+        return message
+    return _text_message(message.get("role", ""), content)
+
+
+def _text_message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+def _output_message(choice: Choice) -> dict[str, Any]:
+    """Return a completion in the form of `gen_ai.output.messages`."""
+    parts: list[dict[str, Any]] = []
+    if choice.text:
+        parts.append({"type": "text", "content": choice.text})
+    parts += [{"type": "tool_call", **tool_call} for tool_call in choice.tool_calls]
+    return {"role": "assistant", "parts": parts, "finish_reason": choice.finish_reason}

@@ -1,0 +1,155 @@
+"""An observer that keeps the metrics of calls for Prometheus."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ..errors import WrongUse
+from .backlog import MAX_UNCOUNTED, Backlog
+from .measurement import Measurement
+from .metric_labels import (
+    DURATION_BOUNDS_S,
+    TPOT_BOUNDS_S,
+    checked_label_names,
+    error_type_of,
+)
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+_MAX_CACHED_SERIES = 4096
+
+
+class Prometheus:
+    """An observer that keeps metrics in a registry, which the application serves as it always does.
+
+    Counters: `llm_client_requests_total{api,model,status,error}`,
+    `llm_client_tokens_total{api,model,type}` (input, output, cached, cache_written, by the
+    server's counts), `llm_client_retries_total` and `llm_client_cost_total` (in the currency of
+    the prices) by API and model.
+
+    Histograms by API and model: `llm_client_duration_seconds`, and of streams
+    `llm_client_time_to_first_token_seconds` and `llm_client_time_per_output_token_seconds`.
+
+    A call is counted in the background, or when the registry is read, whichever comes first, so
+    that what is read is exact. With PROMETHEUS_MULTIPROC_DIR, where another process reads, the
+    background thread counts each call at once. Create one observer per registry.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry | None = None, *, labels: Sequence[str] = ()
+    ) -> None:
+        """Register the metrics.
+
+        Args:
+            registry: The registry, or None for the default one.
+            labels: The names of labels of calls (see `labelled`) that become labels of every
+                metric. Only those with few values are suitable.
+
+        Raises:
+            WrongUse: prometheus-client is not installed, or the names of labels are not valid.
+        """
+        try:
+            import prometheus_client as client
+        except ImportError:
+            raise WrongUse(
+                "not_installed",
+                "prometheus-client is not installed",
+                "pip install prometheus-client",
+            ) from None
+        self._client = client
+        self._label_names = checked_label_names(labels, "labels")
+        self._metrics: list[Any] = []
+        self._requests = self._add_counter("requests", "Calls that ended.", "status", "error")
+        self._tokens = self._add_counter("tokens", "Tokens, as the server counts them.", "type")
+        self._retries = self._add_counter("retries", "Attempts after the first.")
+        self._cost = self._add_counter("cost", "Cost of the calls.")
+        self._duration = self._add_histogram("duration", "From call to end.", DURATION_BOUNDS_S)
+        self._ttft = self._add_histogram(
+            "time_to_first_token", "From call to first output, streams.", DURATION_BOUNDS_S
+        )
+        self._tpot = self._add_histogram(
+            "time_per_output_token", "Per output token after the first, streams.", TPOT_BOUNDS_S
+        )
+        has_other_reader = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self._backlog = Backlog(self._count, 1 if has_other_reader else MAX_UNCOUNTED)
+        (client.REGISTRY if registry is None else registry).register(self)
+
+    def __call__(self, measurement: Measurement) -> None:
+        """Keep one call, to be counted."""
+        self._backlog.add(measurement)
+
+    def describe(self) -> Iterator[Any]:
+        """Yield the names of the metrics, for the registry."""
+        for metric in self._metrics:
+            yield from metric.describe()
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metrics with every call that has ended, for the registry."""
+        self._backlog.count_all()
+        for metric in self._metrics:
+            yield from metric.collect()
+
+    def _add_counter(self, name: str, text: str, *more_labels: str) -> Any:
+        labels = ("api", "model", *self._label_names, *more_labels)
+        counter = self._client.Counter(f"llm_client_{name}", text, labels, registry=None)
+        self._metrics.append(counter)
+        return counter
+
+    def _add_histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Any:
+        histogram = self._client.Histogram(
+            f"llm_client_{name}_seconds",
+            text,
+            ("api", "model", *self._label_names),
+            buckets=bounds,
+            registry=None,
+        )
+        self._metrics.append(histogram)
+        return histogram
+
+    def _count(self, measurement: Measurement) -> None:
+        """Count one call."""
+        labels = (
+            measurement.api,
+            measurement.model,
+            *(measurement.labels.get(name, "") for name in self._label_names),
+        )
+        error_type = error_type_of(measurement)
+        _series(self._requests, *labels, measurement.status, error_type).inc()
+        duration_s = (measurement.done - measurement.started) / 1e9
+        _series(self._duration, *labels).observe(duration_s)
+        if measurement.streamed:
+            if measurement.ttft_ms is not None:
+                _series(self._ttft, *labels).observe(measurement.ttft_ms / 1e3)
+            if measurement.tpot_ms is not None:
+                _series(self._tpot, *labels).observe(measurement.tpot_ms / 1e3)
+        for token_type, tokens in _server_counts(measurement).items():
+            if tokens:
+                _series(self._tokens, *labels, token_type).inc(tokens)
+        if measurement.retries:
+            _series(self._retries, *labels).inc(measurement.retries)
+        if measurement.cost:
+            _series(self._cost, *labels).inc(measurement.cost)
+
+
+def _server_counts(measurement: Measurement) -> dict[str, int | None]:
+    """Return the token counts of the server by their types."""
+    is_counted_by_server = measurement.token_source == "server"
+    return {
+        "input": measurement.input_tokens,
+        "cached": measurement.cached_tokens,
+        "cache_written": measurement.cache_written_tokens,
+        "output": measurement.output_tokens if is_counted_by_server else None,
+    }
+
+
+@lru_cache(maxsize=_MAX_CACHED_SERIES)
+def _series(metric: Any, *labels: str) -> Any:
+    """Return the series of a metric with these labels.
+
+    It is cached, because the lookup in the package costs more than to count.
+    """
+    return metric.labels(*labels)
