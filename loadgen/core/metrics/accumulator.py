@@ -5,7 +5,7 @@ Pure numpy. `run_accumulator` splits the records of a run and merges what was ad
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -64,6 +64,16 @@ REMARK_PREFIX = "remark_"
 
 DEAD_WORKER_PREFIX = "dead_"
 """Before the number of a worker that died in the name of a sum."""
+
+
+TermCount: TypeAlias = Literal["values", "over", "unfinished_over"]
+"""What is counted for an SLO term: requests with a value, those over the limit, and unfinished ones
+that are over it already."""
+
+
+def term_sum(term_number: int, count: TermCount) -> str:
+    """Return the name of the sum of a count for a term of the SLO."""
+    return f"term{term_number}_{count}"
 
 
 def sampled_metrics() -> list[str]:
@@ -249,8 +259,9 @@ class MetricAccumulator:
                 self._add_block(block, texts, is_open_loop)
 
     def _add_block(self, columns: Columns, texts: Sequence[str], is_open_loop: bool) -> None:
+        """Add a block of records to the sums, the extremes and the failures."""
         ok = columns.where(OK)
-        self.add_to_sum("rows", len(columns))
+        self.add_to_sum("recorded", len(columns))
         self.add_to_sum("starts", (columns["turn"] == 0).sum())
         for code, status in enumerate(STATUSES):
             self.add_to_sum(status, columns.where(code).sum())
@@ -270,18 +281,20 @@ class MetricAccumulator:
             self._add_slo_outcomes(columns, ok, self.slo)
 
     def _add_slo_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
+        """Count the requests that meet the SLO, and those that have a value and miss each term."""
         is_unfinished_miss = columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)
-        self.add_to_sum("unfinished_over", is_unfinished_miss.sum())
+        self.add_to_sum("unfinished_misses", is_unfinished_miss.sum())
         self.add_to_sum("good", outcomes.meets(columns, slo).sum())
-        for i, term in enumerate(slo.terms):
+        for term_number, term in enumerate(slo.terms):
             if per_request(term.metric):
                 values = drop_undefined(columns.measure(term.metric)[ok])
-                self.add_to_sum(f"term{i}", len(values))
-                self.add_to_sum(f"term{i}_over", (values > term.limit_ns).sum())
+                self.add_to_sum(term_sum(term_number, "values"), len(values))
+                self.add_to_sum(term_sum(term_number, "over"), (values > term.limit_ns).sum())
                 is_over = outcomes.is_over_when_cut(columns, term)
-                self.add_to_sum(f"term{i}_unfinished_over", is_over.sum())
+                self.add_to_sum(term_sum(term_number, "unfinished_over"), is_over.sum())
 
     def _add_times(self, columns: Columns, is_open_loop: bool) -> None:
+        """Add due and sent times, the latest end, and how many first tokens were timed and how."""
         due_ns = columns["due_ns"][columns.attempted]
         self.add_range("due", due_ns)
         is_start = columns.attempted & (columns["turn"] <= 0)
@@ -297,64 +310,69 @@ class MetricAccumulator:
         for name in ("done_ns", "last_token_ns"):
             self.add_maximum(name, columns[name])
         has_first_token = columns["first_token_ns"] >= 0
-        self.add_to_sum("answered", has_first_token.sum())
-        self.add_to_sum("kernel_stamps", columns["kernel_stamp"][has_first_token].sum())
+        self.add_to_sum("with_first_token", has_first_token.sum())
+        self.add_to_sum("kernel_timestamps", columns["kernel_stamp"][has_first_token].sum())
 
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Add the token counts of all sources, and how they compare with each other."""
         for name in TOKEN_FIELDS:
             self.add_known(name, columns[name][as_selection(ok)])
         prompt = columns["input_tokens"]
-        self.add_known("cached_base", prompt[ok & (columns["cached_tokens"] >= 0)])
+        self.add_known("input_tokens_of_cached", prompt[ok & (columns["cached_tokens"] >= 0)])
         failed = columns.where(FAILED)
         self.add_known("failed_input", prompt[failed])
         self.add_known("failed_output", columns["output_tokens"][failed])
         self._add_tokens_of_events(columns, ok)
-        self._add_contradicting_counts(columns, ok)
+        self._add_tokens_without_event(columns, ok)
+        self._add_conflicting_counts(columns, ok)
         self._add_requested_tokens(columns, ok)
         self._add_built_tokens(columns, ok)
         self._add_token_sources(columns, ok)
 
     def _add_tokens_of_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the output events and their tokens, and the tokens that have no event."""
-        output = columns["output_tokens"]
-        events = columns["output_events"]
-        streamed = request_metrics.streamed_tokens(columns)
-        has_both = as_selection(ok & (output >= 0) & (events > 0))
-        self.add_to_sum("events", events[has_both].sum(dtype=np.int64))
-        self.add_to_sum("streamed", streamed[has_both].sum(dtype=np.int64))
-        self.add_to_sum("billed", output[has_both].sum(dtype=np.int64))
-        is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
-        counted = as_selection(ok & (events > 0) & is_exact)
-        counted_events = events[counted].astype(np.int64)
-        counted_tokens = streamed[counted].astype(np.int64)
-        self.add_to_sum("counted_events", counted_events.sum())
-        self.add_to_sum("counted_tokens", counted_tokens.sum())
-        # A response may have one token without text: the one that ends it, or any one of many.
-        may_lack_text = (columns["finish_reason"][counted] != FINISH["length"]) | (
-            counted_tokens >= LONG_ANSWER
-        )
-        surplus = np.maximum(counted_tokens - counted_events - may_lack_text, 0)
-        self.add_to_sum("surplus_tokens", surplus.sum())
+        """Add the output events of ok requests, and the streamed and billed tokens they carried."""
+        has_both = (columns["output_tokens"] >= 0) & (columns["output_events"] > 0)
+        chosen = as_selection(ok & has_both)
+        streamed_tokens = request_metrics.streamed_tokens(columns)[chosen]
+        self.add_to_sum("output_events", columns["output_events"][chosen].sum(dtype=np.int64))
+        self.add_to_sum("streamed_tokens", streamed_tokens.sum(dtype=np.int64))
+        self.add_to_sum("billed_tokens", columns["output_tokens"][chosen].sum(dtype=np.int64))
 
-    def _add_contradicting_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Count the responses whose token counts contradict their events or the request."""
+    def _add_tokens_without_event(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Add the tokens of exactly counted responses that exceed one token per output event.
+
+        A response may have one token without text: the one that ends it, or any one of many. Such a
+        token needs no event.
+        """
+        is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
+        chosen = as_selection(ok & (columns["output_events"] > 0) & is_exact)
+        events = columns["output_events"][chosen].astype(np.int64)
+        tokens = request_metrics.streamed_tokens(columns)[chosen].astype(np.int64)
+        is_ended_by_token = columns["finish_reason"][chosen] != FINISH["length"]
+        textless_tokens = is_ended_by_token | (tokens >= LONG_ANSWER)
+        self.add_to_sum("exact_events", events.sum())
+        self.add_to_sum("exact_tokens", tokens.sum())
+        self.add_to_sum("surplus_tokens", np.maximum(tokens - events - textless_tokens, 0).sum())
+
+    def _add_conflicting_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Count the responses whose token counts conflict with their events or with the request."""
         is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
         counted = ok & ~columns.for_values & (columns["output_tokens"] >= 0) & is_exact
         understated = counted & request_metrics.understates(columns)
         overstated = counted & request_metrics.overstates(columns)
-        self.add_to_sum("counted", counted.sum())
-        self.add_to_sum("contradicting", (understated | overstated).sum())
-        self.add_to_sum("understated", understated.sum())
+        self.add_to_sum("exact_counts", counted.sum())
+        self.add_to_sum("conflicting_counts", (understated | overstated).sum())
+        self.add_to_sum("understated_counts", understated.sum())
 
     def _add_requested_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the requested output tokens, and the output tokens of the same requests."""
         output = columns["output_tokens"]
         requested = columns["asked_output"]
         comparable = ok & (requested > 0) & (output >= 0)
-        self.add_to_sum("comparable", comparable.sum())
-        self.add_to_sum("asked", requested[comparable].sum(dtype=np.int64))
-        self.add_to_sum("asked_got", output[comparable].sum(dtype=np.int64))
-        self.add_to_sum("unequal", (requested != output)[comparable].sum())
+        self.add_to_sum("requests_with_length", comparable.sum())
+        self.add_to_sum("requested_tokens", requested[comparable].sum(dtype=np.int64))
+        self.add_to_sum("received_tokens", output[comparable].sum(dtype=np.int64))
+        self.add_to_sum("length_mismatches", (requested != output)[comparable].sum())
 
     def _add_built_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the prompt tokens as built here, and as the server counted them."""
@@ -394,6 +412,7 @@ class MetricAccumulator:
                 self.add_to_sum(REMARK_PREFIX + text, count)
 
     def _add_failures_by_kind(self, columns: Columns, texts: Sequence[str]) -> None:
+        """Count the failures of each kind, and the workers that died."""
         for code in np.flatnonzero(np.bincount(columns["kind"])).tolist():
             kind = KINDS[code]
             if not kind or kind == "unfinished":

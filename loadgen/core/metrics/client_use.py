@@ -51,14 +51,14 @@ def summarize_client_use(
         peak_rss_bytes[worker] = max(peak_rss_bytes.get(worker, 0), sample.peak_rss_bytes)
     busiest = worst_second(samples, window, "cpu_share")
     most_delayed = worst_second(samples, window, "waited_share")
-    with_first_token = accumulator.sum("answered")
+    with_first_token = accumulator.sum("with_first_token")
     return ClientUse(
         cpu_s=sum(cpu_s.values()) if samples else None,
         peak_rss_bytes=sum(peak_rss_bytes.values()) if samples else None,
         workers=workers,
         cpu_share_max=None if busiest is None else busiest.cpu_share,
         waited_share_max=None if most_delayed is None else most_delayed.waited_share,
-        kernel_stamp_share=accumulator.sum("kernel_stamps") / with_first_token
+        kernel_stamp_share=accumulator.sum("kernel_timestamps") / with_first_token
         if with_first_token
         else None,
     )

@@ -288,6 +288,7 @@ class Columns:
         return values
 
     def _measure_by_blocks(self, metric: str) -> NDArray[np.int64]:
+        """Compute a metric of a large file from one block at a time, which keeps memory small."""
         frame = getattr(self._rows, "frame", self._rows)
         frame.give_back()  # type: ignore[union-attr]
         values = np.empty(len(self), np.int64)
@@ -390,6 +391,7 @@ class JoinedColumns:
     def _join(
         self, name: str, column: Callable[[Columns, NDArray[Any] | slice], NDArray[np.int64]]
     ) -> NDArray[np.int64]:
+        """Return a field or metric of all parts as one column, in the order of the requests."""
         if name in self._cache:
             return self._cache[name]
         columns = [

@@ -186,6 +186,7 @@ def measure_drift(
 
 
 def _is_inside(inner: Span, outer: Span) -> bool:
+    """Return True if an interval lies wholly in another one."""
     if inner.start_s is None or inner.end_s is None:
         return False
     if outer.start_s is None or outer.end_s is None:
@@ -194,6 +195,7 @@ def _is_inside(inner: Span, outer: Span) -> bool:
 
 
 def _summarize_block(samples: BlockSamples, span: Span, tokens: float | None) -> Block:
+    """Return the quantiles of a block and its token rate, if its tokens are known."""
     quantiles: dict[str, Any] = {
         f"{each.field}_ms": milliseconds(samples.values[each.metric].quantile(each.quantile))
         for each in QUANTILES

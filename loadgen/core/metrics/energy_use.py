@@ -52,6 +52,7 @@ def _declared_watts(summary: Summary) -> float | None:
 
 
 def _declared_gpus(metadata: dict[str, str]) -> int | None:
+    """Return nodes times accelerators per node as declared, None if either is not known."""
     nodes = metadata.get(f"{SYSTEM}nodes", "1")
     per_node = metadata.get(f"{SYSTEM}accelerator.per_node", "")
     if not nodes.isdigit() or not per_node.isdigit():

@@ -12,6 +12,7 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.limits import NO_SPAN_SHARE
+from loadgen.core.metrics.accumulator import term_sum
 from loadgen.core.metrics.outcomes import is_undecided
 from loadgen.core.metrics.uncertainty import Range, bound_good_requests, uncertainty_limit
 from loadgen.core.metrics.windows import per_second
@@ -222,7 +223,7 @@ class SloSample:
     @property
     def everyone(self) -> int:
         """All requests but cancelled ones."""
-        requests = self.accumulator.sum("rows") - self.accumulator.sum("cancelled")
+        requests = self.accumulator.sum("recorded") - self.accumulator.sum("cancelled")
         if not self.counts_dropped:
             requests -= self.accumulator.sum("dropped")
         return requests + self.unrecorded
@@ -230,7 +231,7 @@ class SloSample:
     @property
     def unfinished(self) -> int:
         """Unfinished requests that are not known to be over the limit of a term."""
-        return self.accumulator.sum("unfinished") - self.accumulator.sum("unfinished_over")
+        return self.accumulator.sum("unfinished") - self.accumulator.sum("unfinished_misses")
 
     @property
     def counted(self) -> int:
@@ -365,6 +366,7 @@ class _TermOutcome(NamedTuple):
 
 
 def _judge_terms(sample: SloSample, slo: Slo) -> tuple[TermResult, ...]:
+    """Judge each term of an SLO, those on pooled gaps by the gaps of all requests."""
     pooled = pooled_figures()
     return tuple(
         _judge_gap_term(sample, term)
@@ -410,15 +412,16 @@ def _judge_request_term(sample: SloSample, term: Term, term_number: int) -> Term
 
 
 def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _TermCounts:
+    """Count the samples of a term, with every failed request as one over the limit."""
     accumulator = sample.accumulator
-    with_value = accumulator.sum(f"term{term_number}")
-    surely_over = accumulator.sum(f"term{term_number}_unfinished_over")
+    with_value = accumulator.sum(term_sum(term_number, "values"))
+    surely_over = accumulator.sum(term_sum(term_number, "unfinished_over"))
     unfinished = accumulator.sum("unfinished") - surely_over
     without_value = sample.everyone - unfinished - accumulator.sum("ok")
     return _TermCounts(
         with_value=with_value,
         samples=with_value + without_value,
-        over=accumulator.sum(f"term{term_number}_over") + without_value,
+        over=accumulator.sum(term_sum(term_number, "over")) + without_value,
         unfinished=unfinished,
         without_span=sample.responses_without_span(term),
     )
@@ -486,6 +489,7 @@ _TOO_MANY_UNFINISHED = (
 
 
 def _no_value_reason(metric: str) -> str:
+    """Return why no request has a value of a metric, as a sentence."""
     if metric in ("tpot", "tpot_mlperf"):
         return "no answer had the two tokens of a TPOT"
     if needs(metric) in ("tokens", "stream"):
@@ -507,6 +511,7 @@ def _limit_in_range_reason(metric: str, value_range: Range) -> str:
 def _undecided_term(
     term: Term, counts: _TermCounts, reason: str, value_range: Range | None = None
 ) -> TermResult:
+    """Return the result of a term that cannot be decided, without its value."""
     outcome = _TermOutcome(None, reason)
     return _term_result(term, counts._replace(over=0), outcome, None, value_range)
 
@@ -518,6 +523,7 @@ def _term_result(
     value_ns: float | None,
     value_range: Range | None = None,
 ) -> TermResult:
+    """Return the result of a term. `value_ns` is None if the value is not shown."""
     needed = SUPPORT.get(quantile_name(term.quantile)) or needed_samples(term.quantile)
     return TermResult(
         metric=term.metric,

@@ -195,6 +195,7 @@ def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
 
 
 def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
+    """Test all series of all replicas at once, so that Holm's correction covers all of them."""
     all_series = [series for replica in replicas for _, series in replica.tested]
     trends = iter(trend.find_trends(all_series))
     test = GrowthTest([], [], 0.0)
@@ -241,6 +242,7 @@ def _relative_tokens(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _work_growth_share(replica: ReplicaSeries) -> float:
+    """Return how much longer prompts or responses became at a replica, 0 if not beyond chance."""
     return max(
         _growth_share_beyond_chance(replica.prompt_tokens),
         _growth_share_beyond_chance(replica.output_tokens),

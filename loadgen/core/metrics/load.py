@@ -84,7 +84,7 @@ def summarize_load(
     steady = window.steady
     steady_ok = accumulator.amount("ok").between(steady.start_s, steady.end_s)
     # The window of a single request is its own latency, whose inverse says nothing about the load.
-    has_completed_rate = accumulator.sum("rows") > 1
+    has_completed_rate = accumulator.sum("recorded") > 1
     return Load(
         offered_rps=times_per_s(accumulator, "open_due", whole),
         achieved_rps=times_per_s(accumulator, "sent", whole),

@@ -115,6 +115,7 @@ def _summarize_machine(
     requests: _MachineRequests,
     full_seconds: Sequence[WorkerSample],
 ) -> MachineSummary:
+    """Return the summary of a machine: the use of its cores and the requests of its workers."""
     worker_numbers = [worker.worker for worker in workers]
     cpu_shares_of_workers = [
         [sample.cpu_share for sample in full_seconds if sample.worker == number]

@@ -195,6 +195,7 @@ class _RunMeasurement:
         )
 
     def _measure_window(self) -> Window:
+        """Return the intervals that the rates of the measured stages are over."""
         first = min(self._measured_stages, default=0)
         last = max(self._measured_stages, default=0)
         full_load = full_load_time(self._accumulator.stages, first, last)
@@ -214,6 +215,7 @@ class _RunMeasurement:
         return 1 - int(errors.counts[0]) / errors.count if errors.count else None
 
     def _select_statistics(self) -> ShownStatistics:
+        """Return the statistics that are certain enough to be shown."""
         evidence = TimingEvidence(
             unsure_share=self._unsure_event_share,
             is_read_at_once=is_read_at_once(
@@ -345,6 +347,7 @@ class _RunMeasurement:
         return judge_load(measured.columns, warmup.columns, self._window, self._header)
 
     def _summarize_machines(self) -> tuple[MachineSummary, ...]:
+        """Return what each machine of a cluster sent."""
         return summarize_machines(
             self._header,
             self._window,
@@ -388,8 +391,8 @@ class _RunMeasurement:
             sends=measured.sum("sent"),
             prompt_count_difference=prompt_count_difference(measured, self._header.template_tokens),
             repeated_prompts=count_repeated_prompts(measured),
-            requested_tokens=measured.sum("asked") if are_tokens_counted else 0,
-            received_tokens=measured.sum("asked_got"),
+            requested_tokens=measured.sum("requested_tokens") if are_tokens_counted else 0,
+            received_tokens=measured.sum("received_tokens"),
             missed=self._parts.is_missed_without_dropped(self._gaps, self._unrecorded_measured),
             remarks=measured.sums_with_prefix(REMARK_PREFIX),
         )
@@ -419,7 +422,7 @@ def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list
     They are those that were planned. If the run was cut off, they are those that had been sent by
     the samples of the workers: what was due after the cut was never requested.
     """
-    recorded = [stage.sum("rows") for stage in stages]
+    recorded = [stage.sum("recorded") for stage in stages]
     if data.header.state != "running":
         planned = [plan.slots or 0 for plan in data.stage_plans]
         return [max(0, planned[i] - recorded[i]) for i in range(len(recorded))]

@@ -112,6 +112,7 @@ def _is_complete(columns: Columns) -> NDArray[np.bool_]:
 
 
 def _end_or_cut_ns(columns: Columns) -> NDArray[np.int64]:
+    """Return the end of each complete response, and the time of the cut for all others."""
     end_ns = columns["end_ns"]
     has_end = _is_complete(columns) & (end_ns >= 0)
     times_ns: NDArray[np.int64] = np.where(has_end, end_ns, columns["done_ns"])

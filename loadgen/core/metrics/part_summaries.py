@@ -293,6 +293,7 @@ class PartSummarizer:
         )
 
     def _measure(self, sample: SloSample, scope: Scope) -> PartMetrics:
+        """Return the metrics of the requests that an SLO is judged by."""
         accumulator = sample.accumulator
         limits = self._header.limits
         load = summarize_load(
@@ -324,6 +325,7 @@ class PartSummarizer:
     def _sample_of_part(
         self, accumulator: MetricAccumulator, *, counts_dropped: bool = True
     ) -> SloSample:
+        """Return the requests of a part as a sample for its SLO; gaps are not counted by part."""
         return SloSample(
             accumulator,
             gaps=Histogram(),
@@ -392,12 +394,14 @@ class PartSummarizer:
     def _summarize_target_groups(
         self, by: Literal["region", "node"], window: Window
     ) -> tuple[TargetSummary, ...]:
+        """Return a summary of the targets of each region or node."""
         return tuple(
             self._summarize_target(facts, self._accumulator.of_targets(indices), window)
             for facts, indices in _group_targets(self._header.targets, by)
         )
 
     def _summarize_class(self, index: int, window: Window) -> ClassSummary:
+        """Return the summary of a request class with its conversations and tasks."""
         plan = self._header.classes[index]
         pair = self._accumulator.classes[index]
         metrics = self._measure_part(pair, window)
@@ -428,6 +432,7 @@ class PartSummarizer:
     def _summarize_model(
         self, model: str, indices: list[int], classes: Sequence[ClassSummary], window: Window
     ) -> ModelSummary:
+        """Return the summary of a model from the requests of its classes."""
         metrics = self._measure_part(self._accumulator.of_classes(indices), window)
         metrics["goodput"] = combine_class_goodput([part.goodput for part in classes])
         names = tuple(part.name for part in classes)
@@ -436,6 +441,7 @@ class PartSummarizer:
     def _summarize_step(
         self, plan: StepPlan, pair: MeasuredAndWarmup, window: Window, time: StepTime
     ) -> StepSummary:
+        """Return the summary of a step of tasks, which has no SLO of its own."""
         metrics = self._measure_part(pair, window)
         del metrics["goodput"]  # an SLO is about all requests and about tasks, not about steps
         targets = [self._header.targets[number] for number in plan.targets]

@@ -127,7 +127,7 @@ def count_requests(accumulator: MetricAccumulator, unrecorded: int) -> RequestCo
     counts = {name: accumulator.sum(name) for name in (*STATUSES, "resent")}
     counts["lost"] += unrecorded
     return RequestCounts(
-        scheduled=accumulator.sum("rows") + unrecorded,
+        scheduled=accumulator.sum("recorded") + unrecorded,
         **counts,
         by_error=dict(sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))),
         by_finish=accumulator.sums_with_prefix(FINISH_PREFIX),
@@ -151,6 +151,7 @@ def count_repeated_prompts(accumulator: MetricAccumulator) -> int:
 
 
 def _count_distinct(numbers: NDArray[np.int64]) -> int:
+    """Return how many different numbers there are."""
     if not len(numbers):
         return 0
     lowest = int(numbers.min())

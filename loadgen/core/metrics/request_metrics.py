@@ -32,6 +32,7 @@ def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
     """Return a function that computes the time between two fields, if both are known."""
 
     def measure(columns: Columns) -> NDArray[np.int64]:
+        """Return the time of each request, UNDEFINED if one of the two fields is not known."""
         start_ns = columns[start]
         end_ns = columns[end]
         values = end_ns - start_ns

@@ -65,6 +65,7 @@ class RunAccumulator:
             self._add_stage(stage, rows, texts)
 
     def _add_stage(self, stage: int, rows: NDArray[np.void], texts: Sequence[str]) -> None:
+        """Add the records of a stage to the stage and to its targets, classes and steps."""
         plan = self._plans[stage]
         accumulator = self.stages[stage]
         has_parts = bool(self.targets or self.classes or self.steps)
@@ -74,8 +75,8 @@ class RunAccumulator:
             return
         self._add_conversations(stage, columns)
         turns = self._header.turns
-        accumulator.sample("lane_end").add(columns["done_ns"][last_round(columns, plan, turns)])
-        accumulator.add_maximum("lane_due", columns["due_ns"][first_round(columns, plan, turns)])
+        accumulator.sample("user_end").add(columns["done_ns"][last_round(columns, plan, turns)])
+        accumulator.add_maximum("user_start", columns["due_ns"][first_round(columns, plan, turns)])
         for pairs, part_of_row in self._parts_of_rows(columns):
             for number, pair in enumerate(pairs):
                 part_columns = Columns(columns, part_of_row == number)
@@ -131,6 +132,7 @@ class RunAccumulator:
         return MeasuredAndWarmup(self._merge(measured), self._merge(warmup))
 
     def _merge(self, accumulators: Sequence[MetricAccumulator]) -> MetricAccumulator:
+        """Return what several accumulators add up to. A single one is not copied."""
         if len(accumulators) == 1:
             return accumulators[0]
         total = MetricAccumulator(self._header.slo)

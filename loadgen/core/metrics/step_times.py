@@ -133,6 +133,7 @@ def _divide_time(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> _T
 
 
 def _step_time(step: StepPlan, times: _TurnTimes, total_ns: float) -> StepTime:
+    """Return the share of the time of all tasks that a step and the pauses before it took."""
     turns = list(step.turns)
     pauses_ns = times.pauses_ns[:, turns].reshape(-1) if step.pause else np.zeros(0, np.int64)
     return StepTime(

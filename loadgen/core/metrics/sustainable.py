@@ -159,6 +159,7 @@ def _judge_by_growth(
 
 
 def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:
+    """Return why a load without a steady state cannot be judged."""
     due_ns = join_arrays([part["due_ns"][part.attempted] for part in measured])
     if len(due_ns) and int(due_ns.max()) > int(due_ns.min()):
         why = "too short: there is no time at which the load was only that of measured requests"
@@ -167,6 +168,7 @@ def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:
 
 
 def _too_short(load_s: float, request_s: float) -> Sustainable:
+    """Return the judgement of a load that is short against the duration of its requests."""
     needed_s = 2 * MIN_DURATIONS * request_s
     why = (
         f"too short: the load ran alone and in full for {format.duration(load_s)}, requests last "
@@ -188,6 +190,7 @@ def _judge_series(replicas: Sequence[ReplicaSeries], time: TestedTime) -> Sustai
 def _too_few_requests(
     due_requests: int, name: str, replicas: Sequence[ReplicaSeries], time: TestedTime
 ) -> Sustainable:
+    """Return the judgement of a load with too few requests at one replica."""
     where = f" at {name}" if name else ""
     why = (
         f"too few requests: {due_requests} were due{where} in the second half of the load, "
@@ -239,6 +242,7 @@ class _GrowthReport:
         return self._too_noisy()
 
     def _judgement(self, code: SustainedCode, why: str, sustained: bool | None) -> Sustainable:
+        """Return a judgement with the facts that all of them share."""
         visible_share = self._test.visible_share
         return Sustainable(
             sustained=sustained,
@@ -252,6 +256,7 @@ class _GrowthReport:
         )
 
     def _growing(self) -> Sustainable:
+        """Return the judgement of a load under which a series grows beyond chance."""
         growths = sorted(self._test.certain, reverse=True)
         largest = growths[0]
         names = tuple(dict.fromkeys(growth.replica for growth in growths if growth.replica))
@@ -265,6 +270,7 @@ class _GrowthReport:
         return msgspec.structs.replace(judgement, growing=names, growth_share=largest.share)
 
     def _possibly_growing(self) -> Sustainable:
+        """Return the judgement of a load under which a series may grow."""
         largest = max(self._test.possible)
         why = (
             f"{_series_of(largest)} may grow: {_format_change(largest)} in {self._tested}, which "
@@ -274,6 +280,7 @@ class _GrowthReport:
         return msgspec.structs.replace(judgement, growth_share=largest.share)
 
     def _steady(self) -> Sustainable:
+        """Return the judgement of a load under which nothing grows."""
         visible_share = max(self._test.visible_share, MIN_GROWTH_SHARE)
         of_any = f" of any {self._kind}" if len(self._replicas) > 1 else ""
         why = (
@@ -283,6 +290,7 @@ class _GrowthReport:
         return self._judgement("steady", why, sustained=True)
 
     def _steady_by_few_in_flight(self) -> Sustainable:
+        """Return the judgement of a load that had few requests in flight, so the server kept up."""
         most_in_flight = max(float(replica.in_flight.max()) for replica in self._replicas)
         why = (
             f"the server kept up: no more than {most_in_flight:,.0f} requests were in flight"
@@ -292,6 +300,7 @@ class _GrowthReport:
         return self._judgement("steady", why, sustained=True)
 
     def _too_noisy(self) -> Sustainable:
+        """Return the judgement of a load whose series are too noisy to show a growth."""
         visible_share = self._test.visible_share
         size = f"{visible_share:.0%} of the mean" if math.isfinite(visible_share) else "any size"
         why = (

@@ -112,6 +112,7 @@ def summarize_tasks(
 
 
 def _task_goodput(accumulator: MetricAccumulator, count: int, window: Window) -> TaskGoodput | None:
+    """Return the tasks within the limits of the SLO, None if it has no part about tasks."""
     term = accumulator.slo.task if accumulator.slo is not None else None
     if term is None:
         return None

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.slo import TaskTerm
 
+NO_SESSION = -1
+"""The session of a request that stands alone."""
+
 
 class TaskColumns(NamedTuple):
     """Tasks as columns, with one value for each task.
@@ -81,54 +84,75 @@ def meets_task_term(ended: TaskColumns, term: TaskTerm) -> NDArray[np.bool_]:
     return (ended.ok > 0) & is_in_time & (ended.longest_wait_ns <= max_wait_ns)
 
 
+class _TaskRequests:
+    """The requests of conversations and tasks, those of each task side by side."""
+
+    def __init__(self, columns: Columns) -> None:
+        rows = np.flatnonzero(columns["session"] != NO_SESSION)
+        self.columns = columns
+        self.order = rows[np.argsort(columns.take("session", rows), kind="stable")]
+        self._sessions = columns.take("session", self.order)
+        self._starts = np.flatnonzero(np.diff(self._sessions, prepend=NO_SESSION))
+
+    def column(self, field: str) -> NDArray[np.int64]:
+        """Return a field of the requests."""
+        return self.columns.take(field, self.order)
+
+    def combine(self, operation: np.ufunc, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Combine the values of all requests of each task into one by a binary operation."""
+        return operation.reduceat(values, self._starts).astype(np.int64)
+
+    def total_tokens(self, field: str) -> NDArray[np.int64]:
+        """Return the sum of a token count for each task; unknown counts are 0."""
+        return self.combine(np.add, np.maximum(self.column(field).astype(np.int64), 0))
+
+    def requests(self) -> NDArray[np.int64]:
+        """Return the number of requests of each task."""
+        return np.diff(self._starts, append=len(self.order))
+
+    def numbers(self) -> NDArray[np.int64]:
+        """Return the number of each task."""
+        return self._sessions[self._starts].astype(np.int64)
+
+    def wait_ns(self) -> NDArray[np.int64]:
+        """Return how long each request waited for its first token.
+
+        A response that is not streamed is waited for to its end.
+        """
+        ttft_ns = self.columns.measure("ttft")[self.order]
+        e2e_ns = self.columns.measure("e2e")[self.order]
+        return np.maximum(np.where(ttft_ns == UNDEFINED, e2e_ns, ttft_ns), 0)
+
+
 def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
     """Return the tasks that these requests belong to.
 
     Requests that stand alone are left out. `turns` is the number of requests of the longest task,
     from the manifest of the run.
     """
-    task_rows = np.flatnonzero(columns["session"] >= 0)
-    if not len(task_rows):
+    requests = _TaskRequests(columns)
+    if not len(requests.order):
         empty = np.zeros(0, np.int64)
-        columns_of_none = TaskColumns(*[empty] * len(TaskColumns._fields))
-        return TaskTable(empty, columns_of_none, np.zeros(0, bool))
-    order = task_rows[np.argsort(columns.take("session", task_rows), kind="stable")]
-    sessions = columns.take("session", order)
-    starts = np.flatnonzero(np.diff(sessions, prepend=-1))
-
-    def combine(operation: np.ufunc, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Combine the values of all requests of each task into one."""
-        return operation.reduceat(values, starts).astype(np.int64)
-
-    def total_tokens(field: str) -> NDArray[np.int64]:
-        return combine(np.add, np.maximum(columns.take(field, order).astype(np.int64), 0))
-
-    status = columns.take("status", order)
-    wait_ns = _wait_ns(columns, order)
-    task_columns = TaskColumns(
-        due_ns=combine(np.minimum, columns.take("due_ns", order)),
-        end_ns=combine(np.maximum, columns.take("end_ns", order)),
+        no_tasks = TaskColumns(*[empty] * len(TaskColumns._fields))
+        return TaskTable(empty, no_tasks, np.zeros(0, bool))
+    combine = requests.combine
+    status = requests.column("status")
+    is_abandoned = requests.column("kind") == KIND["abandoned"]
+    wait_ns = requests.wait_ns()
+    tasks = TaskColumns(
+        due_ns=combine(np.minimum, requests.column("due_ns")),
+        end_ns=combine(np.maximum, requests.column("end_ns")),
         ok=combine(np.logical_and, status == OK),
         cancelled=combine(np.logical_or, status == CANCELLED),
         unfinished=combine(np.logical_or, status == UNFINISHED),
-        abandoned=combine(np.logical_or, columns.take("kind", order) == KIND["abandoned"]),
-        stage=combine(np.maximum, columns.take("stage", order)),
+        abandoned=combine(np.logical_or, is_abandoned),
+        stage=combine(np.maximum, requests.column("stage")),
         wait_ns=combine(np.add, wait_ns),
         longest_wait_ns=combine(np.maximum, wait_ns),
-        requests=np.diff(starts, append=len(order)),
-        input_tokens=total_tokens("input_tokens"),
-        cached_tokens=total_tokens("cached_tokens"),
-        output_tokens=total_tokens("output_tokens"),
+        requests=requests.requests(),
+        input_tokens=requests.total_tokens("input_tokens"),
+        cached_tokens=requests.total_tokens("cached_tokens"),
+        output_tokens=requests.total_tokens("output_tokens"),
     )
-    has_ended = ends_chain(combine(np.maximum, columns.take("slot", order)), turns)
-    return TaskTable(sessions[starts].astype(np.int64), task_columns, has_ended)
-
-
-def _wait_ns(columns: Columns, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how long each request waited for its first token.
-
-    A response that is not streamed is waited for to its end.
-    """
-    ttft_ns = columns.measure("ttft")[order]
-    e2e_ns = columns.measure("e2e")[order]
-    return np.maximum(np.where(ttft_ns == UNDEFINED, e2e_ns, ttft_ns), 0)
+    last_slots = combine(np.maximum, requests.column("slot"))
+    return TaskTable(requests.numbers(), tasks, has_ended=ends_chain(last_slots, turns))

@@ -89,9 +89,9 @@ def summarize_tokens(
     output = accumulator.sum_known("output_tokens")
     prompt = accumulator.sum_known("input_tokens")
     cached = accumulator.sum_known("cached_tokens")
-    prompt_of_cached = accumulator.sum_known("cached_base")
-    events = accumulator.sum("events")
-    comparable = accumulator.sum("comparable")
+    prompt_of_cached = accumulator.sum_known("input_tokens_of_cached")
+    events = accumulator.sum("output_events")
+    comparable = accumulator.sum("requests_with_length")
     steady_output_per_s = _steady_output_per_s(accumulator, window.steady, timeline)
     steady_input_per_s = _steady_input_per_s(accumulator, window.steady)
     rates = {
@@ -108,8 +108,10 @@ def summarize_tokens(
         reasoning=accumulator.sum_known("reasoning_tokens"),
         asked_output=accumulator.sum_known("asked_output"),
         cached_share=cached / prompt_of_cached if cached is not None and prompt_of_cached else None,
-        length_mismatch_share=accumulator.sum("unequal") / comparable if comparable else None,
-        per_event=accumulator.sum("streamed") / events if events else None,
+        length_mismatch_share=accumulator.sum("length_mismatches") / comparable
+        if comparable
+        else None,
+        per_event=accumulator.sum("streamed_tokens") / events if events else None,
         input_per_s=per_second(prompt, window),
         steady_input_per_s=steady_input_per_s,
         last_issued_output_per_s=per_second(output, window.last_issued),
@@ -134,12 +136,12 @@ def _steady_output_per_s(
     """
     if accumulator.sum_known("output_tokens") is None:
         return None
-    events = accumulator.sum("events")
+    events = accumulator.sum("output_events")
     steady_events = windows.steady_events(timeline, steady) if events else None
     if steady_events is None:
         tokens = accumulator.amount("output").between(steady.start_s, steady.end_s)
     else:
-        tokens = steady_events * accumulator.sums["billed"] / events
+        tokens = steady_events * accumulator.sums["billed_tokens"] / events
     return per_second(tokens, steady)
 
 
@@ -199,14 +201,14 @@ def output_tokens_over_time(
     one, the tokens of each response are spread evenly over it. The function returns None if no
     tokens were counted.
     """
-    events = measured.sum("events")
+    events = measured.sum("output_events")
     if not events:
         return _no_tokens
     event_sums = windows.event_sums(timeline)
     if event_sums is None:
         curve = measured.amount("output").curve()
         return lambda span: curve.between(span.start_s, span.end_s)
-    billed = measured.sum("billed")
+    billed = measured.sum("billed_tokens")
     return lambda span: windows.events_between(event_sums, span) * billed / events
 
 
@@ -222,11 +224,11 @@ def itl_absent_reason(accumulator: MetricAccumulator, inter_chunk: Distribution)
     """
     if inter_chunk.count == 0:
         return "no answer had two output events"
-    events = accumulator.sum("counted_events")
+    events = accumulator.sum("exact_events")
     if not events:
         return "nobody counted the tokens, so how many an event carries is not known"
     if accumulator.sum("surplus_tokens") > ITL_TOKENS_PER_EVENT * events:
-        tokens_per_event = accumulator.sum("counted_tokens") / events
+        tokens_per_event = accumulator.sum("exact_tokens") / events
         return f"events carry {tokens_per_event:.2f} tokens on average"
     return ""
 

@@ -117,11 +117,11 @@ def token_count_conflicts(accumulator: MetricAccumulator) -> dict[str, str]:
     They are withheld if the counts of too many responses conflict with their streams: fewer tokens
     than output events, or more than were requested.
     """
-    counted = accumulator.sum("counted")
-    conflicting = accumulator.sum("contradicting")
+    counted = accumulator.sum("exact_counts")
+    conflicting = accumulator.sum("conflicting_counts")
     if conflicting <= limits.CONTRADICTING_SHARE * counted:
         return {}
-    understated = accumulator.sum("understated")
+    understated = accumulator.sum("understated_counts")
     reason = _code(
         "counts_contradict",
         contradicting=conflicting,
@@ -203,6 +203,7 @@ class _Judgement:
                 yield _code(code, **excess, **remedy)
 
     def _busy_worker(self) -> Iterator[ReasonCode]:
+        """Yield that a worker used more of its core than the limit allows."""
         busiest = worst_second(self._samples, self._summary.window, "cpu_share")
         limit = self._header.limits.cpu_share
         if busiest is not None and busiest.cpu_share > limit:
@@ -224,6 +225,7 @@ class _Judgement:
             )
 
     def _dead_workers(self) -> Iterator[ReasonCode]:
+        """Yield each worker that died, with its node in a cluster."""
         node_of_worker = {}
         if self._header.cluster:
             node_of_worker = {
@@ -384,6 +386,7 @@ class _Judgement:
             yield _code("replicas_changed", changes=changes)
 
     def _prompt_count_difference(self) -> Iterator[ReasonCode]:
+        """Yield that the server's prompt token counts differ from ours, unless it is a caveat."""
         difference = self._inputs.prompt_count_difference or 0.0
         is_caveat = self._have_prompts_another_length()
         if abs(difference) > limits.COUNT_DISAGREEMENT and not is_caveat:
@@ -460,6 +463,7 @@ class _Judgement:
 
 
 def _too_few_requests(requests: RequestCounts) -> Iterator[ReasonCode]:
+    """Yield that there are too few requests with an outcome, and why."""
     if requests.decided >= MIN_REQUESTS:
         return
     if requests.decided:
@@ -473,6 +477,7 @@ def _too_few_requests(requests: RequestCounts) -> Iterator[ReasonCode]:
 
 
 def _dropped_values(requests: RequestCounts) -> dict[str, Any]:
+    """Return the values of a reason about requests that the client dropped."""
     return {
         "dropped": requests.dropped,
         "requests": requests.scheduled - requests.cancelled,
@@ -499,6 +504,7 @@ def _excess_values(
 
 
 def _changed_limits(changed: ValidityLimits) -> Iterator[ReasonCode]:
+    """Yield the limits of validity that the user changed."""
     defaults = ValidityLimits()
     for field in defaults.__struct_fields__:
         value = getattr(changed, field)

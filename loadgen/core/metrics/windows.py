@@ -126,8 +126,8 @@ def full_load_time(stages: Sequence[MetricAccumulator], first: int, last: int) -
     closed loop with a number of requests, when some virtual users have nothing more to send.
     """
     earlier_end_ns = max((stage.latest("done_ns") for stage in stages[:first]), default=-1)
-    start_ns = max(earlier_end_ns, stages[first].latest("lane_due"))
-    user_ends = stages[last].sample("lane_end")
+    start_ns = max(earlier_end_ns, stages[first].latest("user_start"))
+    user_ends = stages[last].sample("user_end")
     if not user_ends.count:
         return FullLoadTime(start_ns)
     return FullLoadTime(

@@ -107,6 +107,8 @@ def _cached_quantile(p: float, freedom: float) -> float:
 
 
 class _TestPair(NamedTuple):
+    """Both tests of one series."""
+
     slope: _Test
     steps: _Test
 
@@ -235,6 +237,7 @@ def _common_correlation(lines: Sequence[_Line | None]) -> float:
 
 
 def _test_slope(line: _Line, common_correlation: float | None) -> _Test:
+    """Test the slope of a line, whose error the correlation of its noise widens."""
     count = len(line.values)
     noise_freedom = count - CURVE_DEGREE - 1
     if line.correlation is None:
@@ -253,6 +256,7 @@ def _test_slope(line: _Line, common_correlation: float | None) -> _Test:
 
 
 def _test_steps(values: NDArray[np.float64]) -> _Test:
+    """Test the mean change from block to block, whose error is that of a random walk."""
     steps = np.diff(values)
     count = len(steps)
     error = float(steps.std(ddof=1)) * math.sqrt(count)
