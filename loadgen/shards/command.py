@@ -13,7 +13,7 @@ from loadgen.cli.options import StrictOption
 from loadgen.cli.output import print_report, say
 
 if TYPE_CHECKING:
-    from loadgen.shards.parts import PlacedPart
+    from loadgen.shards.parts import PartPosition
 
 
 def merge(
@@ -42,12 +42,12 @@ def merge(
     from loadgen.core.metrics.summary import exit_code
     from loadgen.runs import text
     from loadgen.shards.merge import merge_parts
-    from loadgen.shards.parts import place_parts, read_parts
+    from loadgen.shards.parts import locate_parts, read_parts
 
     check_empty(out)
     found = read_parts(parts)
-    for placed in place_parts(found):
-        say(_describe(placed))
+    for position in locate_parts(found):
+        say(_describe(position))
     with taken(out, found[0].header.workload, datetime.now().astimezone()) as folder:
         summary = merge_parts(found, folder)
     print_report(text.report(summary))
@@ -55,10 +55,10 @@ def merge(
     return exit_code(summary, strict=strict)
 
 
-def _describe(placed: PlacedPart) -> str:
+def _describe(position: PartPosition) -> str:
     """Return one line about a part: where it ran, when it started, how it ended."""
-    if placed.part is None:
-        return f"{placed.name}: missing"
-    host = placed.part.header.host.name
-    start = f"started {placed.delay_ms:,.1f} ms after the common start"
-    return f"{placed.name} on {host}: {start}, {placed.state}"
+    if position.part is None:
+        return f"{position.name}: missing"
+    host = position.part.header.host.name
+    start = f"started {position.delay_ms:,.1f} ms after the common start"
+    return f"{position.name} on {host}: {start}, {position.state}"

@@ -1,4 +1,4 @@
-"""The header of a merged run, made of the headers of its parts. Pure."""
+"""Builds the manifest of a merged run from those of its parts. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadgen.core.metrics import reasons
 from loadgen.core.requests.digest import Digest
 from loadgen.core.results import manifest
 from loadgen.core.results.manifest import RunManifest
-from loadgen.shards.parts import PlacedPart, RunPart
+from loadgen.shards.parts import PartPosition, RunPart
 from loadgen.shards.records import LostSlots
 
 MAX_DELAY_MS = 100.0
@@ -21,10 +21,10 @@ DIGEST_BITS = 128
 
 
 def merged_header(
-    placed: Sequence[PlacedPart], lost: Sequence[LostSlots], run_id: str
+    positions: Sequence[PartPosition], lost: Sequence[LostSlots], run_id: str
 ) -> RunManifest:
     """Return the header of the run that these parts make."""
-    parts = [one.part for one in placed if one.part is not None]
+    parts = [position.part for position in positions if position.part is not None]
     headers = [part.header for part in parts]
     earliest = min(parts, key=lambda part: part.shard.start_delay_ms or 0.0)
     first = headers[0]
@@ -36,16 +36,16 @@ def merged_header(
         state=_merged_state(headers),
         command=_command_of_whole_run(first.command),
         stages=parts[0].shard.stages,
-        workers=sum(one.workers for one in placed),
+        workers=sum(position.workers for position in positions),
         host=replace(first.host, hot_path=max(header.host.hot_path for header in headers)),
         notes=tuple(dict.fromkeys(note for header in headers for note in header.notes)),
         note_codes={note: code for header in headers for note, code in header.note_codes.items()},
-        cluster=_cluster(placed),
+        cluster=_cluster(positions),
         shard=None,
-        parts=tuple(map(_merged_part, placed)),
+        parts=tuple(map(_merged_part, positions)),
         fingerprints=_merged_fingerprints(parts, is_complete=not lost),
     )
-    for code, values in _warnings(placed, lost):
+    for code, values in _warnings(positions, lost):
         header = add_notes(header, reasons.make_note(code, values))
     return header
 
@@ -90,60 +90,58 @@ def _sum_of_digests(totals: Sequence[str]) -> int:
     return sum(int(total, 16) for total in totals) % (1 << DIGEST_BITS)
 
 
-def _cluster(placed: Sequence[PlacedPart]) -> manifest.Cluster:
+def _cluster(positions: Sequence[PartPosition]) -> manifest.Cluster:
     """Return where the workers of all parts ran, as for the nodes of a Ray cluster."""
     return manifest.Cluster(
-        nodes=len(placed),
-        start_bound_ms=max(one.delay_ms for one in placed),
+        nodes=len(positions),
+        start_bound_ms=max(position.delay_ms for position in positions),
         workers=tuple(
             manifest.Placed(
-                worker=one.first_worker + worker,
-                node=one.name,
-                address="missing" if one.part is None else one.part.header.host.name,
-                lost=one.is_incomplete,
-                hot_path="" if one.part is None else one.part.header.host.hot_path,
+                worker=position.first_worker + worker,
+                node=position.name,
+                address="missing" if position.part is None else position.part.header.host.name,
+                lost=position.is_incomplete,
+                hot_path="" if position.part is None else position.part.header.host.hot_path,
             )
-            for one in placed
-            for worker in range(one.workers)
+            for position in positions
+            for worker in range(position.workers)
         ),
     )
 
 
-def _merged_part(placed: PlacedPart) -> manifest.MergedPart:
-    if placed.part is None:
-        return manifest.MergedPart(index=placed.index, state=placed.state)
+def _merged_part(position: PartPosition) -> manifest.MergedPart:
+    if position.part is None:
+        return manifest.MergedPart(index=position.index, state=position.state)
     return manifest.MergedPart(
-        index=placed.index,
-        state=placed.state,
-        host=placed.part.header.host.name,
-        workers=placed.workers,
-        start_delay_ms=placed.part.shard.start_delay_ms,
+        index=position.index,
+        state=position.state,
+        host=position.part.header.host.name,
+        workers=position.workers,
+        start_delay_ms=position.part.shard.start_delay_ms,
     )
 
 
 def _warnings(
-    placed: Sequence[PlacedPart], lost: Sequence[LostSlots]
+    positions: Sequence[PartPosition], lost: Sequence[LostSlots]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the code and the values of each warning about the parts."""
     for lost_slots in lost:
-        of = lost_slots.of
-        yield (
-            "part_lost",
-            {
-                "part": of.index,
-                "parts": of.count,
-                "state": of.state,
-                "lost": len(lost_slots.slots),
-            },
-        )
-    for one in placed:
-        if one.delay_ms > MAX_DELAY_MS:
+        position = lost_slots.position
+        values = {
+            "part": position.index,
+            "parts": position.count,
+            "state": position.state,
+            "lost": len(lost_slots.slots),
+        }
+        yield "part_lost", values
+    for position in positions:
+        if position.delay_ms > MAX_DELAY_MS:
             yield (
                 "part_late",
                 {
-                    "part": one.index,
-                    "parts": one.count,
-                    "delay_ms": one.delay_ms,
+                    "part": position.index,
+                    "parts": position.count,
+                    "delay_ms": position.delay_ms,
                     "limit_ms": MAX_DELAY_MS,
                 },
             )

@@ -21,7 +21,7 @@ from loadgen.core.results.spool import HEAT
 from loadgen.core.server_metrics import series
 from loadgen.core.sidecars.hearers import write_header
 from loadgen.shards.header import merged_header
-from loadgen.shards.parts import PlacedPart, RunPart, place_parts
+from loadgen.shards.parts import PartPosition, RunPart, locate_parts
 from loadgen.shards.records import find_lost_slots, record_tables
 
 NS_PER_S = 1e9
@@ -33,17 +33,17 @@ def merge_parts(parts: Sequence[RunPart], folder: Path) -> Summary:
     The slots of missing parts, and those that a killed part did not record, get records with the
     status `lost`.
     """
-    placed = place_parts(parts)
-    lost = list(find_lost_slots(placed, shard_schedule.read(parts[0].folder)))
+    positions = locate_parts(parts)
+    lost = list(find_lost_slots(positions, shard_schedule.read(parts[0].folder)))
     (folder / "requests").mkdir()
     (folder / "flows").mkdir()
-    parquet.write(folder / "requests" / store.MERGED, record_tables(placed, lost))
-    for one in placed:
-        if one.part is not None:
-            _copy_flows(one, one.part, folder)
-    _write_seconds(placed, folder)
-    _write_server_metrics(placed, folder)
-    header = merged_header(placed, lost, folder.name)
+    parquet.write(folder / "requests" / store.MERGED, record_tables(positions, lost))
+    for position in positions:
+        if position.part is not None:
+            _copy_flows(position, position.part, folder)
+    _write_seconds(positions, folder)
+    _write_server_metrics(positions, folder)
+    header = merged_header(positions, lost, folder.name)
     write_header(folder, header)
     summary = run_folder.summary(folder)
     store.replace(folder / "summary.json", dump_summary(summary))
@@ -51,12 +51,12 @@ def merge_parts(parts: Sequence[RunPart], folder: Path) -> Summary:
     return summary
 
 
-def _copy_flows(placed: PlacedPart, part: RunPart, folder: Path) -> None:
+def _copy_flows(position: PartPosition, part: RunPart, folder: Path) -> None:
     """Copy the histograms and the timelines of the workers of a part, under their new numbers."""
     for path in sorted((part.folder / "flows").glob("w*.*")):
         worker, _, kind = path.name[1:].partition(".")
-        target = folder / "flows" / f"w{int(worker) + placed.first_worker}.{kind}"
-        store.replace(target, _delayed_flow(path.read_bytes(), kind, placed.delay_ns))
+        target = folder / "flows" / f"w{int(worker) + position.first_worker}.{kind}"
+        store.replace(target, _delayed_flow(path.read_bytes(), kind, position.delay_ns))
 
 
 def _delayed_flow(data: bytes, kind: str, delay_ns: int) -> bytes:
@@ -72,36 +72,36 @@ def _delayed_flow(data: bytes, kind: str, delay_ns: int) -> bytes:
     return data
 
 
-def _write_seconds(placed: Sequence[PlacedPart], folder: Path) -> None:
+def _write_seconds(positions: Sequence[PartPosition], folder: Path) -> None:
     """Write the samples that the workers of all parts took of themselves."""
     seconds = [
         replace(
             second,
-            t_s=second.t_s + one.delay_ns / NS_PER_S,
-            worker=second.worker + one.first_worker,
+            t_s=second.t_s + position.delay_ns / NS_PER_S,
+            worker=second.worker + position.first_worker,
         )
-        for one in placed
-        if one.part is not None
-        for second in store.read_lightly(one.part.folder).seconds
+        for position in positions
+        if position.part is not None
+        for second in store.read_lightly(position.part.folder).seconds
     ]
     seconds.sort(key=lambda second: (second.t_s, second.worker))
     lines = [msgspec.json.encode(second) + b"\n" for second in seconds]
     store.replace(folder / "seconds.jsonl", b"".join(lines))
 
 
-def _write_server_metrics(placed: Sequence[PlacedPart], folder: Path) -> None:
+def _write_server_metrics(positions: Sequence[PartPosition], folder: Path) -> None:
     """Write the samples of the servers' metrics pages; of a page that several parts read, one copy.
 
     Every part reads the same counters of the same server, so a second copy would add nothing.
     """
     samples: list[series.MetricSample] = []
     pages: set[str] = set()
-    for one in placed:
-        if one.part is None:
+    for position in positions:
+        if position.part is None:
             continue
         new_samples = [
-            replace(sample, t_s=sample.t_s + one.delay_ns / NS_PER_S)
-            for sample in store.server(one.part.folder)
+            replace(sample, t_s=sample.t_s + position.delay_ns / NS_PER_S)
+            for sample in store.server(position.part.folder)
             if sample.page not in pages
         ]
         pages |= {sample.page for sample in new_samples}

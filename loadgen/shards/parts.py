@@ -1,4 +1,4 @@
-"""The folders of the parts of a run: read, and checked to belong to the same run. Does IO."""
+"""Reads the folders of the parts of a run, and checks that they belong to the same run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from loadgen.core.errors import CombinedError, LoadgenError, UserError, nothing_there
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting, nothing_there
 from loadgen.core.results import manifest
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import RunManifest, ShardPart, StagePlan
@@ -26,7 +26,7 @@ class RunPart:
 
 
 @dataclass(frozen=True)
-class PlacedPart:
+class PartPosition:
     """The place of one part in the merged run. `part` is None if the part is missing."""
 
     index: int
@@ -37,24 +37,24 @@ class PlacedPart:
 
     @property
     def name(self) -> str:
-        """The part in words, for messages."""
+        """The name of the part in messages, such as "part 1 of 3"."""
         return f"part {self.index} of {self.count}"
 
     @property
     def state(self) -> str:
-        """How the part ended: as its header says, `killed` or `missing`."""
+        """How the part ended: the state in its header, or "killed" or "missing"."""
         if self.part is None:
             return "missing"
         return "killed" if self.part.header.state == "running" else self.part.header.state
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether requests of the part may have no record."""
+        """True if requests of the part may have no record."""
         return self.state in ("missing", "killed")
 
     @property
     def delay_ms(self) -> float:
-        """Time from the common start to the start of the part, 0 if it did not start."""
+        """Time from the common start to the start of the part, or 0 if it did not start."""
         return 0.0 if self.part is None else self.part.shard.start_delay_ms or 0.0
 
     @property
@@ -63,43 +63,45 @@ class PlacedPart:
         return round(self.delay_ms * 1e6)
 
 
-def place_parts(parts: Sequence[RunPart]) -> list[PlacedPart]:
+def locate_parts(parts: Sequence[RunPart]) -> list[PartPosition]:
     """Return the place of every part of the run, of missing ones too, ordered by their index."""
     by_index = {part.shard.index: part for part in parts}
     count = parts[0].shard.count
-    placed = []
+    positions = []
     first_worker = 0
     for index in range(1, count + 1):
         part = by_index.get(index)
         workers = 1 if part is None else part.header.workers
-        placed.append(PlacedPart(index, count, part, first_worker, workers))
+        positions.append(PartPosition(index, count, part, first_worker, workers))
         first_worker += workers
-    return placed
+    return positions
 
 
 def read_parts(folders: Sequence[Path]) -> list[RunPart]:
     """Return the parts in these folders, ordered by their index.
 
-    Raises Faults for folders without a part, for a part that is given twice, and for parts of
-    different runs.
+    Raises:
+        CombinedError: A folder has no part, a part is given twice, or parts are of different runs.
     """
-    faults: list[LoadgenError] = []
+    errors: list[LoadgenError] = []
     parts: list[RunPart] = []
     for folder in folders:
-        try:
+        with collecting(errors):
             parts.append(read_part(folder))
-        except LoadgenError as fault:
-            faults.append(fault)
-    if not faults:
+    if not errors:
         parts.sort(key=lambda part: part.shard.index)
-        faults = [*_differences(parts), *_duplicates(parts)]
-    if faults:
-        raise CombinedError(faults)
+        errors = [*_differences(parts), *_duplicates(parts)]
+    if errors:
+        raise CombinedError(errors)
     return parts
 
 
 def read_part(folder: Path) -> RunPart:
-    """Return the part in a folder. Raises UserError if there is none."""
+    """Return the part in a folder.
+
+    Raises:
+        UserError: There is no part in it.
+    """
     if not folder.is_dir():
         raise nothing_there(folder, HINT)
     refuse_links(folder)

@@ -1,4 +1,4 @@
-"""The records of a merged run: those of its parts, and `lost` records of slots without one."""
+"""Builds the records of a merged run: those of its parts, and `lost` records for other slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadgen.core.execution.bodies import UNKNOWN
 from loadgen.core.results import parquet, store
 from loadgen.core.results.manifest import ShardPart
 from loadgen.core.results.record import ROW, RecordKey, unsent_record
-from loadgen.shards.parts import PlacedPart, RunPart
+from loadgen.shards.parts import PartPosition, RunPart
 
 BLOCK_ROWS = 1_000_000
 """Rows that are in memory at once, and in one row group of the merged file."""
@@ -34,40 +34,42 @@ TIMES = (
 
 @dataclass(frozen=True)
 class LostSlots:
-    """Slots of a part that have no record."""
+    """Slots of a part that have no record, as rows of `shard_schedule.SLOT`."""
 
-    of: PlacedPart
-    slots: NDArray[np.void]  # of shard_schedule.SLOT
+    position: PartPosition
+    slots: NDArray[np.void]
 
 
-def record_tables(placed: Sequence[PlacedPart], lost: Sequence[LostSlots]) -> Iterator[Any]:
+def record_tables(positions: Sequence[PartPosition], lost: Sequence[LostSlots]) -> Iterator[Any]:
     """Yield the records of the merged run as pyarrow tables."""
     is_empty = True
-    for table in _tables_of_parts(placed, lost):
+    for table in _tables_of_parts(positions, lost):
         is_empty = False
         yield table
     if is_empty:  # a run without any record has a file too
         yield parquet.to_table(np.zeros(0, ROW), [])
 
 
-def _tables_of_parts(placed: Sequence[PlacedPart], lost: Sequence[LostSlots]) -> Iterator[Any]:
-    for one in placed:
-        if one.part is not None:
-            yield from _tables_of_part(one, one.part)
+def _tables_of_parts(positions: Sequence[PartPosition], lost: Sequence[LostSlots]) -> Iterator[Any]:
+    for position in positions:
+        if position.part is not None:
+            yield from _tables_of_part(position, position.part)
     for lost_slots in lost:
         for first in range(0, len(lost_slots.slots), BLOCK_ROWS):
             block = lost_slots.slots[first : first + BLOCK_ROWS]
-            rows = _lost_records(block, lost_slots.of.first_worker)
-            yield parquet.to_table(rows, [f"{lost_slots.of.name}: {lost_slots.of.state}"])
+            rows = _lost_records(block, lost_slots.position.first_worker)
+            yield parquet.to_table(
+                rows, [f"{lost_slots.position.name}: {lost_slots.position.state}"]
+            )
 
 
-def _tables_of_part(placed: PlacedPart, part: RunPart) -> Iterator[Any]:
+def _tables_of_part(position: PartPosition, part: RunPart) -> Iterator[Any]:
     stored = store.read_lightly(part.folder)
     for first in range(0, len(stored.rows), BLOCK_ROWS):
         rows = _in_memory(stored.rows[first : first + BLOCK_ROWS])
-        rows["worker"] += placed.first_worker
+        rows["worker"] += position.first_worker
         for name in TIMES:
-            rows[name][rows[name] >= 0] += placed.delay_ns
+            rows[name][rows[name] >= 0] += position.delay_ns
         yield parquet.to_table(rows, stored.texts)
 
 
@@ -82,10 +84,10 @@ def _in_memory(rows: Any) -> NDArray[np.void]:
 def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
     records = []
     for slot in slots:
-        number = int(slot["slot"])
+        slot_id = int(slot["slot"])
         key = RecordKey(
-            slot=number,
-            request=number,
+            slot=slot_id,
+            request=slot_id,
             stage=int(slot["stage"]),
             worker=worker,
             target=0,
@@ -99,27 +101,30 @@ def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
 
 
 def find_lost_slots(
-    placed: Sequence[PlacedPart], schedule: NDArray[np.void]
+    positions: Sequence[PartPosition], schedule: NDArray[np.void]
 ) -> Iterator[LostSlots]:
     """Yield the slots without a record of the parts that are missing or were killed.
 
     Args:
-        placed: all parts of the run.
+        positions: all parts of the run.
         schedule: the slots of the whole run, as `shard_schedule.read` returns them.
     """
-    shard = next(one.part.shard for one in placed if one.part is not None)
+    shard = next(position.part.shard for position in positions if position.part is not None)
     owners = _owning_parts(schedule, shard)
-    for one in placed:
-        if one.is_incomplete:
-            slots = schedule[owners == one.index]
-            yield LostSlots(one, slots if one.part is None else _unrecorded(slots, one.part))
+    for position in positions:
+        if position.is_incomplete:
+            slots = schedule[owners == position.index]
+            yield LostSlots(
+                position, slots if position.part is None else _unrecorded(slots, position.part)
+            )
 
 
 def _owning_parts(schedule: NDArray[np.void], shard: ShardPart) -> NDArray[np.int64]:
     """Return the index of the part that each slot belongs to, as `schedule.shard` divides them."""
     users = np.array([stage.concurrency or 0 for stage in shard.stages])[schedule["stage"]]
-    chain = schedule["chain"]
-    return np.where(users > 0, chain % np.maximum(users, 1), chain) % shard.count + 1
+    sessions = schedule["chain"]
+    owners = np.where(users > 0, sessions % np.maximum(users, 1), sessions)
+    return owners % shard.count + 1
 
 
 def _unrecorded(slots: NDArray[np.void], part: RunPart) -> NDArray[np.void]:
@@ -151,9 +156,11 @@ def _next_slots(
     """
     next_slots = first_slots.copy()
     for slot in next_slots:
-        own = recorded["slot"][recorded["virtual_user"] == slot["virtual_user"]]
-        if len(own):
-            rounds = (int(own.max()) // turns - int(slot["slot"]) // turns) // concurrency + 1
+        is_of_user = recorded["virtual_user"] == slot["virtual_user"]
+        if is_of_user.any():
+            last_session = int(recorded["slot"][is_of_user].max()) // turns
+            first_session = int(slot["slot"]) // turns
+            rounds = (last_session - first_session) // concurrency + 1
             slot["slot"] += rounds * concurrency * turns
             slot["due_ns"] = -1
     return next_slots
