@@ -1,6 +1,6 @@
-"""What failed requests say of a trial: an endpoint that refuses to serve, or a server at its limit.
+"""Tells apart why requests of a trial failed: the endpoint refused, or the server was at its limit.
 
-Pure. A quota that is spent and a rate limit say nothing about the load that a server sustains.
+A spent quota and a rate limit say nothing about the load that a server sustains.
 """
 
 from __future__ import annotations
@@ -15,13 +15,26 @@ if TYPE_CHECKING:
 REFUSED = "refused"  # the code of a trial whose requests were refused
 RATE_LIMIT = "http_429"
 SERVER_FAILURES = (
-    *("dns", "connect", "tls", "reset", "timeout_total", "timeout_stall"),
-    *("http_4xx", "http_429", "http_5xx", "error_event"),
-    *("truncated", "empty", "no_finish_reason", "malformed"),
-)  # the other kinds are what this tool dropped, cut or lost itself
+    "dns",
+    "connect",
+    "tls",
+    "reset",
+    "timeout_total",
+    "timeout_stall",
+    "http_4xx",
+    "http_429",
+    "http_5xx",
+    "error_event",
+    "truncated",
+    "empty",
+    "no_finish_reason",
+    "malformed",
+)
+"""Kinds of failure that the server causes. The others are what this tool dropped, cut or lost."""
 OVERLOAD_WORDS = ("overload", "queue", "capacity", "busy")  # a 429 of a server that is full
 QUOTA_WORDS = ("quota", "billing", "credit")  # of other statuses, like 402 and 403
 QUOTED_CHARACTERS = 200
+MAX_KINDS_SHOWN = 3
 
 
 def describe_refusals(requests: RequestCounts) -> str:
@@ -32,8 +45,8 @@ def describe_refusals(requests: RequestCounts) -> str:
     for name, error in requests.by_error.items():
         if _is_refusal(name, error.first_text) and _are_many(error.count, requests):
             return (
-                f"{error.count:,} of {_finished(requests):,} requests were refused for a quota or "
-                f"a rate limit: {_quote(error)}"
+                f"{error.count:,} of {_count_finished(requests):,} requests were refused for a "
+                f"quota or a rate limit: {_quote(error)}"
             )
     return ""
 
@@ -43,29 +56,32 @@ def describe_failures(requests: RequestCounts) -> str:
 
     Return "" if 1 % of them failed or fewer.
     """
-    errors = sorted(
-        ((name, error) for name, error in requests.by_error.items() if name in SERVER_FAILURES),
-        key=lambda item: -item[1].count,
-    )
-    failed = sum(error.count for _, error in errors)
-    if not _are_many(failed, requests):
+    errors = {name: error for name, error in requests.by_error.items() if name in SERVER_FAILURES}
+    failed_count = sum(error.count for error in errors.values())
+    if not _are_many(failed_count, requests):
         return ""
-    kinds = "; ".join(f"{error.count:,} {name}: {_quote(error)}" for name, error in errors[:3])
-    return f"{failed:,} of {_finished(requests):,} requests failed ({kinds})"
+    most_frequent = sorted(errors, key=lambda name: errors[name].count, reverse=True)
+    kinds = "; ".join(
+        f"{errors[name].count:,} {name}: {_quote(errors[name])}"
+        for name in most_frequent[:MAX_KINDS_SHOWN]
+    )
+    return f"{failed_count:,} of {_count_finished(requests):,} requests failed ({kinds})"
 
 
-def _is_refusal(name: str, text: str) -> bool:
-    words = text.lower()
-    if name == RATE_LIMIT:
-        return not any(word in words for word in OVERLOAD_WORDS)
-    return name == "http_4xx" and any(word in words for word in QUOTA_WORDS)
+def _is_refusal(error_kind: str, text: str) -> bool:
+    """Return whether an error response refuses a request for a quota or a rate limit."""
+    lower_text = text.lower()
+    if error_kind == RATE_LIMIT:
+        return not any(word in lower_text for word in OVERLOAD_WORDS)
+    return error_kind == "http_4xx" and any(word in lower_text for word in QUOTA_WORDS)
 
 
 def _are_many(count: int, requests: RequestCounts) -> bool:
-    return count > FAILURE_SHARE * max(_finished(requests), 1)
+    """Return whether so many requests are more than a trial may lose."""
+    return count > FAILURE_SHARE * max(_count_finished(requests), 1)
 
 
-def _finished(requests: RequestCounts) -> int:
+def _count_finished(requests: RequestCounts) -> int:
     """Return how many requests came to an end, in success or failure."""
     return requests.ok + requests.failed + requests.lost
 

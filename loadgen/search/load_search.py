@@ -227,6 +227,7 @@ class LoadSearch:
             load = float(round(load))
             tried_loads = [result.load for result in self._ordinary_results()]
             if kind == "probe" and load in tried_loads:
+                # The neighbour on the side on which the capacity lies.
                 load += 1 if self._highest_passed == load else -1
         # Within the precision of a load that failed, only a full-length trial shows the outcome.
         lowest_failed = math.inf if self._lowest_failed is None else self._lowest_failed

@@ -143,11 +143,17 @@ class SearchRun:
         own_results = self.search.results[self._earlier_trial_count :]
         if is_virtual:
             lengths = sum(result.length_factor for result in own_results)
+            done_load_s = self._load_duration_s(len(own_results), lengths)
         else:
-            lengths = sum(result.duration_s / self.trial_s for result in own_results)
-        if not lengths:
+            done_load_s = sum(result.duration_s for result in own_results)
+        if not done_load_s:
             return left.trials, None
-        return left.trials, self.show.spent_s / lengths * left.lengths
+        time_per_load_s = self.show.spent_s / done_load_s
+        return left.trials, time_per_load_s * self._load_duration_s(left.trials, left.lengths)
+
+    def _load_duration_s(self, trials: float, lengths: float) -> float:
+        """Return how long trials of these full lengths together send load, warm-ups included."""
+        return lengths * self.trial_s + trials * self.search.settings.warmup_s
 
     def _print_result(self, result: SearchResult, output: Output) -> None:
         """Print the result as `output` says, and how to resume the search."""

@@ -18,6 +18,7 @@ from loadgen.runs import levels
 from loadgen.search import capacity_files, experiment
 from loadgen.search.capacity_files import ExperimentOutcome
 from loadgen.search.experiment import ExperimentPlan
+from loadgen.search.goal import INVALID
 from loadgen.search.load_search import LoadSearch
 from loadgen.search.search_results import SearchResult, TrialResult
 from loadgen.search.search_settings import SearchSettings
@@ -89,18 +90,20 @@ def judge(
     named_summaries = [NamedSummary(run_dir.name, read_summary(run_dir)) for run_dir in run_dirs]
     curve = read_curve(output_dir, named_summaries)
     stored = experiment.read_results(output_dir, include_invalid=True)
-    outcomes = {level.name: levels.outcome(level) for level in curve.levels}
-    judged = [
-        msgspec.structs.replace(
-            trial, outcome=outcomes.get(trial.run_name, "invalid") if curve.slo else trial.outcome
-        )
-        for trial in stored
-    ]
+    judged = _with_outcomes(stored, curve) if curve.slo else stored
     if curve.groups:
         return JudgedSweep(curve, judged, _empty_result())
-    return JudgedSweep(
-        curve, judged, _sweep_result(curve, judged, [run.summary for run in named_summaries])
-    )
+    summaries = [run.summary for run in named_summaries]
+    return JudgedSweep(curve, judged, _sweep_result(curve, judged, summaries))
+
+
+def _with_outcomes(trials: Sequence[TrialResult], curve: SweepCurve) -> list[TrialResult]:
+    """Return the trials with the outcomes that the curve gives their load points."""
+    outcomes = {level.name: levels.outcome(level) for level in curve.levels}
+    return [
+        msgspec.structs.replace(trial, outcome=outcomes.get(trial.run_name, INVALID))
+        for trial in trials
+    ]
 
 
 def read_curve(output_dir: Path, runs: Sequence[NamedSummary]) -> SweepCurve:
