@@ -273,6 +273,7 @@ class TraceSizer:
         return RequestSize(input_tokens, output_tokens, self._blocks(number, input_tokens))
 
     def _blocks(self, number: int, input_tokens: int) -> list[Hashable]:
+        """Return the hashes of the shareable blocks of a prompt."""
         trace = self._prompts.trace
         request = self._prompts.locate(number)
         blocks: list[Hashable] = []

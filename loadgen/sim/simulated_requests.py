@@ -1,4 +1,4 @@
-"""Collects what happens to the requests of a simulated run, as integer columns. Pure."""
+"""Collects what happens to the requests of a simulated run, as integer columns."""
 
 from __future__ import annotations
 

@@ -264,6 +264,18 @@ ERROR_TEXTS = tuple(failure.text for failure in _FAILURE_KINDS)
 """The texts that the field `text` of a record is an index of."""
 
 
+class _SentTimes(NamedTuple):
+    """When sent requests got their tokens, in ns; -1 if they got none.
+
+    A request for values gets no token: the end of its prefill is the response.
+    """
+
+    first_event_ns: Ints
+    first_token_ns: Ints
+    last_token_ns: Ints
+    end_ns: Ints
+
+
 def _columns_of_sent(
     sent: SentColumns,
     *,
@@ -277,57 +289,96 @@ def _columns_of_sent(
     The network takes no time: a request is sent when it is due, and a token is received when it is
     emitted.
     """
-    failed = sent.failure > 0
-    refused = sent.failure == KIND["http_4xx"]
-    has_output = first_ns >= 0
-    # A request for values gets no token: the end of its prefill is the response.
-    is_for_values = (sent.requested_tokens == 0) & has_output
-    first_token_ns = np.where(is_for_values, -1, first_ns)
-    last_token_ns = np.where(has_output & ~is_for_values, last_ns, -1)
-    end_ns = np.where(is_for_values, first_ns, last_token_ns)
+    is_for_values = (sent.requested_tokens == 0) & (first_ns >= 0)
+    has_tokens = (first_ns >= 0) & ~is_for_values
+    last_token_ns = np.where(has_tokens, last_ns, -1)
+    times = _SentTimes(
+        first_event_ns=first_ns,
+        first_token_ns=np.where(has_tokens, first_ns, -1),
+        last_token_ns=last_token_ns,
+        end_ns=np.where(is_for_values, first_ns, last_token_ns),
+    )
+    return {
+        **_time_columns(sent, times),
+        **_outcome_columns(sent, is_for_values),
+        **_token_columns(sent, source, reports_cached_tokens),
+        **_server_timing_columns(sent, times),
+        "first_event_tokens": has_tokens,
+        "reused": 1,
+        "tcp_ns": -1,
+        "tls_ns": -1,
+    }
+
+
+def _time_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
+    is_failed = sent.failure > 0
+    return {
+        "due_ns": sent.due_ns,
+        "ready_ns": sent.due_ns,
+        "sent_ns": sent.due_ns,
+        "first_byte_ns": sent.due_ns,
+        "first_token_ns": times.first_token_ns,
+        "first_answer_ns": times.first_token_ns,
+        "first_event_ns": times.first_event_ns,
+        "last_token_ns": times.last_token_ns,
+        "end_ns": times.end_ns,
+        "done_ns": np.where(is_failed, sent.failed_ns, times.end_ns),
+    }
+
+
+def _outcome_columns(sent: SentColumns, is_for_values: NDArray[np.bool_]) -> dict[str, Column]:
+    """Return the columns that tell how each request ended."""
+    is_failed = sent.failure > 0
+    is_refused = sent.failure == KIND["http_4xx"]
+    finish_reason = np.where(is_for_values, FINISH["stop"], FINISH["length"])
     status = np.full(len(sent), STATUS["ok"])
     text = np.full(len(sent), -1)
     for text_index, failure in enumerate(_FAILURE_KINDS):
         is_kind = sent.failure == KIND[failure.kind]
         status[is_kind] = STATUS[failure.status]
         text[is_kind] = text_index
-    was_admitted = sent.admitted_ns >= 0
-    has_tokens = first_token_ns >= 0
-    finish_reason = np.where(is_for_values, FINISH["stop"], FINISH["length"])
     return {
-        "due_ns": sent.due_ns,
-        "ready_ns": sent.due_ns,
-        "sent_ns": sent.due_ns,
-        "first_byte_ns": sent.due_ns,
-        "first_token_ns": first_token_ns,
-        "first_answer_ns": first_token_ns,
-        "first_event_ns": first_ns,
-        "last_token_ns": last_token_ns,
-        "end_ns": end_ns,
-        "done_ns": np.where(failed, sent.failed_ns, end_ns),
         "status": status,
         "kind": sent.failure,
-        "http_status": np.where(refused, 400, 200),
-        "finish_reason": np.where(failed, FINISH[""], finish_reason),
+        "http_status": np.where(is_refused, 400, 200),
+        "finish_reason": np.where(is_failed, FINISH[""], finish_reason),
+        "text": text,
+    }
+
+
+def _token_columns(
+    sent: SentColumns, source: str, reports_cached_tokens: bool
+) -> dict[str, Column]:
+    """Return the token counts and their sources. The server does not count a refused prompt."""
+    is_failed = sent.failure > 0
+    is_refused = sent.failure == KIND["http_4xx"]
+    has_no_output = is_failed & (sent.output_tokens == 0)
+    return {
         "input_tokens": sent.input_tokens,
         "built_tokens": sent.input_tokens,
         "asked_output": sent.requested_tokens,
-        "output_tokens": np.where(failed & (sent.output_tokens == 0), -1, sent.output_tokens),
+        "output_tokens": np.where(has_no_output, -1, sent.output_tokens),
         "cached_tokens": sent.cached_tokens if reports_cached_tokens else -1,
-        "first_event_tokens": has_tokens,
-        "input_source": np.where(refused, SOURCE[source], SOURCE["server"]),
+        "input_source": np.where(is_refused, SOURCE[source], SOURCE["server"]),
         "output_source": np.where(sent.output_tokens > 0, SOURCE["server"], 0),
-        "reused": 1,
-        "replica": sent.replica,
-        "server_queue_ns": np.where(was_admitted, sent.admitted_ns - sent.due_ns, -1),
-        "server_prefill_ns": np.where(was_admitted & has_output, first_ns - sent.admitted_ns, -1),
-        "server_decode_ns": np.where(has_tokens, last_token_ns - first_token_ns, -1),
-        "server_transfer_ns": -1,
         "reasoning_tokens": -1,
         "draft_tokens": -1,
         "accepted_tokens": -1,
         "cache_written_tokens": -1,
-        "tcp_ns": -1,
-        "tls_ns": -1,
-        "text": text,
+    }
+
+
+def _server_timing_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
+    """Return the server timing breakdown."""
+    is_admitted = sent.admitted_ns >= 0
+    has_event = times.first_event_ns >= 0
+    queue_ns = sent.admitted_ns - sent.due_ns
+    prefill_ns = times.first_event_ns - sent.admitted_ns
+    decode_ns = times.last_token_ns - times.first_token_ns
+    return {
+        "replica": sent.replica,
+        "server_queue_ns": np.where(is_admitted, queue_ns, -1),
+        "server_prefill_ns": np.where(is_admitted & has_event, prefill_ns, -1),
+        "server_decode_ns": np.where(times.first_token_ns >= 0, decode_ns, -1),
+        "server_transfer_ns": -1,
     }

@@ -252,6 +252,7 @@ class MessageFormatter(ResponseFormatter):
     def _message(
         self, content: list[Any], stop_reason: str | None, output_tokens: int
     ) -> dict[str, Any]:
+        """Return the message object; before its end it has no stop reason."""
         return {
             "id": self._message_id,
             "type": "message",

@@ -19,11 +19,9 @@ from loadgen.sim.server.wire_format import ParsedRequest
 
 MAX_RECORDS = 10_000  # request records kept until they are read
 
-# fmt: off
 _TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10)
 _TPOT_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 _LATENCY_BUCKETS_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
-# fmt: on
 _HISTOGRAM_BUCKETS_S: dict[str, tuple[float, ...]] = {
     "time_to_first_token_seconds": _TTFT_BUCKETS_S,
     "time_per_output_token_seconds": _TPOT_BUCKETS_S,

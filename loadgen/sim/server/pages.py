@@ -166,6 +166,7 @@ class ServerPages:
         return _json_response(rows)
 
     def _model_list(self) -> HttpResponse:
+        """Return the list of served models, which has one entry."""
         rules = self._setup.rules
         model = {
             "id": rules.model,

@@ -99,6 +99,7 @@ class ResponseSender:
         self._reset_lost_connections()
 
     def _submit(self, response: SimResponse, start_ns: int) -> None:
+        """Submit the request of a response to the engine, with the response as its key."""
         request = response.request
         if request.sequence_lengths:
             response.sequences = [PrefillSequence(response) for _ in request.sequence_lengths]

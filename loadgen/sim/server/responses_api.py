@@ -277,6 +277,7 @@ class ResponsesFormatter(ResponseFormatter):
         }
 
     def _usage(self, output_tokens: int) -> JsonObject:
+        """Return the usage object of a finished response."""
         input_tokens = self._request.input_tokens
         return {
             "input_tokens": input_tokens,
