@@ -12,7 +12,8 @@ from loadgen.cli.options import add_options
 from loadgen.core.errors import UserError, of_reading
 
 
-def _list_faults() -> list[str]:
+def _failure_names() -> list[str]:
+    """Return the names of the failures that can be injected, for completion."""
     from loadgen.sim.server.fault_injection import FAILURE_EFFECTS
 
     return list(FAILURE_EFFECTS)
@@ -105,7 +106,7 @@ class SimOptions:
             "--fault",
             metavar="NAME:SHARE",
             help="Faults and shares: truncate:0.05,http_429@2s:0.1.",
-            autocompletion=completion.complete_choice(_list_faults),
+            autocompletion=completion.complete_choice(_failure_names),
         ),
     ] = ""
     faults_file: Annotated[
@@ -143,16 +144,19 @@ def sim(options: SimOptions) -> int:
     from loadgen.sim.server.process import serve
 
     values = vars(options).copy()
-    faults = [options.faults, _read_faults_file(values.pop("faults_file"))]
-    values["faults"] = ",".join(text for text in faults if text)
+    failures = [options.faults, _read_failures_file(values.pop("faults_file"))]
+    values["faults"] = ",".join(text for text in failures if text)
     values["log_events"] = options.log_events or ("ends" if options.log else "none")
     exit_code = serve(Options(**values))
     signals.ignore_signals()  # the server has stopped, and one more Ctrl-C changes nothing
     return exit_code
 
 
-def _read_faults_file(path: str) -> str:
-    """Convert the mapping in a YAML file to the text form of --fault. Raises UserError."""
+def _read_failures_file(path: str) -> str:
+    """Convert the mapping in a YAML file to the text form of --fault, "" without a file.
+
+    Raises UserError if the file is not such a mapping.
+    """
     if not path:
         return ""
     from loadgen.core.workload.yaml_marks import plain_yaml

@@ -38,13 +38,13 @@ def known(settings: Settings) -> KnownTarget:
         return KnownTarget("embedded simulation")
     preset = load_preset(name)
     note = (
-        f"simulated in real time: {preset.words}; prompt and answer have "
+        f"simulated in real time: {preset.description}; prompt and answer have "
         f"{preset.limits.max_seq_len:,} tokens at most; with fewer than "
         f"{preset.valid_from_sequences.value:,.0f} sequences per replica the model extrapolates"
     )
     return KnownTarget(
         name=f"embedded simulation: {name}",
-        description=preset.words,
+        description=preset.description,
         context=Context(preset.model.name, preset.limits.max_seq_len),
         notes=(note,),
         virtual_url=f"sim:{name}",

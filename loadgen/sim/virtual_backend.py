@@ -271,7 +271,7 @@ def known(settings: Settings) -> KnownTarget:
     preset = preset_of(settings)
     return KnownTarget(
         name=f"simulated: {preset.name}",
-        description=preset.words,
+        description=preset.description,
         context=Context(preset.model.name, preset.limits.max_seq_len),
         notes=preset.notes,
         virtual_url=settings.url or "",
@@ -281,7 +281,7 @@ def known(settings: Settings) -> KnownTarget:
 
 
 def preset_of(settings: Settings) -> Preset:
-    """Return the preset that the URL names. Raises UserError or Faults."""
+    """Return the preset that the URL names. Raises UserError or CombinedError."""
     return load_preset(after_scheme(settings.url), "--url sim:")
 
 
@@ -313,7 +313,7 @@ def _with_target(run_manifest: RunManifest, preset: Preset, settings: Settings) 
     """Return the manifest with the simulated target and the notes about it."""
     gpus = settings.gpus or preset.gpus
     target = msgspec.structs.replace(run_manifest.targets[0], url="", gpus=gpus)
-    notes = reasons.make_note("virtual_time", {"preset": preset.words})
+    notes = reasons.make_note("virtual_time", {"preset": preset.description})
     return msgspec.structs.replace(
         run_manifest,
         targets=(target,),

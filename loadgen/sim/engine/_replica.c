@@ -197,6 +197,7 @@ static int append_request(RequestArray *array, Request *request)
     return 0;
 }
 
+/* Remove the request at an index. The caller takes over the array's reference. */
 static void remove_at(RequestArray *array, Py_ssize_t index)
 {
     Request **item = &array->items[index];
@@ -220,6 +221,7 @@ static PyObject *list_of_requests(const RequestArray *array)
     return list;
 }
 
+/* Add a request at the end. The queue takes over the caller's reference. */
 static void push_back(RequestQueue *queue, Request *request)
 {
     request->previous = queue->tail;
@@ -232,6 +234,7 @@ static void push_back(RequestQueue *queue, Request *request)
     queue->count++;
 }
 
+/* Add a request at the front. The queue takes over the caller's reference. */
 static void push_front(RequestQueue *queue, Request *request)
 {
     request->previous = NULL;
@@ -244,6 +247,7 @@ static void push_front(RequestQueue *queue, Request *request)
     queue->count++;
 }
 
+/* Remove a request. The caller takes over the queue's reference. */
 static void unlink_request(RequestQueue *queue, Request *request)
 {
     if (request->previous != NULL)
@@ -286,6 +290,7 @@ static void add_to_bucket(Replica *self, Request *request)
     bucket->tail = request;
 }
 
+/* Remove a request from the bucket of its last iteration. */
 static void remove_from_bucket(Replica *self, Request *request)
 {
     RequestQueue *bucket = bucket_of(self, request->last_iteration);
@@ -326,6 +331,7 @@ static int as_block_hash(PyObject *object, BlockHash *hash)
     return 0;
 }
 
+/* Set the hashes of the full blocks of a prompt from a sequence. */
 static int set_block_hashes(Request *self, PyObject *blocks)
 {
     Py_ssize_t count = PySequence_Size(blocks);
@@ -413,6 +419,7 @@ static void request_dealloc(Request *self)
     Py_DECREF(OBJECT(type));
 }
 
+/* Return an object as a request, or NULL with a TypeError. */
 static Request *as_request(PyObject *object)
 {
     if (!PyObject_TypeCheck(object, request_type)) {
@@ -580,6 +587,7 @@ static void insert_slot(BlockTable *table, uint64_t entry)
     table->slots[slot] = entry;
 }
 
+/* Double the slots of a table, and insert all blocks again. */
 static int double_slots(BlockTable *table)
 {
     uint64_t *old_slots = table->slots;
@@ -616,6 +624,7 @@ static void remove_slot(BlockTable *table, int64_t block)
     table->slots[hole] = 0;
 }
 
+/* Remove a block from the list of unused blocks. */
 static void remove_from_unused(BlockTable *table, int64_t index)
 {
     Block *block = &table->blocks[index];
@@ -630,6 +639,7 @@ static void remove_from_unused(BlockTable *table, int64_t index)
     table->unused_count--;
 }
 
+/* Add a block to the list of unused blocks, as the one used most recently. */
 static void add_to_unused(BlockTable *table, int64_t index)
 {
     Block *block = &table->blocks[index];
@@ -913,6 +923,7 @@ static int pause_one(Replica *self)
 
 /* -- iterations ------------------------------------------------------------------------------- */
 
+/* Replace the list of paused requests, which the caller may still hold, by an empty one. */
 static int clear_paused(Replica *self)
 {
     if (PyList_Size(self->paused) == 0)
@@ -1107,7 +1118,8 @@ static int finish_iteration(Replica *self, PyObject *done)
     return 0;
 }
 
-/* Whether the current iteration starts and ends no request, and the next one pauses none. */
+/* Whether the current iteration starts and ends no request, and the next one pauses none. The
+   caller needs not see such an iteration, so it is ended in `next_iteration`. */
 static int is_quiet(const Replica *self)
 {
     if (self->decoding == 0 && self->partial == NULL) /* all were cancelled: it becomes idle */
@@ -1121,6 +1133,7 @@ static int is_quiet(const Replica *self)
 
 /* -- cancellation ----------------------------------------------------------------------------- */
 
+/* Remove a request from the queue. The caller takes over the reference. */
 static int remove_waiting(Replica *self, Request *request)
 {
     if (request->previous == NULL && request != self->waiting.head) {
@@ -1131,6 +1144,7 @@ static int remove_waiting(Replica *self, Request *request)
     return 0;
 }
 
+/* Remove a request whose prompt is computed now. The caller takes over the reference. */
 static int remove_prefilling(Replica *self, Request *request)
 {
     if (request == self->partial) {
@@ -1199,6 +1213,7 @@ static int read_bool(PyObject *object, const char *name, int *flag)
     return failed;
 }
 
+/* Read the attributes of a Costs object. */
 static int read_costs(Replica *self, PyObject *costs)
 {
     if (read_float(costs, "overhead_ns", &self->overhead_ns) < 0 ||
@@ -1210,6 +1225,7 @@ static int read_costs(Replica *self, PyObject *costs)
     return 0;
 }
 
+/* Read and check the attributes of a ServerLimits object. */
 static int read_limits(Replica *self, PyObject *limits)
 {
     if (read_int(limits, "max_batch_size", &self->max_batch_size) < 0 ||

@@ -42,7 +42,7 @@ class Iteration(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _PlacedRequest:
+class _RequestAssignment:
     """A request and the replica that serves it."""
 
     request: SimRequest
@@ -141,7 +141,7 @@ class Fleet:
         self._next_replica = system.make_router()
         self._changes = deque(system.changes)
         self._first_request_ns: int | None = None
-        self._requests: dict[Hashable, _PlacedRequest] = {}
+        self._requests: dict[Hashable, _RequestAssignment] = {}
         self._iteration_ends: list[tuple[int, int]] = []  # heap of (end in ns, replica index)
         # A heap of (due time of the next unsent emission in ns, replica index).
         self._next_emissions: list[tuple[int, int]] = []
@@ -237,15 +237,17 @@ class Fleet:
 
     def cancel(self, key: Hashable) -> None:
         """Emit nothing more for `key`. Unknown keys are ignored."""
-        placed = self._requests.pop(key, None)
-        if placed is None:
+        assignment = self._requests.pop(key, None)
+        if assignment is None:
             return
-        index = placed.replica_index
+        index = assignment.replica_index
         member = self._members[index]
         unsent_before = len(member.unsent)
-        member.cancel(placed.request)
+        member.cancel(assignment.request)
         if len(member.unsent) != unsent_before:
-            self._next_emissions = [entry for entry in self._next_emissions if entry[1] != index]
+            self._next_emissions = [
+                (due_ns, other) for due_ns, other in self._next_emissions if other != index
+            ]
             if member.unsent:
                 self._next_emissions.append((member.unsent[0].due_ns, index))
             heapq.heapify(self._next_emissions)
@@ -261,7 +263,7 @@ class Fleet:
         member = self._members[index]
         for request in requests:
             member.replica.submit(request)
-            self._requests[request.key] = _PlacedRequest(request, index)
+            self._requests[request.key] = _RequestAssignment(request, index)
         if member.replica.end_ns == NEVER:
             # The replica is idle, so that it pauses no request that would emit tokens.
             self._begin_iteration(index, max(arrival_ns, member.last_end_ns), [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, Strict
 
@@ -196,7 +196,7 @@ class Preset(Part):
         return self.gpus // self.gpus_per_replica
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """A description for the notes of a run: the system, and the data that it was fitted on."""
         changes = "".join(f", {count} from {time} on" for time, count in self.replicas_at.items())
         replicas = f"{self.replicas} replicas{changes}, routing {self.routing}"
@@ -295,59 +295,70 @@ def load_preset(name: str, where: str = "--preset ") -> Preset:
 
     Raises:
         UserError: The preset does not exist or cannot be read.
-        Faults: There are mistakes in the file. All of them are reported.
+        CombinedError: There are errors in the file. All of them are reported.
     """
-    _, preset = _load(name, f"{where}{name}", ())
-    return preset
+    return _load(name, f"{where}{name}", ()).preset
 
 
-def _load(name: str, where: str, extending: tuple[str, ...]) -> tuple[Map, Preset]:
-    """Return the document of a preset, with that of the preset that it extends, and the preset.
+class _LoadedPreset(NamedTuple):
+    """A preset and its document, completed by the document of the preset that it extends."""
 
-    `extending` are the presets that led to this one.
-    """
+    document: Map
+    preset: Preset
+
+
+def _load(name: str, where: str, extending: tuple[str, ...]) -> _LoadedPreset:
+    """Read and check a preset. `extending` are the names of the presets that extend it."""
     if name in extending:
         raise UserError("cycle", "a preset that extends itself", where)
     is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
-    if not is_user_file and name not in names():
-        hint = f"{did_you_mean(name, names())}; or the path of a YAML file"
-        raise UserError("unknown_name", f'unknown preset "{name}"', where, hint)
-    path = Path(name) if is_user_file else FOLDER / f"{name}.yaml"
-    document, faults = _read_document(path)
-    context = FileContext(file=str(path), directory=path.parent, errors=faults)
-    merged = _extended(document, path, (*extending, name)) if "extends" in document else document
+    path = Path(name) if is_user_file else _path_of_packaged(name, where)
+    document, errors = _read_document(path)
+    context = FileContext(file=str(path), directory=path.parent, errors=errors)
+    complete = document
+    if "extends" in document:
+        complete = _extend(document, path, (*extending, name))
     if is_user_file and "name" not in document:
-        merged["name"] = path.stem
-    preset = validate_document(Preset, merged, context)
+        complete["name"] = path.stem
+    preset = validate_document(Preset, complete, context)
     if preset is not None:
-        context.errors.extend(_conflicts(preset, document, context.file))
+        context.errors.extend(_find_conflicts(preset, document, context.file))
     if preset is None or context.errors:
         raise CombinedError(sort_errors(context.errors))
-    return merged, preset
+    return _LoadedPreset(complete, preset)
+
+
+def _path_of_packaged(name: str, where: str) -> Path:
+    """Return the file of a packaged preset. Raises UserError if there is no such preset."""
+    if name not in names():
+        hint = f"{did_you_mean(name, names())}; or the path of a YAML file"
+        raise UserError("unknown_name", f'unknown preset "{name}"', where, hint)
+    return FOLDER / f"{name}.yaml"
 
 
 def _read_document(path: Path) -> tuple[Map, list[LoadgenError]]:
+    """Return the document in a file, and the errors in its syntax. Raises UserError."""
     hint = "see docs/simulation.md"
     text = read_yaml_text(path, str(path), "preset", lambda: hint, hint)
     return read_yaml(text, str(path), os.environ, kind="preset", smallest="extends: gb300-vm")
 
 
-def _extended(document: Map, path: Path, extending: tuple[str, ...]) -> Map:
-    """Return a document laid over that of the preset that it extends."""
+def _extend(document: Map, path: Path, extending: tuple[str, ...]) -> Map:
+    """Return the document of the extended preset, overlaid with the values of this one."""
     base_name = document["extends"]
     if not isinstance(base_name, str):
         place = locate(document, ("extends",)).place(str(path))
         hint = f"known: {', '.join(names())}"
         raise UserError("wrong_type", "extends must be the name of a preset", place, hint)
-    base_document, base = _load(base_name, f"{path} (extends)", extending)
+    base = _load(base_name, f"{path} (extends)", extending)
     changes = document.renamed({})
     del changes["extends"]
-    merged = overlay(base_document, changes)
+    merged = overlay(base.document, changes)
     changed_keys = _changed_keys(changes)
     if changed_keys and "fitted_on" not in changes:
         merged["fitted_on"] = (
             f"nothing: {', '.join(changed_keys)} are the user's own over {base_name}, "
-            f"which was fitted on {base.fitted_on}"
+            f"which was fitted on {base.preset.fitted_on}"
         )
     return merged
 
@@ -362,42 +373,44 @@ def _changed_keys(document: Map) -> list[str]:
     ]
 
 
-def _conflicts(preset: Preset, document: Map, file: str) -> Iterator[LoadgenError]:
-    """Yield a fault for everything that is impossible in a preset although each value is valid."""
-
-    def conflict(problem: str, *loc: str) -> LoadgenError:
-        return _conflict(problem, loc, document, file)
-
-    model, server = preset.model, preset.server
+def _find_conflicts(preset: Preset, document: Map, file: str) -> Iterator[LoadgenError]:
+    """Yield an error for each combination of values that is impossible."""
+    model = preset.model
     if model.hidden % model.heads or model.heads % model.kv_heads:
-        yield conflict(
-            "model.heads must divide model.hidden, and model.kv_heads the heads", "model", "heads"
-        )
+        problem = "model.heads must divide model.hidden, and model.kv_heads the heads"
+        yield _conflict(problem, ("model", "heads"), document, file)
         return
     if preset.gpus_per_vm % preset.gpus_per_replica:
-        yield conflict("gpus_per_replica must divide gpus_per_vm", "gpus_per_replica")
+        problem = "gpus_per_replica must divide gpus_per_vm"
+        yield _conflict(problem, ("gpus_per_replica",), document, file)
         return
+    for problem, location in _impossible_values(preset):
+        yield _conflict(problem, location, document, file)
+
+
+def _impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
+    """Yield each problem and its location in a preset whose replicas can be computed."""
+    server = preset.server
     if preset.vm_speeds and len(preset.vm_speeds) != preset.vms:
-        problem = f"vm_speeds has {len(preset.vm_speeds)} speeds for {preset.vms} VMs"
-        yield conflict(problem, "vm_speeds")
+        yield f"vm_speeds has {len(preset.vm_speeds)} speeds for {preset.vms} VMs", ("vm_speeds",)
     if server.max_num_tokens < server.max_batch_size:
         problem = "server.max_num_tokens must be at least server.max_batch_size"
-        yield conflict(problem, "server", "max_num_tokens")
+        yield problem, ("server", "max_num_tokens")
     for time, count in preset.replicas_at.items():
         if count > preset.replicas:
             problem = (
                 f"{count} replicas are more than the {preset.replicas} replicas of these machines"
             )
-            yield conflict(problem, "replicas_at", time)
+            yield problem, ("replicas_at", time)
     capacity_tokens = preset.limits.kv_blocks * preset.limits.tokens_per_block
     if capacity_tokens < server.max_seq_len:
         problem = (
             f"beside the weights there is room for {capacity_tokens:,} tokens, "
             "less than server.max_seq_len"
         )
-        yield conflict(problem, "server", "max_seq_len")
+        yield problem, ("server", "max_seq_len")
 
 
-def _conflict(problem: str, loc: Loc, document: Map, file: str) -> LoadgenError:
-    place = locate(document, loc).place(file)
+def _conflict(problem: str, location: Loc, document: Map, file: str) -> LoadgenError:
+    place = locate(document, location).place(file)
     return UserError("conflict", problem, place, "see docs/simulation.md")

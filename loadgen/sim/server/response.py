@@ -183,7 +183,10 @@ class SimResponse:
         )
 
     def _plain_events(self, start: int) -> bytes:
-        """Return the chunks of tokens from `start` on, each with an event of its own."""
+        """Return the chunks of tokens from `start` on, each with an event of its own.
+
+        Their ids are those of `token_ids`.
+        """
         digest = self.digest
         return b"".join(
             [
