@@ -24,7 +24,7 @@ def search(folder: Path, *options: str) -> int:
     return exits("search", *options, *slo, *searched)
 
 
-def test_repeated_rows_are_named_with_the_capacity_its_cost_and_its_size(
+def test_capacity_cost_and_size_warn_of_repeated_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of 3,000 rows 170.7/s were sustained with 88 % of the prompts cached; shuffled 66.3/s."""
@@ -62,7 +62,7 @@ def test_repeated_rows_are_named_with_the_capacity_its_cost_and_its_size(
     assert "other_work" in [code["code"] for code in size["note_codes"]]
 
 
-def test_replicas_that_come_during_a_trial_are_named(tmp_path: Path) -> None:
+def test_a_run_warns_of_replicas_that_come_during_a_trial(tmp_path: Path) -> None:
     (tmp_path / "scales_out.yaml").write_text(SCALES_OUT)
     folder = tmp_path / "s"
     url = ("--url", f"sim:{tmp_path / 'scales_out.yaml'}")

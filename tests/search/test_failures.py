@@ -59,7 +59,7 @@ def request_counts(**errors: tuple[int, str]) -> RequestCounts:
         ("http_5xx", "HTTP 503: Service Unavailable", False),
     ],
 )
-def test_a_spent_quota_and_a_rate_limit_are_refusals_and_an_overload_is_none(
+def test_a_spent_quota_and_a_rate_limit_are_refusals_and_an_overload_is_not(
     kind: str, text: str, is_refusal: bool
 ) -> None:
     many, few = request_counts(**{kind: (50, text)}), request_counts(**{kind: (10, text)})
@@ -67,7 +67,7 @@ def test_a_spent_quota_and_a_rate_limit_are_refusals_and_an_overload_is_none(
     assert not describe_refusals(few), "1 % of the requests may fail"
 
 
-def test_every_kind_of_failure_is_named_the_most_frequent_first() -> None:
+def test_failures_are_described_by_kind_with_the_most_frequent_first() -> None:
     described = describe_failures(
         request_counts(http_5xx=(20, "HTTP 503: busy"), timeout_stall=(70, "nothing for 30 s"))
     )
@@ -92,7 +92,9 @@ def test_a_rate_limit_stops_a_search_at_its_first_trial_and_is_quoted(
     assert json.loads((tmp_path / "s" / "capacity.json").read_text())["state"] == "stopped"
 
 
-def test_failures_above_one_percent_are_the_limit_where_the_slo_allows_them(tmp_path: Path) -> None:
+def test_a_trial_with_more_than_one_percent_of_failures_fails_whatever_the_slo_allows(
+    tmp_path: Path,
+) -> None:
     """A p50 leaves half of the requests free to fail: a load at which they do has failed."""
 
     def failing(workload: Workload, settings: Settings, listeners: Any) -> Any:

@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize("seed", [0, 1, 3])
-def test_a_search_of_a_drawn_server_confirms_no_load_that_is_not_sustained(
+def test_a_search_of_a_random_server_confirms_no_load_that_is_not_sustained(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

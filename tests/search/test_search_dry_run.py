@@ -13,7 +13,7 @@ SLO = ("--slo", "ttft:2s:p95", "--slo", "tpot:60ms:p95", "--seed", "1")
 PRICES = ("--prices", places.ROOT / "docs/prices.example.yaml", "--shape", "ND128isr_GB300_v6")
 
 
-def test_it_names_trials_and_hours_and_writes_nothing(
+def test_a_dry_run_states_trials_and_time_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "search"
@@ -26,7 +26,7 @@ def test_it_names_trials_and_hours_and_writes_nothing(
     assert not out.exists()
 
 
-def test_it_names_the_money_of_a_real_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_states_the_cost_of_a_real_server(capsys: pytest.CaptureFixture[str]) -> None:
     typed = ("search", "rag", "--url", "http://127.0.0.1:9", *SLO, "--gpus", "4", *PRICES)
     assert exits(*typed, "-d", "5m", "--dry-run") == 0
     costs = re.findall(r"([\d.]+) USD", capsys.readouterr().out)
@@ -34,7 +34,7 @@ def test_it_names_the_money_of_a_real_server(capsys: pytest.CaptureFixture[str])
     assert exits(*typed, "-d", "5m", "--dry-run", "--max-cost", "1") == 2
 
 
-def test_it_does_not_rename_earlier_results(tmp_path: Path) -> None:
+def test_a_dry_run_does_not_move_earlier_results(tmp_path: Path) -> None:
     out = tmp_path / "search"
     out.mkdir()
     (out / "run.json").write_text("{}")
@@ -43,7 +43,7 @@ def test_it_does_not_rename_earlier_results(tmp_path: Path) -> None:
     assert (out / "run.json").exists()
 
 
-def test_it_shows_what_is_left_of_a_stopped_search(
+def test_a_dry_run_shows_what_is_left_of_a_stopped_search(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "search"

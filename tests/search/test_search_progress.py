@@ -33,7 +33,7 @@ def test_a_pipe_gets_one_line_for_each_trial(
     assert not [line for line in lines if line.startswith("  ")]
 
 
-def test_plain_progress_says_when_a_trial_begins_too(
+def test_plain_progress_also_reports_the_start_of_a_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "s"

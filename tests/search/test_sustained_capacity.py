@@ -79,7 +79,7 @@ def run_search(search: LoadSearch, server: object) -> LoadSearch:
     return search
 
 
-def test_an_overloaded_server_is_no_capacity_where_no_objective_limits_the_wait(
+def test_an_overload_is_not_a_capacity_if_no_objective_limits_the_wait(
     tmp_path: Path,
 ) -> None:
     """The SLO has no TTFT objective. The search confirmed 69.7/s, where 8.1/s is sustained."""
@@ -118,7 +118,7 @@ def test_a_load_above_one_that_grew_is_never_the_capacity() -> None:
     assert best is not None and best.load == load
 
 
-def test_a_load_is_not_confirmed_where_growth_is_unknown() -> None:
+def test_a_load_is_not_confirmed_while_growth_is_unknown() -> None:
     def server(trial: PlannedTrial) -> TrialResult:
         return trial_result(trial, "under" if trial.load < 100 else "over")
 
@@ -134,7 +134,7 @@ def test_a_load_is_not_confirmed_where_growth_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("longer", [1.0, 2.0])
-def test_a_trial_that_is_too_short_is_repeated_as_long_as_it_has_to_be(longer: float) -> None:
+def test_a_confirmation_that_is_too_short_is_repeated_for_as_long_as_needed(longer: float) -> None:
     """Requests last so long that 1,500 s of load show whether it is sustained."""
 
     def server(trial: PlannedTrial) -> TrialResult:
@@ -160,7 +160,7 @@ def test_a_trial_that_is_too_short_is_repeated_as_long_as_it_has_to_be(longer: f
     assert capacity_and_state(answer, search.results) == (longer_trials[0].load, "sustained")
 
 
-def test_where_no_trial_may_be_longer_a_load_that_is_too_short_to_judge_stays_undecided() -> None:
+def test_without_longer_trials_a_load_stays_undecided_if_its_trial_is_too_short() -> None:
     def server(trial: PlannedTrial) -> TrialResult:
         return trial_result(trial, "under" if trial.load < 100 else "over", needed_load_s=1500)
 
@@ -171,7 +171,7 @@ def test_where_no_trial_may_be_longer_a_load_that_is_too_short_to_judge_stays_un
     assert not any(one.kind == "sustain" for one in search.results)
 
 
-def test_a_search_does_not_extend_its_trials_without_end() -> None:
+def test_a_search_extends_its_trials_to_a_limit() -> None:
     def server(trial: PlannedTrial) -> TrialResult:
         needed_s = 2000 * trial.length_factor
         return trial_result(trial, "under" if trial.load < 100 else "over", needed_load_s=needed_s)
@@ -181,7 +181,7 @@ def test_a_search_does_not_extend_its_trials_without_end() -> None:
     assert max(one.length_factor for one in search.results) <= MAX_LENGTH_FACTOR
 
 
-def test_an_invalid_trial_confirms_nothing() -> None:
+def test_an_invalid_trial_confirms_no_load() -> None:
     def server(trial: PlannedTrial) -> TrialResult:
         if trial.kind == "confirm":
             return trial_result(trial, "invalid", sustained=True)
@@ -193,7 +193,7 @@ def test_an_invalid_trial_confirms_nothing() -> None:
     assert exit_code(search.result) == 3
 
 
-def test_the_highest_load_that_is_allowed_is_confirmed_at_full_length() -> None:
+def test_the_highest_allowed_load_is_confirmed_at_full_length() -> None:
     def server(trial: PlannedTrial) -> TrialResult:
         result = trial_result(trial, "under", sustained=True)
         if trial.may_pass_early:
@@ -218,7 +218,7 @@ def test_the_highest_load_that_is_allowed_is_confirmed_at_full_length() -> None:
 
 
 @pytest.mark.parametrize("state", ["sustained", "confirmed", "held"])
-def test_the_time_that_sustained_covers_stands_behind_it(state: State) -> None:
+def test_a_sustained_capacity_states_the_time_that_it_was_observed(state: State) -> None:
     """A server that leaks and restarts each hour was called sustained, without a limit of time."""
     capacity = Capacity(rate_per_s=30, method="search", state=state, sustained_s=1200)
     assert ("20 min" in capacity.description) is (state == "sustained")

@@ -58,11 +58,13 @@ pytestmark = pytest.mark.commands
         ("5,7,...,11", (5, 7, 9, 11)),
     ],
 )
-def test_levels_of_concurrency(text: str, expected: tuple[float, ...]) -> None:
+def test_concurrencies_are_parsed_as_a_list_or_a_series(
+    text: str, expected: tuple[float, ...]
+) -> None:
     assert sweep.parse_loads(text, "--concurrency", "concurrency") == expected
 
 
-def test_levels_of_rate() -> None:
+def test_rates_are_parsed_as_a_list_or_a_series() -> None:
     assert sweep.parse_loads("0.5,1,2/s,...,8", "--request-rate", "request_rate") == (
         0.5,
         1,
@@ -91,13 +93,13 @@ def test_levels_of_rate() -> None:
         ("1,2,3,...,999999", "does not reach"),
     ],
 )
-def test_texts_that_are_no_loads(text: str, said: str) -> None:
+def test_texts_that_are_no_loads_are_refused(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         sweep.parse_loads(text, "--concurrency", "concurrency")
 
 
 @given(st.text("0123456789.,/s …", max_size=20))
-def test_any_text_is_a_list_of_loads_or_refused(text: str) -> None:
+def test_any_text_is_a_list_of_loads_or_is_refused(text: str) -> None:
     for kind in ("concurrency", "request_rate"):
         try:
             found = sweep.parse_loads(text, "--x", kind)
@@ -125,7 +127,7 @@ def level(
     )
 
 
-def test_the_knee_is_where_throughput_over_latency_is_largest() -> None:
+def test_the_knee_has_the_largest_ratio_of_throughput_to_latency() -> None:
     curve = [
         level("c1", 100, 10),
         level("c2", 195, 10.2),
@@ -163,7 +165,9 @@ def test_a_sweep_in_which_every_load_point_has_many_errors_exits_1(failing: int,
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8))
-def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+def test_no_load_point_is_better_than_one_on_the_pareto_front(
+    points: list[tuple[int, int]],
+) -> None:
     found = [level(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
     front = levels.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
     assert front
@@ -192,7 +196,7 @@ def several(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
+def test_a_directory_of_runs_is_reported_as_a_curve(tmp_path: Path) -> None:
     found = levels.curve(
         [(f.name, run_folder.open_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))]
     )
@@ -220,7 +224,7 @@ def test_a_folder_of_levels_is_a_curve(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-def test_the_interval_of_a_sweep_covers_what_that_of_a_search_does(
+def test_the_interval_of_a_sweep_includes_the_variation_from_run_to_run(
     tmp_path: Path, simulated: bool
 ) -> None:
     """A real server varies from run to run and over minutes, by whichever command it was asked."""
@@ -275,7 +279,7 @@ def judged(name: str, met: bool | None, *, valid: bool = True, **changed: object
     return msgspec.structs.replace(level(name, 100, 10, valid=valid), slo_met=met, **changed)
 
 
-def test_what_no_level_shows_is_said_as_it_is() -> None:
+def test_the_text_states_why_no_load_point_is_the_best() -> None:
     none_valid = told_of(judged("c1", True, valid=False), judged("c2", True, valid=False))
     assert "No level kept the SLO" not in none_valid
     assert (
@@ -294,7 +298,7 @@ def test_what_no_level_shows_is_said_as_it_is() -> None:
     )
 
 
-def test_why_a_level_is_a_bound() -> None:
+def test_the_text_states_why_the_best_load_point_is_a_lower_bound() -> None:
     kept, missed = judged("c4", True), judged("c8", False)
     assert "c4 kept the SLO, c8 missed it, and the end lies between" in told_of(kept, missed)
     for other in (judged("c8", True, valid=False), judged("c8", None)):
@@ -307,7 +311,7 @@ def test_why_a_level_is_a_bound() -> None:
     )
 
 
-def test_what_passed_above_a_miss_is_no_capacity() -> None:
+def test_a_load_point_above_one_that_missed_the_slo_is_not_the_best() -> None:
     found = curve_of(
         judged("r1", True), judged("r2", True), judged("r4", False), judged("r8", True)
     )
@@ -325,7 +329,7 @@ def test_what_passed_above_a_miss_is_no_capacity() -> None:
     assert again == "", "of two runs of a level one missed"
 
 
-def test_lanes_that_complete_less_are_not_the_capacity() -> None:
+def test_the_best_load_point_of_a_closed_loop_completes_the_most() -> None:
     fewer, most = judged("c8", True, requests_per_s=20.0), judged("c16", True, requests_per_s=19.5)
     assert curve_of(fewer, most).best == "c8"
     assert "c16 kept it too, but completed less: 19.5 requests/s" in told_of(fewer, most)
@@ -338,7 +342,7 @@ def test_lanes_that_complete_less_are_not_the_capacity() -> None:
     )
 
 
-def test_a_folder_of_any_name_is_the_level_that_its_record_says(tmp_path: Path) -> None:
+def test_a_load_point_is_named_by_its_record_and_not_by_its_directory(tmp_path: Path) -> None:
     named = [
         (run.name, run_folder.open_run(run).summary) for run in sorted(several(tmp_path).glob("*/"))
     ]
@@ -374,7 +378,7 @@ def test_a_load_point_above_one_that_was_not_sustained_is_not_the_best() -> None
 
 
 @pytest.mark.parametrize(("rates", "met", "best"), [((3.0, 6.0, 9.0), (True, False, True), "r3")])
-def test_a_capacity_is_the_best_level_of_the_table(
+def test_the_capacity_is_that_of_the_best_load_point(
     tmp_path: Path, rates: tuple[float, ...], met: tuple[bool, ...], best: str
 ) -> None:
     """What `cost`, `size`, `compare` and the list of results read is what text and page name."""
@@ -429,7 +433,7 @@ def told(number: int, folder: str, outcome: str = "under") -> TrialResult:
     )  # type: ignore[arg-type]
 
 
-def test_a_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     assert experiment.begin(folder, plan()) == []
     for name in ("c1", "c2", "c3"):
@@ -454,13 +458,15 @@ def test_a_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
         ({"command_name": "search"}, "another sweep was begun here, with other command"),
     ],
 )
-def test_another_one_does_not_go_on(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+def test_another_experiment_is_refused_in_the_same_directory(
+    tmp_path: Path, changed: dict[str, object], said: str
+) -> None:
     experiment.begin(tmp_path / "s", plan())
     with pytest.raises(UserError, match=said):
         experiment.begin(tmp_path / "s", plan(**changed))
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_with_other_results_is_refused(tmp_path: Path) -> None:
     runs.write(tmp_path / "r", rows(1, 20))
     with pytest.raises(UserError, match=r"/r(\n|$)"):
         experiment.begin(tmp_path / "r", plan())
@@ -476,7 +482,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_in_virtual_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_in_virtual_time_writes_its_curve_and_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "s"
     common = ("sweep", "qa", "--url", "sim:h100x8", "--gpus", "8", "-n", "60", "--out", str(out))
     assert exits(*common, "--concurrency", "4,8,...,16", "--json") == 0
@@ -513,7 +521,7 @@ def test_the_command_in_virtual_time(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "with other flags" in capsys.readouterr().err
 
 
-def test_a_level_that_was_killed_at_once_is_of_the_same_work(
+def test_a_load_point_that_was_killed_at_once_is_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run in which no task ended does not know what was promised of tasks."""
@@ -555,7 +563,9 @@ def test_a_level_that_was_killed_at_once_is_of_the_same_work(
     assert "differ in SLO" in capsys.readouterr().err
 
 
-def test_every_lane_gets_its_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_virtual_user_gets_at_least_five_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "s"
     assert (
         exits(
@@ -574,7 +584,7 @@ def test_every_lane_gets_its_requests(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [one["ok"] for one in json.loads(capsys.readouterr().out)["levels"]] == [240, 500]
 
 
-def test_a_note_is_said_once_and_an_end_that_was_not_reached_is_a_lower_bound(
+def test_a_note_is_printed_once_and_an_unreached_limit_is_a_lower_bound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prices = tmp_path / "prices.yaml"
@@ -612,7 +622,7 @@ def test_a_note_is_said_once_and_an_end_that_was_not_reached_is_a_lower_bound(
     assert "at least 4.00" in planned and "need at most" in planned
 
 
-def test_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_over_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "s"
     common = ("sweep", "qa", "--url", "sim:h100x8", "-n", "50", "--warmup", "0", "--out", str(out))
     assert exits(*common, "--request-rate", "0.5,1,2", "--json") == 0
@@ -623,7 +633,7 @@ def test_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_what_a_search_leaves_is_priced_and_planned(
+def test_the_capacity_of_a_search_is_used_by_cost_and_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Search and sweep write a capacity of the same recipe; `loadgen cost` and `loadgen size` take both folders."""
@@ -733,13 +743,15 @@ def test_what_a_search_leaves_is_priced_and_planned(
         ("--concurrency", "8,512", "--num-requests", "200"),
     ],
 )
-def test_wrong_usage(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exits("sweep", "qa", *flags) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.processes
-def test_the_page_in_a_browser(tmp_path: Path) -> None:
+def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     found = levels.curve(
@@ -766,7 +778,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         ("run -c 2 -n 20 --repeat 2,pause=1s", "r1", "loadgen report {out} shows it"),
     ],
 )
-def test_a_server_that_is_gone_between_two_runs(
+def test_a_sweep_whose_server_is_gone_keeps_its_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, first: str, said: str
 ) -> None:
     """What was measured is a result, and the command says so."""

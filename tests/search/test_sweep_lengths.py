@@ -36,7 +36,7 @@ LENGTHS = ("--isl", "100,300", "--osl", "20")
 # -- load points -----------------------------------------------------------------------------------
 
 
-def test_load_points_are_every_load_of_every_pair_of_lengths_of_every_target() -> None:
+def test_load_points_combine_every_load_with_every_pair_of_lengths_and_every_target() -> None:
     groups = sweep.combine_point_groups("1000, 500", "100,200", ["a", "http://b:8000/v1"])
     points = sweep.combine_load_points(groups, (1, 8), "concurrency")
     assert len(points) == 16
@@ -63,13 +63,13 @@ def test_load_points_of_a_plain_sweep_are_named_after_their_load_alone() -> None
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,", "1,1", "a", "1,-2", "1e3", "٣"])
-def test_texts_that_are_no_lengths(text: str) -> None:
+def test_texts_that_are_no_lengths_are_refused(text: str) -> None:
     with pytest.raises(UserError) as error:
         sweep.combine_point_groups(text, None, ())
     assert error.value.code in ("invalid_value", "duplicate")
 
 
-def test_more_load_points_than_anybody_waits_for_are_refused() -> None:
+def test_too_many_load_points_are_refused() -> None:
     groups = [PointGroup(isl=length) for length in range(1, 102)]
     with pytest.raises(UserError) as error:
         sweep.combine_load_points(groups, range(1, 11), "concurrency")
@@ -115,7 +115,7 @@ def curve_of(*found: SweepLevel, slo: str = "") -> SweepCurve:
     )
 
 
-def test_a_pareto_front_holds_all_targets_at_the_same_lengths_and_no_others() -> None:
+def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
     found = levels._with_fronts(
         [
             level(500, 1, 10, 50, target="a"),
@@ -140,7 +140,7 @@ def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> N
     assert first.best == "isl500--c1" and second.best == "isl900--c1"
 
 
-def test_charts_of_different_lengths_are_apart() -> None:
+def test_different_lengths_have_separate_charts() -> None:
     curve = curve_of(level(500, 1, 10, 50), level(500, 2, 40, 20), level(900, 1, 5, 9))
     sections = list(levels_text._chart_sections(curve))
     assert len(sections) == 2
@@ -160,7 +160,7 @@ def test_several_targets_at_the_same_lengths_share_a_chart() -> None:
     ]
 
 
-def test_the_first_sentence_names_the_lengths_of_the_highest_throughput_within_the_slo() -> None:
+def test_the_headline_names_the_lengths_with_the_highest_throughput_within_the_slo() -> None:
     curve = curve_of(
         level(500, 1, 10, 50, slo_met=True),
         level(500, 2, 40, 20, slo_met=False),
@@ -183,7 +183,7 @@ def test_the_first_sentence_names_the_lengths_of_the_highest_throughput_within_t
         ((True, True), (True, None), True, 4),
     ],
 )
-def test_a_missed_slo_is_a_result_and_a_curve_without_a_valid_load_point_is_none(
+def test_the_exit_code_tells_a_missed_slo_from_a_curve_without_a_valid_load_point(
     valid: tuple[bool, ...], met: tuple[bool | None, ...], strict: bool, code: int
 ) -> None:
     points = [
@@ -194,7 +194,7 @@ def test_a_missed_slo_is_a_result_and_a_curve_without_a_valid_load_point_is_none
     assert levels.exit_code(curve_of(*points, other), strict=strict) == code
 
 
-def test_a_curve_of_one_group_is_its_own_only_part() -> None:
+def test_a_curve_of_one_group_is_split_into_itself() -> None:
     plain = msgspec.structs.replace(curve_of(level(1, 1, 1, 1)), groups=())
     assert plain.split() == [plain]
     assert GroupCurve(isl=1, knee="", best="").group == PointGroup(isl=1)
@@ -204,7 +204,7 @@ def test_a_curve_of_one_group_is_its_own_only_part() -> None:
 
 
 @pytest.mark.commands
-def test_a_sweep_over_lengths_is_one_result_that_agrees_in_all_its_forms(
+def test_text_page_and_files_of_a_sweep_over_lengths_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "s"
@@ -244,7 +244,7 @@ def test_a_sweep_over_lengths_is_one_result_that_agrees_in_all_its_forms(
 
 
 @pytest.mark.commands
-def test_the_same_directory_takes_more_lengths_and_refuses_another_slo(
+def test_lengths_can_be_added_to_a_sweep_under_the_same_slo_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "s"
@@ -259,7 +259,7 @@ def test_the_same_directory_takes_more_lengths_and_refuses_another_slo(
 
 
 @pytest.mark.commands
-def test_load_points_that_have_not_run_are_named_with_the_command_that_runs_them(
+def test_a_report_names_the_load_points_that_have_not_run_and_the_command_that_runs_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "s"
@@ -294,7 +294,7 @@ def test_several_targets_are_load_points_of_one_sweep(
 
 
 @pytest.mark.commands
-def test_a_sweep_over_lengths_is_repeated_as_any_other(
+def test_a_sweep_over_lengths_can_be_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits(*LOAD, *LENGTHS, "--repeat", "2", "--json", "-o", tmp_path / "s") == 0
@@ -311,7 +311,7 @@ def test_a_bundle_of_a_sweep_over_lengths_is_verified(tmp_path: Path) -> None:
 
 
 @pytest.mark.commands
-def test_the_plan_is_told_before_with_time_and_money(
+def test_a_dry_run_states_the_time_and_the_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prices = tmp_path / "prices.yaml"
@@ -333,7 +333,7 @@ def test_the_plan_is_told_before_with_time_and_money(
         ("--target", "sim:h100x8", "--url", "sim:h100x8"),
     ],
 )
-def test_wrong_usage(flags: tuple[str, ...]) -> None:
+def test_wrong_options_are_refused(flags: tuple[str, ...]) -> None:
     assert exits("sweep", "qa", "-c", "1,2", *flags) == 2
 
 
@@ -361,7 +361,7 @@ def remove_runs(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.commands
-def test_cost_and_size_of_a_stopped_sweep_say_how_to_resume_it_and_exit_3(
+def test_cost_and_size_refuse_a_stopped_sweep_with_the_command_that_resumes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They called its load points "no repeats of each other"."""
@@ -389,7 +389,7 @@ def test_cost_and_size_of_a_stopped_sweep_say_how_to_resume_it_and_exit_3(
 
 
 @pytest.mark.processes
-def test_a_sweep_that_was_killed_leaves_a_bound_and_the_command_that_resumes_it(
+def test_a_killed_sweep_leaves_a_bound_and_the_command_that_resumes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, prices, over = tmp_path / "s", tmp_path / "prices.yaml", threading.Event()
@@ -413,7 +413,7 @@ def test_a_sweep_that_was_killed_leaves_a_bound_and_the_command_that_resumes_it(
 
 
 @pytest.mark.commands
-def test_a_sweep_that_was_stopped_before_its_first_load_point_ended_says_so(
+def test_a_sweep_stopped_in_its_first_load_point_has_the_state_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, prices = tmp_path / "s", tmp_path / "prices.yaml"
@@ -427,7 +427,7 @@ def test_a_sweep_that_was_stopped_before_its_first_load_point_ended_says_so(
 
 
 @pytest.mark.commands
-def test_cost_of_a_sweep_without_a_capacity_names_the_reason_and_a_run(
+def test_cost_names_why_a_sweep_has_no_capacity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prices = tmp_path / "prices.yaml"
