@@ -20,7 +20,7 @@ import rig
 import uvloop
 
 from loadgen.core.execution import run, run_manifest
-from loadgen.core.execution.driver import START_DELAY_NS, Driver, work
+from loadgen.core.execution.driver import START_DELAY_NS, Driver, run_worker
 from loadgen.core.execution.plan import PreparationContext, Settings, prepare_plan
 from loadgen.core.execution.probing import probe_url
 from loadgen.core.results import manifest, store
@@ -79,7 +79,7 @@ def _drive(
             loop.call_at(loop.time() + START_DELAY_NS / 1e9 * 0.9, window.begin)
             return start
 
-        share = runner.run(work(plan, 0, 1, gate, seen.append))
+        share = runner.run(run_worker(plan, 0, 1, gate, seen.append))
         window.end()
         recorder_cpu = sum(_cpu_of(int(pid)) for pid in children) - recorded[0]
     summary = run.finish_run(plan, header, share, recorder)

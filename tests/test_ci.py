@@ -17,7 +17,7 @@ import yaml
 from command_line import exits
 
 from loadgen import pytest_plugin
-from loadgen.core.execution.folder_names import alone
+from loadgen.core.execution.folder_names import locked_folder
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.part_summaries import ClassSummary
 from loadgen.core.metrics.summary import load_summary
@@ -439,7 +439,7 @@ def test_one_command_at_a_time_in_a_folder(
     (tmp_path / "c.yaml").write_text(SHORT)
     command = [word.format(contract=tmp_path / "c.yaml") for word in IN_A_FOLDER[name]]
     out = tmp_path / "out"
-    with alone(out):
+    with locked_folder(out):
         assert exits(*command, "-o", str(out)) == 2
         assert "another command is at work in this folder" in capsys.readouterr().err
         assert out.is_dir() and not any(out.iterdir())

@@ -141,15 +141,21 @@ class Invocation:
 
         Raises UserError while another command works in the folder.
         """
-        from loadgen.core.execution.folder_names import alone, check_empty, dated
+        from loadgen.core.execution.folder_names import (
+            check_no_results,
+            dated_folders,
+            locked_folder,
+        )
 
         if out is None or not self["force"]:
             return
         try:
-            check_empty(out)
+            check_no_results(out)
         except UserError:
-            with alone(out):
-                names = dated(out.with_name(f"{out.name}-before"), datetime.now().astimezone())
+            with locked_folder(out):
+                names = dated_folders(
+                    out.with_name(f"{out.name}-before"), datetime.now().astimezone()
+                )
                 out.rename(next(name for name in names if not name.exists()))
 
     def load_workload(self, name: str | None, **changes: Any) -> Workload:

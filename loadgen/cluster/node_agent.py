@@ -122,8 +122,8 @@ class NodeAgent:
         self._folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{job.run_id}-w{i}-"))
         (self._folder / "spool").mkdir()
         self._i = i
-        self._counters = SharedCounters(self._folder / "spool" / worker.BOARD, workers)
-        self._process = worker.start()
+        self._counters = SharedCounters(self._folder / "spool" / worker.COUNTERS_FILE, workers)
+        self._process = worker.start_process()
         with contextlib.suppress(OSError):  # Ray starts its processes with a niceness of 15
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
         data = pickle.dumps(msgspec.structs.replace(job, folder=self._folder))
@@ -133,7 +133,7 @@ class NodeAgent:
 
     def _communicate(self, job: bytes, workers: int) -> None:
         """Send the job to the worker process and collect its output until it ends."""
-        worker.give(self._process, job, self._i, workers)
+        worker.send_job(self._process, job, self._i, workers)
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.append(line)
@@ -153,7 +153,7 @@ class NodeAgent:
 
     async def tell(self, line: bytes) -> None:
         """Send a line to the worker."""
-        worker.tell(self._process, line)
+        worker.send_line(self._process, line)
 
     async def signal(self, number: int) -> None:
         """Send a signal to the worker."""

@@ -200,7 +200,7 @@ class RemoteWorker:
             self.ready.set_result(None)
             return None
         try:
-            share = worker.read_share(line, stop_others)
+            share = worker.read_result(line, stop_others)
         except OSError:  # the disk of its node is full: the worker has ended, as one that died
             return None
         self.hot_path = share.hot_path if share else ""

@@ -139,13 +139,13 @@ class WorkerGroup:
         came before all had started.
         """
         job = plan.job
-        counters = SharedCounters(job.folder / "spool" / worker.BOARD, job.settings.workers)
+        counters = SharedCounters(job.folder / "spool" / worker.COUNTERS_FILE, job.settings.workers)
         followers: list[asyncio.Task[WorkerResult | None]] = []
         try:
-            with stop_signals.ending_start(lambda: self._send_signal(signal.SIGKILL)):
+            with stop_signals.abort_start_on_signal(lambda: self._send_signal(signal.SIGKILL)):
                 followers += await self._start(plan, counters, tell)
-            with stop_signals.calling(self._send_signal):
-                await stop_signals.heard()
+            with stop_signals.on_stop_signal(self._send_signal):
+                await stop_signals.raise_pending_interrupt()
                 tell(WorkersPlaced(self._header()))
                 start_ns = monotonic_ns() + HEAD_START_NS
                 load = RunningLoad(counters.sum, lambda: self._send_signal(signal.SIGINT))
@@ -153,7 +153,7 @@ class WorkerGroup:
                 await asyncio.gather(*(one.send_start(start_ns) for one in self._workers))
                 late_ns = monotonic_ns() - start_ns
                 shares = await asyncio.gather(*followers)
-                total = merge.total(plan, shares, self._reasons_of_death())
+                total = merge.merge_results(plan, shares, self._reasons_of_death())
                 await asyncio.gather(*(one.measure_drift() for one in self._responding()))
             header = self._header()
             notes = cluster_notes(self._workers, header, start_ns, late_ns)

@@ -423,9 +423,9 @@ class Validator:
     def _add_runs(self, directory: Path, added_run_ns: int | None) -> Validation:
         """Extend the validation in a directory, which no other process may change meanwhile."""
         from loadgen.contracts.extension import extend_validation
-        from loadgen.core.execution.folder_names import alone
+        from loadgen.core.execution.folder_names import locked_folder
 
-        with alone(directory):
+        with locked_folder(directory):
             return extend_validation(
                 directory,
                 self.request.checked_contract,

@@ -33,7 +33,7 @@ from loadgen.contracts.stored_validation import (
 from loadgen.contracts.verdict import Validation
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserError, codes
-from loadgen.core.execution.folder_names import alone, run_id
+from loadgen.core.execution.folder_names import locked_folder, run_id
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics.summary import Summary
@@ -140,7 +140,7 @@ def run_validation(
         UserError: The directory is in use.
     """
     directory = _choose_directory(output_dir, checked_contract.contract.name)
-    with alone(directory):
+    with locked_folder(directory):
         # Another process may have written to the directory before it was locked.
         _choose_directory(directory, checked_contract.contract.name)
         settings = with_contract_gpus(settings, checked_contract.contract.gpus)

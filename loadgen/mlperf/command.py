@@ -177,7 +177,7 @@ def limited(
 
     Example: loadgen mlperf server -b llama2-70b --url http://HOST:8000 --find-peak
     """
-    from loadgen.core.execution.folder_names import alone, check_empty
+    from loadgen.core.execution.folder_names import check_no_results, locked_folder
     from loadgen.search import experiment
     from loadgen.search.search_plan import choose_sustain_factor, parse_run_spread
 
@@ -206,8 +206,8 @@ def limited(
         invocation.move_existing_results(settings.out)
     folder = resume or settings.out or _new_name(test)
     if not find_peak:
-        check_empty(folder)
-    with alone(folder):
+        check_no_results(folder)
+    with locked_folder(folder):
         load = _prepared(invocation, common, test, settings, overrides, folder)
         if find_peak:
             return _find_peak(
@@ -250,14 +250,14 @@ def offline(
 
     Example: loadgen mlperf offline -b llama2-70b --url http://HOST:8000
     """
-    from loadgen.core.execution.folder_names import alone, check_empty
+    from loadgen.core.execution.folder_names import check_no_results, locked_folder
     from loadgen.mlperf import run as mlperf_run
 
     test, settings, overrides = _checked(invocation, common, "offline")
     invocation.move_existing_results(settings.out)
     folder = settings.out or _new_name(test)
-    check_empty(folder)
-    with alone(folder):
+    check_no_results(folder)
+    with locked_folder(folder):
         load = _prepared(invocation, common, test, settings, overrides, folder)
         lanes = concurrency or (None if settings.virtual else mlperf_run.LANES)
         lanes = lanes and lanes * len(settings.endpoints)
@@ -305,7 +305,7 @@ def accuracy(
     Example: loadgen mlperf accuracy -b llama2-70b --dataset open_orca.pkl --url http://HOST:8000 --tokenizer ./llama2
     """
     from loadgen.core.execution.backend import serving
-    from loadgen.core.execution.folder_names import alone, check_empty
+    from loadgen.core.execution.folder_names import check_no_results, locked_folder
     from loadgen.mlperf import accuracy as rules_of_accuracy
     from loadgen.mlperf import rules
     from loadgen.mlperf.accuracy_run import run
@@ -322,8 +322,8 @@ def accuracy(
             "--url http://HOST:8000",
         )
     folder = out or _new_name(test)
-    check_empty(folder)
-    with alone(folder), serving(settings) as served:
+    check_no_results(folder)
+    with locked_folder(folder), serving(settings) as served:
         result, reasons = run(
             test,
             dataset,

@@ -162,7 +162,7 @@ def _check(
     workload: str | None,
 ) -> RunPlan:
     """Return the plan of the runs. Raises Faults with every error that was found."""
-    from loadgen.core.execution.folder_names import check_empty
+    from loadgen.core.execution.folder_names import check_no_results
     from loadgen.runs.sharding import check_divisible, with_shard
 
     errors: list[LoadgenError] = []
@@ -173,7 +173,7 @@ def _check(
         settings = invocation.settings(can_use_store=True)
         settings = with_shard(settings, shard_options.shard, shard_options.start_at)
         if settings.out is not None and not invocation["force"]:
-            check_empty(settings.out)
+            check_no_results(settings.out)
     with collecting(errors):
         workloads = _load_levels(invocation, workload)
     with collecting(errors):
@@ -272,12 +272,12 @@ class _RunSeries:
 @contextmanager
 def _open_series(invocation: Invocation, plan: RunPlan, show: Show) -> Iterator[_RunSeries]:
     """Create the folder of several runs and hold it while they are executed."""
-    from loadgen.core.execution.folder_names import taken
+    from loadgen.core.execution.folder_names import new_run_folder
 
     name = next(iter(plan.workloads.values())).name
     now = datetime.now().astimezone()
     with (
-        taken(plan.settings.out, name, now) as folder,
+        new_run_folder(plan.settings.out, name, now) as folder,
         telling_what_is_kept(folder, f"loadgen report {folder} shows it"),
     ):
         yield _RunSeries(invocation, plan.settings, show, folder)

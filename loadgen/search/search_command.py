@@ -139,7 +139,7 @@ def search(
 
     Example: loadgen search rag --url http://HOST:8000 --slo ttft:2s --slo tpot:50ms -d 5m
     """
-    from loadgen.core.execution.folder_names import alone
+    from loadgen.core.execution.folder_names import locked_folder
     from loadgen.runs.show import shown
     from loadgen.search.search_plan import SearchOptions, check_options, plan_search
     from loadgen.search.search_run import SearchRun
@@ -168,7 +168,7 @@ def search(
     if dry_run:
         return _show_dry_run(request, invocation)
     show = shown(invocation, quiet=True, has_line_per_step=True)
-    with alone(request.runner.output_dir):
+    with locked_folder(request.runner.output_dir):
         search_run = SearchRun(
             search=request.search,
             runner=request.runner,

@@ -69,7 +69,7 @@ def sweep(
 
     Example: loadgen sweep rag --url http://HOST:8000 --concurrency 1,2,4,...,64 -d 1m -o sweep
     """
-    from loadgen.core.execution.folder_names import alone
+    from loadgen.core.execution.folder_names import locked_folder
     from loadgen.runs.show import print_plans, shown
     from loadgen.search.sweep_plan import SweepRun, plan_sweep
     from loadgen.search.sweep_repeats import RepeatedSweep
@@ -93,7 +93,7 @@ def sweep(
     invocation.move_existing_results(output_dir if invocation["out"] else None)
     resume = f"the same command with --out {output_dir} resumes it"
     sweep_run = SweepRun(sweep, output_dir, show)
-    with alone(output_dir), telling_what_is_kept(output_dir, resume):
+    with locked_folder(output_dir), telling_what_is_kept(output_dir, resume):
         if repetition is not None:
             repeated_sweep = RepeatedSweep(repetition, sweep_run, strict=strict)
             return repeated_sweep.run(as_json=as_json)

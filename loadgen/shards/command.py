@@ -38,17 +38,17 @@ def merge(
 
     Example: loadgen merge results/part-1 results/part-2 -o results/whole
     """
-    from loadgen.core.execution.folder_names import check_empty, taken
+    from loadgen.core.execution.folder_names import check_no_results, new_run_folder
     from loadgen.core.metrics.summary import exit_code
     from loadgen.runs import text
     from loadgen.shards.merge import merge_parts
     from loadgen.shards.parts import locate_parts, read_parts
 
-    check_empty(out)
+    check_no_results(out)
     found = read_parts(parts)
     for position in locate_parts(found):
         say(_describe(position))
-    with taken(out, found[0].header.workload, datetime.now().astimezone()) as folder:
+    with new_run_folder(out, found[0].header.workload, datetime.now().astimezone()) as folder:
         summary = merge_parts(found, folder)
     print_report(text.report(summary))
     say(f"results in {folder}")

@@ -1,4 +1,4 @@
-"""The backend of a run: calls the functions of the rows of `loadgen.backends`."""
+"""Call the functions of the backend of a run, which is a row of `loadgen.backends`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,23 @@ from loadgen.plugins import check_type
 
 
 class Senders(Protocol):
-    """Those who send a load. `place`, then `run`, once each."""
+    """The processes that send a load. Call `place`, then `run`, once each."""
 
     @property
     def cores(self) -> int | None:
-        """How many workers they have room for; None: as this machine has."""
+        """Return the free cores of the cluster, or None if the load is sent from this machine."""
 
     async def place(self, plan: Plan, tell: Emit) -> list[str]:
-        """Take their places, and check them; returns notes for the header. Raises Faults."""
+        """Prepare the workers, and return notes for the manifest.
+
+        Raises CombinedError if they cannot send the load.
+        """
 
     async def run(self, plan: Plan, tell: Emit) -> WorkerResult:
-        """Carry out the plan. Raises TargetError if one could not start."""
+        """Carry out the plan and return the result of all workers.
+
+        Raises TargetError if a worker could not start.
+        """
 
 
 class RunFunction(Protocol):
@@ -53,7 +59,8 @@ class Backend(Struct, frozen=True, kw_only=True):
 
     Attributes:
         known: Returns what is known of the target without sending a request.
-        filling_rate: Returns the rate that about fills the target, without sending a request. A search begins there.
+        filling_rate: Returns the rate that about fills the target, without sending a request. A
+            search begins there.
         serve: A context in which a server runs. It gives the settings with the URL of the server.
         run: Carries out the run. Without it, the load is sent over HTTP.
         senders: A context with those who send the load over HTTP.
@@ -83,7 +90,7 @@ def filling_rate(workload: Workload, settings: Settings) -> float | None:
 
 
 def run_function(settings: Settings) -> RunFunction | None:
-    """Return the function of the backend that carries out a whole run, or None if the load goes over HTTP."""
+    """Return the function that carries out a whole run, or None if the load goes over HTTP."""
     row = settings.backend
     function = load_backend(row).run
     return None if function is None else BACKENDS.guard(row, function, check_type(Summary))
@@ -104,7 +111,7 @@ def serving(settings: Settings) -> Iterator[Settings]:
 
 @contextlib.contextmanager
 def senders(settings: Settings) -> Iterator[Senders]:
-    """Give those who send the load: of the first backend that the settings choose as sender."""
+    """Yield the senders of the first backend that the settings choose for sending."""
     for row in BACKENDS.own:
         if row.flag and getattr(settings, row.flag) is None:
             continue

@@ -1,8 +1,8 @@
-"""The request bodies of one worker, built before they are sent and stored in an unnamed temporary file.
+"""Build the request bodies of one worker before they are sent, in an unnamed temporary file.
 
 A body is read back when it is sent, so the sending loop spends no time on building, and the bodies
-use no memory. A body that could not be built in advance (in a load without end, or in a conversation
-with the replies of the server) is built when it is needed and counted as late.
+use no memory. A body that could not be built in advance, as in a load without end or in a
+conversation with the replies of the server, is built when it is needed and counted as late.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def facts_of_request(request: Request) -> Built:
 
 
 def links_responses(job: Job) -> bool:
-    """Return True if a later turn names the response before it by its id and sends only new text."""
+    """Return True if a later turn names the previous response by its id and sends only new text."""
     has_turns = getattr(job.workload.requests, "turns", None) is not None
     return job.settings.api == "responses" and has_turns
 

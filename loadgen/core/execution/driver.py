@@ -85,12 +85,15 @@ class Sender(Protocol):
         event) and `on_first` (is called with the time of the first output).
         """
 
-    def cancel(self, exchange: object, failure: Failure) -> None: ...
+    def cancel(self, exchange: object, failure: Failure) -> None:
+        """End a request with a failure."""
 
-    def tick(self, now: int) -> None: ...
+    def tick(self, now: int) -> None:
+        """Check the timeouts of the requests in flight."""
 
     @property
-    def in_flight(self) -> int: ...
+    def in_flight(self) -> int:
+        """Return how many requests are in flight."""
 
 
 class DriveSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,23 +145,23 @@ class Driver:
         self._reactor = resources.reactor
         self._spool = resources.spool
         self._redact = resources.redact
-        self._head_lines = resources.head_lines
+        self._header_lines = resources.header_lines
         self._numbers_by_stage = resources.numbers
         self._selection = TargetSelection(
             settings.route,
             len(resources.clients),
             schedule.max_turns,
             lambda target: resources.clients[target].in_flight,
-            resources.serving,
+            resources.targets_by_slot,
         )
 
         # From the number of a request to its target and the client's handle.
         self._in_flight: dict[int, tuple[int, object]] = {}
         self._sent_by_stage = [0] * len(schedule.stages)
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
-        # In a stage without a count: how far the numbers of two successive chains of a user are
+        # In a stage without a count: how far the ids of two successive sessions of a user are
         # apart.
-        self._chain_step = [
+        self._user_step = [
             0 if span.session_count is not None else span.concurrency * schedule.max_turns
             for span in schedule.stages
         ]
@@ -251,11 +254,11 @@ class Driver:
     def _on_wake(self, now: int) -> None:
         """Start the requests that are due."""
         self._is_starting = True
-        for start in self._dispatcher.take_due_slots(now - self.start_ns, _REQUESTS_PER_TURN):
-            if start.drop_reason:
-                self._record_unsent(start)
+        for slot in self._dispatcher.take_due_slots(now - self.start_ns, _REQUESTS_PER_TURN):
+            if slot.drop_reason:
+                self._record_unsent(slot)
             else:
-                self._send(start)
+                self._send(slot)
         self._is_starting = False
         self._schedule_wake_up()
 
@@ -264,29 +267,29 @@ class Driver:
         due_ns = self._dispatcher.next_due_ns()
         self._reactor.wake_at(FOREVER if due_ns is None else self.start_ns + due_ns)
 
-    def _send(self, start: DispatchedSlot) -> None:
+    def _send(self, slot: DispatchedSlot) -> None:
         """Send one request."""
-        number = start.slot_id
-        self._sent_by_stage[start.stage] += 1
+        number = slot.slot_id
+        self._sent_by_stage[slot.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
         has_one_target = len(self._clients) == 1
         target = 0 if has_one_target else self._selection.choose(number, monotonic_ns())
         self._in_flight[number] = (target, None)
-        body, built = self._bodies.take_body(start.stage, number)
-        more = self._session_options(start, start.session) if start.session is not None else {}
+        body, built = self._bodies.take_body(slot.stage, number)
+        more = self._session_options(slot, slot.session) if slot.session is not None else {}
         if self._trace is not None:
             more["header_lines"] = self._trace.header(number) + more.get("header_lines", b"")
-        if self._head_lines is not None:
-            more["header_lines"] = self._head_lines(number) + more.get("header_lines", b"")
+        if self._header_lines is not None:
+            more["header_lines"] = self._header_lines(number) + more.get("header_lines", b"")
         if self._caps_prefill:
             more["on_first"] = partial(self._on_first_output, number)
         exchange = self._clients[target].send(
             None,
             body,
-            self.start_ns + start.due_ns,
-            partial(self._on_done, start, target, built),
-            self._timelines[start.stage].flow,
+            self.start_ns + slot.due_ns,
+            partial(self._on_done, slot, target, built),
+            self._timelines[slot.stage].flow,
             name=f"{self._run_id}-{number}",
             asked_output=built.asked_output,
             **more,
@@ -294,15 +297,15 @@ class Driver:
         if number in self._in_flight:  # It has ended already if no socket was free.
             self._in_flight[number] = (target, exchange)
 
-    def _session_options(self, start: DispatchedSlot, session: int) -> dict[str, Any]:
+    def _session_options(self, slot: DispatchedSlot, session: int) -> dict[str, Any]:
         """Return the options of `Sender.send` for a request of a conversation or task."""
         options: dict[str, Any] = {}
         if self._session_header is not None:
             line = f"{self._session_header}: {self._run_id}-{session}\r\n"
             options["header_lines"] = line.encode("latin-1")
         abandonment = self._schedule.sessions.get(session).abandonment
-        if abandonment is not None and abandonment.turn == start.turn:
-            options["sink"] = self._abandon_after(start.slot_id, abandonment.tokens)
+        if abandonment is not None and abandonment.turn == slot.turn:
+            options["sink"] = self._abandon_after(slot.slot_id, abandonment.tokens)
         return options
 
     def _abandon_after(self, number: int, events: int) -> Callable[..., None]:
@@ -345,18 +348,18 @@ class Driver:
             self._on_wake(monotonic_ns())
 
     def _on_done(
-        self, start: DispatchedSlot, target: int, built: Built, completion: Completion
+        self, slot: DispatchedSlot, target: int, built: Built, completion: Completion
     ) -> None:
         """Record the end of a request, and start the requests that follow it."""
-        self._in_flight.pop(start.slot_id, None)
+        self._in_flight.pop(slot.slot_id, None)
         self.counters.in_flight -= 1
         if completion.failure is not None:
             self._count_failure(target, completion)
         else:
             self._count_success(target, completion)
-        self._bodies.record_response(start.slot_id, completion)
-        self._spool.row(self._encode_record(start, target, built, completion))
-        self._report_end(start, completion)
+        self._bodies.record_response(slot.slot_id, completion)
+        self._spool.row(self._encode_record(slot, target, built, completion))
+        self._report_end(slot, completion)
         if self._is_starting:
             return
         self._on_wake(monotonic_ns())
@@ -366,7 +369,7 @@ class Driver:
     def _count_success(self, target: int, completion: Completion) -> None:
         self.counters.ok += 1
         if self._selection.refusals[target]:
-            self._selection.answered(target)
+            self._selection.report_success(target)
         if completion.first_token >= 0:
             self.counters.recent_ttft_ns.append(completion.first_token - completion.due)
 
@@ -377,57 +380,57 @@ class Driver:
             self.counters.failed += 1
         if self._is_cancelling:
             return
-        has_gone_down = self._selection.failed(target, completion, completion.done)
+        has_gone_down = self._selection.report_failure(target, completion, completion.done)
         if has_gone_down and self._stop_on_failure:
             self.stop_after_failure()
 
-    def _report_end(self, start: DispatchedSlot, completion: Completion) -> None:
+    def _report_end(self, slot: DispatchedSlot, completion: Completion) -> None:
         """Tell the dispatcher that a request has ended."""
         failure = completion.failure
         pause_ns = 0
-        step = 0 if failure is None else self._chain_step[start.stage]
-        if step:  # Its virtual user may continue with another chain.
-            pause_ns = self._selection.pause_ns(start.slot_id - start.turn + step)
+        step = 0 if failure is None else self._user_step[slot.stage]
+        if step:  # Its virtual user may continue with another session.
+            pause_ns = self._selection.pause_ns(slot.slot_id - slot.turn + step)
         is_abandoned = failure is not None and failure.kind == "abandoned"
         self._dispatcher.report_finished(
-            start.slot_id,
+            slot.slot_id,
             completion.done - self.start_ns,
             failure is None,
             pause_ns,
             "abandoned" if is_abandoned else "previous_turn_failed",
         )
 
-    def _record_key(self, start: DispatchedSlot, target: int) -> RecordKey:
+    def _record_key(self, slot: DispatchedSlot, target: int) -> RecordKey:
         return RecordKey(
-            slot=start.slot_id,
-            request=start.slot_id,
-            stage=start.stage,
+            slot=slot.slot_id,
+            request=slot.slot_id,
+            stage=slot.stage,
             worker=self._worker,
             target=target,
-            session=to_column_value(start.session),
-            turn=start.turn,
-            virtual_user=to_column_value(start.virtual_user),
+            session=to_column_value(slot.session),
+            turn=slot.turn,
+            virtual_user=to_column_value(slot.virtual_user),
         )
 
     def _encode_record(
-        self, start: DispatchedSlot, target: int, built: Built, completion: Completion
+        self, slot: DispatchedSlot, target: int, built: Built, completion: Completion
     ) -> bytes:
         """Return the encoded record of a request that was sent."""
         text_number = -1
         text = text_of(completion)
         if text:
             text_number = self._spool.text(self._redact(text))
-        key = self._record_key(start, target)
+        key = self._record_key(slot, target)
         return sent_record(key, completion, self.start_ns, text=text_number, built=built)
 
-    def _record_unsent(self, start: DispatchedSlot) -> None:
+    def _record_unsent(self, slot: DispatchedSlot) -> None:
         """Record a slot whose request was never sent."""
         self.counters.dropped += 1
-        target = self._selection.choose(start.slot_id, -1)
-        status = CUTS.get(start.drop_reason, "dropped")
-        built = self._bodies.facts_of_unsent(start.stage, start.slot_id)
-        key = self._record_key(start, target)
-        self._spool.row(unsent_record(key, start.due_ns, start.drop_reason, status, built))
+        target = self._selection.choose_unsent(slot.slot_id)
+        status = CUTS.get(slot.drop_reason, "dropped")
+        built = self._bodies.facts_of_unsent(slot.stage, slot.slot_id)
+        key = self._record_key(slot, target)
+        self._spool.row(unsent_record(key, slot.due_ns, slot.drop_reason, status, built))
 
     def _check_finished(self) -> None:
         if self._dispatcher.is_done:
@@ -466,11 +469,11 @@ class Driver:
         if self._has_recorded_unsent:
             return
         self._has_recorded_unsent = True
-        for start in self._dispatcher.unsent_slots():
-            if start.drop_reason == "interrupted":
-                self._record_unsent(msgspec.structs.replace(start, drop_reason=reason))
+        for slot in self._dispatcher.unsent_slots():
+            if slot.drop_reason == "interrupted":
+                self._record_unsent(msgspec.structs.replace(slot, drop_reason=reason))
             else:
-                self._record_unsent(start)
+                self._record_unsent(slot)
 
     def _cancel_all(self, failure: Failure) -> None:
         self._is_cancelling = True
@@ -493,7 +496,7 @@ class Driver:
         for timeline in self._timelines:
             self.counters.events += timeline.fold()
         if self._sampling.is_due(now):
-            self._spool.second(self._sampling.second(now, self.counters))
+            self._spool.second(self._sampling.take_sample(now, self.counters))
         began = monotonic_ns()
         if now >= self._next_flush_ns:
             self._next_flush_ns = now + _FLUSH_INTERVAL_NS
@@ -518,7 +521,7 @@ class Driver:
         """Write everything that has not been written yet."""
         for timeline in self._timelines:
             timeline.fold()
-        self._spool.second(self._sampling.second(now, self.counters))
+        self._spool.second(self._sampling.take_sample(now, self.counters))
         self._write_timelines()
         self._spool.flush()
 
@@ -541,10 +544,10 @@ async def run(plan: Plan, tell: Emit) -> WorkerResult:
         return start_instant_ns(shard_of_run, lead_ns=START_DELAY_NS)
 
     def on_started(driver: Driver) -> None:
-        with stop_signals.calling(lambda _: driver.stop()):
+        with stop_signals.on_stop_signal(lambda _: driver.stop()):
             tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
 
-    return await work(plan, 0, 1, wait_for_start, on_started)
+    return await run_worker(plan, 0, 1, wait_for_start, on_started)
 
 
 def drive_settings(plan: Plan, part: Schedule, worker: int) -> DriveSettings:
@@ -563,7 +566,7 @@ def drive_settings(plan: Plan, part: Schedule, worker: int) -> DriveSettings:
     )
 
 
-async def work(
+async def run_worker(
     plan: Plan,
     worker: int,
     workers: int,
@@ -582,9 +585,9 @@ async def work(
         release_blocks_above(LARGEST_KEPT_BLOCK_UNDER_LOAD)
         with garbage_collection_disabled():
             driver = Driver(part, resources, settings, start_ns=await wait_for_start())
-            await stop_signals.heard()
+            await stop_signals.raise_pending_interrupt()
             on_started(driver)
-            with stop_signals.calling(lambda _: driver.stop()):
+            with stop_signals.on_stop_signal(lambda _: driver.stop()):
                 await driver.run()
         digest = resources.bodies.digest
         return WorkerResult(

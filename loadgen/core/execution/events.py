@@ -1,4 +1,4 @@
-"""What a run tells whoever started it, while it goes on: one type of event for each thing that can be said."""
+"""The events of a run, which listeners receive while it goes on."""
 
 from __future__ import annotations
 
@@ -17,40 +17,48 @@ if TYPE_CHECKING:
     from loadgen.core.execution.plan import Plan, Settings
     from loadgen.core.results.manifest import Cluster, ReasonCode, RunManifest
 
-RECENT = 2_000  # number of latencies kept for the progress line
+_RECENT_TTFTS = 2_000
 
 
 class Counters:
-    """What a progress line shows; updated in place during the run. `recent_ttft_ns`: the latest TTFTs."""
+    """The counters that a progress line shows. They are updated in place during the load."""
 
     __slots__ = ("dropped", "events", "failed", "in_flight", "ok", "recent_ttft_ns", "sent")
 
     def __init__(self) -> None:
-        self.sent = self.ok = self.failed = self.dropped = self.events = self.in_flight = 0
-        self.recent_ttft_ns: deque[int] = deque(maxlen=RECENT)
+        self.sent = 0
+        self.ok = 0
+        self.failed = 0
+        self.dropped = 0
+        self.events = 0
+        self.in_flight = 0
+        self.recent_ttft_ns: deque[int] = deque(maxlen=_RECENT_TTFTS)
 
 
 class RunningLoad(Struct):
-    """A load that goes on: what was counted so far, and how to end it.
-
-    `stop`: start no more requests; called again: end at once. `decided` is set by one who stops the load because its
-    outcome is certain, `stopped_by` by one who stops it because of a rule: the run is then not called interrupted.
-    """
+    """A load that is being sent."""
 
     counters: Callable[[], Counters]
+    """Returns the current counters."""
     stop: Callable[[], None]
+    """Starts no more requests. A second call ends the load at once."""
     decided: bool = False
+    """Set by a listener that stops the load because its outcome is certain."""
     stopped_by: ReasonCode | None = None
+    """Set by a listener that stops the load because of a rule."""
 
 
 class WaitingFor(Struct, frozen=True):
-    """Something has not answered yet: `what`, and how long it is waited for, in words."""
+    """Something takes long. `what` says as text what is waited for, and how long at most."""
 
     what: str
 
 
 class TargetsProbed(Struct, frozen=True):
-    """The targets were asked what they are; `settings` has their URLs. Not told in virtual time."""
+    """The targets were probed; `settings` has their URLs.
+
+    There is no such event in virtual time.
+    """
 
     folder: Path
     settings: Settings
@@ -58,13 +66,19 @@ class TargetsProbed(Struct, frozen=True):
 
 
 class ManifestCreated(Struct, frozen=True):
-    """The header, before it is written. Who has something to say in it gives it back with that. Not in virtual time."""
+    """The manifest before it is written. A listener may return a changed manifest.
+
+    There is no such event in virtual time.
+    """
 
     header: RunManifest
 
 
 class RunPlanned(NamedTuple):
-    """The run begins: nothing was sent yet. Told outside of an event loop; who hears it may refuse with a Fault."""
+    """The run begins, and nothing was sent yet.
+
+    The event is sent outside of an event loop. A listener may raise LoadgenError to refuse the run.
+    """
 
     plan: Plan
     header: RunManifest
@@ -77,15 +91,21 @@ class WorkersPlaced(Struct, frozen=True):
 
 
 class LoadStarted(Struct, frozen=True):
-    """The load begins at `start_ns` on the monotonic clock. Told in a running event loop; not told in virtual time."""
+    """The load begins at `start_ns` on the monotonic clock.
+
+    The event is sent in a running event loop. There is no such event in virtual time.
+    """
 
     start_ns: int
     load: RunningLoad
 
 
 class Look(Struct, frozen=True):
-    """Every `every_ns` of a load in virtual time, `ends` is shown the rows that have ended since it was shown some: the
-    instant, and the rows. True ends the load, as its outcome is certain; what is in flight may end within the drain.
+    """An interim analysis of a load in virtual time.
+
+    After every `every_ns`, `ends` is called with the time and the records of the requests that have
+    ended since the last call. If it returns True, the load ends, because its outcome is certain;
+    requests in flight may end within the drain.
     """
 
     every_ns: int
@@ -93,14 +113,17 @@ class Look(Struct, frozen=True):
 
 
 class SimulationStarted(Struct, frozen=True):
-    """A load in virtual time begins. Who wants to end it early adds to `looks`."""
+    """A load in virtual time begins. A listener that may end it early adds to `looks`."""
 
     looks: list[Look]
 
 
 class Simulated(Struct, frozen=True):
-    """A load in virtual time is over, and nothing of it is written: its `rows`, by column. Who has seen enough of it
-    adds the instant of that to `stops`: the load is then simulated to there, and told again.
+    """A load in virtual time has ended, and nothing of it is written.
+
+    `rows` holds its records by column. A listener that needs only a part of the load adds the time
+    at which the part ends to `stops`. The load is then simulated to that time, and the event is
+    sent again.
     """
 
     rows: NDArray[np.void]
@@ -108,15 +131,16 @@ class Simulated(Struct, frozen=True):
 
 
 class LoadEnded(Struct, frozen=True):
-    """The load is over, or failed, or will not begin; told once after TargetsFound. Who has something to say in the
-    header gives it back with that; None: the run has failed.
+    """The load has ended or failed, or will not begin. It is sent once after TargetsProbed.
+
+    A listener may return a changed manifest. The manifest is None if the run has failed.
     """
 
     header: RunManifest | None
 
 
 class RunEnded(Struct, frozen=True):
-    """The run is over, finished or not. `stored`: where its folder was copied to."""
+    """The run has ended, finished or not. `stored` is where its folder was copied to."""
 
     stored: str | None = None
 
@@ -163,7 +187,3 @@ def conclude_manifest(listeners: Sequence[EventHandler], header: RunManifest) ->
     for listener in listeners:
         header = listener(LoadEnded(header)) or header
     return header
-
-
-def ignore_event(event: RunEvent) -> None:
-    """Do nothing, as the function that receives the events of a run without listeners."""

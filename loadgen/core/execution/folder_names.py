@@ -1,4 +1,4 @@
-"""What the folder of a new run is called, and the folder made and taken. Nothing is written into it here."""
+"""Name, create and lock the folders of runs. Nothing is written into a folder here."""
 
 from __future__ import annotations
 
@@ -15,82 +15,98 @@ from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.results import store
 from loadgen.core.results.files import refuse_links
 
+_MAX_NAME_LENGTH = 60
+_RANDOM_BYTES = 2
+
 
 def run_id(name: str, now: datetime.datetime) -> str:
-    """The folder name of a run: readable, sorted by time, unique."""
-    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[:60]
-    return f"{plain}-{now:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+    """Return the folder name of a run, which is readable, sorted by time, and unique."""
+    safe_name = "".join(char if char.isalnum() or char in "-_" else "-" for char in name)
+    suffix = os.urandom(_RANDOM_BYTES).hex()
+    return f"{safe_name[:_MAX_NAME_LENGTH]}-{now:%Y%m%d-%H%M%S}-{suffix}"
 
 
-def dated(folder: Path, now: datetime.datetime) -> Iterator[Path]:
-    """Names beside this one that say when, in the order in which they are tried."""
+def dated_folders(folder: Path, now: datetime.datetime) -> Iterator[Path]:
+    """Yield folders with the time in their names besides `folder`, in the order to try them."""
     first = folder.with_name(f"{folder.name}-{now:%Y%m%d-%H%M%S}")
     yield first
-    yield from (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    for number in itertools.count(2):
+        yield first.with_name(f"{first.name}-{number}")
 
 
-def _names(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
-    """`out` itself when given, else a name under `results/`; then names beside it, for where a run is there already."""
-    folder = out if out is not None else Path("results") / run_id(name, now)
-    yield folder
-    yield from dated(folder, now)
-
-
-def check_empty(out: Path) -> None:
-    """Raises UserError for a folder that holds results, or one with runs or experiments in it."""
-    if any(file.is_file() for name in result_kinds.left_by_commands() for file in out.glob(name)):
-        hint = "give another --out; or --force, which keeps them beside it under a dated name"
-        raise UserError("file_exists", "the folder holds results", f"--out {out}", hint)
+def check_no_results(folder: Path) -> None:
+    """Raise UserError if a folder holds results, or runs and experiments."""
+    has_results = any(
+        file.is_file() for name in result_kinds.left_by_commands() for file in folder.glob(name)
+    )
+    if has_results:
+        raise UserError(
+            "file_exists",
+            "the folder holds results",
+            f"--out {folder}",
+            "give another --out; or --force, which keeps them beside it under a dated name",
+        )
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """The folder of several runs, made and locked while inside. Raises UserError while another command works in it.
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Create the folder of several runs, and lock it within the context.
 
-    A Fault or a Ctrl-C before the first run has begun removes what was created.
+    If the context fails before the first run has begun, or is interrupted, what was created is
+    removed. Raises UserError if another command uses the folder.
     """
     existed = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if existed:
         refuse_links(folder)
-    with locked(folder) as mine:
-        if not mine:
-            hint = "wait until it has ended, or give another --out"
+    with _try_lock(folder) as is_locked:
+        if not is_locked:
             raise UserError(
-                "folder_in_use", "another command is at work in this folder", str(folder), hint
+                "folder_in_use",
+                "another command is at work in this folder",
+                str(folder),
+                "wait until it has ended, or give another --out",
             )
         try:
             with store.nothing_left(folder):
                 yield
         except (LoadgenError, CombinedError, KeyboardInterrupt):
             if not existed:
-                with contextlib.suppress(OSError):  # it holds something
+                # A folder that holds something is kept.
+                with contextlib.suppress(OSError):
                     folder.rmdir()
             raise
 
 
 @contextlib.contextmanager
-def taken(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
-    """The first of the names that holds no run, made and locked: of two runs with one `--out` at the same time, the
-    second gets another name.
+def new_run_folder(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
+    """Create a folder that holds no run, lock it within the context, and yield it.
 
-    A Fault or a Ctrl-C before the run has begun removes what was created.
+    Of two runs with the same `out` at the same time, the second gets a folder with another name. If
+    the context fails before the run has begun, or is interrupted, what was created is removed.
     """
-    for folder in _names(out, name, now):
+    for folder in _candidate_folders(out, name, now):
         with store.nothing_left(folder):
             folder.mkdir(parents=True, exist_ok=True)
             refuse_links(folder, deep=False)
-            with locked(folder) as mine:
-                if mine and not (folder / "run.json").exists():
+            with _try_lock(folder) as is_locked:
+                if is_locked and not (folder / "run.json").exists():
                     yield folder
                     return
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Whether this process has the folder for itself while inside. The lock is on the folder and goes with the process.
+def _candidate_folders(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
+    """Yield the folders to try for a run: `out` or a name in `results/`, then dated names."""
+    folder = out if out is not None else Path("results") / run_id(name, now)
+    yield folder
+    yield from dated_folders(folder, now)
 
-    On a file system without locks it always has.
+
+@contextlib.contextmanager
+def _try_lock(folder: Path) -> Iterator[bool]:
+    """Lock a folder within the context, and yield whether this process has the lock.
+
+    The lock ends with the process. On a file system without locks, the process always has it.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -100,8 +116,11 @@ def locked(folder: Path) -> Iterator[bool]:
             yield False
             return
         except OSError:
-            pass  # a file system without locks: nobody can be kept out
-        # whoever had it may have removed it in between, and a third may have made it again
-        yield folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
+            # On a file system without locks, other processes cannot be kept out.
+            pass
+        # The process that had the lock may have removed the folder, and another one may have
+        # created it again.
+        is_same_folder = folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
+        yield is_same_folder
     finally:
         os.close(descriptor)

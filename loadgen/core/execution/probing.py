@@ -172,7 +172,7 @@ async def probe_all(
 
     Args:
         settings: The settings, which name the endpoints.
-        workload: The load that follows. A response of the probe may take as long as one of the load.
+        workload: The load that follows. A response of the probe may take as long as its responses.
         cache: The results of endpoints that were probed before. New results are added to it.
         emit: Called with an event when the probe takes long.
 

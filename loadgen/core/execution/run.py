@@ -19,7 +19,7 @@ from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.execution import backend, events, host_facts, run_manifest, step_targets
 from loadgen.core.execution.context import KnownTarget
-from loadgen.core.execution.folder_names import taken
+from loadgen.core.execution.folder_names import new_run_folder
 from loadgen.core.execution.plan import (
     Plan,
     PreparationContext,
@@ -194,7 +194,7 @@ def _run_folder(
     if folder is not None:
         return contextlib.nullcontext(folder)
     now = datetime.datetime.now().astimezone()
-    return taken(settings.out, workload.name, now)
+    return new_run_folder(settings.out, workload.name, now)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""What a worker uses itself, once a second: CPU, memory, and how long it waited for a core. IO: reads `/proc`."""
+"""Measure every second what a worker uses: CPU, memory, and the time it waited for a core."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from time import process_time_ns
@@ -11,65 +12,92 @@ from loadgen.core.results.manifest import WorkerSample
 
 SECOND_NS = 1_000_000_000
 
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+_MAX_SCHEDSTAT_BYTES = 64
+_BYTES_PER_KIB = 1024  # Linux reports the peak memory in KiB.
 
-class Waiting:
-    """How long this thread was ready to run but had no core, in ns. Linux counts it; None on other systems."""
 
-    __slots__ = ("_fd", "_last_ns")
+class RunQueueWait:
+    """How long this thread was ready to run but had no core. Only Linux counts this time."""
+
+    __slots__ = ("_descriptor", "_last_ns")
 
     def __init__(self) -> None:
-        try:
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        except OSError:
-            self._fd = -1
-        self._last_ns = self.ns()
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):
+            self._descriptor = os.open(_SCHEDSTAT, os.O_RDONLY)
+        self._last_ns = self.total_ns()
 
-    def ns(self) -> int | None:
-        """Total so far, ns."""
-        return int(os.pread(self._fd, 64, 0).split()[1]) if self._fd >= 0 else None
+    def total_ns(self) -> int | None:
+        """Return the time since the thread started, or None if it is not known."""
+        if self._descriptor is None:
+            return None
+        fields = os.pread(self._descriptor, _MAX_SCHEDSTAT_BYTES, 0).split()
+        return int(fields[1])
 
-    def since(self) -> int | None:
-        """Since the last call, or since the object was created, ns."""
-        previous, self._last_ns = self._last_ns, self.ns()
-        return None if previous is None or self._last_ns is None else self._last_ns - previous
+    def since_last_call_ns(self) -> int | None:
+        """Return the time since the last call, or since the object was created."""
+        previous_ns = self._last_ns
+        self._last_ns = self.total_ns()
+        if previous_ns is None or self._last_ns is None:
+            return None
+        return self._last_ns - previous_ns
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the file of the system. Afterwards the time is not known."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class SelfSampling:
-    """Makes the `WorkerSample`s of one worker. Create it in the thread that sends. `written_ns`: time spent in writes."""
+    """Creates the `WorkerSample`s of one worker. Create it in the thread that sends.
+
+    The caller adds the time that it spends in writes to `written_ns`.
+    """
 
     def __init__(self, worker: int, start_ns: int) -> None:
-        self._worker, self._start_ns, self._last_ns = worker, start_ns, start_ns
-        self._cpu_start_ns = self._cpu_ns = process_time_ns()
-        self._waiting, self.written_ns = Waiting(), 0
+        self.written_ns = 0
+        self._worker = worker
+        self._start_ns = start_ns
+        self._last_ns = start_ns
+        self._start_cpu_ns = process_time_ns()
+        self._last_cpu_ns = self._start_cpu_ns
+        self._run_queue_wait = RunQueueWait()
 
-    def is_due(self, now: int) -> bool:
-        """Whether a second has passed since the last one."""
-        return now >= self._last_ns + SECOND_NS
+    def is_due(self, now_ns: int) -> bool:
+        """Return True if a second has passed since the last sample."""
+        return now_ns >= self._last_ns + SECOND_NS
 
-    def second(self, now: int, counters: Counters) -> WorkerSample:
-        """What was used since the last call."""
-        cpu, waited, span = process_time_ns(), self._waiting.since(), now - self._last_ns
-        second = WorkerSample(
-            t_s=round((now - self._start_ns) / SECOND_NS, 3),
+    def take_sample(self, now_ns: int, counters: Counters) -> WorkerSample:
+        """Return what was used since the last sample."""
+        cpu_ns = process_time_ns()
+        waited_ns = self._run_queue_wait.since_last_call_ns()
+        span_ns = now_ns - self._last_ns
+        sample = WorkerSample(
+            t_s=round((now_ns - self._start_ns) / SECOND_NS, 3),
             worker=self._worker,
-            span_s=round(span / SECOND_NS, 3),
-            cpu_share=round((cpu - self._cpu_ns) / span, 4) if span else 0.0,
-            waited_share=round(waited / span, 4) if span and waited is not None else None,
-            write_share=round(self.written_ns / span, 4) if span else 0.0,
-            cpu_s=round((cpu - self._cpu_start_ns) / SECOND_NS, 4),
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            span_s=round(span_ns / SECOND_NS, 3),
+            cpu_share=_share(cpu_ns - self._last_cpu_ns, span_ns) or 0.0,
+            waited_share=None if waited_ns is None else _share(waited_ns, span_ns),
+            write_share=_share(self.written_ns, span_ns) or 0.0,
+            cpu_s=round((cpu_ns - self._start_cpu_ns) / SECOND_NS, 4),
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_PER_KIB,
             in_flight=counters.in_flight,
             sent=counters.sent,
             done=counters.ok + counters.failed,
             failed=counters.failed,
         )
-        self._last_ns, self._cpu_ns, self.written_ns = now, cpu, 0
-        return second
+        self._last_ns = now_ns
+        self._last_cpu_ns = cpu_ns
+        self.written_ns = 0
+        return sample
 
     def close(self) -> None:
-        self._waiting.close()
+        """Close the file of the system."""
+        self._run_queue_wait.close()
+
+
+def _share(part_ns: int, span_ns: int) -> float | None:
+    """Return a part of a time span as a share, or None if the span is empty."""
+    return round(part_ns / span_ns, 4) if span_ns else None

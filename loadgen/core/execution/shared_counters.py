@@ -1,7 +1,8 @@
-"""Counters of all workers in a memory-mapped file, for the progress line: each worker updates its block once a second.
+"""Counters of all workers in a memory-mapped file, which each worker updates once a second.
 
-IO. This is all that workers share while the clock runs. Only for display, and to see that a worker still moves: no
-reported number comes from here, and a reader may see an incomplete update.
+This is all that workers share during a load. The counters are only displayed, and they show that a
+worker still makes progress: no reported number comes from here. A reader may see an incomplete
+update.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import numpy as np
 
 from loadgen.core.execution.events import Counters
 
-NUMBERS = ("sent", "ok", "failed", "dropped", "events", "in_flight")
-LATEST = 256  # number of latest TTFTs stored per worker
+_COUNTER_NAMES = ("sent", "ok", "failed", "dropped", "events", "in_flight")
+_MAX_TTFTS = 256  # The latest TTFTs of each worker.
 _BLOCK = np.dtype(
     [
-        *((name, "<i8") for name in NUMBERS),
+        *((name, "<i8") for name in _COUNTER_NAMES),
         ("at_ns", "<i8"),
         ("ttfts", "<i8"),
-        ("ttft_ns", "<i8", (LATEST,)),
+        ("ttft_ns", "<i8", (_MAX_TTFTS,)),
     ]
 )
 
@@ -43,22 +44,22 @@ class SharedCounters:
         self._blocks = np.frombuffer(self._map, _BLOCK)
 
     def close(self) -> None:
-        """Let go of the file, whose map keeps a descriptor open; `sum` goes on giving what was counted last."""
+        """Close the file. `sum` still returns the last counters."""
         self._blocks = self._blocks.copy()
         self._map.close()
 
     def write(self, worker: int, counters: Counters) -> None:
         """Publish the counters of one worker."""
         block = self._blocks[worker]
-        latest = list(counters.recent_ttft_ns)[-LATEST:]
-        for name in NUMBERS:
+        ttfts_ns = list(counters.recent_ttft_ns)[-_MAX_TTFTS:]
+        for name in _COUNTER_NAMES:
             block[name] = getattr(counters, name)
-        block["ttft_ns"][: len(latest)] = latest
-        block["ttfts"] = len(latest)
+        block["ttft_ns"][: len(ttfts_ns)] = ttfts_ns
+        block["ttfts"] = len(ttfts_ns)
         block["at_ns"] = monotonic_ns()
 
     def block(self, worker: int) -> bytes:
-        """The block of one worker, to be sent to another machine."""
+        """Return the block of one worker, to be sent to another machine."""
         data: bytes = self._blocks[worker].tobytes()
         return data
 
@@ -67,13 +68,16 @@ class SharedCounters:
         self._blocks[worker] = np.frombuffer(block, _BLOCK)[0]
 
     def updated_ns(self, worker: int) -> int:
-        """When a worker of this machine last published its counters (monotonic ns); 0: not yet."""
+        """Return when a worker of this machine last published its counters, or 0 if it never did.
+
+        The time is that of the monotonic clock.
+        """
         return int(self._blocks["at_ns"][worker])
 
     def sum(self) -> Counters:
-        """Sum over all workers, as of their last update."""
+        """Return the sums over all workers, as of their last updates."""
         total = Counters()
-        for name in NUMBERS:
+        for name in _COUNTER_NAMES:
             setattr(total, name, int(self._blocks[name].sum()))
         for block in self._blocks:
             total.recent_ttft_ns.extend(block["ttft_ns"][: int(block["ttfts"])].tolist())

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP while workers start, and while a load goes on: they end the load, not the process. IO."""
+"""Let SIGINT, SIGTERM and SIGHUP end a load instead of the process."""
 
 from __future__ import annotations
 
@@ -7,62 +7,67 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 from loadgen.core.errors import LoadgenError
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def heard() -> None:
-    """Right before a load begins: a KeyboardInterrupt that a signal has left in the loop is raised here, not in it."""
-    for _ in range(2):  # uvloop takes one turn more
+async def raise_pending_interrupt() -> None:
+    """Raise KeyboardInterrupt here, not during the load, if a signal has just arrived."""
+    # uvloop needs two iterations to deliver a signal, asyncio one.
+    for _ in range(2):
         await asyncio.sleep(0)
 
 
 @contextlib.contextmanager
-def calling(stop: Callable[[int], object]) -> Iterator[None]:
-    """While inside, each of these signals calls `stop(number)` in the running event loop.
+def on_stop_signal(handle: Callable[[int], object]) -> Iterator[None]:
+    """Call `handle(signum)` in the running event loop for each stop signal within the context.
 
-    Python delivers signals to the main thread only: in another one nothing changes. Not by `add_signal_handler`: when
-    that is taken back Python's own handler stands for an instant, and a signal then is a KeyboardInterrupt anywhere.
+    Signals that are ignored stay ignored. Python delivers signals to the main thread only, so
+    nothing changes in other threads.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
 
-    def soon(number: int, _: object) -> None:
-        loop.call_soon_threadsafe(stop, number)
+    def call_soon(signum: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(handle, signum)
 
-    before = {
-        one: signal.signal(one, soon)
-        for one in NUMBERS
-        if signal.getsignal(one) is not signal.SIG_IGN
+    # Not `loop.add_signal_handler`: when that is removed, Python's own handler is active for a
+    # moment, and a signal in that moment raises KeyboardInterrupt anywhere.
+    previous_handlers = {
+        signum: signal.signal(signum, call_soon)
+        for signum in STOP_SIGNALS
+        if signal.getsignal(signum) is not signal.SIG_IGN
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signum, handler in previous_handlers.items():
+            signal.signal(signum, handler)
 
 
 @contextlib.contextmanager
-def ending_start(end: Callable[[], object]) -> Iterator[None]:
-    """While inside, where workers start, each of these signals calls `end()`, of which the start may fail. At the end
-    raises KeyboardInterrupt where one came.
+def abort_start_on_signal(abort: Callable[[], object]) -> Iterator[None]:
+    """Call `abort()` for each stop signal while workers start, then raise KeyboardInterrupt.
+
+    Errors of the start that the abort causes are ignored.
     """
-    came = False
+    is_aborted = False
 
-    def interrupted(_: int) -> None:
-        nonlocal came
-        came = True
-        end()
+    def handle(_signum: int) -> None:
+        nonlocal is_aborted
+        is_aborted = True
+        abort()
 
-    with calling(interrupted):
+    with on_stop_signal(handle):
         try:
             yield
         except LoadgenError:
-            if not came:
+            if not is_aborted:
                 raise
-    if came:
+    if is_aborted:
         raise KeyboardInterrupt

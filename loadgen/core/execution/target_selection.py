@@ -1,7 +1,7 @@
-"""Load balancing: which target a request goes to, and which targets have stopped answering.
+"""Load balancing: choose the target of each request, and detect targets that stopped responding.
 
-Pure: the caller reports starts and ends of requests; there are no sockets and no clocks here. This code runs in the
-sending loop, so its cost may grow with the number of targets only.
+The caller reports the starts and ends of requests. There are no sockets and no clocks here. This
+code runs in the sending loop, so its cost may grow with the number of targets only.
 """
 
 from __future__ import annotations
@@ -10,28 +10,36 @@ from collections.abc import Callable, Sequence
 
 from loadgen_sdk.request import Completion
 
-DOWN_AFTER = 10  # successive requests without a byte of an answer
-SILENCE = frozenset(("dns", "connect", "tls", "reset", "timeout_total", "timeout_stall"))
-RETRY_NS = (
-    1_000_000_000  # how often a target that is down is tried: by a lane, or by least-in-flight
+DOWN_AFTER = 10
+"""A target is down after this many successive requests without a byte of a response."""
+
+RETRY_NS = 1_000_000_000
+"""How often a target that is down is tried by a virtual user, or by the route least-in-flight."""
+
+_FAILURES_WITHOUT_RESPONSE = frozenset(
+    ("dns", "connect", "tls", "reset", "timeout_total", "timeout_stall")
 )
+_NOT_SENT_NS = -1
 
 
 class TargetSelection:
-    """`route`: auto, round-robin, least-in-flight or sticky; auto is sticky where conversations have several turns.
+    """Choose targets by a route: auto, round-robin, least-in-flight or sticky.
 
-    Round robin and sticky choose by slot number. A request goes to the same target whichever worker sends it, also when
-    that target is down, so the other targets do not get more than planned. Least in flight skips targets that are down,
-    except for one request every RETRY_NS; targets with equal numbers in flight take turns.
+    The route auto is sticky if conversations have several turns, and else round-robin.
+
+    Round-robin and sticky choose by slot id. A request goes to the same target whichever worker
+    sends it, also when that target is down, so the other targets do not get more than planned.
+    Least-in-flight skips targets that are down, except for one request every RETRY_NS. Targets with
+    equal numbers of requests in flight take turns.
     """
 
     __slots__ = (
-        "_all",
+        "_all_targets",
         "_in_flight",
-        "_retry_ns",
-        "_serving",
+        "_max_turns",
+        "_next_retry_ns",
         "_sticky",
-        "_turns",
+        "_targets_by_slot",
         "down",
         "refusals",
     )
@@ -42,67 +50,109 @@ class TargetSelection:
         targets: int,
         turns: int,
         in_flight: Callable[[int], int],
-        serving: Callable[[int], Sequence[int]] | None = None,
+        targets_by_slot: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        """`serving`: slot number -> the targets among which to choose, where not every target serves every request."""
+        """Create a selection among `targets` targets.
+
+        Args:
+            route: How targets are chosen.
+            targets: The number of targets.
+            turns: The number of turns of the largest session.
+            in_flight: Returns how many requests of this worker are in flight at a target.
+            targets_by_slot: Returns the targets that can serve a slot, if not all can.
+        """
         self._sticky = route == "sticky" or (route == "auto" and turns > 1)
-        self._in_flight = (
-            in_flight if route == "least-in-flight" else None
-        )  # target -> requests of this worker in flight
-        self._all, self._turns, self._serving = range(targets), turns, serving
-        self.refusals = [0] * targets  # successive ones, by target
-        self._retry_ns = [0] * targets
-        self.down: dict[int, int] = {}  # target -> when it first stopped answering, ns
+        self._in_flight = in_flight if route == "least-in-flight" else None
+        self._all_targets = range(targets)
+        self._max_turns = turns
+        self._targets_by_slot = targets_by_slot
+        self._next_retry_ns = [0] * targets
+        self.refusals = [0] * targets
+        """For each target, the number of successive requests without a byte of a response."""
+        self.down: dict[int, int] = {}
+        """When each target that was ever down first stopped responding, in ns."""
 
-    def choose(self, number: int, now_ns: int) -> int:
-        """The target of a slot that starts now (`now_ns`; -1 for a slot that is not sent)."""
-        targets = self._all if self._serving is None else self._serving(number)
-        count, in_flight = len(targets), self._in_flight
-        if count == 1:
+    def choose(self, slot_id: int, now_ns: int) -> int:
+        """Return the target of a slot that starts at `now_ns`."""
+        targets = self._targets_of(slot_id)
+        if len(targets) == 1:
             return targets[0]
-        if in_flight is None:
-            return targets[(number // self._turns if self._sticky else number) % count]
-        up: Sequence[int] = targets
-        if self.down:
-            for target in up:
-                if self.is_down(target) and now_ns >= self._retry_ns[target]:
-                    self._retry_ns[target] = now_ns + RETRY_NS
-                    return target
-            up = [target for target in up if not self.is_down(target)] or up
-        return min(up, key=lambda target: (in_flight(target), (target - number) % count))
+        if self._in_flight is None:
+            return self._choose_by_slot(targets, slot_id)
+        return self._choose_least_in_flight(targets, slot_id, now_ns, self._in_flight)
 
-    def pause_ns(self, number: int) -> int:
-        """How long a lane waits before this slot, after a failed request, ns.
+    def choose_unsent(self, slot_id: int) -> int:
+        """Return the target of a slot that is not sent."""
+        return self.choose(slot_id, _NOT_SENT_NS)
 
-        RETRY_NS if the slot would go to a target that is down, where it would fail at once; else 0.
+    def pause_ns(self, slot_id: int) -> int:
+        """Return how long a virtual user waits before this slot, after a failed request.
+
+        It waits RETRY_NS if the slot would go to a target that is down, because the request would
+        fail at once.
         """
         if not self.down:
             return 0
+        targets = self._targets_of(slot_id)
         if self._in_flight is None:
-            down = self.is_down(self.choose(number, -1))
+            down = self.is_down(self._choose_by_slot(targets, slot_id))
         else:
-            down = all(
-                map(self.is_down, self._all if self._serving is None else self._serving(number))
-            )
+            down = all(self.is_down(target) for target in targets)
         return RETRY_NS if down else 0
 
     def is_down(self, target: int) -> bool:
-        """Whether its last DOWN_AFTER requests ended without a byte of an answer."""
+        """Return True if the last DOWN_AFTER requests ended without a byte of a response."""
         return self.refusals[target] >= DOWN_AFTER
 
-    def answered(self, target: int) -> None:
+    def report_success(self, target: int) -> None:
         """Report a request that succeeded."""
         self.refusals[target] = 0
 
-    def failed(self, target: int, done: Completion, now_ns: int) -> bool:
-        """Report a request that failed. True when this makes its target count as down for the first time."""
-        assert done.failure is not None
-        if done.http_status or done.failure.kind not in SILENCE:
+    def report_failure(self, target: int, completion: Completion, now_ns: int) -> bool:
+        """Report a request that failed.
+
+        Return True if this makes its target count as down for the first time.
+        """
+        assert completion.failure is not None
+        has_response = bool(completion.http_status)
+        if has_response or completion.failure.kind not in _FAILURES_WITHOUT_RESPONSE:
             return False
         self.refusals[target] += 1
-        if self.refusals[target] == DOWN_AFTER:
-            self._retry_ns[target] = now_ns + RETRY_NS
-            if target not in self.down:
-                self.down[target] = now_ns
-                return True
-        return False
+        if self.refusals[target] != DOWN_AFTER:
+            return False
+        self._next_retry_ns[target] = now_ns + RETRY_NS
+        if target in self.down:
+            return False
+        self.down[target] = now_ns
+        return True
+
+    def _targets_of(self, slot_id: int) -> Sequence[int]:
+        """Return the targets that can serve a slot."""
+        if self._targets_by_slot is None:
+            return self._all_targets
+        return self._targets_by_slot(slot_id)
+
+    def _choose_by_slot(self, targets: Sequence[int], slot_id: int) -> int:
+        """Return the target that a slot or its session has under round-robin or sticky."""
+        index = slot_id // self._max_turns if self._sticky else slot_id
+        return targets[index % len(targets)]
+
+    def _choose_least_in_flight(
+        self,
+        targets: Sequence[int],
+        slot_id: int,
+        now_ns: int,
+        in_flight: Callable[[int], int],
+    ) -> int:
+        """Return the target with the fewest requests in flight, or one that is due for a retry."""
+        candidates = targets
+        if self.down:
+            for target in targets:
+                if self.is_down(target) and now_ns >= self._next_retry_ns[target]:
+                    self._next_retry_ns[target] = now_ns + RETRY_NS
+                    return target
+            candidates = [target for target in targets if not self.is_down(target)] or targets
+        return min(
+            candidates,
+            key=lambda target: (in_flight(target), (target - slot_id) % len(targets)),
+        )

@@ -25,10 +25,10 @@ from loadgen.core.errors import TargetError
 from loadgen.core.execution import step_targets
 from loadgen.core.execution.bodies import Bodies, body_encoder, links_responses
 from loadgen.core.execution.body_prefetch import BodyPrefetch
-from loadgen.core.execution.head_lines import head_lines
 from loadgen.core.execution.plan import Job, Plan, Tuning
 from loadgen.core.execution.probing import client_options
 from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, release_blocks_above
+from loadgen.core.execution.request_headers import request_header_lines
 from loadgen.core.execution.shard import CONNECTION_S, sleep_until_before_start
 from loadgen.core.results.manifest import Cluster
 from loadgen.core.results.spool import Spool
@@ -65,10 +65,10 @@ class WorkerResources(Struct, frozen=True, kw_only=True):
 
     reactor: Reactor
     clients: Sequence[Any]  # one per target
-    serving: Callable[[int], Sequence[int]] | None = (
+    targets_by_slot: Callable[[int], Sequence[int]] | None = (
         None  # the targets that serve a step of the load
     )
-    head_lines: Callable[[int], bytes] | None = None  # additional header lines of a request
+    header_lines: Callable[[int], bytes] | None = None  # additional header lines of a request
     bodies: Bodies
     numbers: Sequence[Iterator[int]]  # for each stage, the numbers of its requests in order
     spool: Spool
@@ -107,12 +107,14 @@ async def open_resources(plan: Plan, part: Schedule, worker: int) -> AsyncIterat
         yield WorkerResources(
             reactor=reactor,
             clients=clients,
-            serving=step_targets.targets_by_request(settings, plan.requests),
+            targets_by_slot=step_targets.targets_by_request(settings, plan.requests),
             bodies=bodies,
             numbers=numbers,
             spool=spool,
             redact=_create_redactor(job),
-            head_lines=head_lines(job.workload, plan.requests, slos=settings.slo_headers),
+            header_lines=request_header_lines(
+                job.workload, plan.requests, sends_slos=settings.slo_headers
+            ),
         )
     except TargetUnusable as error:
         target = job.probe_results[0].target.redacted

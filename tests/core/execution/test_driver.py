@@ -23,7 +23,7 @@ from loadgen_sdk.transport.reactor import Reactor
 from loadgen.core.execution import stop_signals
 from loadgen.core.execution.bodies import Bodies
 from loadgen.core.execution.driver import MAX_DRAIN_AFTER_STOP_NS, Driver, DriveSettings
-from loadgen.core.execution.self_sampling import Waiting
+from loadgen.core.execution.self_sampling import RunQueueWait
 from loadgen.core.execution.worker_resources import WorkerResources
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build_prompts
@@ -167,7 +167,7 @@ def run(
         if during is not None:
             during(drive, client)
         try:
-            with stop_signals.calling(lambda _: drive.stop()):
+            with stop_signals.on_stop_signal(lambda _: drive.stop()):
                 await asyncio.wait_for(drive.run(), 300)
         finally:
             spool.close()
@@ -396,13 +396,13 @@ def test_once_interrupted_the_grace_time_is_all_that_is_left(tmp_path: Path) -> 
 def test_time_that_others_had_our_core_is_counted() -> None:
     cores = os.sched_getaffinity(0)
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    waiting = Waiting()
+    waiting = RunQueueWait()
     try:
         for process in (0, other.pid):
             os.sched_setaffinity(process, {min(cores)})
-        begun, before = process_time_ns(), waiting.ns()
+        begun, before = process_time_ns(), waiting.total_ns()
         assert before is not None
-        while (now := waiting.ns()) is not None and now < before + 10_000_000:
+        while (now := waiting.total_ns()) is not None and now < before + 10_000_000:
             assert process_time_ns() - begun < 20 * SECOND_NS, (
                 "two that share a core, and neither ever waited"
             )
@@ -411,7 +411,7 @@ def test_time_that_others_had_our_core_is_counted() -> None:
         other.wait()
         waiting.close()
         os.sched_setaffinity(0, cores)
-    assert waiting.ns() is None
+    assert waiting.total_ns() is None
 
 
 def test_a_bug_in_a_callback_ends_the_run_and_what_was_recorded_stays(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from loadgen.core import run_folder
 from loadgen.core.errors import TargetError
 from loadgen.core.execution import run
 from loadgen.core.execution.backends import worker
-from loadgen.core.execution.folder_names import taken
+from loadgen.core.execution.folder_names import new_run_folder
 from loadgen.core.execution.plan import Settings, Tuning
 from loadgen.core.results import manifest, store
 from loadgen.core.workload import load, read_flags
@@ -291,7 +291,7 @@ def test_nohup_stays_nohup(tmp_path: Path, endpoint: EmbeddedServer) -> None:
 @pytest.mark.processes
 def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     """The second begins while the first has not even probed its target."""
-    with taken(tmp_path / "out", "first", datetime.now()) as first:
+    with new_run_folder(tmp_path / "out", "first", datetime.now()) as first:
         code, _, err = ended(
             cli(tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "100")
         )
@@ -315,5 +315,5 @@ def test_a_worker_whose_command_ended_before_it_was_told_its_work_says_nothing(
 ) -> None:
     """A traceback of it stood below "interrupted"."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(told)))
-    worker._run_worker()
+    worker._main()
     assert capfd.readouterr() == ("", "")

@@ -154,7 +154,7 @@ def test_the_least_busy_that_answers_is_chosen() -> None:
     flying = [5, 0, 3]
     routes = TargetSelection("least-in-flight", 3, 1, flying.__getitem__)
     assert routes.choose(0, 0) == 1
-    told = [routes.failed(1, failure("connect"), 100) for _ in range(DOWN_AFTER + 3)]
+    told = [routes.report_failure(1, failure("connect"), 100) for _ in range(DOWN_AFTER + 3)]
     assert told == [False] * (DOWN_AFTER - 1) + [True] + [False] * 3
     assert routes.down == {1: 100}
     assert {routes.choose(n, 200) for n in range(9)} == {2}
@@ -163,7 +163,7 @@ def test_the_least_busy_that_answers_is_chosen() -> None:
         2,
         2,
     ]  # one looks whether it is back
-    routes.answered(1)
+    routes.report_success(1)
     assert routes.choose(0, 101 + RETRY_NS) == 1
     assert routes.down == {1: 100}  # that it was down is not forgotten
 
@@ -181,7 +181,7 @@ def test_the_least_busy_that_answers_is_chosen() -> None:
 def test_what_counts_as_not_answering(done: Completion, down: bool) -> None:
     routes = TargetSelection("round-robin", 2, 1, lambda _: 0)
     for _ in range(DOWN_AFTER):
-        routes.failed(1, done, 0)
+        routes.report_failure(1, done, 0)
     assert routes.is_down(1) is down
     assert routes.pause_ns(3) == (RETRY_NS if down else 0)
     assert routes.pause_ns(2) == 0

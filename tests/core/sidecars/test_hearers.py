@@ -26,8 +26,8 @@ from loadgen.core.execution.events import (
     RunPlanned,
     TargetsProbed,
     broadcast,
-    completed,
-    concluded,
+    complete_manifest,
+    conclude_manifest,
 )
 from loadgen.core.execution.plan import Settings
 from loadgen.core.results.manifest import RunManifest
@@ -59,8 +59,13 @@ def test_the_first_to_begin_is_the_last_to_end() -> None:
 
 def test_each_adds_to_the_header_of_those_before_it() -> None:
     hearers = [Recorder("a", []), lambda event: None, Recorder("b", [])]
-    assert completed(hearers, header("x", 1)).notes == ("a", "b")
-    assert concluded(hearers, completed(hearers, header("x", 1))).notes == ("a", "b", "a", "b")
+    assert complete_manifest(hearers, header("x", 1)).notes == ("a", "b")
+    assert conclude_manifest(hearers, complete_manifest(hearers, header("x", 1))).notes == (
+        "a",
+        "b",
+        "a",
+        "b",
+    )
 
 
 EMBEDDED = {"ttft": "2ms", "itl": "1ms"}

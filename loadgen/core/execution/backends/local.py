@@ -1,7 +1,8 @@
-"""Several workers on this machine: one process and one share each; they coordinate nothing while the clock runs.
+"""Send a load over HTTP from this machine, with one worker process per share of the load.
 
-A worker builds its share, reports `ready`, gets the common start instant, works, and reports a `WorkerResult`. Each has its
-own sockets and its own files. IO; `worker.py` defines the messages.
+A worker prepares its share, reports that it is ready, receives the common start time, sends, and
+reports a `WorkerResult`. Each worker has its own sockets and files, and workers do not communicate
+during the load. The messages are defined in `worker`.
 """
 
 from __future__ import annotations
@@ -31,22 +32,29 @@ from loadgen.core.execution.shard import (
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.execution.worker_resources import WorkerResult
 
+_CHECK_INTERVAL_S = 1.0
+_START_CHECK_INTERVAL_S = 0.2
+
 
 class ThisMachine:
-    """This process, where one worker is enough, else processes of their own."""
+    """Sends a load from this process if one worker is enough, else from worker processes."""
 
     cores = None
 
-    async def place(self, plan: Plan, tell: Emit) -> list[str]:
+    async def place(self, plan: Plan, tell: Emit) -> list[str]:  # noqa: ARG002 - of a Senders
+        """Return no notes: the workers need no preparation here."""
         return []
 
     async def run(self, plan: Plan, tell: Emit) -> WorkerResult:
-        return await (run if plan.job.settings.workers > 1 else driver.run)(plan, tell)
+        """Carry out the plan and return the result of all workers."""
+        if plan.job.settings.workers == 1:
+            return await driver.run(plan, tell)
+        return await LocalWorkers(plan).run(tell)
 
 
 @contextlib.contextmanager
 def use_this_machine(settings: Settings) -> Iterator[ThisMachine]:  # noqa: ARG001 - of a Backend
-    """Give the senders of a run that is sent from this machine alone."""
+    """Yield the senders of a run that is sent from this machine alone."""
     yield ThisMachine()
 
 
@@ -54,139 +62,176 @@ HTTP = Backend(senders=use_this_machine)
 """A server that is loaded over HTTP from this machine."""
 
 
-async def run(plan: Plan, tell: Emit) -> WorkerResult:
-    """Carry out a plan on its worker processes and return the merged shares.
+class LocalWorkers:
+    """The worker processes of a run on this machine."""
 
-    Unfinished slots of a worker that dies are recorded as `lost`. A worker that publishes nothing
-    for `frozen_s` hangs, and is killed. Signals are passed on to all workers: after the first they
-    stop and drain, after the second they end at once.
+    def __init__(self, plan: Plan) -> None:
+        """Start the processes."""
+        settings = plan.job.settings
+        self._plan = plan
+        self._workers = settings.workers
+        self._frozen_s = settings.tuning.frozen_s
+        spool_dir = plan.job.folder / "spool"
+        spool_dir.mkdir(exist_ok=True)
+        self._processes = [worker.start_process() for _ in range(self._workers)]
+        # One thread for each process, so that the output of all is read at the same time.
+        self._threads = ThreadPoolExecutor(self._workers)
+        self._counters = SharedCounters(spool_dir / worker.COUNTERS_FILE, self._workers)
+        # For each worker, the reason to report if it died.
+        self._death_reasons = [f"worker {index} died" for index in range(self._workers)]
 
-    Raises TargetError if a worker could not start, OSError if an error of this host ended one (a
-    full disk), and KeyboardInterrupt if a signal came before all had started.
-    """
-    job, workers, frozen_s = plan.job, plan.job.settings.workers, plan.job.settings.tuning.frozen_s
-    (job.folder / "spool").mkdir(exist_ok=True)
-    processes = [worker.start() for _ in range(workers)]
-    threads = ThreadPoolExecutor(workers)  # one each: all are heard at once
-    counters = SharedCounters(job.folder / "spool" / worker.BOARD, workers)
+    async def run(self, emit: Emit) -> WorkerResult:
+        """Carry out the plan, end the processes, and return the merged results.
 
-    def pass_on(number: int) -> None:
-        for process in processes:
+        Unfinished slots of a worker that dies are recorded as `lost`. A worker that publishes no
+        counters for `frozen_s` is stuck, and is killed. Signals are passed on to all workers: after
+        the first they stop and drain, after the second they end at once.
+
+        Raises TargetError if a worker could not start, OSError if an error of this host ended one
+        (for example a full disk), and KeyboardInterrupt if a signal came before all had started.
+        """
+        shard = self._plan.job.settings.shard
+        try:
+            with stop_signals.abort_start_on_signal(lambda: self._send_signal(signal.SIGKILL)):
+                await self._start_all()
+                await self._wait_for_common_start(shard)
+            with stop_signals.on_stop_signal(self._send_signal):
+                await stop_signals.raise_pending_interrupt()
+                start_ns = start_instant_ns(shard, lead_ns=worker.HEAD_START_NS)
+                load = RunningLoad(self._counters.sum, lambda: self._send_signal(signal.SIGINT))
+                emit(LoadStarted(start_ns, load))
+                for process in self._processes:
+                    worker.send_line(process, f"{start_ns}\n".encode())
+                results = await self._collect_results(start_ns)
+            return merge.merge_results(self._plan, results, self._death_reasons)
+        finally:
+            self._close()
+
+    def _send_signal(self, signum: int) -> None:
+        """Send a signal to all workers that are still running."""
+        for process in self._processes:
             if process.poll() is None:
-                process.send_signal(number)
+                process.send_signal(signum)
 
-    try:
-        with stop_signals.ending_start(lambda: pass_on(signal.SIGKILL)):
-            await _all_ready(processes, pickle.dumps(job), threads, frozen_s)
-            await _wait_for_start(processes, job.settings.shard)
-        with stop_signals.calling(pass_on):
-            await stop_signals.heard()
-            start_ns = start_instant_ns(job.settings.shard, lead_ns=worker.HEAD_START_NS)
-            tell(LoadStarted(start_ns, RunningLoad(counters.sum, lambda: pass_on(signal.SIGINT))))
-            for process in processes:
-                worker.tell(process, f"{start_ns}\n".encode())
-            loop = asyncio.get_running_loop()
-            reports = asyncio.gather(
-                *(
-                    loop.run_in_executor(threads, _report, process, processes)
-                    for process in processes
-                )
+    async def _start_all(self) -> None:
+        """Send every worker its share, and wait until all are ready.
+
+        Raises TargetError if one could not start. A worker that uses no CPU time for `frozen_s` is
+        stuck: connections are opened in less time.
+        """
+        pickled_job = pickle.dumps(self._plan.job)
+        loop = asyncio.get_running_loop()
+        starts = [
+            loop.run_in_executor(self._threads, self._start_one, index, pickled_job)
+            for index in range(self._workers)
+        ]
+        for start in starts:
+            # Only the first error is raised, since the others are its consequences. Reading them
+            # here avoids a warning about exceptions that were never retrieved.
+            start.add_done_callback(lambda done: done.exception())
+        stuck_workers = await self._wait_for_starts(starts)
+        if stuck_workers:
+            raise TargetError(
+                "process_failed",
+                f"worker {min(stuck_workers)} did not move for {self._frozen_s:g} s before the "
+                "load, and was killed",
+                f"--workers {self._workers}",
+                "is this host out of memory, or its disk stuck?",
             )
-            reasons = [f"worker {i} died" for i in range(workers)]
-            while not (await asyncio.wait([reports], timeout=1))[0]:
-                for i, process in enumerate(processes):
-                    moved_ns = max(counters.updated_ns(i), start_ns)
-                    if process.poll() is None and monotonic_ns() > moved_ns + frozen_s * 1e9:
-                        reasons[i] = f"worker {i} did not move for {frozen_s:g} s and was killed"
-                        process.kill()
-            return merge.total(plan, reports.result(), reasons)
-    finally:
-        for process in processes:
+        for start in starts:
+            if start.done():
+                start.result()
+
+    def _start_one(self, index: int, pickled_job: bytes) -> None:
+        """Send a worker its share and wait until it is ready. Runs in a thread."""
+        process = self._processes[index]
+        assert process.stdout is not None
+        worker.send_job(process, pickled_job, index, self._workers)
+        worker.expect_ready(process.stdout.readline())
+
+    async def _wait_for_starts(self, starts: Sequence[asyncio.Future[None]]) -> set[int]:
+        """Wait until all starts are done or one has failed, and return the workers that are stuck.
+
+        Workers that are stuck are killed.
+        """
+        stuck_workers: set[int] = set()
+        used_cpu_s: list[float | None] = [None] * self._workers
+        while not all(start.done() for start in starts):
+            done, _ = await asyncio.wait(
+                starts, timeout=self._frozen_s, return_when=asyncio.FIRST_EXCEPTION
+            )
+            if any(start.exception() for start in done):
+                break
+            for index, start in enumerate(starts):
+                previous_cpu_s = used_cpu_s[index]
+                used_cpu_s[index] = child_process.cpu_s(self._processes[index].pid)
+                if not start.done() and used_cpu_s[index] == previous_cpu_s:
+                    stuck_workers.add(index)
+                    self._processes[index].kill()
+        return stuck_workers
+
+    async def _wait_for_common_start(self, shard: Shard | None) -> None:
+        """Wait until shortly before the common start of a shard, or until a worker has ended."""
+        if shard is None:
+            return
+        lead_s = worker.HEAD_START_NS / NS_PER_S
+        waiting = asyncio.create_task(sleep_until_before_start(shard, lead_s))
+        while not waiting.done() and all(process.poll() is None for process in self._processes):
+            await asyncio.wait([waiting], timeout=_START_CHECK_INTERVAL_S)
+        waiting.cancel()
+
+    async def _collect_results(self, start_ns: int) -> list[WorkerResult | None]:
+        """Wait until all workers have ended, and return their results; None for one that died."""
+        loop = asyncio.get_running_loop()
+        results = asyncio.gather(
+            *(
+                loop.run_in_executor(self._threads, self._read_result, process)
+                for process in self._processes
+            )
+        )
+        while True:
+            done, _ = await asyncio.wait([results], timeout=_CHECK_INTERVAL_S)
+            if done:
+                return results.result()
+            self._kill_stuck_workers(start_ns)
+
+    def _kill_stuck_workers(self, start_ns: int) -> None:
+        """Kill the workers that have not published counters for `frozen_s`."""
+        for index, process in enumerate(self._processes):
+            last_sign_ns = max(self._counters.updated_ns(index), start_ns)
+            is_stuck = monotonic_ns() > last_sign_ns + self._frozen_s * NS_PER_S
+            if process.poll() is None and is_stuck:
+                self._death_reasons[index] = (
+                    f"worker {index} did not move for {self._frozen_s:g} s and was killed"
+                )
+                process.kill()
+
+    def _read_result(self, process: subprocess.Popen[bytes]) -> WorkerResult | None:
+        """Return the result that a worker reports at its end, or None if it died.
+
+        Runs in a thread. Raises OSError if an error of this host ended the worker, for example a
+        full disk.
+        """
+        assert process.stdout is not None
+        result = None
+        for line in process.stdout:
+            result = worker.read_result(line, self._stop_all)
+        process.wait()
+        return result
+
+    def _stop_all(self) -> None:
+        """Tell all workers to stop because a target is down."""
+        for process in self._processes:
+            worker.send_line(process, worker.STOPPING)
+
+    def _close(self) -> None:
+        """End all processes and threads."""
+        # All processes are asked to end before the first is waited for.
+        for process in self._processes:
             if process.poll() is None:
-                process.terminate()  # all of them before the first is waited for
-        for process in processes:
+                process.terminate()
+        for process in self._processes:
             child_process.end(process)
-        threads.shutdown()
-        counters.close()  # whoever heard of this load may keep them for longer
-
-
-async def _all_ready(
-    processes: list[subprocess.Popen[bytes]],
-    job: bytes,
-    threads: ThreadPoolExecutor,
-    frozen_s: float,
-) -> None:
-    """Give every worker its share, and wait until all are ready. Raises TargetError for one that could not start.
-
-    One that uses no CPU time for `frozen_s` does not move any more: connections are opened in less.
-    """
-
-    def ready(i: int) -> None:
-        worker.give(processes[i], job, i, len(processes))
-        stdout = processes[i].stdout
-        assert stdout is not None
-        worker.expect_ready(stdout.readline())
-
-    loop = asyncio.get_running_loop()
-    starts = [loop.run_in_executor(threads, ready, i) for i in range(len(processes))]
-    for start in starts:
-        start.add_done_callback(
-            lambda done: done.exception()
-        )  # the first fault is raised, the others are its effects
-    used_s = [-1.0] * len(processes)
-    frozen: set[int] = set()
-    while not all(start.done() for start in starts):
-        done, _ = await asyncio.wait(starts, timeout=frozen_s, return_when=asyncio.FIRST_EXCEPTION)
-        if any(start.exception() for start in done):
-            break
-        for i, start in enumerate(starts):
-            before_s, used_s[i] = used_s[i], child_process.cpu_s(processes[i].pid)
-            if not start.done() and used_s[i] == before_s:
-                frozen.add(i)
-                processes[i].kill()
-    if frozen:
-        what = (
-            f"worker {min(frozen)} did not move for {frozen_s:g} s before the load, and was killed"
-        )
-        raise TargetError(
-            "process_failed",
-            what,
-            f"--workers {len(processes)}",
-            "is this host out of memory, or its disk stuck?",
-        )
-    for start in starts:
-        if start.done():
-            start.result()
-
-
-async def _wait_for_start(
-    processes: Sequence[subprocess.Popen[bytes]], shard: Shard | None
-) -> None:
-    """Wait until the workers have to be told the common start of a shard, or until one of them has ended."""
-    if shard is None:
-        return
-    lead_s = worker.HEAD_START_NS / NS_PER_S
-    waiting = asyncio.create_task(sleep_until_before_start(shard, lead_s))
-    while not waiting.done() and all(process.poll() is None for process in processes):
-        await asyncio.wait([waiting], timeout=0.2)
-    waiting.cancel()
-
-
-def _report(
-    process: subprocess.Popen[bytes], all_processes: list[subprocess.Popen[bytes]]
-) -> WorkerResult | None:
-    """Return the share that a worker reports at its end, or None if it died.
-
-    Raises OSError if an error of this host ended the worker, for example a full disk.
-    """
-
-    def stop_others() -> None:
-        for other in all_processes:
-            worker.tell(other, worker.STOPPING)
-
-    assert process.stdout is not None
-    share = None
-    for line in process.stdout:
-        share = worker.read_share(line, stop_others)
-    process.wait()
-    return share
+        self._threads.shutdown()
+        # Listeners of this load may keep the counters for longer.
+        self._counters.close()

@@ -1,12 +1,8 @@
-"""Adds up the shares of a run, and completes the records of a worker that died before it could report its share.
-
-IO: reads and appends to the files of a dead worker. `local.py` and `cluster/worker_group.py` detect that a worker died.
-"""
+"""Merge the results of the workers of a run, and complete the records of a worker that died."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from itertools import islice
 
 import numpy as np
@@ -17,89 +13,119 @@ from loadgen.core.execution.plan import Plan
 from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.results.record import ROW, RecordKey, unsent_record
 from loadgen.core.results.spool import Spool, recorded_slots, segments
-from loadgen.core.schedule.schedule import Schedule, shard
+from loadgen.core.schedule.schedule import Schedule, Slot, shard
 
-AT_ONCE = 100_000  # slots that are checked in one step
+_SLOTS_PER_STEP = 100_000
+_DIGEST_MODULUS = 1 << 128
 
 
-def total(
-    plan: Plan, shares: Sequence[WorkerResult | None], reasons: Sequence[str]
+def merge_results(
+    plan: Plan, results: Sequence[WorkerResult | None], death_reasons: Sequence[str]
 ) -> WorkerResult:
-    """The sum of all workers' shares. Without one, the worker died, and its unfinished slots are recorded as `lost`.
+    """Return the sum of the results of all workers.
 
-    `reasons`: of each worker, why it would be lost.
+    A worker without a result died. Its unfinished slots are recorded as `lost`, with its entry of
+    `death_reasons` as the text.
     """
-    for i, (share, why) in enumerate(zip(shares, reasons, strict=True)):
-        if share is None:
-            record_lost(plan, i, why)
-    return reduce(
-        _sum,
-        filter(None, shares),
-        WorkerResult(prompts_total=0, prompts_count=0, late=0, interrupted=False),
-    )
+    total = WorkerResult(prompts_total=0, prompts_count=0, late=0, interrupted=False)
+    for index, result in enumerate(results):
+        if result is None:
+            record_lost_slots(plan, index, death_reasons[index])
+        else:
+            total = _add_results(total, result)
+    return total
 
 
-def _sum(left: WorkerResult, right: WorkerResult) -> WorkerResult:
-    return WorkerResult(
-        prompts_total=(left.prompts_total + right.prompts_total) % (1 << 128),
-        prompts_count=left.prompts_count + right.prompts_count,
-        bodies_total=(left.bodies_total + right.bodies_total) % (1 << 128),
-        late=left.late + right.late,
-        interrupted=left.interrupted or right.interrupted,
-        stopped=left.stopped or right.stopped,
-        down={
-            target: min(share.down[target] for share in (left, right) if target in share.down)
-            for target in {*left.down, *right.down}
-        },
-        hot_path=max(left.hot_path, right.hot_path),  # "" < "compiled" < "python": the slower one
-    )
-
-
-def record_lost(plan: Plan, i: int, why: str) -> None:
-    """Write a record `lost`, with `why` as its text, for each slot of a dead worker that has no record.
+def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
+    """Write a record `lost` for each slot of a dead worker that has no record.
 
     No process may write the files of that worker any more.
     """
-    job, schedule = plan.job, plan.schedule
-    own_schedule = shard(schedule, i, job.settings.workers)
-    last_file = segments(job.folder, i)[-1].path
-    with last_file.open(
-        "r+b"
-    ) as file:  # an incomplete row at the end would shift all rows after it
-        file.truncate(last_file.stat().st_size // ROW.itemsize * ROW.itemsize)
-    recorded = recorded_slots(job.folder, i)
-    spool = Spool(job.folder, i)
-    text = spool.text(why)
-    expected = (
-        own_schedule.slot_ids()
-        if own_schedule.slot_count is not None
-        else iter(sorted(_in_flight(own_schedule, recorded)))
-    )
-    while numbers := list(islice(expected, AT_ONCE)):
-        for number in np.setdiff1d(np.array(numbers), recorded["slot"]).tolist():
-            slot = schedule.slot(number)
-            place = RecordKey(
-                number, number, slot.stage, i, 0, slot.session, slot.turn, slot.virtual_user
-            )
-            spool.row(unsent_record(place, slot.due_ns, "worker_died", "lost", UNKNOWN, text))
+    folder = plan.job.folder
+    worker_schedule = shard(plan.schedule, worker, plan.job.settings.workers)
+    _remove_incomplete_record(plan, worker)
+    recorded = recorded_slots(folder, worker)
+    spool = Spool(folder, worker)
+    text_id = spool.text(reason)
+    expected = _expected_slots(worker_schedule, recorded)
+    while slot_ids := list(islice(expected, _SLOTS_PER_STEP)):
+        for slot_id in np.setdiff1d(np.array(slot_ids), recorded["slot"]).tolist():
+            slot = plan.schedule.slot(slot_id)
+            key = _record_key(slot, worker)
+            spool.row(unsent_record(key, slot.due_ns, "worker_died", "lost", UNKNOWN, text_id))
         spool.flush()
     spool.close()
 
 
-def _in_flight(own_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
-    """Yield the slot of each virtual user that was in flight, in the last stage with a record.
+def _add_results(left: WorkerResult, right: WorkerResult) -> WorkerResult:
+    """Return the sum of two results. A target is down from the time at which a worker saw it first.
 
-    This is for a closed loop without a number of requests. `recorded` has the type RECORDED_SLOT.
+    The slower implementation of the hot path counts: "" < "compiled" < "python".
     """
-    stage = int(recorded["stage"].max()) if len(recorded) else 0
-    span, turns = own_schedule.stages[stage], own_schedule.max_turns
-    own_slots = recorded[recorded["slot"] // turns >= span.first_session]
-    in_order = own_slots[np.argsort(own_slots["slot"])]
-    last_slot = dict(zip(in_order["virtual_user"].tolist(), in_order["slot"].tolist(), strict=True))
-    for lane in own_schedule.virtual_users_of(span):
-        last = last_slot.get(lane)
-        if last is None:
-            yield own_schedule.first_slot_id(span.first_session + lane)
+    down = dict(left.down)
+    for target, at_s in right.down.items():
+        down[target] = min(at_s, down.get(target, at_s))
+    return WorkerResult(
+        prompts_total=(left.prompts_total + right.prompts_total) % _DIGEST_MODULUS,
+        prompts_count=left.prompts_count + right.prompts_count,
+        bodies_total=(left.bodies_total + right.bodies_total) % _DIGEST_MODULUS,
+        late=left.late + right.late,
+        interrupted=left.interrupted or right.interrupted,
+        stopped=left.stopped or right.stopped,
+        down=down,
+        hot_path=max(left.hot_path, right.hot_path),
+    )
+
+
+def _remove_incomplete_record(plan: Plan, worker: int) -> None:
+    """Remove an incomplete record at the end of a file, which would shift all records after it."""
+    last_file = segments(plan.job.folder, worker)[-1].path
+    with last_file.open("r+b") as file:
+        file.truncate(last_file.stat().st_size // ROW.itemsize * ROW.itemsize)
+
+
+def _record_key(slot: Slot, worker: int) -> RecordKey:
+    """Return the key of the record of a slot that was not sent."""
+    return RecordKey(
+        slot=slot.slot_id,
+        request=slot.slot_id,
+        stage=slot.stage,
+        worker=worker,
+        target=0,
+        session=slot.session,
+        turn=slot.turn,
+        virtual_user=slot.virtual_user,
+    )
+
+
+def _expected_slots(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
+    """Return the slots of a worker that need a record. `recorded` has the type RECORDED_SLOT."""
+    if worker_schedule.slot_count is not None:
+        return worker_schedule.slot_ids()
+    return iter(sorted(_slots_in_flight(worker_schedule, recorded)))
+
+
+def _slots_in_flight(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
+    """Yield the slots of each virtual user that were in flight, in the last stage with a record.
+
+    This is for a closed loop without a number of requests.
+    """
+    stage_index = int(recorded["stage"].max()) if len(recorded) else 0
+    stage = worker_schedule.stages[stage_index]
+    max_turns = worker_schedule.max_turns
+    of_stage = recorded[recorded["slot"] // max_turns >= stage.first_session]
+    in_order = of_stage[np.argsort(of_stage["slot"])]
+    last_slot_by_user = dict(
+        zip(in_order["virtual_user"].tolist(), in_order["slot"].tolist(), strict=True)
+    )
+    for virtual_user in worker_schedule.virtual_users_of(stage):
+        last_slot = last_slot_by_user.get(virtual_user)
+        if last_slot is None:
+            yield worker_schedule.first_slot_id(stage.first_session + virtual_user)
             continue
-        following = own_schedule.next_slot_ids(last)
-        yield from following or [own_schedule.first_slot_id(last // turns + span.concurrency)]
+        next_slots = worker_schedule.next_slot_ids(last_slot)
+        if next_slots:
+            yield from next_slots
+        else:
+            next_session = last_slot // max_turns + stage.concurrency
+            yield worker_schedule.first_slot_id(next_session)

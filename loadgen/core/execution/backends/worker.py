@@ -1,12 +1,19 @@
-"""A worker process and its messages: it gets a job on standard input and reports a `WorkerResult` on standard output.
+"""A worker process and its messages.
 
-The same process runs on this machine (`local.py`) and on a node of a cluster (`cluster/node_agent.py`).
+The same process runs on this machine (see `local`) and on a node of a cluster (see
+`cluster.node_agent`). It receives on standard input:
 
-    in   the job and the share; then the start instant on this machine's monotonic clock; then STOPPING, if it must stop
-    out  READY, or a fault as JSON; STOPPING if a target is down and the run ends for it; at the
-         end the WorkerResult as JSON, or a HostError as JSON
+1. the job and the index of the worker,
+2. the start time on the monotonic clock of this machine,
+3. STOPPING, if it must stop because a target is down.
 
-It ends when the process that started it ends, which closes standard input. IO; `driver.work` does the work.
+It sends on standard output:
+
+1. READY, or an error as JSON,
+2. STOPPING, if a target is down and the run ends for that reason,
+3. at the end a WorkerResult as JSON, or a HostError as JSON.
+
+It ends when the process that started it ends, because that closes standard input.
 """
 
 from __future__ import annotations
@@ -29,18 +36,19 @@ from msgspec.structs import asdict
 from loadgen.core import child_process
 from loadgen.core.errors import LoadgenError, TargetError
 from loadgen.core.execution import stop_signals
-from loadgen.core.execution.driver import Driver, work
+from loadgen.core.execution.driver import Driver, run_worker
 from loadgen.core.execution.plan import Job, build_plan
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.execution.worker_resources import WorkerResult
 
-BOARD = "board"
-SHOW_S = 1.0
+COUNTERS_FILE = "board"
 READY = b"ready\n"
 STOPPING = b"stopping\n"
-HEAD_START_NS = (
-    200_000_000  # from the last `ready` to instant 0: enough for every worker to read it
-)
+HEAD_START_NS = 200_000_000
+"""The time from the last READY to the start of the load, enough for every worker to read it."""
+
+_PUBLISH_INTERVAL_S = 1.0
+_JOB_SIZE_BYTES = 8
 
 
 class HostError(msgspec.Struct, frozen=True):
@@ -51,36 +59,37 @@ class HostError(msgspec.Struct, frozen=True):
     filename: str
 
 
-def start() -> subprocess.Popen[bytes]:
-    """Start a process, which waits for its share (`give`)."""
+def start_process() -> subprocess.Popen[bytes]:
+    """Start a worker process, which waits for its job (see `send_job`)."""
     return subprocess.Popen(
         child_process.command("loadgen.core.execution.backends.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which passes it on once
+        # Ctrl-C in the terminal reaches only this process, which passes it on once.
+        start_new_session=True,
     )
 
 
-def give(worker: subprocess.Popen[bytes], job: bytes, i: int, workers: int) -> None:
-    """Give a process share `i` of `workers` of a pickled Job, into whose folder it writes.
+def send_job(
+    process: subprocess.Popen[bytes], pickled_job: bytes, worker: int, workers: int
+) -> None:
+    """Send a job to a process, which becomes worker number `worker` of `workers`.
 
-    It may wait: a long job is taken only by a process that reads.
+    This may block, because the process has to read a long job.
     """
-    assert worker.stdin is not None
-    with contextlib.suppress(
-        BrokenPipeError
-    ):  # it has died already; reading its first line will show that
-        worker.stdin.write(
-            len(job).to_bytes(8, "little") + job + bytes(f"{i} {workers}\n", "ascii")
-        )
-        worker.stdin.flush()
+    assert process.stdin is not None
+    size = len(pickled_job).to_bytes(_JOB_SIZE_BYTES, "little")
+    # If the process has died already, reading its first line shows that.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(size + pickled_job + f"{worker} {workers}\n".encode("ascii"))
+        process.stdin.flush()
 
 
-def tell(worker: subprocess.Popen[bytes], line: bytes) -> None:
+def send_line(process: subprocess.Popen[bytes], line: bytes) -> None:
     """Send a line to a worker, if it is still running."""
-    assert worker.stdin is not None
+    assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError, ValueError):
-        os.write(worker.stdin.fileno(), line)
+        os.write(process.stdin.fileno(), line)
 
 
 def expect_ready(line: bytes) -> None:
@@ -98,16 +107,8 @@ def expect_ready(line: bytes) -> None:
     raise TargetError(**fields)
 
 
-def _raise_host_error(fields: dict[str, Any]) -> None:
-    """Raise OSError if the fields of a line are those of a HostError."""
-    if "errno" not in fields:
-        return
-    error = msgspec.convert(fields, HostError)
-    raise OSError(error.errno, error.strerror, error.filename or None)
-
-
-def read_share(line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
-    """Return the share in a line of a worker, or None for STOPPING, which comes before it.
+def read_result(line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
+    """Return the result in a line of a worker, or None for STOPPING, which comes before it.
 
     `stop_others` is called if the worker ends because a target is down. Raises OSError if the
     worker was ended by an error of its host, for example a full disk.
@@ -119,88 +120,121 @@ def read_share(line: bytes, stop_others: Callable[[], None]) -> WorkerResult | N
     _raise_host_error(fields)
     if fields["stopped"]:
         stop_others()
-    return WorkerResult(
-        **fields
-        | {"down": {int(target): at_s for target, at_s in fields["down"].items()}, "notes": ()}
-    )
+    # JSON has only strings as keys, and notes are those of the process that started the worker.
+    fields["down"] = {int(target): at_s for target, at_s in fields["down"].items()}
+    fields["notes"] = ()
+    return WorkerResult(**fields)
 
 
-def _run_worker() -> None:
+def _raise_host_error(fields: dict[str, Any]) -> None:
+    """Raise OSError if the fields of a line are those of a HostError."""
+    if "errno" not in fields:
+        return
+    error = msgspec.convert(fields, HostError)
+    raise OSError(error.errno, error.strerror, error.filename or None)
+
+
+class _RunningWorker:
+    """Connects a running load with the process that started this one."""
+
+    def __init__(self, driver: Driver, counters: SharedCounters, worker: int) -> None:
+        """Publish counters regularly from now on, and react to signals and to standard input.
+
+        From now on no signal ends this process before it has reported its result.
+        """
+        self._driver = driver
+        self._counters = counters
+        self._worker = worker
+        self._has_reported_stop = False
+        self._loop = asyncio.get_running_loop()
+        for signum in stop_signals.STOP_SIGNALS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, lambda *_: driver.stop())
+        self._loop.add_reader(0, self._on_input)
+        self._publish()
+
+    def _publish(self) -> None:
+        self._counters.write(self._worker, self._driver.counters)
+        if self._driver.stopped and not self._has_reported_stop:
+            self._has_reported_stop = True
+            _write_line(STOPPING)
+        self._loop.call_later(_PUBLISH_INTERVAL_S, self._publish)
+
+    def _on_input(self) -> None:
+        """Stop after a line, which can only be STOPPING, and end at once if the input ends."""
+        if os.read(0, len(STOPPING)):
+            self._driver.stop_after_failure()
+            return
+        # The process that started this one has ended.
+        self._loop.remove_reader(0)
+        self._driver.stop()
+        self._driver.stop()
+
+
+async def _wait_for_start() -> int:
+    """Report that this worker is ready, and return the start time shortly before it.
+
+    Raises ConnectionAbortedError if another worker could not start.
+    """
+    _write_line(READY)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise ConnectionAbortedError
+    start_ns = int(line)
+    wake_up_ns = start_ns - HEAD_START_NS // 2
+    await asyncio.sleep(max(0, wake_up_ns - monotonic_ns()) / 1e9)
+    return start_ns
+
+
+def _main() -> None:
+    """Read a job from standard input, carry it out, and report the result."""
+    # Runs in virtual time do not need this module.
     import uvloop
 
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM)
-    )  # Ray starts its threads without them
+    # Ray starts its threads with these signals blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     source = sys.stdin.buffer
-    pickled, which = source.read(int.from_bytes(source.read(8), "little")), source.readline()
-    if not which.endswith(b"\n"):  # the command was ended while it wrote this
+    job_size = int.from_bytes(source.read(_JOB_SIZE_BYTES), "little")
+    pickled_job = source.read(job_size)
+    index_line = source.readline()
+    if not index_line.endswith(b"\n"):
+        # The command was ended while it sent the job.
         return
-    job: Job = pickle.loads(pickled)
-    i, workers = map(int, which.split())
+    job: Job = pickle.loads(pickled_job)
+    worker, workers = (int(number) for number in index_line.split())
 
-    async def gate() -> int:
-        _write_line(READY)
-        line = source.readline()
-        if not line:  # another worker could not start
-            raise ConnectionAbortedError
-        start_ns = int(line)
-        await asyncio.sleep(max(0, start_ns - monotonic_ns() - HEAD_START_NS // 2) / 1e9)
-        return start_ns
-
-    def begun(driver: Driver) -> None:
-        """Publish counters regularly; stop when standard input ends, because the parent process has then ended.
-
-        From here on no signal ends this process before it has said what its share came to, also not behind the load.
-        """
-        for number in stop_signals.NUMBERS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: driver.stop())
-        loop = asyncio.get_running_loop()
-        counters = SharedCounters(job.folder / "spool" / BOARD, workers)
-        reported = False
-
-        def publish() -> None:
-            nonlocal reported
-            counters.write(i, driver.counters)
-            if driver.stopped and not reported:
-                reported = True
-                _write_line(STOPPING)
-            loop.call_later(SHOW_S, publish)
-
-        def on_input() -> None:
-            if os.read(0, 64):
-                driver.stop_after_failure()
-                return
-            loop.remove_reader(0)
-            driver.stop()
-            driver.stop()
-
-        loop.add_reader(0, on_input)
-        publish()
+    def on_start(driver: Driver) -> None:
+        counters = SharedCounters(job.folder / "spool" / COUNTERS_FILE, workers)
+        _RunningWorker(driver, counters, worker)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            share = runner.run(work(build_plan(job), i, workers, gate, begun))
-        except LoadgenError as fault:
-            said = {name: getattr(fault, name) for name in ("code", "what", "where", "hint", "key")}
-            _write_line(json.dumps(said).encode() + b"\n")
-            sys.exit(fault.exit_code)
-        except (
-            ConnectionAbortedError,
-            KeyboardInterrupt,
-        ):  # the second: stopped before its load had begun
+            plan = build_plan(job)
+            result = runner.run(run_worker(plan, worker, workers, _wait_for_start, on_start))
+        except LoadgenError as error:
+            _report_error(error)
+            sys.exit(error.exit_code)
+        except (ConnectionAbortedError, KeyboardInterrupt):
+            # Another worker could not start, or the run was stopped before its load began.
             return
         except OSError as error:
             _report_host_error(error)
-            sys.exit(f"worker {i}: {error}")
-    _write_line(json.dumps(asdict(share)).encode() + b"\n")
+            sys.exit(f"worker {worker}: {error}")
+    _write_line(json.dumps(asdict(result)).encode() + b"\n")
+
+
+def _report_error(error: LoadgenError) -> None:
+    """Report why this worker could not start."""
+    names = ("code", "what", "where", "hint", "key")
+    fields = {name: getattr(error, name) for name in names}
+    _write_line(json.dumps(fields).encode() + b"\n")
 
 
 def _report_host_error(error: OSError) -> None:
-    """Tell the process that started this one which error of the host ends the load.
+    """Report which error of the host ends the load.
 
-    That process may still have room for its own small files, and would otherwise report a worker
-    that died and requests that failed.
+    The process that started this one may still have room for its own small files, and would
+    otherwise report a worker that died and requests that failed.
     """
     filename = error.filename if isinstance(error.filename, str) else ""
     report = HostError(errno=error.errno or 0, strerror=error.strerror or "", filename=filename)
@@ -214,4 +248,4 @@ def _write_line(line: bytes) -> None:
 
 
 if __name__ == "__main__":
-    _run_worker()
+    _main()
