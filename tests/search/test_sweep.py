@@ -111,7 +111,7 @@ def test_any_text_is_a_list_of_loads_or_is_refused(text: str) -> None:
 # -- what a sweep comes to -----------------------------------------------------------------------------------------
 
 
-def level(
+def load_point(
     name: str, output: float, e2e: float, per_user: float = 10.0, *, valid: bool = True
 ) -> SweepLevel:
     amount = float(name.rpartition("/")[2][1:])
@@ -129,11 +129,11 @@ def level(
 
 def test_the_knee_has_the_largest_ratio_of_throughput_to_latency() -> None:
     curve = [
-        level("c1", 100, 10),
-        level("c2", 195, 10.2),
-        level("c4", 360, 11),
-        level("c8", 400, 20),
-        level("c16", 405, 40),
+        load_point("c1", 100, 10),
+        load_point("c2", 195, 10.2),
+        load_point("c4", 360, 11),
+        load_point("c8", 400, 20),
+        load_point("c16", 405, 40),
     ]
     assert levels.knee(curve) == "c4"
     assert levels.knee(curve[:3]) == "", "not reached yet"
@@ -143,8 +143,8 @@ def test_the_knee_has_the_largest_ratio_of_throughput_to_latency() -> None:
 
 
 def test_a_load_point_with_many_errors_is_neither_the_knee_nor_on_the_front() -> None:
-    points = [level("c1", 100, 10), level("c2", 195, 10.2), level("c4", 360, 11)]
-    points += [level("c8", 400, 20), level("c16", 405, 40)]
+    points = [load_point("c1", 100, 10), load_point("c2", 195, 10.2), load_point("c4", 360, 11)]
+    points += [load_point("c8", 400, 20), load_point("c16", 405, 40)]
     failing = [msgspec.structs.replace(one, many_errors=one.name == "c4") for one in points]
     assert levels.knee(points) == "c4"
     assert levels.knee(failing) != "c4"
@@ -168,7 +168,7 @@ def test_a_sweep_in_which_every_load_point_has_many_errors_exits_1(failing: int,
 def test_no_load_point_is_better_than_one_on_the_pareto_front(
     points: list[tuple[int, int]],
 ) -> None:
-    found = [level(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
+    found = [load_point(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
     front = levels.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
     assert front
     for one, (x, y) in zip(found, points, strict=True):
@@ -181,7 +181,7 @@ def store_summary(run: Path) -> None:
     (run / run_folder.SUMMARY).write_bytes(dump_summary(run_folder.open_run(run).summary))
 
 
-def several(folder: Path) -> Path:
+def write_three_runs(folder: Path) -> Path:
     """Three levels of a closed loop, as a sweep leaves them."""
     for lanes, rate in ((4, 3.0), (8, 6.0), (16, 9.0)):
         stage = StagePlan(
@@ -198,7 +198,10 @@ def several(folder: Path) -> Path:
 
 def test_a_directory_of_runs_is_reported_as_a_curve(tmp_path: Path) -> None:
     found = levels.curve(
-        [(f.name, run_folder.open_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))]
+        [
+            (f.name, run_folder.open_run(f).summary)
+            for f in sorted(write_three_runs(tmp_path).glob("*/"))
+        ]
     )
     assert [one.name for one in found.levels] == ["c4", "c8", "c16"], (
         "in order of load, not of letters"
@@ -271,71 +274,91 @@ def curve_of(*found: SweepLevel) -> levels.SweepCurve:
     )
 
 
-def told_of(*found: SweepLevel) -> str:
+def describe_curve(*found: SweepLevel) -> str:
     return " ".join(shown.sentences(curve_of(*found)))
 
 
-def judged(name: str, met: bool | None, *, valid: bool = True, **changed: object) -> SweepLevel:
-    return msgspec.structs.replace(level(name, 100, 10, valid=valid), slo_met=met, **changed)
+def load_point_with_slo(
+    name: str, met: bool | None, *, valid: bool = True, **changed: object
+) -> SweepLevel:
+    return msgspec.structs.replace(load_point(name, 100, 10, valid=valid), slo_met=met, **changed)
 
 
 def test_the_text_states_why_no_load_point_is_the_best() -> None:
-    none_valid = told_of(judged("c1", True, valid=False), judged("c2", True, valid=False))
+    none_valid = describe_curve(
+        load_point_with_slo("c1", True, valid=False), load_point_with_slo("c2", True, valid=False)
+    )
     assert "No level kept the SLO" not in none_valid
     assert (
         "Nothing is known about the SLO (TTFT p95 at most 2,000 ms): no level is a valid measurement"
         in none_valid
     )
     assert "2 of 2 levels are not valid or too short, 2 of them within every limit" in none_valid
-    missed = told_of(judged("c1", True, valid=False), judged("c2", False))
+    missed = describe_curve(
+        load_point_with_slo("c1", True, valid=False), load_point_with_slo("c2", False)
+    )
     assert "No level kept the SLO" in missed and "c2, the lowest valid level, missed it" in missed
     assert "1 of 2 levels is not valid or too short, 1 of them within every limit" in missed
-    assert "undecided: they need more requests" in told_of(judged("c1", None), judged("c2", None))
-    cut = told_of(judged("c1", True, state="interrupted"))
+    assert "undecided: they need more requests" in describe_curve(
+        load_point_with_slo("c1", None), load_point_with_slo("c2", None)
+    )
+    cut = describe_curve(load_point_with_slo("c1", True, state="interrupted"))
     assert "Nothing is known" in cut, "an interrupted level decides nothing"
-    assert "Nothing is known" in told_of(judged("c512", True, full=False)), (
+    assert "Nothing is known" in describe_curve(load_point_with_slo("c512", True, full=False)), (
         "nor one whose lanes were never all at work"
     )
 
 
 def test_the_text_states_why_the_best_load_point_is_a_lower_bound() -> None:
-    kept, missed = judged("c4", True), judged("c8", False)
-    assert "c4 kept the SLO, c8 missed it, and the end lies between" in told_of(kept, missed)
-    for other in (judged("c8", True, valid=False), judged("c8", None)):
-        assert "no level above c4 is a valid measurement that decides the SLO" in told_of(
+    kept, missed = load_point_with_slo("c4", True), load_point_with_slo("c8", False)
+    assert "c4 kept the SLO, c8 missed it, and the end lies between" in describe_curve(kept, missed)
+    for other in (load_point_with_slo("c8", True, valid=False), load_point_with_slo("c8", None)):
+        assert "no level above c4 is a valid measurement that decides the SLO" in describe_curve(
             kept, other
         )
-    assert "started at once" in told_of(msgspec.structs.replace(kept, at_once=True), missed)
-    assert "bound" not in told_of(judged("r4", True), judged("r8", False)), (
-        "rates enclose it, and have an interval"
-    )
+    assert "started at once" in describe_curve(msgspec.structs.replace(kept, at_once=True), missed)
+    assert "bound" not in describe_curve(
+        load_point_with_slo("r4", True), load_point_with_slo("r8", False)
+    ), "rates enclose it, and have an interval"
 
 
 def test_a_load_point_above_one_that_missed_the_slo_is_not_the_best() -> None:
     found = curve_of(
-        judged("r1", True), judged("r2", True), judged("r4", False), judged("r8", True)
+        load_point_with_slo("r1", True),
+        load_point_with_slo("r2", True),
+        load_point_with_slo("r4", False),
+        load_point_with_slo("r8", True),
     )
     assert found.best == "r2"
-    assert "r8 kept it too, but no capacity lies above a level that missed it (r4)" in told_of(
-        *found.levels
+    assert (
+        "r8 kept it too, but no capacity lies above a level that missed it (r4)"
+        in describe_curve(*found.levels)
     )
-    none = told_of(judged("r4", False), judged("r8", True))
+    none = describe_curve(load_point_with_slo("r4", False), load_point_with_slo("r8", True))
     assert "No level kept the SLO" not in none, "one did"
     assert (
         "r4 missed it, and no level below it kept it. What is above it and kept it is none: r8"
         in none
     )
-    again = curve_of(judged("r1/c4", True), judged("r2/c4", False), judged("r1/c8", True)).best
+    again = curve_of(
+        load_point_with_slo("r1/c4", True),
+        load_point_with_slo("r2/c4", False),
+        load_point_with_slo("r1/c8", True),
+    ).best
     assert again == "", "of two runs of a level one missed"
 
 
 def test_the_best_load_point_of_a_closed_loop_completes_the_most() -> None:
-    fewer, most = judged("c8", True, requests_per_s=20.0), judged("c16", True, requests_per_s=19.5)
+    fewer, most = (
+        load_point_with_slo("c8", True, requests_per_s=20.0),
+        load_point_with_slo("c16", True, requests_per_s=19.5),
+    )
     assert curve_of(fewer, most).best == "c8"
-    assert "c16 kept it too, but completed less: 19.5 requests/s" in told_of(fewer, most)
-    assert "the highest load that was tried still kept the SLO" in told_of(fewer, most)
+    assert "c16 kept it too, but completed less: 19.5 requests/s" in describe_curve(fewer, most)
+    assert "the highest load that was tried still kept the SLO" in describe_curve(fewer, most)
     open_loop = curve_of(
-        judged("r8", True, requests_per_s=8.0), judged("r16", True, requests_per_s=7.9)
+        load_point_with_slo("r8", True, requests_per_s=8.0),
+        load_point_with_slo("r16", True, requests_per_s=7.9),
     )
     assert open_loop.best == "r16", (
         "the load of an open loop is what is offered; both rates stand beside it"
@@ -344,7 +367,8 @@ def test_the_best_load_point_of_a_closed_loop_completes_the_most() -> None:
 
 def test_a_load_point_is_named_by_its_record_and_not_by_its_directory(tmp_path: Path) -> None:
     named = [
-        (run.name, run_folder.open_run(run).summary) for run in sorted(several(tmp_path).glob("*/"))
+        (run.name, run_folder.open_run(run).summary)
+        for run in sorted(write_three_runs(tmp_path).glob("*/"))
     ]
     lanes = levels.curve([(f"run of {name}", summary) for name, summary in named])
     assert all(one.closed for one in lanes.levels)
@@ -356,22 +380,27 @@ def test_a_load_point_is_named_by_its_record_and_not_by_its_directory(tmp_path: 
 
 
 def test_a_load_point_that_was_not_sustained_is_never_the_best() -> None:
-    lasts, grew = judged("r8", True, sustained=True), judged("r16", True, sustained=False)
+    lasts, grew = (
+        load_point_with_slo("r8", True, sustained=True),
+        load_point_with_slo("r16", True, sustained=False),
+    )
     found = curve_of(lasts, grew)
     assert found.best == "r8"
-    assert "r16 kept it too, but grew while it went on: it would not last" in told_of(lasts, grew)
+    assert "r16 kept it too, but grew while it went on: it would not last" in describe_curve(
+        lasts, grew
+    )
     assert "r8 kept the SLO, r16 grew, and the end lies between" in levels.bound_why(found)
     assert curve_of(grew).best == ""
-    assert told_of(grew).startswith("No level within the SLO")
-    assert "undecided" not in told_of(grew)
+    assert describe_curve(grew).startswith("No level within the SLO")
+    assert "undecided" not in describe_curve(grew)
 
 
 def test_a_load_point_above_one_that_was_not_sustained_is_not_the_best() -> None:
-    sustained = judged("r8", True, sustained=True)
-    growing = judged("r16", True, sustained=False)
-    passed_above = judged("r32", True)
+    sustained = load_point_with_slo("r8", True, sustained=True)
+    growing = load_point_with_slo("r16", True, sustained=False)
+    passed_above = load_point_with_slo("r32", True)
     assert curve_of(sustained, growing, passed_above).best == "r8"
-    assert "no capacity lies above a level that grew (r16)" in told_of(
+    assert "no capacity lies above a level that grew (r16)" in describe_curve(
         sustained, growing, passed_above
     )
     assert curve_of(growing, passed_above).best == ""
@@ -408,7 +437,7 @@ def test_the_capacity_is_that_of_the_best_load_point(
 # -- the folder ----------------------------------------------------------------------------------------------------
 
 
-def plan(**changed: object) -> experiment.ExperimentPlan:
+def experiment_plan(**changed: object) -> experiment.ExperimentPlan:
     told = {
         "command_name": "sweep",
         "load_kind": "concurrency",
@@ -420,7 +449,7 @@ def plan(**changed: object) -> experiment.ExperimentPlan:
     return experiment.ExperimentPlan(**{**told, **changed})  # type: ignore[arg-type]
 
 
-def told(number: int, folder: str, outcome: str = "under") -> TrialResult:
+def trial_result(number: int, folder: str, outcome: str = "under") -> TrialResult:
     trial = PlannedTrial(number=number, load=float(number + 1), kind="level", may_pass_early=False)
     return TrialResult(
         trial=trial,
@@ -435,14 +464,19 @@ def told(number: int, folder: str, outcome: str = "under") -> TrialResult:
 
 def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    assert experiment.begin(folder, plan()) == []
+    assert experiment.begin(folder, experiment_plan()) == []
     for name in ("c1", "c2", "c3"):
         (folder / name).mkdir()
         (folder / name / "summary.json").write_text("{}")
-    done = [told(0, "c1"), told(1, "c2", "invalid"), told(2, "c3"), told(3, "gone")]
+    done = [
+        trial_result(0, "c1"),
+        trial_result(1, "c2", "invalid"),
+        trial_result(2, "c3"),
+        trial_result(3, "gone"),
+    ]
     for one in done:
         experiment.append_result(folder, one)
-    assert experiment.begin(folder, plan()) == [done[0], done[2]], (
+    assert experiment.begin(folder, experiment_plan()) == [done[0], done[2]], (
         "not what was invalid, nor what is not there any more"
     )
     assert not experiment.new_run_dir(folder, "c2").exists()
@@ -461,22 +495,22 @@ def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path:
 def test_another_experiment_is_refused_in_the_same_directory(
     tmp_path: Path, changed: dict[str, object], said: str
 ) -> None:
-    experiment.begin(tmp_path / "s", plan())
+    experiment.begin(tmp_path / "s", experiment_plan())
     with pytest.raises(UserError, match=said):
-        experiment.begin(tmp_path / "s", plan(**changed))
+        experiment.begin(tmp_path / "s", experiment_plan(**changed))
 
 
 def test_a_directory_with_other_results_is_refused(tmp_path: Path) -> None:
     runs.write(tmp_path / "r", rows(1, 20))
     with pytest.raises(UserError, match=r"/r(\n|$)"):
-        experiment.begin(tmp_path / "r", plan())
+        experiment.begin(tmp_path / "r", experiment_plan())
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "plan.json").write_text('{"schema": 9}')
     with pytest.raises(UserError, match=r"schema 9.* 1"):
-        experiment.begin(tmp_path / "s", plan())
+        experiment.begin(tmp_path / "s", experiment_plan())
     (tmp_path / "s" / "plan.json").write_text('{"schema": 1}')
     with pytest.raises(UserError, match="`by`"):
-        experiment.begin(tmp_path / "s", plan())
+        experiment.begin(tmp_path / "s", experiment_plan())
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
@@ -755,7 +789,10 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     found = levels.curve(
-        [(f.name, run_folder.open_run(f).summary) for f in sorted(several(tmp_path).glob("*/"))]
+        [
+            (f.name, run_folder.open_run(f).summary)
+            for f in sorted(write_three_runs(tmp_path).glob("*/"))
+        ]
     )
     path = tmp_path / "page.html"
     store.replace(path, as_page.render(shown.report(found)).encode())

@@ -79,7 +79,9 @@ def test_too_many_load_points_are_refused() -> None:
 # -- curves ----------------------------------------------------------------------------------------
 
 
-def level(isl: int, load: int, output: float, per_user: float, **changed: object) -> SweepLevel:
+def load_point(
+    isl: int, load: int, output: float, per_user: float, **changed: object
+) -> SweepLevel:
     """Return a valid load point with these tokens/s in all and per user."""
     name = f"isl{isl}-{changed.get('target', '')}-c{load}"
     fields = {
@@ -118,10 +120,10 @@ def curve_of(*found: SweepLevel, slo: str = "") -> SweepCurve:
 def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
     found = levels._with_fronts(
         [
-            level(500, 1, 10, 50, target="a"),
-            level(500, 2, 40, 20, target="a"),
-            level(500, 1, 20, 60, target="b"),
-            level(900, 1, 1, 1, target="a"),
+            load_point(500, 1, 10, 50, target="a"),
+            load_point(500, 2, 40, 20, target="a"),
+            load_point(500, 1, 20, 60, target="b"),
+            load_point(900, 1, 1, 1, target="a"),
         ]
     )
     assert [one.front for one in found] == [False, True, True, True]
@@ -129,9 +131,9 @@ def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
 
 def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> None:
     curve = curve_of(
-        level(500, 1, 10, 50, slo_met=True),
-        level(500, 2, 40, 20, slo_met=False),
-        level(900, 1, 5, 9, slo_met=True),
+        load_point(500, 1, 10, 50, slo_met=True),
+        load_point(500, 2, 40, 20, slo_met=False),
+        load_point(900, 1, 5, 9, slo_met=True),
         slo="s",
     )
     assert [group.best for group in curve.groups] == ["isl500--c1", "isl900--c1"]
@@ -141,7 +143,9 @@ def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> N
 
 
 def test_different_lengths_have_separate_charts() -> None:
-    curve = curve_of(level(500, 1, 10, 50), level(500, 2, 40, 20), level(900, 1, 5, 9))
+    curve = curve_of(
+        load_point(500, 1, 10, 50), load_point(500, 2, 40, 20), load_point(900, 1, 5, 9)
+    )
     sections = list(levels_text._chart_sections(curve))
     assert len(sections) == 2
     drawn = [
@@ -152,7 +156,7 @@ def test_different_lengths_have_separate_charts() -> None:
 
 
 def test_several_targets_at_the_same_lengths_share_a_chart() -> None:
-    curve = curve_of(level(500, 1, 10, 50, target="a"), level(500, 1, 20, 60, target="b"))
+    curve = curve_of(load_point(500, 1, 10, 50, target="a"), load_point(500, 1, 20, 60, target="b"))
     (part,) = levels_text._chart_sections(curve)
     assert [[one.name for one in chart.series] for chart in part.parts[0].charts] == [
         ["a", "b"],
@@ -162,12 +166,12 @@ def test_several_targets_at_the_same_lengths_share_a_chart() -> None:
 
 def test_the_headline_names_the_lengths_with_the_highest_throughput_within_the_slo() -> None:
     curve = curve_of(
-        level(500, 1, 10, 50, slo_met=True),
-        level(500, 2, 40, 20, slo_met=False),
-        level(900, 1, 5, 9, slo_met=True),
-        level(2000, 1, 7, 9, slo_met=False),
-        level(3000, 1, 7, 9, slo_met=None),
-        level(4000, 1, 7, 9, valid=False),
+        load_point(500, 1, 10, 50, slo_met=True),
+        load_point(500, 2, 40, 20, slo_met=False),
+        load_point(900, 1, 5, 9, slo_met=True),
+        load_point(2000, 1, 7, 9, slo_met=False),
+        load_point(3000, 1, 7, 9, slo_met=None),
+        load_point(4000, 1, 7, 9, valid=False),
         slo="s",
     )
     said = list(levels_text.sentences(curve))
@@ -187,15 +191,15 @@ def test_the_exit_code_tells_a_missed_slo_from_a_curve_without_a_valid_load_poin
     valid: tuple[bool, ...], met: tuple[bool | None, ...], strict: bool, code: int
 ) -> None:
     points = [
-        level(100, i + 1, 1.0, 9.0, valid=sound, slo_met=kept, slo_undecided=kept is None)
+        load_point(100, i + 1, 1.0, 9.0, valid=sound, slo_met=kept, slo_undecided=kept is None)
         for i, (sound, kept) in enumerate(zip(valid, met, strict=True))
     ]
-    other = level(200, 1, 1.0, 9.0)
+    other = load_point(200, 1, 1.0, 9.0)
     assert levels.exit_code(curve_of(*points, other), strict=strict) == code
 
 
 def test_a_curve_of_one_group_is_split_into_itself() -> None:
-    plain = msgspec.structs.replace(curve_of(level(1, 1, 1, 1)), groups=())
+    plain = msgspec.structs.replace(curve_of(load_point(1, 1, 1, 1)), groups=())
     assert plain.split() == [plain]
     assert GroupCurve(isl=1, knee="", best="").group == PointGroup(isl=1)
 
