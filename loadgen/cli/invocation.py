@@ -126,14 +126,15 @@ class Invocation:
         if not flags:
             return []
         from loadgen.telemetry import otel, prometheus
-        from loadgen.telemetry.reader_process import Beside
+        from loadgen.telemetry.reader_process import SidecarStarter
 
         listeners: list[EventHandler] = []
         if self["prometheus"] is not None:
-            address = prometheus.listens_on(self["prometheus"])
-            listeners.append(Beside(partial(prometheus.Exporter, at=address)))
+            address = prometheus.parse_listen_address(self["prometheus"])
+            listeners.append(SidecarStarter(partial(prometheus.Exporter, address=address)))
         if self["otel"] is not None:
-            listeners.append(Beside(partial(otel.TelemetrySender, what=otel.asked(self["otel"]))))
+            option = otel.check_otel_option(self["otel"])
+            listeners.append(SidecarStarter(partial(otel.TelemetrySender, option=option)))
         return [*listeners, VirtualTimeNotice(" and ".join(flags))]
 
     def move_existing_results(self, out: Path | None) -> None:

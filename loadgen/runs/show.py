@@ -412,8 +412,8 @@ def _of_progress(form: str) -> Iterator[EventHandler]:
     """Yield what shows the progress of each run: the live view on a terminal, or lines."""
     if form == "auto" and sys.stderr.isatty():
         from loadgen.runs.dashboard import Dashboard
-        from loadgen.telemetry.reader_process import Beside
+        from loadgen.telemetry.reader_process import SidecarStarter
 
-        yield Beside(Dashboard)
+        yield SidecarStarter(Dashboard)
     elif form != "off":
         yield ProgressLine(as_json=form == "json")

@@ -1,6 +1,7 @@
-"""A run as Prometheus metrics while it goes: a process of its own reads the growing folder, as the dashboard does.
+"""Serves the metrics of a run to Prometheus while it goes on (`--prometheus`).
 
-Nothing is added to the load's own process. The metrics end with the run; the last scrape is up to an interval behind.
+A sidecar process reads the growing folder, like the dashboard, so nothing is added to the process
+of the load. The metrics end with the run.
 """
 
 from __future__ import annotations
@@ -9,10 +10,22 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from http.server import HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics import columns as metrics
@@ -25,156 +38,175 @@ from loadgen.core.stats.histogram import Histogram
 from loadgen.figures import FIGURES
 from loadgen.telemetry.reader_process import ReaderProcess
 
-EDGES_S = tuple(factor * 10.0**power for power in range(-4, 3) for factor in (1.0, 2.0, 5.0))
-"""Upper edges of the buckets of all histograms: 0.1 ms to 500 s, or 0.0001 to 500 of another unit."""
+BUCKET_EDGES = tuple(
+    factor * 10.0**exponent for exponent in range(-4, 3) for factor in (1.0, 2.0, 5.0)
+)
+"""Upper edges of the buckets of all histograms, in seconds or another unit."""
 
-HOST = "127.0.0.1"
+DEFAULT_HOST = "127.0.0.1"
+NICENESS = 5
+NS_PER_S = 1e9
+MICRO = 1e6
+"""Histograms of metrics that are no times store millionths of their unit."""
 
 
-class RunCollector:
-    """What Prometheus asks at each scrape. `collect` reads what the run has added since the last one."""
+class RunCollector(Collector):
+    """Collects the metrics of a run at each scrape, from what it has added since the last one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._one_at_a_time = threading.Lock()  # each scrape has a thread
+        self._lock = threading.Lock()  # Each scrape has a thread.
         self._header: RunManifest | None = None
         self._tail = Tail(folder)
-        self._figures = {row: Histogram() for row in FIGURES.at("prometheus")}
-        self._statuses = np.zeros(len(STATUSES), np.int64)
-        self._kinds = np.zeros(len(KINDS), np.int64)
-        self._tokens = 0
-        self._seconds: dict[int, WorkerSample] = {}
+        self._histograms = {row: Histogram() for row in FIGURES.at("prometheus")}
+        self._status_counts = np.zeros(len(STATUSES), np.int64)
+        self._kind_counts = np.zeros(len(KINDS), np.int64)
+        self._output_tokens = 0
+        self._samples: dict[int, WorkerSample] = {}
 
     def close(self) -> None:
         """Close the files of the run."""
         self._tail.close()
 
-    def _read(self) -> None:
-        rows = self._tail.rows()
-        self._seconds.update({second.worker: second for second in self._tail.seconds()})
-        if not len(rows):
-            return
-        found = Columns(rows)
-        ok = found.where(OK)
-        for row, histogram in self._figures.items():
-            values = found.measure(row.name)
-            histogram.add(metrics.drop_undefined(values[ok] if row.sample == "ok" else values))
-        self._statuses += np.bincount(found["status"], minlength=len(STATUSES))[: len(STATUSES)]
-        failed = np.isin(
-            found["status"], (FAILED, LOST)
-        )  # what the end of a run cuts off is not, as in the report
-        self._kinds += np.bincount(found["kind"][failed], minlength=len(KINDS))[: len(KINDS)]
-        self._tokens += int(found["output_tokens"][ok].clip(0).sum())
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics. There are none before the run has begun."""
+        with self._lock:
+            header = self._read_header()
+            if header is None:
+                return
+            self._read_records()
+            yield from self._run_metrics(header)
+            yield from self._request_metrics()
+            yield from self._load_metrics(header)
+            yield from self._latency_metrics()
 
-    def _gaps(self) -> Histogram:
-        """The gaps between output events so far; each worker stores them about every two seconds."""
-        merged = Histogram()
-        for file in (self._folder / "flows").glob("w*.gaps.*"):
-            if file.suffix != ".new":
-                try:
-                    merged.merge(Histogram.from_bytes(file.read_bytes()))
-                except (OSError, ValueError):  # replaced at this instant
-                    continue
-        return merged
-
-    def collect(self) -> Iterator[Any]:
-        """The metric families; none before the run has begun."""
-        with self._one_at_a_time:
-            yield from self._families()
-
-    def _families(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-
+    def _read_header(self) -> RunManifest | None:
         if self._header is None:
             try:
                 self._header = manifest.decode((self._folder / "run.json").read_bytes())
             except (OSError, UserError):
-                return
-        self._read()
-        header = self._header
+                return None
+        return self._header
+
+    def _read_records(self) -> None:
+        """Add the new records of the run to all counts and histograms."""
+        rows = self._tail.rows()
+        self._samples.update({sample.worker: sample for sample in self._tail.seconds()})
+        if not len(rows):
+            return
+        columns = Columns(rows)
+        is_ok = columns.where(OK)
+        for row, histogram in self._histograms.items():
+            values = columns.measure(row.name)
+            if row.sample == "ok":
+                values = values[is_ok]
+            histogram.add(metrics.drop_undefined(values))
+        # As in the report, requests that the end of a run cancels are no failures.
+        is_failed = np.isin(columns["status"], (FAILED, LOST))
+        self._status_counts += _count_values(columns["status"], len(STATUSES))
+        self._kind_counts += _count_values(columns["kind"][is_failed], len(KINDS))
+        self._output_tokens += int(columns["output_tokens"][is_ok].clip(0).sum())
+
+    def _run_metrics(self, header: RunManifest) -> Iterator[Metric]:
         target = header.targets[0]
-        yield InfoMetricFamily(
-            "loadgen_run",
-            "The run.",
-            {
-                "run": header.run,
-                "workload": header.workload,
-                "model": target.model,
-                "server": target.server,
-                "target": target.name or target.url,
-                "simulated": str(target.simulated).lower(),
-            },
-        )
+        labels = {
+            "run": header.run,
+            "workload": header.workload,
+            "model": target.model,
+            "server": target.server,
+            "target": target.name or target.url,
+            "simulated": str(target.simulated).lower(),
+        }
+        yield InfoMetricFamily("loadgen_run", "The run.", labels)
+
+    def _request_metrics(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
             "loadgen_requests", "Requests that ended, by status.", labels=["status"]
         )
-        for status, count in zip(STATUSES, self._statuses, strict=True):
+        for status, count in zip(STATUSES, self._status_counts, strict=True):
             requests.add_metric([status], int(count))
         yield requests
         failures = CounterMetricFamily(
             "loadgen_failures", "Requests that failed or were lost, by kind.", labels=["kind"]
         )
-        for kind, count in zip(KINDS, self._kinds, strict=True):
+        for kind, count in zip(KINDS, self._kind_counts, strict=True):
             if count:
                 failures.add_metric([kind or "other"], int(count))
         yield failures
         yield CounterMetricFamily(
-            "loadgen_output_tokens", "Output tokens of ok requests.", value=self._tokens
+            "loadgen_output_tokens", "Output tokens of ok requests.", value=self._output_tokens
         )
-        yield CounterMetricFamily(
-            "loadgen_sent", "Requests sent.", value=sum(s.sent for s in self._seconds.values())
-        )
-        in_flight = sum(second.in_flight for second in self._seconds.values())
+
+    def _load_metrics(self, header: RunManifest) -> Iterator[Metric]:
+        samples = self._samples.values()
+        sent = sum(sample.sent for sample in samples)
+        yield CounterMetricFamily("loadgen_sent", "Requests sent.", value=sent)
+        in_flight = sum(sample.in_flight for sample in samples)
         yield GaugeMetricFamily(
             "loadgen_in_flight", "Requests that are being answered.", value=in_flight
         )
-        elapsed_s = max((second.t_s for second in self._seconds.values()), default=0.0)
-        stage = next(
-            (stage for stage in reversed(header.stages) if stage.start_ns <= elapsed_s * 1e9), None
-        )
-        if stage is not None and stage.rate is not None:
+        elapsed_ns = max((sample.t_s for sample in samples), default=0.0) * NS_PER_S
+        begun_stages = [stage for stage in header.stages if stage.start_ns <= elapsed_ns]
+        if begun_stages and begun_stages[-1].rate is not None:
             offered = GaugeMetricFamily(
                 "loadgen_offered_per_second", "Rate of the stage, and of what.", labels=["of"]
             )
-            offered.add_metric([rate_of(header)], stage.rate)
+            offered.add_metric([rate_unit(header)], begun_stages[-1].rate)
             yield offered
-        busy = max((second.cpu_share for second in self._seconds.values()), default=0.0)
+        cpu_share = max((sample.cpu_share for sample in samples), default=0.0)
         yield GaugeMetricFamily(
-            "loadgen_worker_cpu_ratio", "Of one core, of the busiest worker.", value=busy
+            "loadgen_worker_cpu_ratio", "Of one core, of the busiest worker.", value=cpu_share
         )
-        for row, histogram in self._figures.items():
-            name, scale = (f"{row.name}_seconds", 1e9) if row.unit == "ms" else (row.field, 1e6)
+
+    def _latency_metrics(self) -> Iterator[Metric]:
+        for row, histogram in self._histograms.items():
             text = f"{row.words}: {row.meaning}; {row.sample} requests."
-            yield _family(f"loadgen_{name}", text, histogram, scale)
-        yield _family(
+            if row.unit == "ms":
+                yield _histogram_metric(f"loadgen_{row.name}_seconds", text, histogram, NS_PER_S)
+            else:
+                yield _histogram_metric(f"loadgen_{row.field}", text, histogram, MICRO)
+        yield _histogram_metric(
             "loadgen_inter_chunk_seconds",
             "Gaps between successive output events, pooled.",
-            self._gaps(),
+            self._read_gaps(),
+            NS_PER_S,
         )
 
+    def _read_gaps(self) -> Histogram:
+        """Return the gaps between output events so far, which workers store every two seconds."""
+        merged = Histogram()
+        for file in (self._folder / "flows").glob("w*.gaps.*"):
+            if file.suffix == ".new":
+                continue
+            try:
+                merged.merge(Histogram.from_bytes(file.read_bytes()))
+            except (OSError, ValueError):
+                # The file is being replaced.
+                continue
+        return merged
 
-def rate_of(header: RunManifest) -> str:
-    """What a rate of a stage counts: requests, or starts, of which conversations and tasks send more than one."""
+
+def rate_unit(header: RunManifest) -> str:
+    """Return what the rate of a stage counts.
+
+    It is requests, or starts of conversations and tasks, which send several requests each.
+    """
     return "starts" if header.turns > 1 else "requests"
 
 
-def _family(name: str, text: str, histogram: Histogram, scale: float = 1e9) -> Any:
-    """`scale`: what a value of the histogram is divided by."""
-    from prometheus_client.core import HistogramMetricFamily
-    from prometheus_client.utils import floatToGoString
+class ListenAddress(NamedTuple):
+    """The address that metrics are served at."""
 
-    count = histogram.count
-    buckets = []
-    for edge in EDGES_S:
-        label = floatToGoString(edge)  # type: ignore[no-untyped-call]
-        buckets.append((label, float(count - histogram.over(round(edge * scale)))))
-    return HistogramMetricFamily(
-        name, text, buckets=[*buckets, ("+Inf", float(count))], sum_value=histogram.total_ns / scale
-    )
+    host: str
+    port: int
 
 
-def listens_on(text: str) -> tuple[str, int]:
-    """The host and port of `--prometheus`: `:9400`, `9400`, `0.0.0.0:9400`. Raises UserError."""
+def parse_listen_address(text: str) -> ListenAddress:
+    """Return the address in a value of `--prometheus`: ":9400", "9400" or "0.0.0.0:9400".
+
+    Raises:
+        UserError: The text has no valid port.
+    """
     host, _, port = text.rpartition(":")
     if not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError(
@@ -183,30 +215,52 @@ def listens_on(text: str) -> tuple[str, int]:
             f"--prometheus {text}",
             "like :9400 (on 127.0.0.1), or 0.0.0.0:9400",
         )
-    return host.strip("[]") or HOST, int(port)
+    return ListenAddress(host.strip("[]") or DEFAULT_HOST, int(port))
 
 
 class Exporter(ReaderProcess):
-    """The process that serves the metrics until the run ends."""
+    """The sidecar process that serves the metrics until the run ends."""
 
-    def __init__(self, folder: Path, at: tuple[str, int]) -> None:
-        super().__init__("loadgen.telemetry.prometheus", str(folder), at[0], str(at[1]))
+    def __init__(self, folder: Path, address: ListenAddress) -> None:
+        super().__init__(
+            "loadgen.telemetry.prometheus", str(folder), address.host, str(address.port)
+        )
 
 
-def serve(collector: RunCollector, host: str, port: int) -> Any:
-    """Serve the metrics; returns the server, which runs in a thread. Raises OSError where the port is taken."""
-    from prometheus_client import CollectorRegistry, start_http_server
+def serve(collector: RunCollector, host: str, port: int) -> HTTPServer:
+    """Serve the metrics in a thread and return the server.
 
+    Raises:
+        OSError: The port is taken.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     server, _ = start_http_server(port, addr=host, registry=registry)
     return server
 
 
+def _count_values(values: NDArray[np.integer[Any]], size: int) -> NDArray[np.int64]:
+    """Return how often each of the first `size` integers occurs."""
+    return np.bincount(values, minlength=size)[:size]
+
+
+def _histogram_metric(
+    name: str, text: str, histogram: Histogram, scale: float
+) -> HistogramMetricFamily:
+    """Return a histogram for Prometheus. Values of the histogram are divided by `scale`."""
+    count = histogram.count
+    buckets = []
+    for edge in BUCKET_EDGES:
+        label = floatToGoString(edge)  # type: ignore[no-untyped-call]
+        buckets.append((label, float(count - histogram.over(round(edge * scale)))))
+    buckets.append(("+Inf", float(count)))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total_ns / scale)
+
+
 if __name__ == "__main__":
-    os.nice(5)
+    os.nice(NICENESS)
     try:
         serve(RunCollector(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3]))
-    except OSError as problem:
-        print(f"no metrics at {sys.argv[2]}:{sys.argv[3]}: {problem.strerror}", file=sys.stderr)
-    sys.stdin.read()  # until the run ends
+    except OSError as error:
+        print(f"no metrics at {sys.argv[2]}:{sys.argv[3]}: {error.strerror}", file=sys.stderr)
+    sys.stdin.read()  # The run closes this when it ends.

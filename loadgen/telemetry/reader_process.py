@@ -1,6 +1,6 @@
-"""A process beside a run that reads its growing folder, such as the dashboard: it ends when its stdin is closed.
+"""Sidecar processes that read the growing folder of a run, such as the dashboard and exporters.
 
-`Beside` hears a run and starts one for it.
+Nothing is added to the process of the load. A sidecar ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -12,44 +12,53 @@ from pathlib import Path
 from loadgen.core import child_process
 from loadgen.core.execution.events import LoadStarted, RunEnded, RunEvent, RunPlanned
 
-LEAVE_S = 5.0  # to restore the terminal, or to close a port; then it is killed
+SHUTDOWN_S = 5.0
+"""Time to restore the terminal, or to close a port, before the process is killed."""
 
 
 class ReaderProcess:
-    """The process, as seen by the command that runs the load. `leave_s`: how long it may take to end."""
+    """A sidecar process, as the command that runs the load sees it.
 
-    leave_s = LEAVE_S
+    Attributes:
+        shutdown_s: How long the process may take to end before it is killed.
+    """
+
+    shutdown_s = SHUTDOWN_S
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
             child_process.command(module, *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C goes to the run only
+            start_new_session=True,  # Ctrl-C goes to the run only.
         )
 
     def begin(self, start_ns: int) -> None:
-        """The load begins at this instant of the monotonic clock. Not every reader has to know."""
+        """Note that the load begins at this time of the monotonic clock. By default, do nothing."""
 
     def close(self) -> None:
-        """Stop the process and wait until it has left; it is killed after `leave_s`."""
+        """Stop the process and wait until it has ended."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(self.leave_s)
+            self._process.wait(self.shutdown_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
 
-class Beside:
-    """Hears runs: `start(folder)` begins and ends with each, but for those in virtual time, too fast to be watched."""
+class SidecarStarter:
+    """An event handler that starts a sidecar for each run and stops it when the run ends.
+
+    Runs in virtual time have none, because they are too fast to be watched.
+    """
 
     def __init__(self, start: Callable[[Path], ReaderProcess]) -> None:
         self._start = start
         self._process: ReaderProcess | None = None
 
     def __call__(self, event: RunEvent) -> None:
+        """Start or stop the sidecar if the event is the beginning or the end of a run."""
         match event:
             case RunPlanned(plan, header) if header.client != "virtual":
                 self._process = self._start(plan.job.folder)

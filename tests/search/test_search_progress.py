@@ -12,7 +12,7 @@ import pytest
 from command_line import exits
 
 from loadgen.runs.show import Show
-from loadgen.telemetry.reader_process import Beside
+from loadgen.telemetry.reader_process import SidecarStarter
 
 SEARCH = ("search", "qa", "--url", "sim:gb300-vm", "--slo", "ttft:2s:p90", "--seed", "1")
 
@@ -50,5 +50,5 @@ def test_a_terminal_gets_the_live_view(command: str) -> None:
     leader, follower = pty.openpty()
     with open(follower, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):
         show = Show("auto", quiet=is_search, has_line_per_step=is_search)
-        assert any(isinstance(listener, Beside) for listener in show.hearers)
+        assert any(isinstance(listener, SidecarStarter) for listener in show.hearers)
     os.close(leader)

@@ -47,7 +47,7 @@ def test_each_request_has_a_trace_of_its_own_that_is_never_stored() -> None:
 
 def test_a_word_that_is_no_signal_is_refused() -> None:
     with refused(UserError, "unknown_name", "--otel"):
-        otel.asked("logs")
+        otel.check_otel_option("logs")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.results.record import KIND, STATUS
 from loadgen.core.results.spool import Tail
-from loadgen.telemetry.prometheus import EDGES_S, RunCollector, listens_on, serve
+from loadgen.telemetry.prometheus import BUCKET_EDGES, RunCollector, parse_listen_address, serve
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -50,7 +50,7 @@ def test_a_scrape_says_what_the_rows_say(tmp_path: Path) -> None:
         written.measure("ttft")[ok].sum() / 1e9
     )
     ttft_s = written.measure("ttft")[ok] / 1e9
-    for edge in EDGES_S[6:]:
+    for edge in BUCKET_EDGES[6:]:
         at_most = found["loadgen_ttft_seconds_bucket", ("le", floatToGoString(edge))]
         assert abs(at_most - (ttft_s <= edge).sum()) <= max(
             0.002 * len(ttft_s), (abs(ttft_s - edge) < 0.002 * edge).sum()
@@ -140,10 +140,10 @@ def test_it_is_served_on_loopback(tmp_path: Path) -> None:
     ],
 )
 def test_where_it_listens(text: str, at: tuple[str, int]) -> None:
-    assert listens_on(text) == at
+    assert parse_listen_address(text) == at
 
 
 @pytest.mark.parametrize("text", ["", ":", "host", ":0", ":65536", "h:x"])
 def test_what_is_no_port_is_refused(text: str) -> None:
     with pytest.raises(UserError):
-        listens_on(text)
+        parse_listen_address(text)

@@ -1,0 +1,76 @@
+"""Reads requests from records for OpenTelemetry, by the GenAI conventions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from loadgen.core.metrics.columns import OK, Columns
+from loadgen.core.results.manifest import RunManifest
+from loadgen.core.results.record import KINDS, STATUSES
+
+
+class SentRequest(NamedTuple):
+    """A request that was sent: columns of its record, and its latencies.
+
+    The names and units of the fields are those of `record.ROW`. `ttft` and `tpot` are in
+    nanoseconds.
+    """
+
+    slot: int
+    target: int
+    status: int
+    kind: int
+    due_ns: int
+    sent_ns: int
+    first_token_ns: int
+    done_ns: int
+    http_status: int
+    finish_reason: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    output_source: int
+    ttft: int
+    tpot: int
+
+    @property
+    def error(self) -> str:
+        """The kind of the error, or "" for a successful request."""
+        if self.status == OK:
+            return ""
+        return KINDS[self.kind] or STATUSES[self.status]
+
+
+_MEASURES = ("ttft", "tpot")
+_COLUMNS = tuple(name for name in SentRequest._fields if name not in _MEASURES)
+
+
+def sent_requests(columns: Columns) -> Iterator[SentRequest]:
+    """Yield the requests that were sent."""
+    for block in columns.blocks():
+        values = [block[name].tolist() for name in _COLUMNS]
+        values += [block.measure(name).tolist() for name in _MEASURES]
+        for request in map(SentRequest._make, zip(*values, strict=True)):
+            if request.sent_ns >= 0:
+                yield request
+
+
+def operation_name(header: RunManifest) -> str:
+    """Return the operation that all requests of a run are, such as "chat"."""
+    return "chat" if header.api in ("chat", "messages") else "text_completion"
+
+
+def target_attributes(header: RunManifest, target: int) -> dict[str, Any]:
+    """Return the attributes that all requests to a target share."""
+    facts = header.targets[target]
+    url = urlsplit(facts.url)
+    return {
+        "gen_ai.operation.name": operation_name(header),
+        "gen_ai.provider.name": facts.server or "unknown",
+        "gen_ai.request.model": facts.model,
+        "server.address": url.hostname or "",
+        "server.port": url.port or 0,
+        "loadgen.run": header.run,
+    }

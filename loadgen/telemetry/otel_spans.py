@@ -1,0 +1,103 @@
+"""Exports requests as OpenTelemetry spans, in the traces that they carried to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import Any
+
+from loadgen_sdk.app.agent_spans import SCHEMA_URL
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from loadgen.core.metrics.columns import Columns
+from loadgen.core.requests.trace_context import TraceContext
+from loadgen.core.results.manifest import RunManifest
+from loadgen.core.results.record import FINISH_REASONS
+from loadgen.telemetry.otel_requests import (
+    SentRequest,
+    operation_name,
+    sent_requests,
+    target_attributes,
+)
+
+SPANS_PER_EXPORT = 512
+
+
+class SpanSender:
+    """Sends the spans of a run to a collector.
+
+    Attributes:
+        lost: The number of spans that could not be delivered.
+    """
+
+    def __init__(
+        self, header: RunManifest, resource: Resource, start_unix_ns: int, exporter: SpanExporter
+    ) -> None:
+        self._header = header
+        self._resource = resource
+        self._start_unix_ns = start_unix_ns
+        self._exporter = exporter
+        self._operation = operation_name(header)
+        self._trace = TraceContext(header.run)
+        self._scope = InstrumentationScope("loadgen", header.version, SCHEMA_URL)
+        self.lost = 0
+
+    def send(self, parts: Sequence[Columns]) -> None:
+        """Send a span for each request in records that was sent."""
+        spans = chain.from_iterable(map(self.spans, parts))
+        while batch := list(islice(spans, SPANS_PER_EXPORT)):
+            if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
+                self.lost += len(batch)
+
+    def spans(self, columns: Columns) -> Iterator[ReadableSpan]:
+        """Yield a span for each request that was sent, from its first byte to its last."""
+        for request in sent_requests(columns):
+            yield self._span(request)
+
+    def _span(self, request: SentRequest) -> ReadableSpan:
+        attributes = self._attributes(request)
+        events = []
+        if request.first_token_ns >= 0:
+            timestamp = self._start_unix_ns + request.first_token_ns
+            events.append(Event("first token", timestamp=timestamp))
+        return ReadableSpan(
+            name=f"{self._operation} {attributes['gen_ai.request.model']}",
+            context=SpanContext(
+                self._trace.trace_id(request.slot),
+                self._trace.span_id(request.slot),
+                is_remote=False,
+                trace_flags=TraceFlags(TraceFlags.SAMPLED),
+            ),
+            kind=SpanKind.CLIENT,
+            resource=self._resource,
+            instrumentation_scope=self._scope,
+            attributes=attributes,
+            events=events,
+            start_time=self._start_unix_ns + request.sent_ns,
+            end_time=self._start_unix_ns + max(request.done_ns, request.sent_ns),
+            status=Status(StatusCode.ERROR if request.error else StatusCode.UNSET),
+        )
+
+    def _attributes(self, request: SentRequest) -> dict[str, Any]:
+        attributes = target_attributes(self._header, request.target)
+        attributes["loadgen.slot"] = request.slot
+        attributes["loadgen.due_ms"] = request.due_ns / 1e6
+        attributes["loadgen.send_lag_ms"] = (request.sent_ns - request.due_ns) / 1e6
+        token_counts = {
+            "gen_ai.usage.input_tokens": request.input_tokens,
+            "gen_ai.usage.output_tokens": request.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": request.cached_tokens,
+        }
+        attributes.update({name: count for name, count in token_counts.items() if count >= 0})
+        finish_reason = FINISH_REASONS[request.finish_reason]
+        if finish_reason:
+            attributes["gen_ai.response.finish_reasons"] = (finish_reason,)
+        if request.http_status:
+            attributes["http.response.status_code"] = request.http_status
+        if request.error:
+            attributes["error.type"] = request.error
+        return attributes
