@@ -99,7 +99,9 @@ def test_a_change_without_effect_survives(project: ProjectCopy) -> None:
         file="loadgen/core/schedule/forecast.py",
         old="NS_PER_S = 1e9",
         new="NS_PER_S = 1e9  # the same",
-        tests=("tests/core/stats/test_quantiles.py::test_index_is_floor_of_n_times_p",),
+        tests=(
+            "tests/core/stats/test_quantiles.py::test_the_index_of_a_quantile_is_floor_of_n_times_p",
+        ),
     )
     assert project.run(harmless, Mode(is_pure=False)).failed_test == ""
 

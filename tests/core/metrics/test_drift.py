@@ -17,8 +17,10 @@ from loadgen.runs import text
 MS, S = 1_000_000, 1_000_000_000
 
 
-def slower(change: float, seconds: int) -> Summary:
-    """A request every 10 ms whose TTFT grows over the run by this share, and whose tokens come as fast as ever."""
+def summary_with_change(change: float, seconds: int) -> Summary:
+    """A request every 10 ms whose TTFT grows over the run by this share, and whose tokens come as
+    fast as ever.
+    """
     rows = blank(seconds * 100)
     rows["due_ns"] = rows["slot"] * 10 * MS
     rows["output_events"] = rows["output_tokens"] = 5
@@ -33,27 +35,29 @@ def slower(change: float, seconds: int) -> Summary:
     return summarize(RunManifest(state="finished", stages=(StagePlan(name="load"),)), rows)
 
 
-def test_drift_is_found_and_only_what_drifts() -> None:
-    found = slower(0.5, 60).drift
+def test_drift_is_reported_for_the_metric_that_changes_only() -> None:
+    found = summary_with_change(0.5, 60).drift
     assert found.block_s == 2
     assert len(found.blocks) == 30
     assert found.ttft_p99 == pytest.approx((1 + 0.5 * 5 / 6) / (1 + 0.5 / 6) - 1, abs=0.02)
     assert found.output_per_s == pytest.approx(0, abs=0.01)
     assert found.blocks[3].output_per_s == pytest.approx(500, rel=0.01)
     said = next(
-        line for line in text.render(slower(0.5, 60)).splitlines() if line.startswith("Drift")
+        line
+        for line in text.render(summary_with_change(0.5, 60)).splitlines()
+        if line.startswith("Drift")
     )
     assert f"TTFT p50 {(found.ttft_p50 or 0) * 100:+.1f} %" in said
-    steady = slower(0.0, 60).drift
+    steady = summary_with_change(0.0, 60).drift
     assert (steady.ttft_p50, steady.ttft_p99, steady.tpot_p99) == (0, 0, 0)
-    assert "Drift" not in text.render(slower(0.5, 5))
-    short = slower(0.5, 5).drift
+    assert "Drift" not in text.render(summary_with_change(0.5, 5))
+    short = summary_with_change(0.5, 5).drift
     assert short.ttft_p99 is None
     assert len(short.blocks) == 5
 
 
 @pytest.mark.parametrize("last_s", [0, 31, 32, 63, 64, 40_000])
-def test_blocks_are_as_short_as_they_may_be(last_s: int) -> None:
+def test_blocks_have_the_shortest_length_that_covers_the_run(last_s: int) -> None:
     rows = blank(1)
     rows["due_ns"] = last_s * S
     length = drift.sample_blocks([Columns(rows)]).block_ns
@@ -61,7 +65,7 @@ def test_blocks_are_as_short_as_they_may_be(last_s: int) -> None:
     assert length == S or last_s * S >= length // 2 * drift.MAX_BLOCKS
 
 
-def test_the_blocks_of_several_stages_are_those_of_all_records_together() -> None:
+def test_blocks_of_several_stages_equal_those_of_all_records() -> None:
     rows = blank(500)
     rows["due_ns"] = rows["slot"] * S // 10
     rows["stage"] = rows["slot"] % 3

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from make_examples import blank, stream
-from test_summary import HEADER, hand_rows
+from test_summary import HEADER, handmade_records
 
 from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
@@ -21,7 +21,9 @@ MS, S = 1_000_000, 1_000_000_000
 
 
 def conversations() -> tuple[Any, ...]:
-    """60 conversations of three turns on two targets: some fail in the middle, some are cut, some cancelled."""
+    """60 conversations of three turns on two targets: some fail in the middle, some are cut, some
+    cancelled.
+    """
     draw = np.random.default_rng(5)
     rows = blank(180)
     rows["session"], rows["turn"] = rows["slot"] // 3, rows["slot"] % 3
@@ -75,13 +77,13 @@ def examples() -> list[tuple[Any, ...]]:
         make_examples.rented_gpus(),
         priced,
         (header, rows, gaps, [], [], texts),  # without a timeline
-        (HEADER, hand_rows(), [Histogram()] * 2, [], [], ["", "says no"]),
+        (HEADER, handmade_records(), [Histogram()] * 2, [], [], ["", "says no"]),
         conversations(),
     ]
 
 
 @pytest.mark.parametrize("which", range(5))
-def test_a_summary_that_is_only_judged_lacks_what_readers_ask_for_and_nothing_else(
+def test_a_summary_without_explanations_lacks_the_explained_sections_only(
     which: int,
 ) -> None:
     header, rows, *rest = examples()[which]

@@ -1,4 +1,6 @@
-"""The table of figures: its rows, the documents made of them, and a figure of another package in every place."""
+"""The table of figures: its rows, the documents made of them, and a figure of another package in
+every place.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from loadgen.runs import text
 from loadgen.runs.outcome import cases
 
 
-def test_every_row_resolves_and_stands_in_the_summary() -> None:
+def test_every_metric_resolves_and_is_in_the_summary() -> None:
     for row in FIGURES.own:
         assert (row.values is not None) == (row.sample in ("ok", "sent"))
         assert row.block or row.field in Summary.__struct_fields__
@@ -41,13 +43,13 @@ def test_every_row_resolves_and_stands_in_the_summary() -> None:
         assert not row.unlike or FIGURES.find(row.unlike, foreign=False)
 
 
-def test_the_document_is_what_the_rows_say() -> None:
+def test_the_documentation_of_metrics_is_generated_from_their_definitions() -> None:
     assert make_figures.PAGE.read_text("utf-8") == make_figures.page(), (
         "python tests/make_figures.py"
     )
 
 
-def test_a_figure_of_another_package_stands_in_every_place(
+def test_a_metric_of_a_plugin_is_shown_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One module: a row and its function. It works on the stored rows of a run of another day too."""
@@ -117,7 +119,7 @@ def thinking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_bundle_names_the_package_whose_figure_it_cannot_make_again(
+def test_a_bundle_names_the_missing_package_of_a_metric(
     thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loadgen.run(
@@ -138,10 +140,12 @@ def test_a_bundle_names_the_package_whose_figure_it_cannot_make_again(
     )
 
 
-def test_a_stored_term_opens_without_the_package_of_its_figure(
+def test_a_stored_term_can_be_read_without_the_package_of_its_metric(
     thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was judged stays as it was; what is made again of the records is undecided, and says why."""
+    """What was judged stays as it was; what is made again of the records is undecided, and says
+    why.
+    """
     folder = tmp_path / "r"
     slo = ("--slo", "ttft:2s:p50", "--slo", "thinking:2s:p50")
     assert (
@@ -187,7 +191,7 @@ levels:
 
 @pytest.mark.commands
 @pytest.mark.parametrize(("limit", "code"), [("50ms", 0), ("500us", 1)])
-def test_a_contract_promises_a_figure_of_another_package(
+def test_a_contract_can_limit_a_metric_of_a_plugin(
     thinking: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, code: int
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONTRACT.replace("LIMIT", limit))
@@ -220,7 +224,7 @@ ROW = MetricDefinition(
 """
 
 
-def test_no_other_file_names_the_figure() -> None:
+def test_only_its_definition_and_its_function_name_a_metric() -> None:
     """A figure is its row and its function; the stamp that it rests on has a column of its own."""
     key = re.compile(r"""["'.]first_answer(?:_ms)?\b(?!_ns)""")
     naming = {
@@ -238,7 +242,7 @@ def test_no_other_file_names_the_figure() -> None:
     assert naming <= allowed
 
 
-def test_normalised_tpot_is_e2e_over_output_tokens_and_none_without_any() -> None:
+def test_e2e_per_token_is_undefined_without_output_tokens() -> None:
     rows = np.zeros(3, ROW)
     rows["due_ns"], rows["end_ns"], rows["done_ns"] = 5, 2_000_005, 2_000_005
     rows["output_tokens"] = [4, 0, -1]

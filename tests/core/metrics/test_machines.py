@@ -1,4 +1,6 @@
-"""What each machine of a cluster sent: a row for each, that add up to the run; text, page and JSON say the same."""
+"""What each machine of a cluster sent: a row for each, that add up to the run; text, page and JSON
+say the same.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from loadgen.runs import text
 MS = 1_000_000
 
 
-def placed(worker: int, node: str, *, lost: bool = False) -> Placed:
+def place_worker(worker: int, node: str, *, lost: bool = False) -> Placed:
     return Placed(worker=worker, node=node, address="10.0.0.1", lost=lost)
 
 
-def summary_of(*workers: Placed, lost: tuple[str, ...] = ()) -> Summary:
+def summary_of_machines(*workers: Placed, lost: tuple[str, ...] = ()) -> Summary:
     """Of four workers; the last one is 50 ms late with each request, and loses every tenth."""
     found = rows(1, 400)
     found["worker"] = np.arange(400) % 4
@@ -40,11 +42,16 @@ def summary_of(*workers: Placed, lost: tuple[str, ...] = ()) -> Summary:
     return summarize(header("r", 400, workers=4, cluster=cluster), found, seconds=seconds)
 
 
-SEVERAL = (placed(0, "a"), placed(1, "a"), placed(2, "b"), placed(3, "c #1", lost=True))
+SEVERAL = (
+    place_worker(0, "a"),
+    place_worker(1, "a"),
+    place_worker(2, "b"),
+    place_worker(3, "c #1", lost=True),
+)
 
 
-def test_each_machine_has_its_requests_its_lateness_and_its_cores() -> None:
-    summary = summary_of(*SEVERAL, lost=("d (10.0.0.4)",))
+def test_each_machine_reports_its_requests_send_lag_and_cores() -> None:
+    summary = summary_of_machines(*SEVERAL, lost=("d (10.0.0.4)",))
     first, second, third, gone = summary.machines
     assert [one.name for one in summary.machines] == [
         "a (10.0.0.1)",
@@ -61,8 +68,8 @@ def test_each_machine_has_its_requests_its_lateness_and_its_cores() -> None:
     assert gone == MachineSummary(name="d (10.0.0.4)", workers=0, state="lost before the load")
 
 
-def test_text_page_and_json_say_the_same() -> None:
-    summary = summary_of(*SEVERAL, lost=("d (10.0.0.4)",))
+def test_machines_are_the_same_in_text_page_and_json() -> None:
+    summary = summary_of_machines(*SEVERAL, lost=("d (10.0.0.4)",))
     told = text.render(summary)
     name = "c #1 (10.0.0.1), lost under load"
     cells = " ".join(
@@ -76,8 +83,8 @@ def test_text_page_and_json_say_the_same() -> None:
     assert load_summary(dump_summary(summary)).machines == summary.machines
 
 
-def test_one_machine_has_no_table() -> None:
-    assert summary_of(*(placed(worker, "a") for worker in range(4))).machines == ()
+def test_a_run_of_one_machine_has_no_table_of_machines() -> None:
+    assert summary_of_machines(*(place_worker(worker, "a") for worker in range(4))).machines == ()
     assert "lost under load" not in text.render(
-        summary_of(*(placed(worker, "a") for worker in range(4)))
+        summary_of_machines(*(place_worker(worker, "a") for worker in range(4)))
     )

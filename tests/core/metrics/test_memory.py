@@ -17,8 +17,8 @@ COUNT = 500_000
 S = 10**9
 
 
-def cell() -> MetricAccumulator:
-    """A cell of answers that took up to 50 s, after some failed ones."""
+def requests_with_long_responses() -> MetricAccumulator:
+    """Return an accumulator of responses that took up to 50 s, after some failed requests."""
     rows, draw = np.zeros(COUNT, ROW), np.random.default_rng(1)
     rows["due_ns"] = rows["sent_ns"] = np.arange(COUNT) * 1_000
     rows["first_token_ns"] = rows["due_ns"] + draw.integers(1, 50 * S, COUNT)
@@ -45,9 +45,9 @@ CASES: dict[str, tuple[Callable[[MetricAccumulator], object], float]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_few_arrays_are_as_long_as_the_run(name: str) -> None:
+def test_computations_allocate_few_arrays_as_long_as_the_run(name: str) -> None:
     work, most = CASES[name]
-    of = cell()
+    of = requests_with_long_responses()
     for field in (
         "sent_ns",
         "done_ns",

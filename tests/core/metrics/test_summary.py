@@ -1,4 +1,6 @@
-"""One run of ten requests worked out by hand, each limit of the verdict from both sides, and what a file may be."""
+"""One run of ten requests worked out by hand, each limit of the verdict from both sides, and what
+a file may be.
+"""
 
 import itertools
 import json
@@ -54,7 +56,8 @@ from loadgen.runs.rates import headline
 MS = 1_000_000
 STOP = FINISH_REASONS.index("stop")
 
-# Instants in ms. Stage 0 is warm-up. `answer`: first_answer; `reason`: reasoning tokens; `n1`: first event's tokens.
+# Instants in ms. Stage 0 is warm-up. `answer`: first_answer; `reason`: reasoning tokens; `n1`:
+# first event's tokens.
 TABLE = """
 slot stage status    due  ready sent first answer last end  done  out reason n1 events in  cached asked insrc
 0    0     ok        0    0     0    100   100    300  300  300   3   -1     0  3      10  -1     -1    server
@@ -89,7 +92,7 @@ COLUMNS = {
 }
 
 
-def hand_rows() -> NDArray[np.void]:
+def handmade_records() -> NDArray[np.void]:
     head, *lines = (line.split() for line in TABLE.strip().splitlines())
     rows = blank(len(lines))
     for row, line in zip(rows, lines, strict=True):
@@ -130,11 +133,11 @@ HEADER = RunManifest(
 )
 
 
-def hand() -> Summary:
-    return summarize(HEADER, hand_rows(), texts=["", "too many in flight"])
+def handmade_summary() -> Summary:
+    return summarize(HEADER, handmade_records(), texts=["", "too many in flight"])
 
 
-def figures(distribution: Any) -> tuple[int, list[float]]:
+def statistics_of(distribution: Any) -> tuple[int, list[float]]:
     return distribution.count, [distribution.min, distribution.p50, distribution.max]
 
 
@@ -144,8 +147,8 @@ def figures(distribution: Any) -> tuple[int, list[float]]:
         ("ttft_ms", 5, [50, 101, 302]),  # of 101, 200, 302, 100, 50; place floor(5 * 0.5) = 2
         ("ttft_from_sent_ms", 5, [50, 100, 300]),  # 100, 200, 300, 100, 50
         ("first_answer_ms", 5, [50, 200, 302]),  # 101, 200, 302, 300, 50
-        # 200/(5-1); 300/(7-4): the first event had four; 100/(110-100-1): reasoning not streamed; 300/(31-1): it was;
-        # one token: none. 50, 100, 11.1, 10 -> place 2 of 10, 11.1, 50, 100
+        # 200/(5-1); 300/(7-4): the first event had four; 100/(110-100-1): reasoning not streamed;
+        # 300/(31-1): it was; one token: none. 50, 100, 11.1, 10 -> place 2 of 10, 11.1, 50, 100
         ("tpot_ms", 4, [10, 50, 100]),
         ("tpot_mlperf_ms", 4, [100 / 109, 50, 50.25]),  # 201/4, 300/6, 100/109, 300/30
         ("e2e_ms", 5, [50, 400, 500]),  # 302, 500, 402, 400, 50
@@ -157,21 +160,25 @@ def figures(distribution: Any) -> tuple[int, list[float]]:
         ("send_lag_ms", 8, [0, 0, 2]),
     ],
 )
-def test_latencies_by_hand(metric: str, count: int, three: list[float]) -> None:
-    found = figures(getattr(hand(), metric))
+def test_latencies_equal_those_computed_by_hand(
+    metric: str, count: int, three: list[float]
+) -> None:
+    found = statistics_of(getattr(handmade_summary(), metric))
     assert found == (count, pytest.approx(three, abs=1e-6))
 
 
-def test_what_follows_a_failed_turn_is_not_dropped_at_a_cap() -> None:
-    """Where one start met a cap, the rest of its conversation follows it: then all that was dropped counts."""
+def test_turns_after_a_failed_turn_do_not_count_as_dropped() -> None:
+    """Where one start met a cap, the rest of its conversation follows it: then all that was
+    dropped counts.
+    """
     after = {"previous_turn_failed": ErrorKind(count=3, first_text="")}
     rest = {"ok": 7, "failed": 0, "cancelled": 0, "lost": 0, "resent": 0, "by_error": after}
     assert RequestCounts(scheduled=10, dropped=3, **rest).dropped_share == 0
     assert RequestCounts(scheduled=11, dropped=4, **rest).dropped_share == 4 / 11
 
 
-def test_counts_windows_load_and_tokens_by_hand() -> None:
-    s = hand()
+def test_counts_windows_load_and_tokens_equal_those_computed_by_hand() -> None:
+    s = handmade_summary()
     r = s.requests
     assert (r.scheduled, r.ok, r.failed, r.dropped, r.cancelled, r.lost) == (9, 5, 1, 1, 1, 1)
     assert (s.warmup.scheduled, s.warmup.ok) == (1, 1)
@@ -190,7 +197,8 @@ def test_counts_windows_load_and_tokens_by_hand() -> None:
     )  # last token of all: the cancelled one's
     assert (w.steady.start_s, w.steady.end_s, w.whole.end_s) == (1.0, 3.8, 3.8)
     assert w.last_issued.duration_s is None  # the one sent last never ended
-    # in flight: 304 + 503 + 400 + 400 + 50 + 10 + 60 of 2,760 ms; request 2 is in flight until 2,003, 3 from 2,002
+    # in flight: 304 + 503 + 400 + 400 + 50 + 10 + 60 of 2,760 ms; request 2 is in flight until
+    # 2,003, 3 from 2,002
     assert s.load.in_flight_mean == pytest.approx(1727 / 2760)
     assert s.load.in_flight_max == 2
     assert s.load.offered_rps == pytest.approx(8 / 2.8)
@@ -215,9 +223,10 @@ def test_counts_windows_load_and_tokens_by_hand() -> None:
     )  # no histogram was given
 
 
-def test_goodput_by_hand() -> None:
-    g = hand().goodput
-    # TTFT at most 250: not 3. TPOT at most 100: all that have one. Good: 1, 2, 4, 5 of 8; the cancelled one left out.
+def test_goodput_equals_that_computed_by_hand() -> None:
+    g = handmade_summary().goodput
+    # TTFT at most 250: not 3. TPOT at most 100: all that have one. Good: 1, 2, 4, 5 of 8; the
+    # cancelled one left out.
     assert (g.good, g.counted, g.share, g.met) == (4, 8, 0.5, None) and g.not_judged, (
         "the run is not valid"
     )
@@ -241,7 +250,7 @@ def test_slots_without_a_record_are_lost() -> None:
     header = msgspec.structs.replace(
         HEADER, stages=(HEADER.stages[0], StagePlan(name="main", slots=12))
     )
-    s = summarize(header, hand_rows())
+    s = summarize(header, handmade_records())
     assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (
         12,
         4,
@@ -253,12 +262,12 @@ def test_slots_without_a_record_are_lost() -> None:
 
 def test_a_stage_without_a_planned_number_of_slots_loses_none() -> None:
     stages = (*HEADER.stages, StagePlan(name="timed", concurrency=2))
-    summary = summarize(msgspec.structs.replace(HEADER, stages=stages), hand_rows())
+    summary = summarize(msgspec.structs.replace(HEADER, stages=stages), handmade_records())
     assert (summary.requests.scheduled, summary.requests.lost) == (9, 1)
 
 
-def test_a_request_that_was_sent_again_is_one_request() -> None:
-    rows = hand_rows()
+def test_a_resent_request_counts_once() -> None:
+    rows = handmade_records()
     rows["resent"][1] = 2
     counts = summarize(HEADER, rows).requests
     assert (counts.scheduled, counts.ok, counts.resent) == (9, 5, 2)
@@ -267,16 +276,16 @@ def test_a_request_that_was_sent_again_is_one_request() -> None:
 def test_slots_of_the_warm_up_without_a_record_are_lost_there() -> None:
     warm_up = msgspec.structs.replace(HEADER.stages[0], slots=6)
     header = msgspec.structs.replace(HEADER, stages=(warm_up, StagePlan(name="main", slots=12)))
-    summary = summarize(header, hand_rows())
+    summary = summarize(header, handmade_records())
     assert (summary.requests.scheduled, summary.requests.lost) == (12, 4)
     assert (summary.warmup.scheduled, summary.warmup.lost) == (6, 5)
 
 
-def test_of_a_run_that_was_cut_off_what_was_sent_and_has_no_record_is_lost() -> None:
+def test_requests_of_a_run_cut_off_that_were_sent_without_a_record_are_lost() -> None:
     """What was due after the cut was counted as lost, and as over every limit."""
     stages = (HEADER.stages[0], StagePlan(name="main", slots=5000))
     header = msgspec.structs.replace(HEADER, state="running", stages=stages)
-    rows = hand_rows()
+    rows = handmade_records()
     sent = len(rows) - 1  # one was dropped
     samples = [
         WorkerSample(t_s=2, worker=1, sent=3),
@@ -295,9 +304,9 @@ def test_of_a_run_that_was_cut_off_what_was_sent_and_has_no_record_is_lost() -> 
     assert says(s.verdict.warning_codes, "cut_off")
 
 
-def test_the_order_of_rows_and_shards_does_not_matter() -> None:
+def test_the_summary_does_not_depend_on_the_order_of_records() -> None:
     draw = np.random.default_rng(3)
-    rows = np.concatenate([hand_rows()] * 20)
+    rows = np.concatenate([handmade_records()] * 20)
     for field in (
         "due_ns",
         "ready_ns",
@@ -321,7 +330,7 @@ def test_the_order_of_rows_and_shards_does_not_matter() -> None:
     assert one.inter_chunk_ms.count == 500
 
 
-def test_conversations_are_ok_when_every_turn_is() -> None:
+def test_a_conversation_is_ok_if_every_turn_is() -> None:
     rows = blank(7)
     rows["session"], rows["turn"] = [5, 5, 6, 6, 7, 7, -1], [0, 1, 0, 1, 0, 1, 0]
     rows["due_ns"] = np.array([0, 3, 1, 4, 2, 5, 6]) * 1000 * MS
@@ -338,8 +347,8 @@ def test_conversations_are_ok_when_every_turn_is() -> None:
     assert sessions.ok_per_s == pytest.approx(1 / 6.5)
 
 
-def test_targets_share_one_clock_and_their_rates_add_up() -> None:
-    rows = hand_rows()
+def test_the_rates_of_targets_add_up_to_the_rate_of_the_run() -> None:
+    rows = handmade_records()
     rows["target"] = rows["slot"] % 2
     targets = (
         TargetFacts(url="http://a", gpus=4, model="m"),
@@ -355,7 +364,7 @@ def test_targets_share_one_clock_and_their_rates_add_up() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1])
-def test_nothing_measured_is_not_valid(n: int) -> None:
+def test_a_run_without_measured_requests_is_not_valid(n: int) -> None:
     rows = blank(n)
     rows["status"] = LOST
     s = summarize(RunManifest(slo=HEADER.slo), rows)
@@ -363,10 +372,11 @@ def test_nothing_measured_is_not_valid(n: int) -> None:
     assert load_summary(dump_summary(s)) == s
 
 
-# -- the verdict ---------------------------------------------------------------------------------------------------
+# -- the verdict
+# ---------------------------------------------------------------------------------------------------
 
 
-def sound(n: int = 1000) -> NDArray[np.void]:
+def valid_records(n: int = 1000) -> NDArray[np.void]:
     """Requests 10 ms apart, TTFT 100 ms, five tokens 10 ms apart."""
     rows = blank(n)
     rows["due_ns"] = np.arange(n) * 10 * MS
@@ -379,13 +389,13 @@ def sound(n: int = 1000) -> NDArray[np.void]:
     return rows
 
 
-def judged(
+def summarize_changed_records(
     change: dict[str, tuple[int, Any]] | None = None,
     seconds: list[WorkerSample] | None = None,
     **header: Any,
 ) -> Summary:
     """A sound run with fields of its first k rows changed: {field: (k, value)}."""
-    rows = sound()
+    rows = valid_records()
     for field, (k, value) in (change or {}).items():
         rows[field][:k] = value
     gaps = Histogram()
@@ -464,13 +474,13 @@ BUSY = WorkerSample(t_s=5.0, worker=3, cpu_share=0.91)
         ),
     ],
 )
-def test_each_limit_from_both_sides(
+def test_each_validity_limit_is_exclusive(
     change: dict[str, Any],
     seconds: list[WorkerSample],
     header: dict[str, Any],
     reason: tuple[str, dict[str, Any]] | None,
 ) -> None:
-    s = judged(change, seconds, **header)
+    s = summarize_changed_records(change, seconds, **header)
     assert s.verdict.valid is (reason is None), s.verdict.reasons
     assert reason is None or says(s.verdict.codes[:1], reason[0], **reason[1])
 
@@ -479,21 +489,23 @@ def test_each_limit_from_both_sides(
 def test_without_an_slo_an_error_rate_above_one_percent_ends_with_exit_code_1(
     failed: int, code: int
 ) -> None:
-    s = judged({"status": (failed, FAILED), "kind": (failed, KINDS.index("http_429"))})
+    s = summarize_changed_records(
+        {"status": (failed, FAILED), "kind": (failed, KINDS.index("http_429"))}
+    )
     assert s.verdict.valid
     assert exit_code(s) == code
     assert says(s.verdict.caveat_codes, "failures") is (code == 1)
 
 
 def test_failures_of_the_server_are_misses_of_the_slo_and_not_an_invalid_run() -> None:
-    s = judged({"status": (300, FAILED)}, slo=TTFT_P95)
+    s = summarize_changed_records({"status": (300, FAILED)}, slo=TTFT_P95)
     assert s.verdict.valid
     assert s.goodput.met is False
     assert exit_code(s) == 1
 
 
 def test_failures_that_the_slo_allows_leave_it_met() -> None:
-    s = judged({"status": (30, FAILED)}, slo=TTFT_P95)
+    s = summarize_changed_records({"status": (30, FAILED)}, slo=TTFT_P95)
     assert (s.verdict.valid, s.goodput.met, exit_code(s)) == (True, True, 0)
     assert says(s.verdict.caveat_codes, "failures", failed=30, requests=1000)
 
@@ -508,11 +520,11 @@ def test_failures_that_the_slo_allows_leave_it_met() -> None:
         (0.4, 0.5, {"remedy": "other_processes", "worker": 3, "waited_share": 0.5}),
     ],
 )
-def test_why_it_was_late(
+def test_the_remedy_names_the_cause_of_late_sends(
     cpu_share: float, waited_share: float | None, remedy: dict[str, Any]
 ) -> None:
     second = WorkerSample(t_s=5.0, worker=3, cpu_share=cpu_share, waited_share=waited_share)
-    s = judged(
+    s = summarize_changed_records(
         {"sent_ns": (10, LATE + 6 * MS)},
         [second, WorkerSample(t_s=7.0, cpu_share=0.1, waited_share=0.0)],
     )
@@ -531,7 +543,7 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
     seconds = [
         WorkerSample(t_s=5.0, cpu_share=0.2, waited_share=waited_share, write_share=write_share)
     ]
-    (code,) = judged({"sent_ns": (10, LATE + 6 * MS)}, seconds).verdict.codes
+    (code,) = summarize_changed_records({"sent_ns": (10, LATE + 6 * MS)}, seconds).verdict.codes
     assert code.values["remedy"] == remedy
     disk = "writing the records took 20.0 % of the second up to 5 s: a faster disk for --out"
     assert (disk in reasons.format_reason(code)) is (remedy == "disk")
@@ -600,24 +612,27 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
         ),
     ],
 )
-def test_each_warning_from_both_sides(
+def test_each_warning_appears_beyond_its_limit_only(
     change: dict[str, Any], header: dict[str, Any], warning: tuple[str, dict[str, Any]] | None
 ) -> None:
-    warnings = judged(change, **header).verdict.warning_codes
+    warnings = summarize_changed_records(change, **header).verdict.warning_codes
     assert len(warnings) == (warning is not None), warnings
     assert warning is None or says(warnings, warning[0], **warning[1]), warnings
 
 
-# -- each family has a guard of its own -----------------------------------------------------------------------------
+# -- each family has a guard of its own
+# -----------------------------------------------------------------------------
 
 
 def stopped_client(
     *, stop_ms: int = 100, every_ms: int = 300, answers: int = 60, tokens: int = 200
 ) -> Summary:
-    """Answers with true gaps of 5 ms, read by a client that stands still for `stop_ms` in every `every_ms`.
+    """Answers with true gaps of 5 ms, read by a client that stands still for `stop_ms` in every
+    `every_ms`.
 
-    The bytes go through the exchange that reads them in a run. What arrives while the client stands still is one read
-    afterwards, with the stamp of the newest packet, as the kernel merges it.
+    The bytes go through the exchange that reads them in a run. What arrives while the client
+    stands still is one read afterwards, with the stamp of the newest packet, as the kernel merges
+    it.
     """
     head = (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -675,7 +690,7 @@ def stopped_client(
     )
 
 
-def test_a_client_that_stands_still_prints_no_gaps_as_sound() -> None:
+def test_gaps_are_withheld_if_the_client_stops_reading_for_a_while() -> None:
     s = stopped_client()
     assert s.verdict.valid, s.verdict.reasons  # TTFT p50 is the newest stamp of a read, or nearly
     assert set(s.withheld) >= {"itl", "inter_chunk", "max_gap"}
@@ -733,11 +748,11 @@ def test_the_remedy_for_uncertain_times_fits_their_cause(
 
 def test_three_tokens_in_two_events_have_no_itl() -> None:
     short = {"output_tokens": (1000, 3), "output_events": (1000, 2), "asked_output": (1000, 3)}
-    assert judged(short).itl_absent == "events carry 1.50 tokens on average"
-    assert judged({**short, "finish_reason": (1000, STOP)}).itl_absent == ""
+    assert summarize_changed_records(short).itl_absent == "events carry 1.50 tokens on average"
+    assert summarize_changed_records({**short, "finish_reason": (1000, STOP)}).itl_absent == ""
 
 
-def test_one_percent_of_late_reads_withholds_the_tail_of_itl_and_not_its_median() -> None:
+def test_one_percent_of_late_reads_withholds_the_tail_of_itl_only() -> None:
     s = stopped_client(stop_ms=11, every_ms=1300)
     assert s.event_unsure_share is not None and 0.002 < s.event_unsure_share < 0.014
     assert s.itl_ms is not None
@@ -752,7 +767,7 @@ def test_one_percent_of_late_reads_withholds_the_tail_of_itl_and_not_its_median(
     assert page.count("too uncertain") == 1
 
 
-def test_a_client_that_reads_at_once_keeps_its_gaps() -> None:
+def test_a_client_that_reads_at_once_reports_its_gaps() -> None:
     s = stopped_client(stop_ms=0)
     assert (s.unsound, s.withheld) == ({}, {})
     assert s.verdict.valid and s.itl_ms is not None
@@ -760,25 +775,25 @@ def test_a_client_that_reads_at_once_keeps_its_gaps() -> None:
     assert s.event_error_ms.max == 0 and s.goodput.met is True
 
 
-def test_a_rare_stop_spoils_the_largest_gap_and_not_the_gaps() -> None:
+def test_a_rare_stop_of_the_client_withholds_the_largest_gap_only() -> None:
     s = stopped_client(stop_ms=20, every_ms=5000, answers=200, tokens=400)
     assert s.itl_ms is not None and s.itl_ms.p99 == pytest.approx(5, rel=0.001)
     assert (s.itl_ms.max, s.max_gap_ms.max) == (None, None)
 
 
-def test_tpot_has_its_own_error() -> None:
+def test_tpot_is_judged_by_its_own_error() -> None:
     """Five tokens 10 ms apart: the error of either end moves TPOT by a quarter of it."""
-    assert "tpot" not in judged({"last_token_error_ns": (1000, 2 * MS)}).withheld
+    assert "tpot" not in summarize_changed_records({"last_token_error_ns": (1000, 2 * MS)}).withheld
     errors = {"last_token_error_ns": (1000, 3 * MS), "stamp_error_ns": (1000, MS)}
-    s = judged(errors)
+    s = summarize_changed_records(errors)
     assert s.verdict.valid and {"tpot", "tpot_mlperf"} <= set(s.withheld)
     assert (s.tpot_ms.p50, s.tpot_mlperf_ms.p50, s.drift.tpot_p50) == (None, None, None)
     assert s.withheld["tpot"].ranges["p50"] == (9.25, 10.25)
     assert s.itl_ms is not None
     looser = {"limits": ValidityLimits(tpot_error_share=0.08)}
-    assert "tpot" not in judged(errors, **looser).withheld
+    assert "tpot" not in summarize_changed_records(errors, **looser).withheld
     unknown = {"last_token_error_ns": (1000, -1), "stamp_error_ns": (1000, MS)}
-    assert "tpot" not in judged(unknown).withheld
+    assert "tpot" not in summarize_changed_records(unknown).withheld
 
 
 @pytest.mark.parametrize(
@@ -796,17 +811,19 @@ def test_tpot_has_its_own_error() -> None:
         (662, 7, "p99"),
     ],
 )
-def test_the_highest_supported_quantile_decides(n: int, late: int, quantile: str) -> None:
-    rows = sound(n)
+def test_lateness_is_judged_by_the_highest_supported_quantile(
+    n: int, late: int, quantile: str
+) -> None:
+    rows = valid_records(n)
     rows["sent_ns"][:late] += 50 * MS
     verdict = summarize(RunManifest(state="finished"), rows).verdict
     assert verdict.valid is not quantile
     assert not quantile or says(verdict.codes[:1], "sent_late", quantile=quantile), verdict.reasons
 
 
-def test_a_mean_that_one_late_request_may_have_spoilt_is_withheld() -> None:
+def test_a_mean_that_one_late_request_may_have_changed_is_withheld() -> None:
     """One of 48 requests was sent and read so late that its TTFT may be the client's."""
-    rows = sound(48)
+    rows = valid_records(48)
     rows["sent_ns"][0] += 500 * MS
     rows["first_token_ns"][0] += 1000 * MS
     rows["last_token_ns"][0] += 1000 * MS
@@ -822,9 +839,9 @@ def test_a_mean_that_one_late_request_may_have_spoilt_is_withheld() -> None:
 
 
 @pytest.mark.parametrize(("late", "is_shown"), [(4, True), (7, False)])
-def test_a_median_is_withheld_when_late_sends_may_have_moved_it(late: int, is_shown: bool) -> None:
+def test_a_median_is_withheld_if_late_sends_may_have_changed_it(late: int, is_shown: bool) -> None:
     """32 requests with a TTFT from 84 to 115 ms, some of which were sent 45 ms late."""
-    rows = sound(32)
+    rows = valid_records(32)
     rows["first_token_ns"] = rows["due_ns"] + np.arange(84, 116) * MS
     rows["sent_ns"][:late] += 45 * MS
     rows["first_token_ns"][:late] += 45 * MS
@@ -833,7 +850,7 @@ def test_a_median_is_withheld_when_late_sends_may_have_moved_it(late: int, is_sh
 
 
 def test_withholding_ttft_does_not_make_a_late_client_valid() -> None:
-    rows = sound(100)
+    rows = valid_records(100)
     rows["sent_ns"] += 50 * MS
     s = summarize(RunManifest(state="finished"), rows)
     assert s.ttft_ms.p50 is None
@@ -848,7 +865,7 @@ def test_an_slo_within_the_range_of_tpot_is_undecided_and_outside_it_decided(
     first_event: int, limit_ms: int, met: bool | None
 ) -> None:
     """25 tokens in 21 events over 200 ms: 8.3 ms if the first event has one, 10 ms if five."""
-    rows = sound(700)
+    rows = valid_records(700)
     rows["output_tokens"] = rows["asked_output"] = 25
     rows["output_events"] = 21
     rows["first_event_tokens"] = first_event
@@ -863,9 +880,9 @@ def test_an_slo_within_the_range_of_tpot_is_undecided_and_outside_it_decided(
         assert s.withheld["tpot"].ranges["p50"] == (term.low_ms, term.high_ms)
 
 
-def test_large_bundles_leave_tpot_known_within_its_limit() -> None:
+def test_tpot_is_reported_for_events_with_many_tokens() -> None:
     """500 tokens in 125 events: the first one has at most a few times as many as the others."""
-    rows = sound(700)
+    rows = valid_records(700)
     rows["output_tokens"] = rows["asked_output"] = 500
     rows["output_events"] = 125
     rows["first_event_tokens"] = 0
@@ -875,7 +892,7 @@ def test_large_bundles_leave_tpot_known_within_its_limit() -> None:
 
 
 def test_a_token_without_text_does_not_make_tpot_uncertain() -> None:
-    rows = sound(700)
+    rows = valid_records(700)
     rows["output_tokens"] = rows["asked_output"] = 16
     rows["output_events"] = 15
     rows["first_event_tokens"] = 0
@@ -885,12 +902,12 @@ def test_a_token_without_text_does_not_make_tpot_uncertain() -> None:
 
 
 def test_ten_requests_support_no_quantile() -> None:
-    verdict = summarize(RunManifest(state="finished"), sound(10)).verdict
+    verdict = summarize(RunManifest(state="finished"), valid_records(10)).verdict
     assert not verdict.valid and says(verdict.codes, "too_few", requests=10)
 
 
-def test_a_term_that_no_request_can_have_is_undecided() -> None:
-    rows = sound(30)
+def test_a_term_without_any_possible_value_is_undecided() -> None:
+    rows = valid_records(30)
     rows["output_tokens"] = rows["output_events"] = rows["asked_output"] = 1
     rows["last_token_ns"] = rows["first_token_ns"]
     slo = Slo(
@@ -915,42 +932,48 @@ def test_a_term_that_no_request_can_have_is_undecided() -> None:
 
 def test_a_run_needs_requests_for_all_virtual_users_of_its_largest_stage() -> None:
     stages = (StagePlan(name="small", concurrency=2), StagePlan(name="large", concurrency=50))
-    rows = sound(20)
+    rows = valid_records(20)
     rows["stage"][10:] = 1
     verdict = summarize(RunManifest(state="finished", stages=stages), rows).verdict
     assert says(verdict.caveat_codes, "lanes_unfilled", requests=20, lanes=50)
 
 
 def test_responses_in_one_event_leave_terms_other_than_tpot_decided() -> None:
-    rows = sound(1000)
+    rows = valid_records(1000)
     rows["last_token_ns"][:200] = rows["first_token_ns"][:200]
     terms = (Term(metric="tpot", limit_ns=20 * MS), Term(metric="ttft", limit_ns=200 * MS))
     summary = summarize(RunManifest(state="finished", slo=Slo(terms=terms)), rows)
     assert [term.met for term in summary.goodput.slo] == [None, True]
 
 
-def test_answers_shorter_than_asked_stand_beside_valid() -> None:
-    s = judged({"asked_output": (1000, 50)})
+def test_responses_shorter_than_requested_are_a_caveat() -> None:
+    s = summarize_changed_records({"asked_output": (1000, 50)})
     assert s.verdict.valid
     assert says(s.verdict.caveat_codes, "shortened", got=5_000, asked=50_000, share=0.1)
     assert "VALID, with a reservation:" in text.render(s) and s.verdict.warnings == ()
-    assert judged({"asked_output": (20, 6)}).verdict.caveats == ()
+    assert summarize_changed_records({"asked_output": (20, 6)}).verdict.caveats == ()
 
 
-def test_itl_is_the_gaps_only_when_events_carry_one_token() -> None:
-    assert judged().itl_ms == judged().inter_chunk_ms
+def test_itl_equals_the_gaps_only_if_events_carry_one_token() -> None:
+    assert summarize_changed_records().itl_ms == summarize_changed_records().inter_chunk_ms
     assert (
-        judged(
+        summarize_changed_records(
             {"output_tokens": (1000, 6), "asked_output": (1000, 6), "finish_reason": (1000, STOP)}
         ).itl_ms
         is not None
     )  # the end token has no text
-    assert judged({"output_tokens": (1000, 10)}).itl_absent == "events carry 2.00 tokens on average"
-    assert "nobody counted" in judged({"output_source": (1000, SOURCES.index("events"))}).itl_absent
+    assert (
+        summarize_changed_records({"output_tokens": (1000, 10)}).itl_absent
+        == "events carry 2.00 tokens on average"
+    )
+    assert (
+        "nobody counted"
+        in summarize_changed_records({"output_source": (1000, SOURCES.index("events"))}).itl_absent
+    )
 
 
-def test_steady_tokens_come_from_the_timeline() -> None:
-    rows = sound()
+def test_tokens_of_the_steady_state_are_counted_in_the_timeline() -> None:
+    rows = valid_records()
     timeline = np.zeros(1100, np.int64)
     timeline[:1000] = 7  # events per 10 ms; two tokens each
     rows["output_tokens"] = rows["asked_output"] = 10
@@ -968,10 +991,10 @@ def test_steady_tokens_come_from_the_timeline() -> None:
         (False, True, None, 0),
     ],
 )
-def test_exit_codes_in_their_precedence(
+def test_exit_codes_follow_their_precedence(
     interrupted: bool, valid: bool, met: bool | None, code: int
 ) -> None:
-    found = hand()
+    found = handmade_summary()
     changed = msgspec.structs.replace(
         found,
         run=msgspec.structs.replace(found.run, state="interrupted" if interrupted else "finished"),
@@ -981,11 +1004,12 @@ def test_exit_codes_in_their_precedence(
     assert exit_code(changed) == code
 
 
-# -- files ---------------------------------------------------------------------------------------------------------
+# -- files
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_examples_are_what_the_script_writes(name: str) -> None:
+def test_the_stored_examples_equal_the_output_of_their_script(name: str) -> None:
     data = (DATA / name).read_bytes()
     stored = load_summary(data)
     made = dump_summary(summarize(*EXAMPLES[name]()))
@@ -994,7 +1018,7 @@ def test_the_examples_are_what_the_script_writes(name: str) -> None:
     assert exit_code(stored) == (0 if stored.verdict.valid else 3)
 
 
-def test_a_header_survives_its_file_and_unknown_fields_are_ignored() -> None:
+def test_a_manifest_is_read_as_written_and_unknown_fields_are_ignored() -> None:
     assert decode(encode(HEADER)) == HEADER
     assert decode(b'{"schema": 1, "run": "x", "unknown": [1]}') == RunManifest(run="x")
     assert [second.t_s for second in decode_seconds(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')] == [
@@ -1016,14 +1040,14 @@ def test_a_header_survives_its_file_and_unknown_fields_are_ignored() -> None:
         (b'{"schema": 1, "run": 7}', "damaged_file"),
     ],
 )
-def test_what_is_no_file_of_a_run_is_said_clearly(read: Any, data: bytes, code: str) -> None:
+def test_a_damaged_file_of_a_run_is_reported_clearly(read: Any, data: bytes, code: str) -> None:
     with refused(UserError, code) as caught:
         read(data, "some/file.json")
     assert caught.value.where == "some/file.json"
     assert caught.value.hint
 
 
-def test_a_summary_that_was_cut_says_how_it_is_made_again() -> None:
+def test_the_error_about_a_truncated_summary_says_how_to_regenerate_it() -> None:
     """It said "give the folder that a run has written", of such a folder."""
     with refused(UserError, "wrong_format") as caught:
         load_summary(b'{"schema": 1, "ru')
@@ -1033,26 +1057,27 @@ def test_a_summary_that_was_cut_says_how_it_is_made_again() -> None:
     )
 
 
-# -- the document --------------------------------------------------------------------------------------------------
+# -- the document
+# --------------------------------------------------------------------------------------------------
 
 
-def structs(kind: Any) -> "itertools.chain[Any]":
+def structs_within(kind: Any) -> "itertools.chain[Any]":
     """Every Struct that a type is made of, itself first."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        inner = [structs(hint) for hint in typing.get_type_hints(kind).values()]
+        inner = [structs_within(hint) for hint in typing.get_type_hints(kind).values()]
         return itertools.chain([kind], *inner)
     if typing.get_origin(kind) in (types.UnionType, typing.Union, tuple, dict):
-        return itertools.chain(*(structs(part) for part in typing.get_args(kind)))
+        return itertools.chain(*(structs_within(part) for part in typing.get_args(kind)))
     return itertools.chain()
 
 
-def unfolded(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """The names that a pattern of the page stands for: `{start,end}_s` is two."""
     parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
     return ["".join(chosen) for chosen in itertools.product(*parts)]
 
 
-def test_every_field_is_documented_and_nothing_else() -> None:
+def test_exactly_the_fields_of_a_summary_are_documented() -> None:
     text = (places.ROOT / "docs" / "summary.md").read_text()
     sections = {
         part.split("\n", 1)[0].strip(): part for part in re.split(r"^##+ ", text, flags=re.M)[1:]
@@ -1064,15 +1089,15 @@ def test_every_field_is_documented_and_nothing_else() -> None:
     }
     names = {name: re.findall(r"`([^`]+)`", " ".join(found)) for name, found in heads.items()}
     documented = {
-        name: sorted(itertools.chain(*map(unfolded, found)))
+        name: sorted(itertools.chain(*map(expand_braces, found)))
         for name, found in names.items()
         if found
     }
-    namespace = {kind.__name__: sorted(kind.__struct_fields__) for kind in structs(Summary)}
+    namespace = {kind.__name__: sorted(kind.__struct_fields__) for kind in structs_within(Summary)}
     assert documented == namespace
 
 
-def test_every_code_has_words_and_a_place_in_the_document() -> None:
+def test_every_code_has_a_sentence_and_is_documented() -> None:
     text = (places.ROOT / "docs" / "summary.md").read_text()
     listed = set(
         re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("`note`: a remark")])
@@ -1090,7 +1115,7 @@ def test_every_code_has_words_and_a_place_in_the_document() -> None:
     assert set(raised) <= set(reasons.SENTENCES)
 
 
-def test_a_code_whose_values_do_not_fit_its_words_is_its_name() -> None:
+def test_a_reason_whose_values_do_not_fit_its_sentence_is_shown_by_its_code() -> None:
     """Of a damaged run.json: it was "a bug in loadgen"."""
     assert reasons.format_reason(ReasonCode(code="failures", values={})) == "failures"
     assert (
@@ -1116,7 +1141,7 @@ def test_goodput_is_part_of_the_throughput_of_the_same_window() -> None:
 
 
 @pytest.mark.commands
-def test_a_single_request_has_no_rate(tmp_path: Path) -> None:
+def test_a_single_request_has_no_completed_rate(tmp_path: Path) -> None:
     run = loadgen.run(
         "qa",
         url="sim:gb300-vm",
@@ -1144,7 +1169,7 @@ def test_an_slo_that_rests_on_too_few_samples_is_inconclusive_under_strict() -> 
     assert exit_code(missed, strict=True) == 1, "a miss decides"
 
 
-def test_the_most_severe_exit_code_is_not_the_largest() -> None:
+def test_the_most_severe_exit_code_wins_over_a_larger_one() -> None:
     assert codes.most_severe([]) == 0
     assert codes.most_severe([0, 4, 1]) == 1
     assert codes.most_severe([4, 3, 1]) == 3
@@ -1153,7 +1178,7 @@ def test_the_most_severe_exit_code_is_not_the_largest() -> None:
 
 
 def test_the_steady_input_rate_counts_a_prompt_read_at_the_start_of_the_window() -> None:
-    rows = sound(20)
+    rows = valid_records(20)
     due_ns = rows["due_ns"].copy()
     rows["first_token_ns"] = rows["last_token_ns"] = rows["end_ns"] = due_ns
     s = summarize(RunManifest(state="finished"), rows)
@@ -1183,10 +1208,10 @@ def test_the_steady_input_rate_counts_a_prompt_read_at_the_start_of_the_window()
         "prompts of the user",
     ],
 )
-def test_generated_prompts_of_another_length_are_a_reservation(
+def test_generated_prompts_of_another_length_are_a_caveat(
     counted: int, header: dict[str, Any], caveat: str | None
 ) -> None:
-    s = judged({"input_tokens": (1000, counted)}, **header)
+    s = summarize_changed_records({"input_tokens": (1000, counted)}, **header)
     assert s.verdict.valid
     expected = [] if caveat is None else [caveat]
     assert [code.code for code in s.verdict.caveat_codes] == expected

@@ -1,4 +1,6 @@
-"""Growth: false alarms and power of the trend test, who grows in a run, what search and MLPerf results make of it."""
+"""Growth: false alarms and power of the trend test, who grows in a run, what search and MLPerf
+results make of it.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,11 @@ MS = 1_000_000
 GOAL = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=2 * S),)))
 
 
-# -- the test of a trend -----------------------------------------------------------------------------------------------
+# -- the test of a trend
+# -----------------------------------------------------------------------------------------------
 
 
-def wandering(
+def correlated_noise(
     rng: np.random.Generator, count: int, memory_s: float, length: int = 300
 ) -> np.ndarray:  # type: ignore[type-arg]
     """Block means of first-order autoregressive noise, a value a second, of standard deviation 1."""
@@ -70,20 +73,20 @@ def wandering(
 @pytest.mark.parametrize(
     ("memory_s", "series", "runs"), [(0.5, 2, 100), (0.5, 40, 8), (10, 2, 100), (10, 40, 8)]
 )
-def test_noise_without_growth_is_called_growth_in_one_run_of_a_hundred(
+def test_noise_is_called_growth_in_at_most_one_run_of_a_hundred(
     memory_s: float, series: int, runs: int
 ) -> None:
     rng = seeds.stream(3, f"{memory_s} {series}")
     alarms = 0
     for _ in range(runs):
-        trends = trend.find_trends(list(wandering(rng, series, memory_s)))
+        trends = trend.find_trends(list(correlated_noise(rng, series, memory_s)))
         alarms += any(found is not None and found.grows for found in trends)
     assert alarms <= max(1, round(0.02 * runs))
 
 
 def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
     rng = seeds.stream(4, "visible")
-    flat = wandering(rng, 120, 0.5)
+    flat = correlated_noise(rng, 120, 0.5)
     line = np.linspace(0, 1, growth.BLOCKS)
     seen = 0
     for values in flat:
@@ -94,10 +97,12 @@ def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
     assert seen >= 0.85 * len(flat)
 
 
-def test_a_queue_that_grows_smoothly_is_seen_among_many_that_do_not() -> None:
-    """Neighbouring blocks of such a queue are so much alike that a test of the slope alone takes them for few."""
+def test_a_smoothly_growing_series_is_found_among_many_others() -> None:
+    """Neighbouring blocks of such a queue are so much alike that a test of the slope alone takes
+    them for few.
+    """
     rng = seeds.stream(5, "smooth")
-    series = list(1000 + 20 * wandering(rng, 143, 10))
+    series = list(1000 + 20 * correlated_noise(rng, 143, 10))
     series.append(200 + np.cumsum(350 + 90 * rng.standard_normal(16)))
     found = trend.find_trends(series)
     assert [i for i, one in enumerate(found) if one is not None and one.grows] == [143]
@@ -113,18 +118,23 @@ def test_a_series_needs_eight_blocks_and_a_flat_one_does_not_grow() -> None:
     assert fall is not None and not fall.grows
 
 
-def test_the_bend_of_a_growth_is_no_noise_and_a_missing_block_is_no_value() -> None:
+def test_bent_growth_is_not_noise_and_missing_blocks_are_skipped() -> None:
     bend = (np.arange(16.0) - 3) ** 2
     bend[[2, 11]] = math.nan
     (found,) = trend.find_trends([bend])
     assert found is not None and (found.grows, found.visible) == (True, 0)
 
 
-# -- rows of a run -----------------------------------------------------------------------------------------------------
+# -- rows of a run
+# -----------------------------------------------------------------------------------------------------
 
 
-def queues(loads: list[float], *, length_s: float = 400, rate: float = 40, seed: int = 1) -> Any:
-    """Rows of one M/M/1 queue per target, at these loads (share of its capacity), from empty; a second of answer."""
+def simulate_queues(
+    loads: list[float], *, length_s: float = 400, rate: float = 40, seed: int = 1
+) -> Any:
+    """Rows of one M/M/1 queue per target, at these loads (share of its capacity), from empty; a
+    second of answer.
+    """
     rng = seeds.stream(seed, "queues")
     parts = []
     for target, load in enumerate(loads):
@@ -146,7 +156,7 @@ def queues(loads: list[float], *, length_s: float = 400, rate: float = 40, seed:
     return np.concatenate(parts)
 
 
-def judged(rows: Any, **stage: Any) -> Sustainable:
+def judge_records(rows: Any, **stage: Any) -> Sustainable:
     plan = StagePlan(name="load", arrival="poisson 40/s", rate=40.0)
     header = RunManifest(
         state="finished",
@@ -159,25 +169,25 @@ def judged(rows: Any, **stage: Any) -> Sustainable:
 
 
 def test_the_one_target_that_is_overloaded_is_named() -> None:
-    found = judged(queues([0.6, 1.2, 0.6]))
+    found = judge_records(simulate_queues([0.6, 1.2, 0.6]))
     assert (found.sustained, found.growing, found.parts) == (False, ("target B",), 3)
     assert "target B" in found.why and "1 of 3 targets" in found.why
     assert found.growth_share is not None and found.growth_share > 0.5
 
 
-def test_targets_that_keep_up_are_sustained_and_the_visible_growth_is_told() -> None:
-    found = judged(queues([0.5, 0.5, 0.5]))
+def test_targets_that_keep_up_are_sustained_with_their_visible_growth() -> None:
+    found = judge_records(simulate_queues([0.5, 0.5, 0.5]))
     assert found.sustained is True and found.growing == ()
     assert found.visible_share is not None and 0 < found.visible_share < 1
     assert "would have been seen in each target" in found.why
     assert (found.start_s, found.end_s) == (pytest.approx(200, abs=1), pytest.approx(400, abs=1))
 
 
-def test_a_short_load_is_not_sustained_where_far_fewer_end_than_are_due() -> None:
+def test_a_short_load_is_not_sustained_if_far_fewer_requests_end_than_are_due() -> None:
     """A trial of 15 s confirmed 6.6/s on a server that completed 5.27/s."""
 
     def short(load: float, seed: int) -> Any:
-        return queues([load], length_s=15, rate=6.6, seed=seed)
+        return simulate_queues([load], length_s=15, rate=6.6, seed=seed)
 
     shortfalls = {
         load: [shortfall.find_shortfall([Columns(short(load, seed))]) for seed in range(30)]
@@ -190,29 +200,31 @@ def test_a_short_load_is_not_sustained_where_far_fewer_end_than_are_due() -> Non
 
 
 @pytest.mark.parametrize("of_sessions", [False, True])
-def test_a_load_whose_responses_outlast_it_is_not_sustained_where_first_tokens_fall_behind(
+def test_a_load_shorter_than_its_responses_is_judged_by_first_tokens(
     of_sessions: bool,
 ) -> None:
     """At 60/s of 27 the page said "too short": a longer run would have been too short again."""
 
     def long_responses(load: float) -> Any:
-        rows = queues([load], length_s=180)
+        rows = simulate_queues([load], length_s=180)
         for name in ("last_token_ns", "end_ns", "done_ns"):
             rows[name] += 300 * S
         if of_sessions:
             rows["session"] = np.arange(len(rows))
         return rows
 
-    found = judged(long_responses(2))
+    found = judge_records(long_responses(2))
     assert (found.sustained, found.code) == (False, "falls_behind")
-    keeps_up = judged(long_responses(0.9))
+    keeps_up = judge_records(long_responses(0.9))
     assert (keeps_up.sustained, keeps_up.code) == (None, "too_short")
     assert keeps_up.needed_s == pytest.approx(1200, rel=0.05), "four times what requests last"
     later = long_responses(2)
     later["turn"] = of_sessions
-    is_sustained = judged(later).sustained
+    is_sustained = judge_records(later).sustained
     assert is_sustained is (None if of_sessions else False), "later turns are due when others end"
-    assert judged(long_responses(2), closed=True).sustained is None, "a closed loop cannot pile up"
+    assert judge_records(long_responses(2), closed=True).sustained is None, (
+        "a closed loop cannot pile up"
+    )
 
 
 @pytest.mark.parametrize("wait_s", [5, 60, 300, 3000])
@@ -220,10 +232,10 @@ def test_a_server_that_falls_behind_is_not_sustained_however_long_requests_wait(
     wait_s: float,
 ) -> None:
     """An overload made requests so long that the load looked too short to judge."""
-    rows = queues([1.25], length_s=600)
+    rows = simulate_queues([1.25], length_s=600)
     for name in ("first_token_ns", "first_answer_ns", "last_token_ns", "end_ns", "done_ns"):
         rows[name] += (wait_s * S * (rows["due_ns"] / rows["due_ns"].max())).astype(np.int64)
-    found = judged(rows)
+    found = judge_records(rows)
     assert found.sustained is False and found.code in ("falls_behind", "grows")
 
 
@@ -239,16 +251,20 @@ def test_a_server_that_fills_slowly_keeps_up() -> None:
 
 
 @pytest.mark.parametrize(("failing_share", "sustained"), [(0.02, None), (0.2, False)])
-def test_requests_that_fail_are_not_completed(failing_share: float, sustained: bool | None) -> None:
-    rows = queues([0.5])
+def test_failed_requests_do_not_count_as_completed(
+    failing_share: float, sustained: bool | None
+) -> None:
+    rows = simulate_queues([0.5])
     every = round(1 / failing_share)
     rows["status"][::every] = STATUS["failed"]
-    found = judged(rows)
+    found = judge_records(rows)
     assert found.sustained is sustained
     assert found.code == ("failures" if sustained is None else "falls_behind")
 
 
-def lengthening(*, growth: float, queue_s: float = 0.0, field: str = "input_tokens") -> Any:
+def simulate_growing_requests(
+    *, growth: float, queue_s: float = 0.0, field: str = "input_tokens"
+) -> Any:
     """Rows of requests that become longer by `growth`, and wait up to `queue_s` at the end.
 
     The time to the first token is that of the prompt, and the rest that of the response.
@@ -273,58 +289,59 @@ def lengthening(*, growth: float, queue_s: float = 0.0, field: str = "input_toke
 
 @pytest.mark.parametrize("field", ["input_tokens", "asked_output"])
 @pytest.mark.parametrize("growth", [1.0, 4.0])
-def test_requests_that_become_longer_are_no_server_that_becomes_slower(
-    growth: float, field: str
-) -> None:
+def test_longer_requests_are_not_growth_of_the_server(growth: float, field: str) -> None:
     """Rows that lengthen in file order were not sustained at a tenth of the capacity."""
-    found = judged(lengthening(growth=growth, field=field))
+    found = judge_records(simulate_growing_requests(growth=growth, field=field))
     assert (found.sustained, found.code) == (True, "steady")
     in_tested_half = growth / 2 / (1 + 0.75 * growth)
     assert found.work_growth_share == pytest.approx(in_tested_half, rel=0.1)
-    assert judged(lengthening(growth=0.0)).work_growth_share is None
+    assert judge_records(simulate_growing_requests(growth=0.0)).work_growth_share is None
 
 
 @pytest.mark.parametrize("field", ["input_tokens", "asked_output"])
-def test_a_queue_that_grows_is_seen_where_requests_become_longer_too(field: str) -> None:
-    found = judged(lengthening(growth=1.0, queue_s=5, field=field))
+def test_a_growing_queue_is_found_although_requests_become_longer(field: str) -> None:
+    found = judge_records(simulate_growing_requests(growth=1.0, queue_s=5, field=field))
     assert (found.sustained, found.code) == (False, "grows")
 
 
-def test_noise_hides_no_queue_where_few_requests_are_in_flight() -> None:
+def test_a_noisy_load_with_few_requests_in_flight_is_sustained() -> None:
     """In flight are 1 % of the requests that are due in the second half: no more can have piled up."""
     rng = seeds.stream(9, "noise")
-    rows = queues([0.5], length_s=60)
+    rows = simulate_queues([0.5], length_s=60)
     bursts = 1 + 30 * (rng.random(len(rows)) < 0.01)
     delay_ns = (rng.lognormal(0, 1, len(rows)) * bursts * 20 * MS).astype(np.int64)
     for name in ("first_token_ns", "first_answer_ns"):
         rows[name] = rows["due_ns"] + delay_ns
     for name in ("last_token_ns", "end_ns", "done_ns"):
         rows[name] = rows["first_token_ns"] + 100 * MS
-    found = judged(rows)
+    found = judge_records(rows)
     assert (found.sustained, found.code) == (True, "steady")
 
 
-def test_what_cannot_be_told_is_not_known_with_the_reason() -> None:
-    rows = queues([0.5])
-    few = judged(rows[::200])
+def test_a_load_that_cannot_be_judged_gives_the_reason() -> None:
+    rows = simulate_queues([0.5])
+    few = judge_records(rows[::200])
     assert few.sustained is None and "too few requests" in few.why
-    little = judged(queues([1.03]))  # grows, and a random walk could do the same
+    little = judge_records(simulate_queues([1.03]))  # grows, and a random walk could do the same
     assert little.sustained is not True and "may grow" in little.why
     slow = rows.copy()
     for name in ("last_token_ns", "end_ns", "done_ns"):
         slow[name] += 300 * S
-    assert judged(slow).sustained is None and "too short" in judged(slow).why
-    ramp = judged(rows, rate=None, arrival="ramp 1/s to 40/s")
+    assert judge_records(slow).sustained is None and "too short" in judge_records(slow).why
+    ramp = judge_records(rows, rate=None, arrival="ramp 1/s to 40/s")
     assert ramp.sustained is None and "ramp 1/s to 40/s" in ramp.why
     at_once = rows.copy()
     at_once["due_ns"] = 0
-    assert judged(at_once).sustained is None
+    assert judge_records(at_once).sustained is None
 
 
-# -- the search --------------------------------------------------------------------------------------------------------
+# -- the search
+# --------------------------------------------------------------------------------------------------------
 
 
-def told(trial: PlannedTrial, *, rules: float, steady: float, spent_s: float = 600) -> TrialResult:
+def run_planned_trial(
+    trial: PlannedTrial, *, rules: float, steady: float, spent_s: float = 600
+) -> TrialResult:
     """The trial of a server that holds by the rules up to `rules`, and grows above `steady`."""
     under = trial.load <= (rules if trial.length_factor == 1 else steady * 1.005)
     grows = trial.kind in ("confirm", "sustain") and trial.load > steady
@@ -341,21 +358,21 @@ def told(trial: PlannedTrial, *, rules: float, steady: float, spent_s: float = 6
     )
 
 
-def searched(*, steady: float, **options: Any) -> LoadSearch:
+def run_search(*, steady: float, **options: Any) -> LoadSearch:
     search = LoadSearch(SearchSettings(low=1, high=1000, start=50, precision=0.01, **options))
     while (trial := search.next_trial()) is not None:
-        search.add_result(told(trial, rules=100, steady=steady))
+        search.add_result(run_planned_trial(trial, rules=100, steady=steady))
     return search
 
 
-def found_text(answer: SearchResult, told: Sequence[TrialResult], *, simulated: bool) -> str:
+def confirmation_text(answer: SearchResult, told: Sequence[TrialResult], *, simulated: bool) -> str:
     return as_text.of_sections(
         [search_text.confirmation_section(answer, told, "/s", simulated=simulated)]
     )
 
 
 def test_a_peak_that_holds_when_it_goes_on_is_sustained_after_one_longer_trial() -> None:
-    search = searched(steady=200, sustain_length_factor=2.0)
+    search = run_search(steady=200, sustain_length_factor=2.0)
     answer = search.result
     assert (answer.stop_reason, answer.sustained, answer.is_by_rules_only) == ("found", True, False)
     assert answer.sustained_load == answer.confirmed_load and answer.unsustained_load is None
@@ -363,7 +380,7 @@ def test_a_peak_that_holds_when_it_goes_on_is_sustained_after_one_longer_trial()
 
 
 def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> None:
-    answer = searched(steady=96, sustain_length_factor=2.0).result
+    answer = run_search(steady=96, sustain_length_factor=2.0).result
     assert answer.confirmed_load == pytest.approx(100, rel=0.02)
     assert answer.sustained_load is not None and answer.unsustained_load is not None
     assert (
@@ -374,7 +391,7 @@ def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> 
         <= answer.sustained_load * 1.011
     )
     assert answer.sustained is True
-    text = found_text(answer, [], simulated=True)
+    text = confirmation_text(answer, [], simulated=True)
     assert (
         "Held once" in text
         and "Steady" in text
@@ -383,16 +400,16 @@ def test_a_peak_that_grows_is_refused_and_the_steady_knee_stands_beside_it() -> 
 
 
 def test_without_a_longer_trial_a_peak_is_by_the_rules_only_and_the_minutes_are_told() -> None:
-    search = searched(steady=200)
+    search = run_search(steady=200)
     answer = search.result
     assert (answer.sustained, answer.is_by_rules_only) == (None, True)
-    text = " ".join(found_text(answer, search.results, simulated=False).split())
+    text = " ".join(confirmation_text(answer, search.results, simulated=False).split())
     assert "rules only: no trial was longer than the rules ask for" in text
     assert "--sustain" in text and "in about 20 min 00 s a try" in text
 
 
 def test_a_confirmation_in_which_a_target_grows_is_refused_without_longer_trials_too() -> None:
-    answer = searched(steady=95).result
+    answer = run_search(steady=95).result
     assert (
         answer.sustained_load is not None
         and answer.sustained_load <= 95
@@ -402,25 +419,28 @@ def test_a_confirmation_in_which_a_target_grows_is_refused_without_longer_trials
 
 
 def test_no_rate_is_sustained_when_every_one_grows() -> None:
-    answer = searched(steady=1, sustain_length_factor=2.0).result
+    answer = run_search(steady=1, sustain_length_factor=2.0).result
     assert (answer.sustained, answer.sustained_load) == (False, None)
     assert answer.is_by_rules_only and answer.sustained_reason
 
 
-def test_the_watch_sees_one_replica_that_grows() -> None:
+def test_the_trial_monitor_finds_one_growing_replica() -> None:
 
     instants = np.arange(100, 400, 10) * S
-    assert any_part_grows(queues([0.6, 1.1]), instants)
-    assert not any_part_grows(queues([0.6, 0.6]), instants)
+    assert any_part_grows(simulate_queues([0.6, 1.1]), instants)
+    assert not any_part_grows(simulate_queues([0.6, 0.6]), instants)
 
 
-# -- intervals ---------------------------------------------------------------------------------------------------------
+# -- intervals
+# ---------------------------------------------------------------------------------------------------------
 
 
-def covered(
+def count_intervals_covering(
     spread: float, *, run_spread: float | None, count: int, sampling: float = 0.002
 ) -> tuple[int, float]:
-    """How many of so many searches have the truth in their interval, when each run has a level of its own."""
+    """How many of so many searches have the truth in their interval, when each run has a level of
+    its own.
+    """
     hits, probes = 0, 0
     for seed in range(count):
         rng = seeds.stream(seed, f"spread {spread}")
@@ -450,17 +470,17 @@ def covered(
 @pytest.mark.parametrize("run_spread", [None, 0.02])
 def test_intervals_cover_the_truth_where_runs_differ(run_spread: float | None) -> None:
     """100 searches at 0.4, 1 and 2 %: benchmarks/search_truth.py coverage."""
-    hits, probes = covered(0.02, run_spread=run_spread, count=8)
+    hits, probes = count_intervals_covering(0.02, run_spread=run_spread, count=8)
     assert hits >= 7
     assert probes < 25
 
 
 def test_the_interval_of_a_repeating_server_is_not_widened() -> None:
-    narrow, wide = (searched_interval(run_spread) for run_spread in (0.0, 0.03))
+    narrow, wide = (interval_of_search(run_spread) for run_spread in (0.0, 0.03))
     assert wide > 2 * narrow
 
 
-def searched_interval(run_spread: float) -> float:
+def interval_of_search(run_spread: float) -> float:
     belief = CapacityPosterior(50, 200, sampling_sigma=0.003, run_spread=run_spread)
     for load, passed in ((90, True), (110, False), (99, True), (101, False)):
         belief.update(TrialOutcome(load, passed, 0.01))
@@ -469,17 +489,17 @@ def searched_interval(run_spread: float) -> float:
 
 
 def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
-    simulated = searched(steady=200).result
+    simulated = run_search(steady=200).result
     words = search_text.describe_interval_coverage(simulated, simulated=True)
     assert words.index("model") < words.index("sample orders") < words.index("search's own noise")
-    measured = searched(steady=200, run_spread=None).result
+    measured = run_search(steady=200, run_spread=None).result
     assert measured.run_spread is not None and measured.run_spread_source == "learned"
     assert "--run-spread" in search_text.describe_interval_coverage(measured, simulated=False)
-    as_told = searched(steady=200, run_spread=0.03).result
+    as_told = run_search(steady=200, run_spread=0.03).result
     assert "3.0%" in search_text.describe_interval_coverage(
         as_told, simulated=False
     ) and "as told" in search_text.describe_interval_coverage(as_told, simulated=False)
-    none = searched(steady=200, run_spread=0.0).result
+    none = run_search(steady=200, run_spread=0.0).result
     assert "0.0% (as told)" in search_text.describe_interval_coverage(none, simulated=False)
 
 
@@ -487,9 +507,11 @@ def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
     ("trial_s", "within"), [(600, "2 min 43 s (usual: 12 min 00 s)"), (2700, "12 min 12 s")]
 )
 def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, within: str) -> None:
-    """Trials of ten minutes meet no spell that comes back each half hour: the interval does not hold for it."""
+    """Trials of ten minutes meet no spell that comes back each half hour: the interval does not
+    hold for it.
+    """
     words = search_text.describe_interval_coverage(
-        searched(steady=200, run_spread=None, real_trial_s=trial_s).result, simulated=False
+        run_search(steady=200, run_spread=None, real_trial_s=trial_s).result, simulated=False
     )
     assert f"for what comes back within {within}" in words
     assert ("slow spells of minutes that come back less often were not looked for" in words) is (
@@ -497,11 +519,12 @@ def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, w
     )
     assert ("trials of 45 min 00 s look for all of them: -d" in words) is (trial_s < 2700)
     assert "comes back" not in search_text.describe_interval_coverage(
-        searched(steady=200).result, simulated=True
+        run_search(steady=200).result, simulated=True
     ), "a model does not change"
 
 
-# -- resonance ---------------------------------------------------------------------------------------------------------
+# -- resonance
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
@@ -533,7 +556,8 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     assert resonance.find_resonance(even, None, 6, "replica", 1000) is None
 
 
-# -- from the command line ---------------------------------------------------------------------------------------------
+# -- from the command line
+# ---------------------------------------------------------------------------------------------
 
 
 UNEVEN = """
@@ -547,7 +571,9 @@ RATE = 142.6  # /s, which overloads that one by a few percent
 
 
 def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
-    """VALID by every limit, while the queue of one replica of four grows for as long as the run goes on."""
+    """VALID by every limit, while the queue of one replica of four grows for as long as the run
+    goes on.
+    """
     preset = tmp_path / "uneven.yaml"
     preset.write_text(UNEVEN)
     official = rules.test("llama2-70b", "server", min_duration_s=120)
@@ -623,8 +649,10 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
         )
 
 
-def test_a_run_without_a_time_of_its_own_is_not_called_one_instant(tmp_path: Path) -> None:
-    """The warm-up is in flight as long as measured requests are due: there are no steady figures, and no growth."""
+def test_a_run_without_a_steady_state_is_called_too_short(tmp_path: Path) -> None:
+    """The warm-up is in flight as long as measured requests are due: there are no steady figures,
+    and no growth.
+    """
     main_arguments = [
         "run",
         "rag",

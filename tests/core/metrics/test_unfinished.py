@@ -1,6 +1,8 @@
-"""What the end of the drain cut is the tool's cut, never the server's failure: one definition from run to capacity.
+"""What the end of the drain cut is the tool's cut, never the server's failure: one definition from
+run to capacity.
 
-The chain search, report, cost, capacity is walked for every profile: no step may contradict the one before it.
+The chain search, report, cost, capacity is walked for every profile: no step may contradict the
+one before it.
 """
 
 from __future__ import annotations
@@ -55,8 +57,11 @@ HEADER = RunManifest(
 )
 
 
-def some(ok: int, unfinished: int, over: int = 0) -> NDArray[np.void]:
-    """Requests due every 100 ms. Of the unfinished ones, all cut at 100 s, `over` never got a first token."""
+def records_with_unfinished(ok: int, unfinished: int, over: int = 0) -> NDArray[np.void]:
+    """Requests due every 100 ms.
+
+    Of the unfinished ones, all cut at 100 s, `over` never got a first token.
+    """
     rows = blank(ok + unfinished)
     rows["due_ns"] = np.arange(len(rows)) * 100 * MS
     rows["output_events"] = rows["output_tokens"] = rows["asked_output"] = 20
@@ -80,10 +85,12 @@ def some(ok: int, unfinished: int, over: int = 0) -> NDArray[np.void]:
 
 
 def summary_of(ok: int, unfinished: int, over: int = 0, **changed: Any) -> Summary:
-    return summarize(msgspec.structs.replace(HEADER, **changed), some(ok, unfinished, over))
+    return summarize(
+        msgspec.structs.replace(HEADER, **changed), records_with_unfinished(ok, unfinished, over)
+    )
 
 
-def one(**fields: int) -> Columns:
+def single_request(**fields: int) -> Columns:
     row = blank(1)
     row["status"], row["finish_reason"] = UNFINISHED, 0
     for name in row.dtype.names:
@@ -136,17 +143,19 @@ STREAMING = {
         ("itl", 1, STREAMING, False),
     ],
 )
-def test_a_request_is_over_a_term_as_far_as_is_known(
+def test_an_unfinished_request_is_over_a_term_if_its_least_value_is(
     metric: str, limit_ns: int, fields: dict[str, int], over: bool
 ) -> None:
-    found = outcomes.is_over_when_cut(one(**fields), Term(metric=metric, limit_ns=limit_ns))
+    found = outcomes.is_over_when_cut(
+        single_request(**fields), Term(metric=metric, limit_ns=limit_ns)
+    )
     assert found.tolist() == [over]
     assert not outcomes.is_over_when_cut(
-        one(**fields, status=1), Term(metric=metric, limit_ns=limit_ns)
+        single_request(**fields, status=1), Term(metric=metric, limit_ns=limit_ns)
     ).any()
 
 
-def test_unfinished_is_neither_ok_nor_failed_and_the_sum_stays() -> None:
+def test_unfinished_requests_are_neither_ok_nor_failed() -> None:
     summary = summary_of(1000, 10, 4)
     counts = summary.requests
     assert (counts.ok, counts.failed, counts.unfinished, counts.scheduled) == (1000, 0, 10, 1010)
@@ -174,7 +183,7 @@ def test_unfinished_is_neither_ok_nor_failed_and_the_sum_stays() -> None:
     )
 
 
-def test_above_one_percent_no_term_is_met_and_the_verdict_names_the_flag() -> None:
+def test_above_one_percent_unfinished_requests_no_term_is_met() -> None:
     summary = summary_of(1000, 11)
     assert summary.goodput.met is None and [term.met for term in summary.goodput.slo] == [
         None,
@@ -189,37 +198,40 @@ def test_above_one_percent_no_term_is_met_and_the_verdict_names_the_flag() -> No
     )
 
 
-def test_what_is_missed_however_the_unfinished_end_is_missed() -> None:
-    """100 of 1,100 without a first token 30 s after they were due: p95 of TTFT is over 2 s whatever the rest does."""
+def test_a_term_missed_however_unfinished_requests_end_is_missed() -> None:
+    """100 of 1,100 without a first token 30 s after they were due: p95 of TTFT is over 2 s
+    whatever the rest does.
+    """
     summary = summary_of(1000, 100, 100)
     ttft, e2e = summary.goodput.slo
     assert (ttft.met, e2e.met, summary.goodput.met) == (False, None, False)
     assert exit_code(summary) == SLO_MISSED
 
 
-def test_a_share_of_good_requests_is_undecided_in_the_same_way() -> None:
+def test_an_attainment_that_unfinished_requests_decide_is_undecided() -> None:
     promised = Slo(terms=SLO.terms[:1], goodput_share=0.985)
     assert summary_of(1000, 20, slo=promised).goodput.met is None
     assert summary_of(1000, 5, slo=promised).goodput.met is True
     assert summary_of(1000, 40, 40, slo=promised).goodput.met is False
 
 
-def test_a_run_of_which_the_drain_cut_everything_is_not_valid() -> None:
+def test_a_run_with_unfinished_requests_only_is_not_valid() -> None:
     summary = summary_of(0, 40)
     assert not summary.verdict.valid and says(
         summary.verdict.codes, "all_unfinished", unfinished=40
     )
 
 
-def test_a_search_counts_the_same_misses() -> None:
-    rows = some(1000, 10, 4)
+def test_a_search_counts_unfinished_requests_as_a_run_does() -> None:
+    rows = records_with_unfinished(1000, 10, 4)
     misses = Goal(slo=SLO).find_misses(rows)
     assert misses.sum(axis=1).tolist() == [
         term.over for term in summarize(HEADER, rows).goodput.slo
     ]
 
 
-# -- interrupted runs --------------------------------------------------------------------------------------------------
+# -- interrupted runs
+# --------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupted_run_is_not_valid_and_says_so() -> None:
@@ -251,13 +263,14 @@ def test_a_stored_interrupted_run_is_reported_as_not_valid(
     )
 
 
-# -- stored and shown --------------------------------------------------------------------------------------------------
+# -- stored and shown
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_status_is_stored_and_an_unknown_one_is_never_ok(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
-    table = to_table(some(3, 2), [])
+    table = to_table(records_with_unfinished(3, 2), [])
     pq.write_table(table, tmp_path / "a.parquet")
     assert from_parquet([tmp_path / "a.parquet"])[0]["status"].tolist() == [
         0,
@@ -293,7 +306,8 @@ def test_the_drain_is_counted_down_and_can_be_ended() -> None:
     assert line.endswith("draining: 12 in flight, at most 8 min 00 s more; Ctrl-C ends it")
 
 
-# -- from the command line ---------------------------------------------------------------------------------------------
+# -- from the command line
+# ---------------------------------------------------------------------------------------------
 
 
 def run_rag(folder: Path, *flags: str) -> int:
@@ -517,7 +531,7 @@ def _number(pattern: str, printed: str) -> float:
 
 def test_an_attainment_that_the_unfinished_request_could_just_reach_is_undecided() -> None:
     """9 of 19 requests are good. With the unfinished one, 10 of 20 would be: exactly the limit."""
-    rows = some(ok=19, unfinished=1)
+    rows = records_with_unfinished(ok=19, unfinished=1)
     rows["first_token_ns"][:10] += 5 * S
     easy_term = Term(metric="ttft", limit_ns=2 * S, quantile=0.1)
 

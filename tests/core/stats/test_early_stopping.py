@@ -11,9 +11,7 @@ from loadgen.core.stats.early_stopping import allowed_over, binomial_cdf, needed
 
 @pytest.mark.parametrize("p", [0.35, 0.5, 0.9, 0.97, 0.99])
 @pytest.mark.parametrize("over", range(8))
-def test_needed_is_the_first_number_of_queries_that_is_improbable_enough(
-    p: float, over: int
-) -> None:
+def test_needed_queries_is_the_smallest_improbable_number(p: float, over: int) -> None:
     smallest = next(
         queries
         for queries in itertools.count(over + 1)

@@ -1,4 +1,6 @@
-"""Intervals: against published quantiles, worked ratios, and how often they cover the truth of correlated runs."""
+"""Intervals: against published quantiles, worked ratios, and how often they cover the truth of
+correlated runs.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,14 @@ def _holds(found: intervals.Interval, value: float) -> bool:
         (0.025, 4, -2.7764451),
     ],
 )
-def test_t_quantiles(p: float, freedom: float, expected: float) -> None:
+def test_quantiles_of_students_t_equal_tabulated_values(
+    p: float, freedom: float, expected: float
+) -> None:
     assert students_t.t_quantile(p, freedom) == pytest.approx(expected, abs=2e-5)
     assert students_t.t_cdf(expected, freedom) == pytest.approx(p, abs=1e-7)
 
 
-def test_replications_of_a_worked_example() -> None:
+def test_replications_equal_a_worked_example() -> None:
     found = intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0])
     assert found.value == 14.0
     assert found.half_width == pytest.approx(2.7764451 * math.sqrt(10) / math.sqrt(5), abs=1e-5)
@@ -45,7 +49,7 @@ def test_replications_of_a_worked_example() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [3.0]])
-def test_what_the_data_cannot_support_is_unbounded(values: list[float]) -> None:
+def test_an_interval_of_too_few_values_is_unbounded(values: list[float]) -> None:
     for found in (intervals.replications(values), intervals.batch_means(values)):
         assert (found.low, found.high) == (-math.inf, math.inf) or math.isnan(found.value)
         assert _holds(found, 1e9)
@@ -65,7 +69,9 @@ def _walk(seed: int, n: int, r: float) -> np.ndarray:  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     ("r", "n", "least"), [(0.0, 2000, 91), (0.9, 4000, 88), (0.99, 20_000, 85)]
 )
-def test_batch_means_cover_the_mean_of_correlated_values(r: float, n: int, least: int) -> None:
+def test_intervals_of_batch_means_cover_the_mean_of_correlated_values(
+    r: float, n: int, least: int
+) -> None:
     """Coin flips would cover it in 9 of 100 runs at r = 0.99."""
     covered = sum(_holds(intervals.batch_means(_walk(seed, n, r)), 0.0) for seed in range(100))
     assert covered >= least
@@ -86,7 +92,7 @@ def test_block_bootstrap_covers_a_high_quantile() -> None:
     assert covered >= 34
 
 
-def test_ratio_by_fieller() -> None:
+def test_a_ratio_has_the_interval_of_fieller() -> None:
     above, below = [20.0, 22.0, 24.0], [10.0, 11.0, 12.0]
     exact = intervals.ratio(above, below, paired=True)
     assert (exact.low, exact.high) == (pytest.approx(2.0), pytest.approx(2.0))
@@ -98,7 +104,7 @@ def test_ratio_by_fieller() -> None:
         intervals.ratio([1.0, 2.0], [1.0, 2.0, 3.0], paired=True)
 
 
-def test_ratio_covers_the_truth() -> None:
+def test_intervals_of_ratios_cover_the_true_ratio() -> None:
     covered = 0
     for seed in range(200):
         rng = seeds.stream(seed, "ratio")
@@ -106,19 +112,19 @@ def test_ratio_covers_the_truth() -> None:
     assert covered >= 180
 
 
-def test_welch_of_a_worked_example() -> None:
+def test_degrees_of_freedom_of_welch_equal_a_worked_example() -> None:
     """Two samples of 10, variances of the mean 1 and 4: 25 / (1/9 + 16/9)."""
     assert students_t.welch_freedom(1.0, 9, 4.0, 9) == pytest.approx(25 / (17 / 9))
     assert students_t.welch_freedom(0.0, 9, 0.0, 9) == 18
 
 
-def test_the_error_of_an_interval_is_that_of_its_mean() -> None:
+def test_the_standard_error_of_an_interval_is_that_of_its_mean() -> None:
     assert intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0]).standard_error == pytest.approx(
         math.sqrt(2)
     )
 
 
-def test_wilson_of_a_worked_example() -> None:
+def test_intervals_of_wilson_equal_a_worked_example() -> None:
     """Newcombe (1998), table I: 81 of 263, and 0 of 20."""
     assert intervals.wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert intervals.wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
@@ -127,14 +133,14 @@ def test_wilson_of_a_worked_example() -> None:
     assert intervals.wilson(0.0, n)[1] <= 0.01 < intervals.wilson(0.0, n - 1)[1]
 
 
-def test_correlated_marks_are_worth_less_than_their_number() -> None:
+def test_the_effective_size_of_correlated_marks_is_smaller() -> None:
     marks = [np.repeat((seeds.stream(1, "marks").random(400) < 0.2).astype(float), 50)]
     sample_size = quantile_interval.effective_sample_size(marks)
     assert 150 < sample_size < 1000, "20,000 marks in stretches of 50 equal ones: 400 by nature"
     assert quantile_interval.effective_sample_size([np.zeros(30)]) == 30
 
 
-def test_marks_that_come_in_few_clusters_say_little_of_how_large_these_are() -> None:
+def test_marks_in_few_clusters_have_a_small_effective_size() -> None:
     alone, once, often = np.zeros(6000), np.zeros(6000), np.zeros(6000)
     alone[3000], once[3000:3060] = 1, 1
     for start in range(0, 6000, 300):
@@ -149,7 +155,7 @@ def test_marks_that_come_in_few_clusters_say_little_of_how_large_these_are() -> 
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.5])
-def test_the_tolerance_limit_of_values_that_remember(memory: float) -> None:
+def test_tolerance_limits_cover_correlated_values(memory: float) -> None:
     """Of a normal law, 20 values each: the limit is below the true p99 in at most about 2.5 of 100."""
     below = 0
     for seed in range(400):
@@ -165,7 +171,7 @@ def test_the_tolerance_limit_of_values_that_remember(memory: float) -> None:
     )
 
 
-def test_a_quotient_of_intervals_covers_the_truth() -> None:
+def test_ratios_of_intervals_cover_the_true_ratio() -> None:
     """Of two means, exponential values: skewed, as latencies are."""
     rng, covered = seeds.stream(2, "quotient"), 0
     for _ in range(200):
@@ -183,7 +189,7 @@ def test_a_quotient_of_intervals_covers_the_truth() -> None:
     )
 
 
-def test_transient() -> None:
+def test_the_start_up_of_a_series_is_found() -> None:
     rng = seeds.stream(1, "transient")
     rise = 100 * (1 - np.exp(-np.arange(60) / 4.0)) + rng.normal(0, 1, 60)
     place = intervals.startup_length(rise)
@@ -193,7 +199,7 @@ def test_transient() -> None:
     assert intervals.startup_length([1.0, 2.0]) is None
 
 
-def test_growth() -> None:
+def test_growth_of_a_series_is_extrapolated() -> None:
     ahead, bound = intervals.extrapolate_growth([5.0 + 0.5 * i for i in range(20)], 10)
     assert (ahead, bound) == (pytest.approx(5.0), pytest.approx(5.0))
     flat, high = intervals.extrapolate_growth(seeds.stream(2, "flat").normal(50, 1, 40), 40)
@@ -201,7 +207,7 @@ def test_growth() -> None:
     assert intervals.extrapolate_growth([1.0, 2.0], 5)[1] == math.inf
 
 
-def test_the_normal_distribution_keeps_its_digits_in_both_tails() -> None:
+def test_the_normal_distribution_is_exact_in_both_tails() -> None:
     z = np.linspace(-12, 12, 97)
     exact = np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in z])
     assert np.allclose(students_t.normal_cdf(z), exact, rtol=1.3e-7, atol=0)

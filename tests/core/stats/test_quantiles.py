@@ -1,4 +1,6 @@
-"""Quantiles against definitions written out in full: sorting, the binomial rule, and every value in the histogram."""
+"""Quantiles against definitions written out in full: sorting, the binomial rule, and every value
+in the histogram.
+"""
 
 import math
 
@@ -41,7 +43,7 @@ def histogram(numbers: list[int]) -> Histogram:
         (662, 0.99, 655),
     ],
 )
-def test_index_is_floor_of_n_times_p(n: int, p: float, place: int) -> None:
+def test_the_index_of_a_quantile_is_floor_of_n_times_p(n: int, p: float, place: int) -> None:
     assert quantile_index(n, p) == place
 
 
@@ -50,15 +52,16 @@ def binomial_at_most_one(n: int, p: float) -> float:
 
 
 @pytest.mark.parametrize(("key", "p"), QUANTILES)
-def test_support_is_the_least_n_at_which_early_stopping_forgives_one(key: str, p: float) -> None:
+def test_a_quantile_is_supported_when_early_stopping_allows_one_over(key: str, p: float) -> None:
     n = SUPPORT[key]
     assert binomial_at_most_one(n, p) < 0.01 <= binomial_at_most_one(n - 1, p)
     assert needed_samples(p) == n
     assert quantile_name(p) == key
 
 
-def test_exact_takes_elements_of_the_sample() -> None:
-    # 1..200 ms, so that every quantile is its place + 1: p50 at 100, p90 at 180, p95 at 190, p99 at 198, p99.9 at 199
+def test_quantiles_of_values_are_elements_of_the_sample() -> None:
+    # 1..200 ms, so that every quantile is its place + 1: p50 at 100, p90 at 180, p95 at 190, p99
+    # at 198, p99.9 at 199
     shuffled = np.random.default_rng(1).permutation(np.arange(1, 201) * 1_000_000)
     assert distribution_of(shuffled) == Distribution(
         count=200,
@@ -76,7 +79,9 @@ def test_exact_takes_elements_of_the_sample() -> None:
 
 
 @given(values, st.sampled_from([p for _, p in QUANTILES]))
-def test_histogram_quantile_is_within_its_bound(numbers: list[int], p: float) -> None:
+def test_quantiles_of_a_histogram_are_within_the_relative_error(
+    numbers: list[int], p: float
+) -> None:
     found, true = histogram(numbers).quantile(p), sorted(numbers)[quantile_index(len(numbers), p)]
     assert abs(found - max(true, 0)) <= MAX_RELATIVE_ERROR * true if true > 0 else found <= 0
 
@@ -102,7 +107,9 @@ def test_merged_histograms_equal_the_whole_in_any_order(
 
 
 @given(values, st.integers(1, LARGEST_NS))
-def test_over_is_right_for_all_values_beyond_the_bound(numbers: list[int], limit: int) -> None:
+def test_values_over_a_limit_are_counted_within_the_relative_error(
+    numbers: list[int], limit: int
+) -> None:
     found = histogram(numbers).over(limit)
     low, high = (
         sum(number > limit * edge for number in numbers)
@@ -114,7 +121,7 @@ def test_over_is_right_for_all_values_beyond_the_bound(numbers: list[int], limit
 @pytest.mark.parametrize(
     "data", [b"", b"x" * 40, b"\0" * 33, b"\0" * 32, b"\1" + b"\0" * 8 * 40_000]
 )
-def test_what_is_no_histogram_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_histogram_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="histogram"):
         Histogram.from_bytes(data)
 
