@@ -76,6 +76,12 @@ class TaskGraphs:
     """The graphs of tasks: `graphs[n]` has the requests of task n, each after those it waits for.
 
     The first and the last request of a task run alone.
+
+    Attributes:
+        task: The task as the workload describes it.
+        width: The most requests that a task may have.
+        steps_with_tool_results: The steps whose tools the model knows, so that their results are
+            sent.
     """
 
     def __init__(self, task: Task, seed: int) -> None:
@@ -84,6 +90,12 @@ class TaskGraphs:
         self._key = derive_key(seed)
         self._samplers = {name: _step_samplers(step) for name, step in task.steps.items()}
         self._tool_times = {name: _delay_sampler(tool.time) for name, tool in task.tools.items()}
+        known_tools = task.known_tools
+        self.steps_with_tool_results = {
+            name
+            for name, step in task.steps.items()
+            if step.tool and all(tool in known_tools for tool in step.tool)
+        }
         self._order = task.order
         self._cached_graph = functools.lru_cache(GRAPHS_CACHED)(self._draw_graph)
 
@@ -157,7 +169,6 @@ class _GraphBuilder:
         self._graphs = graphs
         self._task = task
         self._steps = graphs.task.steps
-        self._known_tools = graphs.task.known_tools
         # The last request of each copy of a step.
         self._last_turns: dict[str, list[int]] = {}
 
@@ -189,14 +200,15 @@ class _GraphBuilder:
         if needs_message and (step.kind != "chat" or len(chats) < len(after)):
             others = [turn for turn in after if turn not in chats]
             repeats_message_of = _find_message(self.requests, [*others, *after][0])
-        runs_no_tool = self._sends_tool_result(step) and (has_message or context is None)
+        sends_tool_result = name in self._graphs.steps_with_tool_results
+        runs_no_tool = sends_tool_result and (has_message or context is None)
         tool = "" if runs_no_tool else self._draw_tool(name)
         return TaskRequest(
             step=name,
             after=after,
             context=context,
             joined=joined,
-            tool=tool if self._sends_tool_result(step) else "",
+            tool=tool if sends_tool_result else "",
             has_message=has_message,
             pause_ns=self._draw_pause_ns(name, tool, thinks=has_message and bool(after)),
             repeats_message_of=repeats_message_of,
@@ -207,7 +219,7 @@ class _GraphBuilder:
         """Return a request of a step that follows another one of the same copy."""
         step = self._steps[name]
         previous = len(self.requests) - 1
-        sends_tool_result = self._sends_tool_result(step)
+        sends_tool_result = name in self._graphs.steps_with_tool_results
         has_message = step.input_tokens is not None and not sends_tool_result
         tool = self._draw_tool(name)
         return TaskRequest(
@@ -236,10 +248,6 @@ class _GraphBuilder:
 
     def _is_chat(self, turn: int) -> bool:
         return self._steps[self.requests[turn].step].kind == "chat"
-
-    def _sends_tool_result(self, step: TaskStep) -> bool:
-        """Return True if the model knows the tools of a step, so that their results are sent."""
-        return bool(step.tool) and all(tool in self._known_tools for tool in step.tool or ())
 
     def _draw_tool(self, name: str) -> str:
         return self._graphs.draw_tool(name, self._task, len(self.requests))

@@ -41,6 +41,13 @@ class _Context(NamedTuple):
     tokens: int
 
 
+class _Response(NamedTuple):
+    """A response as later requests send it, and its content tokens. They are 0 for a real one."""
+
+    turn: AssistantTurn
+    tokens: int
+
+
 class _ToolResult(NamedTuple):
     """The result of a tool call: the name of the tool, and the text that it returned."""
 
@@ -415,12 +422,10 @@ class TaskPrompts(GeneratedPrompts):
         response = self._response(task, request.context, replies)
         messages = [
             *context.messages,
-            *self._response_messages(self._number(task, turn), response, results),
+            *self._response_messages(self._number(task, turn), response.turn, results),
             *({"role": "user", "content": text.text} for text in user_texts),
         ]
-        tokens = context.tokens
-        if request.context not in replies:
-            tokens += self._scripted_response(task, request.context).tokens
+        tokens = context.tokens + response.tokens
         tokens += sum(result.text.tokens for result in results)
         tokens += sum(text.tokens for text in user_texts)
         return _Context(messages, tokens)
@@ -443,25 +448,21 @@ class TaskPrompts(GeneratedPrompts):
         request = self.graphs[task][turn]
         results = []
         for joined in request.joined:
-            step = self.graphs[task][joined].step
-            if joined in replies:
-                text = Text(replies[joined].text, 0)
-            else:
-                text = self._scripted_response(task, joined)
-            results.append(_ToolResult(step, text))
+            response = self._response(task, joined, replies)
+            text = Text(response.turn.text, response.tokens)
+            results.append(_ToolResult(self.graphs[task][joined].step, text))
         if request.tool:
             number = self._number(task, turn)
             text = self._texts.history_text("tool", number, self._result_tokens(task, turn))
             results.append(_ToolResult(request.tool, text))
         return results
 
-    def _response(
-        self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
-    ) -> AssistantTurn:
+    def _response(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> _Response:
         """Return the response to an earlier request, the real one if there is one."""
         if turn in replies:
-            return replies[turn]
-        return AssistantTurn(self._scripted_response(task, turn).text)
+            return _Response(replies[turn], 0)
+        scripted = self._scripted_response(task, turn)
+        return _Response(AssistantTurn(scripted.text), scripted.tokens)
 
     def _response_messages(
         self, number: int, response: AssistantTurn, results: list[_ToolResult]
