@@ -20,7 +20,7 @@ from loadgen.contracts.drafts import ContractErrors, LevelDraft, PlacedTerm, Pro
 from loadgen.contracts.level_plan import JUDGED_HERE, LevelPlan
 from loadgen.contracts.lint_answers import ReadQuestions, check_answer_terms
 from loadgen.contracts.lint_samples import check_samples
-from loadgen.contracts.schema import ANSWERS_LEVEL, Contract, ContractLevel
+from loadgen.contracts.schema import ANSWERS_LEVEL, Contract, ContractLevel, Requirement
 from loadgen.contracts.terms import ContractTerm, format_time
 from loadgen.core import format
 from loadgen.core.analysis.fairness import tenants_of
@@ -229,51 +229,50 @@ def _check_terms(
     """Report terms that contradict each other, or that need something that is not there."""
     if plan is not None:
         _check_workload_terms(draft, plan, errors)
-    _check_subjects(draft, errors)
+    _check_duplicates(draft, errors)
+    _check_should_terms(draft, errors)
     if plan is not None:
         _check_offered_rates(draft, plan, errors)
     _check_latency_limits(draft, errors)
     _check_contract_inputs(draft, plan, inputs, errors)
 
 
-def _check_subjects(draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report repeated terms, and `should` terms no stricter than their `must` term."""
-    must_terms: dict[ContractTerm, ContractTerm] = {}
-    for placed_term in _without_duplicates(draft, errors):
-        term = placed_term.term
-        subject = term.without_limit()
-        if placed_term.requirement == "must":
-            must_terms[subject] = term
-            continue
-        must_term = must_terms.get(subject)
-        if must_term is not None and not _is_stricter(term, must_term):
-            errors.add_problem(
-                draft.location_of(placed_term),
-                term,
-                Problem(
-                    "no_effect",
-                    "this should asks for no more than the must",
-                    "a should is stricter than its must; leave it out, or swap the two",
-                ),
-            )
-
-
-def _without_duplicates(
-    draft: LevelDraft, errors: ContractErrors | None = None
-) -> list[PlacedTerm]:
-    """Return the terms of a level without those that repeat an earlier one, which are reported."""
-    first: dict[tuple[str, ContractTerm], PlacedTerm] = {}
+def _unique_terms(draft: LevelDraft) -> dict[tuple[Requirement, ContractTerm], PlacedTerm]:
+    """Return the first of all terms about the same thing in the same list, by list and subject."""
+    unique: dict[tuple[Requirement, ContractTerm], PlacedTerm] = {}
     for placed_term in draft.terms:
-        earlier = first.setdefault(
-            (placed_term.requirement, placed_term.term.without_limit()), placed_term
-        )
-        if earlier is not placed_term and errors is not None:
-            hint = (
-                f"item {earlier.index + 1} of {placed_term.requirement} says it already; keep one"
+        subject = placed_term.term.without_limit()
+        unique.setdefault((placed_term.requirement, subject), placed_term)
+    return unique
+
+
+def _check_duplicates(draft: LevelDraft, errors: ContractErrors) -> None:
+    """Report terms about something that an earlier term of the same list is already about."""
+    unique = _unique_terms(draft)
+    for placed_term in draft.terms:
+        requirement = placed_term.requirement
+        earlier = unique[requirement, placed_term.term.without_limit()]
+        if earlier is placed_term:
+            continue
+        hint = f"item {earlier.index + 1} of {requirement} says it already; keep one"
+        problem = Problem("duplicate", "said twice", hint)
+        errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
+
+
+def _check_should_terms(draft: LevelDraft, errors: ContractErrors) -> None:
+    """Report `should` terms that are not stricter than their `must` term."""
+    unique = _unique_terms(draft)
+    for (requirement, subject), placed_term in unique.items():
+        must_term = unique.get(("must", subject))
+        if requirement != "should" or must_term is None:
+            continue
+        if not _is_stricter(placed_term.term, must_term.term):
+            problem = Problem(
+                "no_effect",
+                "this should asks for no more than the must",
+                "a should is stricter than its must; leave it out, or swap the two",
             )
-            problem = Problem("duplicate", "said twice", hint)
             errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
-    return list(first.values())
 
 
 def _is_stricter(term: ContractTerm, other: ContractTerm) -> bool:
@@ -288,7 +287,7 @@ def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErr
     starts_per_s = plan.starts_per_s()
     if plan.is_closed_loop() or starts_per_s is None:
         return
-    for placed_term in _without_duplicates(draft):
+    for placed_term in _unique_terms(draft).values():
         term = placed_term.term
         if term.kind not in RATE_TERMS:
             continue
