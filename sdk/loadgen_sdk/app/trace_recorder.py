@@ -1,8 +1,9 @@
-"""Records the shape of an application's traffic, without its text, in a file that `loadgen run --trace` replays.
+"""Record the shape of an application's traffic, without its text, for `loadgen run --trace`.
 
-The file has one JSON object per call: when the call began, its input and output tokens, its conversation, and salted
-hashes of the blocks of its prompt. Equal hashes show which prompts have a common beginning. No text, no key and no user
-name is written. A fault of the file never stops the application.
+The file has a JSON object per call: when the call began, its input and output tokens, its
+conversation, and salted hashes of the blocks of its prompt. Equal hashes show which prompts have a
+common beginning. No text, no key and no user name is written. An error of the file never stops the
+application.
 """
 
 from __future__ import annotations
@@ -29,34 +30,60 @@ from .finishing import flush, later
 from .measurement import Measurement
 from .prompt_text import Prompt, read_prompt
 
-BLOCK_BYTES = 512  # prompt text per hash: about 128 tokens
-REMEMBERED = 65_536  # number of recent turns for which a next turn is recognised
-KEPT_ROWS = 100_000  # rows held in memory while the file cannot be written
-FLUSH_NS = 500_000_000
-WRITE_RETRY_NS = 1_000_000_000  # wait after a failed write before the next try
-_MESSAGE_SEPARATOR = b"\n\x00"  # separates two messages in the hashed text
+BLOCK_BYTES = 512
+"""The bytes of prompt text per hash, which are about 128 tokens."""
+
+MAX_REMEMBERED_TURNS = 65_536
+"""The number of recent turns whose next turn is recognised."""
+
+MAX_WAITING_ROWS = 100_000
+"""The number of rows that are kept in memory while the file cannot be written."""
+
+_FLUSH_INTERVAL_NS = 500_000_000
+_WRITE_RETRY_NS = 1_000_000_000
+_MESSAGE_SEPARATOR = b"\n\x00"
+_RESPONSE_ID_PREFIX = b"id"
+
+_HASH_VALUE_BYTES = 6
+"""48 bits are exact in every JSON reader."""
 
 
 class _Turn:
-    """A call, stored so that the next turn of its conversation can be found. `ended`: monotonic ns, -1: not yet."""
+    """A call that is kept so that the next turn of its conversation is recognised.
+
+    Attributes:
+        session: The id of the conversation.
+        turn: The number of the turn, from 0.
+        ended: When the call ended, in monotonic ns, or None if it has not ended.
+    """
 
     __slots__ = ("ended", "session", "turn")
 
     def __init__(self, session: str, turn: int) -> None:
-        self.session, self.turn, self.ended = session, turn, -1
+        self.session = session
+        self.turn = turn
+        self.ended: int | None = None
 
 
 class CallShape:
-    """A call between `begin` and `end`: first its prompt, then, in the background, what is kept of it.
+    """The shape of a call between its begin and its end.
 
-    messages: the argument whose messages are those of a conversation; "" : none, None: a bare prompt, which continues
-    nothing.
+    Attributes:
+        started: When the call began.
+        prompt: The prompt, until it is hashed in the background.
+        messages_argument: The name of the argument with the messages of a conversation. It is ""
+            if there is none, and None for a bare prompt, which continues nothing.
+        previous_id: The id of the previous response, or "".
+        turn: The turn of the call in its conversation.
+        delay_ns: The time since the end of the previous turn, or None if there is none.
+        hashes: The hashes of the blocks of the prompt.
+        tokens: The estimated tokens of the prompt.
     """
 
     __slots__ = (
         "delay_ns",
         "hashes",
-        "messages",
+        "messages_argument",
         "previous_id",
         "prompt",
         "started",
@@ -65,26 +92,34 @@ class CallShape:
     )
 
     def __init__(
-        self, started: int, prompt: Prompt, messages: str | None, previous_id: str
+        self, started: int, prompt: Prompt, messages_argument: str | None, previous_id: str
     ) -> None:
+        """Keep the prompt of a call."""
         self.started = started
-        self.prompt: Prompt | None = prompt  # given up as soon as it is hashed
-        self.messages = messages
+        self.prompt: Prompt | None = prompt
+        self.messages_argument = messages_argument
         self.previous_id = previous_id
         self.turn: _Turn | None = None
-        self.delay_ns: int | None = None  # since the end of the previous turn; None: no such turn
+        self.delay_ns: int | None = None
         self.hashes: list[int] = []
-        self.tokens = prompt.tokens  # as estimated
+        self.tokens = prompt.tokens
 
 
 class ShapeRecorder:
-    """Writes a shape-only trace. Use: `instrument(client, record=record_shape("traffic.jsonl"))`; close it at the end.
+    """Writes a trace of shapes: `instrument(client, record=record_shape("traffic.jsonl"))`.
 
-    Threads and tasks may share one recorder. Several processes may append to one file; with the same salt, their common
-    prompts have the same hashes. Rows that cannot be written (a full disk) are kept in memory, up to KEPT_ROWS, and
-    written later. This is warned of once. `lost` counts rows that were given up. Hashing and writing are done by a
-    background thread, in the order of the calls; `flush` and `close` wait for it. A process that is forked goes on with
-    the file, and with sessions of its own.
+    Close it at the end. Threads and tasks may share one recorder. Several processes may append to
+    one file. With the same salt, prompts that they have in common have the same hashes. A process
+    that is forked continues with the file, and with sessions of its own.
+
+    Rows that cannot be written (a full disk) are kept in memory, up to MAX_WAITING_ROWS, and
+    written later. A warning says so once. A background thread hashes and writes in the order of
+    the calls, and `flush` and `close` wait for it.
+
+    Attributes:
+        path: The file.
+        written: The number of rows that were written.
+        lost: The number of rows that were given up.
     """
 
     def __init__(
@@ -94,6 +129,7 @@ class ShapeRecorder:
         salt: str | bytes | None = None,
         labels: Sequence[str] = (),
     ) -> None:
+        """Open the file. The arguments are those of `record_shape`."""
         self.path = Path(path)
         if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
             raise WrongUse(
@@ -102,110 +138,42 @@ class ShapeRecorder:
                 'give the names of labels to write: labels=("feature",)',
             )
         self._labels = tuple(labels)
-        secret = (
-            secrets.token_bytes(16)
-            if salt is None
-            else salt.encode()
-            if isinstance(salt, str)
-            else bytes(salt)
-        )
-        if not secret:
-            raise WrongUse(
-                "out_of_range",
-                "an empty salt hides nothing",
-                "leave it out, or give the same secret to every process",
-            )
-        self._key = hashlib.blake2b(secret, digest_size=32).digest()
-        try:
-            self._fd = os.open(
-                self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
-        except OSError as error:
-            what = f"cannot record to {self.path}: {error.strerror}"
-            raise WrongUse("unwritable_file", what, "give a file that can be written") from None
-        self._backlog: Backlog[Callable[[], None]] = Backlog(_do)
-        self._begin()
+        self._key = _hash_key(salt)
+        self._file_descriptor: int | None = _open_for_append(self.path)
+        self._backlog: Backlog[Callable[[], None]] = Backlog(_run)
+        self._reset()
         _recorders.add(self)
         atexit.register(self.close)
 
-    def _begin(self) -> None:
-        """Sessions and rows of this process: of a child after a fork, none of the parent's."""
-        self.lost = self.written = 0
-        self._session_prefix, self._sessions = secrets.token_hex(3), 0
+    def _reset(self) -> None:
+        """Start the sessions and rows of this process. A forked child has none of its parent."""
+        self.lost = 0
+        self.written = 0
+        self._session_prefix = secrets.token_hex(3)
+        self._session_count = 0
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
         self._rows: deque[bytes] = deque()
-        self._flushed = self._retry_at = self._handed_over = 0
-        self._warned = False
+        self._flushed_at = 0
+        self._retry_at = 0
+        self._scheduled_at = 0
+        self._has_warned = False
         self._lock = threading.RLock()
 
     def begin(self, started: int, arguments: Mapping[str, Any]) -> CallShape:
-        """A call begins at `started` (monotonic ns) with these arguments (messages, prompt or input)."""
+        """Note that a call began, with its arguments: messages, prompt or input."""
         prompt = read_prompt(arguments)
-        name = "input" if arguments.get("messages") is None else "messages"
-        messages = arguments.get(name)
         previous_id = str(arguments.get("previous_response_id") or "")
-        by_message = "" if isinstance(messages, str) or previous_id else None
-        if isinstance(messages, list | tuple):
-            by_message = name
-        shape = CallShape(started, prompt, by_message, previous_id)
+        shape = CallShape(started, prompt, _messages_argument(arguments, previous_id), previous_id)
         self._backlog.add(partial(self._hash, shape))
         return shape
 
-    def end(self, sighting: CallShape, measurement: Measurement) -> None:
-        """The call has ended: its row is queued, and written when it is time. `sighting`: what `begin` returned."""
-        self._backlog.add(partial(self._add_row, sighting, measurement))
-        if (
-            measurement.done >= self._handed_over + FLUSH_NS
-        ):  # to wake a thread takes longer than all else here
-            self._handed_over = measurement.done
+    def end(self, shape: CallShape, measurement: Measurement) -> None:
+        """Queue the row of a call that has ended. It is written in the background."""
+        self._backlog.add(partial(self._add_row, shape, measurement))
+        # To wake the thread takes longer than all the rest here.
+        if measurement.done >= self._scheduled_at + _FLUSH_INTERVAL_NS:
+            self._scheduled_at = measurement.done
             later(self._backlog.count_all)
-
-    def _hash(self, shape: CallShape) -> None:
-        assert shape.prompt is not None
-        texts, shape.prompt = shape.prompt.texts, None
-        encoded = [
-            text.encode("utf-8", "surrogatepass") for several in texts.values() for text in several
-        ]
-        shape.hashes = self._blocks(_MESSAGE_SEPARATOR.join(encoded))
-        if shape.messages is not None:
-            messages = texts.get(shape.messages, [])
-            shape.turn, shape.delay_ns = self._find_turn(shape.started, messages, shape.previous_id)
-
-    def _add_row(self, sighting: CallShape, measurement: Measurement) -> None:
-        turn = sighting.turn
-        server_counted = measurement.input_tokens is not None
-        tokens = measurement.input_tokens if server_counted else max(1, sighting.tokens)
-        row: dict[str, Any] = {
-            "timestamp": round(measurement.started_unix_ns / 1e6, 3),
-            "input_length": tokens,
-            "output_length": measurement.output_tokens or 0,
-            "hash_ids": sighting.hashes,
-            "block_size": round((tokens or 0) / len(sighting.hashes), 3) if sighting.hashes else 0,
-            "input_source": "server" if server_counted else "estimate",
-            "output_source": measurement.token_source,
-            "status": measurement.status,
-            "stream": measurement.streamed,
-        }
-        for name in self._labels:
-            if name in measurement.labels:
-                row.setdefault("labels", {})[name] = measurement.labels[name]
-        if turn is not None:
-            turn.ended = measurement.done
-            row |= {"session_id": turn.session, "turn": turn.turn}
-            if sighting.delay_ns is not None:
-                row["delay"] = round(sighting.delay_ns / 1e6, 3)
-        with self._lock:
-            if turn is not None and measurement.response_id:
-                self._remember(self._digest(b"id" + measurement.response_id.encode()), turn)
-            if (
-                len(self._rows) >= KEPT_ROWS
-            ):  # the newest row is dropped: the oldest may be partly written
-                self.lost += 1
-            else:
-                self._rows.append(msgspec.json.encode(row) + b"\n")
-            now = monotonic_ns()
-            if now >= max(self._retry_at, self._flushed + FLUSH_NS):
-                self._write(now)
 
     def flush(self) -> None:
         """Write all waiting rows now."""
@@ -214,10 +182,13 @@ class ShapeRecorder:
             self._write(monotonic_ns())
 
     def close(self) -> None:
-        """Write all waiting rows and close the file. Rows that cannot be written count as `lost`, with a warning."""
+        """Write all waiting rows and close the file.
+
+        Rows that cannot be written count as lost, and a warning says so.
+        """
         self._catch_up()
         with self._lock:
-            if self._fd < 0:
+            if self._file_descriptor is None:
                 return
             self._write(monotonic_ns())
             unwritten = len(self._rows)
@@ -228,121 +199,238 @@ class ShapeRecorder:
                     f"{unwritten} calls are missing in {self.path}: it could not be written",
                     stacklevel=3,
                 )
-            os.close(self._fd)
-            self._fd = -1
+            os.close(self._file_descriptor)
+            self._file_descriptor = None
             atexit.unregister(self.close)
 
     def __enter__(self) -> ShapeRecorder:
+        """Return the recorder."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the file."""
         self.close()
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def _catch_up(self) -> None:
-        flush()  # calls that are being ended in the background
+        """Process all calls that have ended, also those that are being ended in the background."""
+        flush()
         self._backlog.count_all()
+
+    def _hash(self, shape: CallShape) -> None:
+        """Hash the prompt of a call, and drop it."""
+        assert shape.prompt is not None
+        texts_by_argument = shape.prompt.texts
+        shape.prompt = None
+        encoded_texts = [
+            text.encode("utf-8", "surrogatepass")
+            for texts in texts_by_argument.values()
+            for text in texts
+        ]
+        shape.hashes = self._hash_blocks(_MESSAGE_SEPARATOR.join(encoded_texts))
+        if shape.messages_argument is not None:
+            self._find_turn(shape, texts_by_argument.get(shape.messages_argument, []))
+
+    def _add_row(self, shape: CallShape, measurement: Measurement) -> None:
+        """Add the row of a call that has ended, and write the rows if it is time."""
+        if shape.turn is not None:
+            shape.turn.ended = measurement.done
+        row = msgspec.json.encode(self._make_row(shape, measurement)) + b"\n"
+        with self._lock:
+            if shape.turn is not None and measurement.response_id:
+                key = self._digest(_RESPONSE_ID_PREFIX + measurement.response_id.encode())
+                self._remember(key, shape.turn)
+            # The newest row is dropped, because the oldest one may be partly written.
+            if len(self._rows) >= MAX_WAITING_ROWS:
+                self.lost += 1
+            else:
+                self._rows.append(row)
+            now = monotonic_ns()
+            if now >= max(self._retry_at, self._flushed_at + _FLUSH_INTERVAL_NS):
+                self._write(now)
+
+    def _make_row(self, shape: CallShape, measurement: Measurement) -> dict[str, Any]:
+        """Return the row of a call."""
+        is_counted_by_server = measurement.input_tokens is not None
+        input_tokens = measurement.input_tokens
+        if input_tokens is None:
+            input_tokens = max(1, shape.tokens)
+        block_tokens = input_tokens / len(shape.hashes) if shape.hashes else 0
+        row: dict[str, Any] = {
+            "timestamp": round(measurement.started_unix_ns / 1e6, 3),
+            "input_length": input_tokens,
+            "output_length": measurement.output_tokens or 0,
+            "hash_ids": shape.hashes,
+            "block_size": round(block_tokens, 3),
+            "input_source": "server" if is_counted_by_server else "estimate",
+            "output_source": measurement.token_source,
+            "status": measurement.status,
+            "stream": measurement.streamed,
+        }
+        labels = {
+            name: measurement.labels[name] for name in self._labels if name in measurement.labels
+        }
+        if labels:
+            row["labels"] = labels
+        if shape.turn is not None:
+            row["session_id"] = shape.turn.session
+            row["turn"] = shape.turn.turn
+        if shape.delay_ns is not None:
+            row["delay"] = round(shape.delay_ns / 1e6, 3)
+        return row
 
     def _digest(self, data: bytes) -> bytes:
         return hashlib.blake2b(data, digest_size=16, key=self._key).digest()
 
-    def _blocks(self, text: bytes) -> list[int]:
-        """One number per block of the text. Equal numbers mean equal text from the start to the end of that block."""
-        block_hashes, chain, key = [], b"", self._key
+    def _hash_blocks(self, text: bytes) -> list[int]:
+        """Return a number per block of the text.
+
+        Equal numbers mean equal text from the start of the prompt to the end of that block.
+        """
+        block_hashes = []
+        digest = b""
         for offset in range(0, len(text), BLOCK_BYTES):
             block = text[offset : offset + BLOCK_BYTES]
-            chain = hashlib.blake2b(
-                chain + len(block).to_bytes(2, "little") + block, digest_size=16, key=key
-            ).digest()
-            block_hashes.append(
-                int.from_bytes(chain[:6], "little")
-            )  # 48 bits: exact in every JSON reader
+            digest = self._digest(digest + len(block).to_bytes(2, "little") + block)
+            block_hashes.append(int.from_bytes(digest[:_HASH_VALUE_BYTES], "little"))
         return block_hashes
 
-    def _find_turn(
-        self, started: int, messages: list[str], previous_id: str
-    ) -> tuple[_Turn, int | None]:
-        """The turn that this call is in its conversation, and the ns since the previous turn ended (None: unknown).
+    def _find_turn(self, shape: CallShape, messages: list[str]) -> None:
+        """Find the turn of a call in its conversation, and the delay since the previous turn.
 
-        The previous turn is the one named by `previous_response_id`, else the longest earlier call that is a beginning
-        of this one. Without any, a new conversation starts.
+        The previous turn is the one that `previous_response_id` names, or else the longest earlier
+        call whose messages are the first messages of this one. Without any, a new conversation
+        starts.
         """
-        prefix_hashes: list[bytes] = []
-        previous_hash = b""
-        for message in messages:
-            previous_hash = self._digest(previous_hash + message.encode("utf-8", "surrogatepass"))
-            prefix_hashes.append(previous_hash)
+        prefix_hashes = self._hash_prefixes(messages)
         candidates = prefix_hashes[-2::-1]
-        if previous_id:
-            candidates.insert(0, self._digest(b"id" + previous_id.encode()))
+        if shape.previous_id:
+            candidates.insert(0, self._digest(_RESPONSE_ID_PREFIX + shape.previous_id.encode()))
         with self._lock:
-            parent = next((self._turns[key] for key in candidates if key in self._turns), None)
-            if parent is None:
-                self._sessions += 1
-                turn = _Turn(f"{self._session_prefix}-{self._sessions}", 0)
+            previous = next((self._turns[key] for key in candidates if key in self._turns), None)
+            if previous is None:
+                self._session_count += 1
+                shape.turn = _Turn(f"{self._session_prefix}-{self._session_count}", 0)
             else:
-                turn = _Turn(parent.session, parent.turn + 1)
+                shape.turn = _Turn(previous.session, previous.turn + 1)
             if prefix_hashes:
-                self._remember(prefix_hashes[-1], turn)
-        delay_ns = (
-            started - parent.ended if parent is not None and 0 <= parent.ended <= started else None
-        )
-        return turn, delay_ns
+                self._remember(prefix_hashes[-1], shape.turn)
+        previous_end = None if previous is None else previous.ended
+        if previous_end is not None and previous_end <= shape.started:
+            shape.delay_ns = shape.started - previous_end
 
-    def _remember(self, prefix_hash: bytes, turn: _Turn) -> None:
-        self._turns[prefix_hash] = turn
-        self._turns.move_to_end(prefix_hash)
-        if len(self._turns) > REMEMBERED:
+    def _hash_prefixes(self, messages: list[str]) -> list[bytes]:
+        """Return a hash of the first message, of the first two messages, and so on."""
+        hashes: list[bytes] = []
+        digest = b""
+        for message in messages:
+            digest = self._digest(digest + message.encode("utf-8", "surrogatepass"))
+            hashes.append(digest)
+        return hashes
+
+    def _remember(self, key: bytes, turn: _Turn) -> None:
+        """Remember a turn, and forget the oldest one if there are too many."""
+        self._turns[key] = turn
+        self._turns.move_to_end(key)
+        if len(self._turns) > MAX_REMEMBERED_TURNS:
             self._turns.popitem(last=False)
 
     def _write(self, now: int) -> None:
-        """Write as many rows as the file takes. A row cut by a full disk is continued at the next write."""
-        self._flushed = now
-        if self._fd < 0:  # the call ended after the recorder was closed
+        """Write as many rows as the file takes.
+
+        A row that is cut by a full disk is continued at the next write.
+        """
+        self._flushed_at = now
+        if self._file_descriptor is None:
+            # The call ended after the recorder was closed.
             self.lost += len(self._rows)
             self._rows.clear()
             return
         rows = self._rows
         try:
             while rows:
-                rows[0] = rows[0][os.write(self._fd, rows[0]) :]
+                rows[0] = rows[0][os.write(self._file_descriptor, rows[0]) :]
                 if not rows[0]:
                     rows.popleft()
                     self.written += 1
         except OSError as error:
-            self._retry_at = now + WRITE_RETRY_NS
-            if not self._warned:
-                self._warned = True
-                why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-                kept = f"up to {KEPT_ROWS:,} calls are kept in memory until it can be"
-                text = f"cannot write to {self.path}: {why}; {kept}"
-                warn(text, RuntimeWarning, stacklevel=4)
+            self._retry_at = now + _WRITE_RETRY_NS
+            self._warn_unwritable(error)
         else:
-            self._warned = False
+            self._has_warned = False
 
-
-def _do(work: Callable[[], None]) -> None:
-    work()
-
-
-def _after_fork() -> None:
-    for recorder in _recorders:
-        recorder._begin()
-
-
-_recorders: weakref.WeakSet[ShapeRecorder] = weakref.WeakSet()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    def _warn_unwritable(self, error: OSError) -> None:
+        """Warn once that rows are kept in memory because the file cannot be written."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
+        consequence = f"up to {MAX_WAITING_ROWS:,} calls are kept in memory until it can be"
+        warn(f"cannot write to {self.path}: {reason}; {consequence}", RuntimeWarning, stacklevel=5)
 
 
 def record_shape(
     path: str | os.PathLike[str], *, salt: str | bytes | None = None, labels: Sequence[str] = ()
 ) -> ShapeRecorder:
-    """A recorder that appends to `path`.
+    """Return a recorder that appends to a file.
 
-    salt: a secret; hashes can be compared between files that use the same one. By default it is random and not stored.
-    labels: names of labels of calls (see `labelled`) that are written, as they are; others are not.
-    Raises WrongUse when the file cannot be opened.
+    Args:
+        path: The file.
+        salt: A secret. Hashes can be compared between files with the same one. By default it is
+            random and not stored.
+        labels: The names of labels of calls (see `labelled`) that are written as they are. Others
+            are not written.
+
+    Raises:
+        WrongUse: The file cannot be opened, or an argument is not valid.
     """
     return ShapeRecorder(path, salt=salt, labels=labels)
+
+
+def _hash_key(salt: str | bytes | None) -> bytes:
+    """Return the key of the hashes for a salt. Raises WrongUse for an empty one."""
+    if salt is None:
+        secret = secrets.token_bytes(16)
+    else:
+        secret = salt.encode() if isinstance(salt, str) else bytes(salt)
+    if not secret:
+        raise WrongUse(
+            "out_of_range",
+            "an empty salt hides nothing",
+            "leave it out, or give the same secret to every process",
+        )
+    return hashlib.blake2b(secret, digest_size=32).digest()
+
+
+def _open_for_append(path: Path) -> int:
+    """Return the descriptor of a file, which is created if it does not exist. Raises WrongUse."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        message = f"cannot record to {path}: {error.strerror}"
+        raise WrongUse("unwritable_file", message, "give a file that can be written") from None
+
+
+def _messages_argument(arguments: Mapping[str, Any], previous_id: str) -> str | None:
+    """Return the name of the argument with the messages of a conversation.
+
+    Return "" for a text that continues or may begin a conversation, and None for a bare prompt.
+    """
+    name = "input" if arguments.get("messages") is None else "messages"
+    messages = arguments.get(name)
+    if isinstance(messages, list | tuple):
+        return name
+    return "" if isinstance(messages, str) or previous_id else None
+
+
+def _run(work: Callable[[], None]) -> None:
+    work()
+
+
+def _reset_after_fork() -> None:
+    for recorder in _recorders:
+        recorder._reset()
+
+
+_recorders: weakref.WeakSet[ShapeRecorder] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
