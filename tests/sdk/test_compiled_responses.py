@@ -266,16 +266,16 @@ class ReferenceExchange(ExchangeState):
 
 def initial_values(instance: Any, state_class: type) -> dict[str, Any]:
     """Return the fields of an instance. Those that contain other fields are left out."""
-    names = [n for n in state_class.__slots__ if n not in ("response", "decoder", "reader", "flow")]
+    names = [n for n in state_class.__slots__ if n not in ("response", "decoder", "reader", "timeline")]
     return {name: getattr(instance, name) for name in names}
 
 
 def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference() -> None:
-    flow = EventTimeline()
+    timeline = EventTimeline()
     options: dict[str, Any] = {"stream": True, "asked_output": 3, "keep_text": True, "sink": print}
-    ours = Exchange(None, b"h", b"b", 5, print, flow, **options)
-    theirs = ReferenceExchange(None, b"h", b"b", 5, print, flow, **options)
-    few = response_reader.ResponseReader(flow, few=True), ReferenceReading(flow, few=True)
+    ours = Exchange(None, b"h", b"b", 5, print, timeline, **options)
+    theirs = ReferenceExchange(None, b"h", b"b", 5, print, timeline, **options)
+    few = response_reader.ResponseReader(timeline, few=True), ReferenceReading(timeline, few=True)
     for state_class, compiled_state, reference_state in (
         (ExchangeState, ours, theirs),
         (ResponseState, ours.response, theirs.response),
@@ -288,7 +288,7 @@ def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference
         assert set(state_class.__slots__) <= set(vars(base))
         values = initial_values(compiled_state, state_class)
         assert values == initial_values(reference_state, state_class)
-    for arguments in ((), (None, b"", b"", 0, print, flow)):
+    for arguments in ((), (None, b"", b"", 0, print, timeline)):
         with pytest.raises(TypeError):
             Exchange(*arguments)
 

@@ -43,11 +43,11 @@ def told(
     reads: list[Read], groups: list[int], *, templates: bool
 ) -> tuple[Completion, EventTimeline, bool]:
     """What a request says of these reads, handed over in groups of these sizes; and whether it was over by itself."""
-    flow = EventTimeline()
+    timeline = EventTimeline()
     heard: list[Completion] = []
     kept: list[Read | Run]
     run: list[tuple[Read, int | Bundle]]
-    made = Exchange(None, b"", b"", 0, heard.append, flow, stream=True)
+    made = Exchange(None, b"", b"", 0, heard.append, timeline, stream=True)
     made.sent = 1
     if not templates:
         made.reader.learned = 1 << 60
@@ -76,14 +76,14 @@ def told(
     if not over:
         made.connection_ended(10**9, "")
     made.report_completion()
-    return heard[0], flow, over
+    return heard[0], timeline, over
 
 
-def one_by_one_events(flow: EventTimeline) -> tuple[list[int], list[int], list[int]]:
-    """Gaps, instants and errors of a flow, each event on its own, in order of size."""
-    errors = [error for error, many in flow.errors for _ in range(many)]
-    further = sum(many for _, many in flow.together)
-    return sorted(flow.gaps + [0] * further), flow.each_instant(), errors
+def one_by_one_events(timeline: EventTimeline) -> tuple[list[int], list[int], list[int]]:
+    """Gaps, instants and errors of a timeline, each event on its own, in order of size."""
+    errors = [error for error, many in timeline.errors for _ in range(many)]
+    further = sum(many for _, many in timeline.together)
+    return sorted(timeline.gaps + [0] * further), timeline.each_instant(), errors
 
 
 def cut(data: bytes, instants: list[int], gaps: list[int]) -> list[Read]:
@@ -99,12 +99,12 @@ def cut(data: bytes, instants: list[int], gaps: list[int]) -> list[Read]:
 
 
 def assert_same(reads: list[Read], *groupings: list[int]) -> None:
-    one_by_one, flow, over = told(reads, [1] * len(reads), templates=False)
+    one_by_one, timeline, over = told(reads, [1] * len(reads), templates=False)
     for groups in groupings:
         together, other_flow, other_over = told(reads, groups, templates=True)
         assert together == one_by_one
         assert over == other_over
-        assert one_by_one_events(other_flow) == one_by_one_events(flow)
+        assert one_by_one_events(other_flow) == one_by_one_events(timeline)
 
 
 def chunks(payloads: list[bytes], per_chunk: int = 1) -> bytes:

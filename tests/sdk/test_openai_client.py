@@ -114,20 +114,20 @@ def meet(
 
 
 def send(
-    client: OpenAIClient, flow: EventTimeline | None = None
+    client: OpenAIClient, timeline: EventTimeline | None = None
 ) -> tuple[Any, asyncio.Future[Completion]]:
     done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
     task = client.send(
-        REQUEST, client.prepare(REQUEST), monotonic_ns(), done.set_result, flow or EventTimeline()
+        REQUEST, client.prepare(REQUEST), monotonic_ns(), done.set_result, timeline or EventTimeline()
     )
     return task, done
 
 
-def completion(said: bytes | None, flow: EventTimeline | None = None, **options: Any) -> Completion:
+def completion(said: bytes | None, timeline: EventTimeline | None = None, **options: Any) -> Completion:
     got: list[Completion] = []
 
     async def drive(client: OpenAIClient) -> None:
-        got.append(await send(client, flow)[1])
+        got.append(await send(client, timeline)[1])
 
     meet(said, drive, keep_text=True, **options)
     return got[0]

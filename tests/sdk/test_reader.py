@@ -938,16 +938,16 @@ def one_chunk(*events: Any) -> bytes:
 
 
 def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[EventTimeline, Any]:
-    """Events of one answer from (bytes, stamp, empty_at) of each read: the flow, and the Completion."""
-    flow = EventTimeline()
+    """Events of one answer from (bytes, stamp, empty_at) of each read: the timeline, and the Completion."""
+    timeline = EventTimeline()
     heard: list[Any] = []
-    made = Exchange(None, b"", b"", 0, heard.append, flow, stream=True)
+    made = Exchange(None, b"", b"", 0, heard.append, timeline, stream=True)
     made.sent = 1
     for data, stamp, empty_at in reads:
         made.feed_reads([(data, stamp, stamp, empty_at, True)])
     made.connection_ended(10**12, "")
     made.report_completion()
-    return flow, heard[0]
+    return timeline, heard[0]
 
 
 @pytest.mark.parametrize(
@@ -972,10 +972,10 @@ def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[EventTimeline, Any
 )
 def test_stamp_errors_of_output_events(read: bytes, errors: list[int], last_error: int) -> None:
     start = stream(end=b"")
-    flow, done = read_errors([(start, 50, 40), (chunk(A), 60, 55), (read, 100, 93)])
-    each_error = [error for error, many in flow.errors for _ in range(many)]
+    timeline, done = read_errors([(start, 50, 40), (chunk(A), 60, 55), (read, 100, 93)])
+    each_error = [error for error, many in timeline.errors for _ in range(many)]
     assert (each_error, done.last_token_error, done.stamp_error) == (errors, last_error, 0)
-    assert len(flow.each_instant()) == done.output_events
+    assert len(timeline.each_instant()) == done.output_events
 
 
 def test_an_end_that_waited_with_its_last_token_is_wrong_by_a_mean_gap_at_most() -> None:
@@ -990,8 +990,8 @@ def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
     body = stream(end=b"").replace(b"Transfer-Encoding: chunked\r\n", b"")
     assert b"hunked" not in body
     one = b"data: " + json.dumps(A).encode() + b"\n\n"
-    flow, done = read_errors([(body, 50, 40), (one, 60, 55), (one * 3, 100, 93), (one, 110, 105)])
-    assert (flow.errors, done.max_gap, done.max_gap_error, done.last_token_error) == (
+    timeline, done = read_errors([(body, 50, 40), (one, 60, 55), (one * 3, 100, 93), (one, 110, 105)])
+    assert (timeline.errors, done.max_gap, done.max_gap_error, done.last_token_error) == (
         [(7, 2)],
         40,
         7,

@@ -73,7 +73,7 @@ class Sender(Protocol):
         body: bytes,
         due: int,
         on_done: Callable[[Completion], None],
-        flow: EventTimeline,
+        timeline: EventTimeline,
         *,
         name: str,
         asked_output: int,

@@ -67,7 +67,7 @@ static int create_constants(void)
         {&argument_names[ARG_PAYLOAD], "payload"},
         {&argument_names[ARG_DUE], "due"},
         {&argument_names[ARG_ON_DONE], "on_done"},
-        {&argument_names[ARG_FLOW], "flow"},
+        {&argument_names[ARG_TIMELINE], "timeline"},
         {&argument_names[ARG_STREAM], "stream"},
         {&argument_names[ARG_ASKED_OUTPUT], "asked_output"},
         {&argument_names[ARG_KEEP_TEXT], "keep_text"},

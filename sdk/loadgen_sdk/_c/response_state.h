@@ -7,7 +7,7 @@
 /* Each table lists the fields of a type: objects, numbers and flags. `F` is a macro that is applied to each of them, with
    the type `T`. */
 #define EXCHANGE_OBJECTS(F, T)                                                                                         \
-    F(T, body_parts) F(T, connection) F(T, decoder) F(T, failure) F(T, flow) F(T, head) F(T, incomplete_chunk) F(T, on_done) F(T, on_first)       \
+    F(T, body_parts) F(T, connection) F(T, decoder) F(T, failure) F(T, timeline) F(T, head) F(T, incomplete_chunk) F(T, on_done) F(T, on_first)       \
     F(T, payload) F(T, reader) F(T, request) F(T, response) F(T, sink) F(T, template)
 #define EXCHANGE_NUMBERS(F, T)                                                                                         \
     F(T, asked_output) F(T, body_bytes) F(T, bytes_received) F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done)   \
@@ -23,7 +23,7 @@
 #define SSE_DECODER_NUMBERS(F, T)
 #define SSE_DECODER_FLAGS(F, T) F(T, _after_cr) F(T, started)
 #define RESPONSE_READER_OBJECTS(F, T)                                                                                          \
-    F(T, error) F(T, finish_reason) F(T, flow) F(T, malformed) F(T, pieces) F(T, reasoning_pieces) F(T, remark)            \
+    F(T, error) F(T, finish_reason) F(T, timeline) F(T, malformed) F(T, pieces) F(T, reasoning_pieces) F(T, remark)            \
     F(T, response_id)                                                                                                  \
     F(T, server_timing) F(T, sink) F(T, template) F(T, tool_deltas) F(T, usage_counts)
 #define RESPONSE_READER_NUMBERS(F, T)                                                                                          \
@@ -181,12 +181,12 @@ static int set_list_or_none(PyObject **place, int is_list)
 
 /* Initialise a reader. `few`: so few events will come that learning a template costs more than it saves. Return -1 with an
    exception. */
-static int init_reader(ResponseReader *reader, PyObject *flow, int keep_text, PyObject *sink, int few)
+static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text, PyObject *sink, int few)
 {
     if (set_list_or_none(&reader->tool_deltas, 1) < 0 || set_list_or_none(&reader->pieces, keep_text) < 0 ||
         set_list_or_none(&reader->reasoning_pieces, keep_text) < 0)
         return -1;
-    set_object(&reader->flow, flow);
+    set_object(&reader->timeline, timeline);
     set_object(&reader->sink, sink);
     set_object(&reader->error, no_text);
     set_object(&reader->finish_reason, no_text);
@@ -226,14 +226,14 @@ static int decoder_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keyw
 
 static int reader_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"flow", "keep_text", "sink", "few", NULL};
-    PyObject *flow;
+    static char *names[] = {"timeline", "keep_text", "sink", "few", NULL};
+    PyObject *timeline;
     PyObject *sink = Py_None;
     int keep_text = 0;
     int few = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &flow, &keep_text, &sink, &few))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &timeline, &keep_text, &sink, &few))
         return -1;
-    return init_reader((ResponseReader *)self, flow, keep_text, sink, few);
+    return init_reader((ResponseReader *)self, timeline, keep_text, sink, few);
 }
 
 /* Set a field to a new instance of a class whose fields are not initialised. Return -1 with an exception. */
@@ -274,7 +274,7 @@ static int init_response_state(Exchange *exchange)
     if (init_response((ResponseParser *)exchange->response) < 0 ||
         init_decoder((SseDecoder *)exchange->decoder) < 0)
         return -1;
-    return init_reader((ResponseReader *)exchange->reader, exchange->flow, exchange->keep_text, exchange->sink, few);
+    return init_reader((ResponseReader *)exchange->reader, exchange->timeline, exchange->keep_text, exchange->sink, few);
 }
 
 static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(none))
@@ -293,7 +293,7 @@ enum ExchangeArgument {
     ARG_PAYLOAD,
     ARG_DUE,
     ARG_ON_DONE,
-    ARG_FLOW,
+    ARG_TIMELINE,
     POSITIONAL_ARGUMENTS, /* The following ones are given by name. */
     ARG_STREAM = POSITIONAL_ARGUMENTS,
     ARG_ASKED_OUTPUT,
@@ -351,7 +351,7 @@ static int init_exchange(Exchange *exchange, PyObject *const *values)
     set_object(&exchange->head, values[ARG_HEAD]);
     set_object(&exchange->payload, values[ARG_PAYLOAD]);
     set_object(&exchange->on_done, values[ARG_ON_DONE]);
-    set_object(&exchange->flow, values[ARG_FLOW]);
+    set_object(&exchange->timeline, values[ARG_TIMELINE]);
     set_object(&exchange->sink, values[ARG_SINK]);
     set_object(&exchange->on_first, values[ARG_ON_FIRST]);
     set_object(&exchange->connection, Py_None);

@@ -232,14 +232,14 @@ static int count_output_event(ResponseReader *reader, int64_t timestamp, int64_t
 {
     if (reader->last_token >= 0) {
         int64_t gap = timestamp - reader->last_token;
-        if (append_to_timeline(reader->flow, GAPS, gap) < 0)
+        if (append_to_timeline(reader->timeline, GAPS, gap) < 0)
             return -1;
         if (gap > reader->max_gap) {
             reader->max_gap = gap;
             reader->max_gap_error = error;
         }
     }
-    if (append_to_timeline(reader->flow, INSTANTS, timestamp) < 0)
+    if (append_to_timeline(reader->timeline, INSTANTS, timestamp) < 0)
         return -1;
     reader->output_events++;
     reader->last_token = timestamp;
@@ -306,7 +306,7 @@ static int feed_with_uncertainty(ResponseReader *reader, const UsualRead *usual,
             }
         }
     }
-    if (uncertain_outputs > 0 && !is_one_write && append_error(reader->flow, error, uncertain_outputs) < 0)
+    if (uncertain_outputs > 0 && !is_one_write && append_error(reader->timeline, error, uncertain_outputs) < 0)
         return -1;
     if ((is_one_write || uncertain_outputs == 0) && reader->max_gap > max_gap_before)
         reader->max_gap_error = 0;

@@ -26,6 +26,7 @@ from .host_resources import Address, raise_file_limit, resolve_host
 from .http1 import build_request_head, merge_headers
 from .proxy import Proxy
 from .reactor import TICK_NS, Reactor
+from .receiver import NOT_SENT
 from .response_state import OnDone, Read, Run
 from .target import Target
 from .tls import Tls
@@ -335,7 +336,7 @@ class Pool:
         body: bytes | memoryview,
         due: int,
         on_done: OnDone,
-        flow: EventTimeline,
+        timeline: EventTimeline,
         *,
         name: str = "",
         header_lines: bytes = b"",
@@ -350,7 +351,7 @@ class Pool:
             body: Its body, from `prepare`.
             due: The planned time, monotonic in ns.
             on_done: A function that is called exactly once, with the completion.
-            flow: The event timeline that gets the time of each output event.
+            timeline: The event timeline that gets the time of each output event.
             name: The value of the header X-Request-Id, or "" for the id of the request.
             header_lines: Further header lines, complete with their line ends.
             asked_output: The number of output tokens that the body requests, or 0 if unknown. The
@@ -366,7 +367,7 @@ class Pool:
             body,
             due,
             on_done,
-            flow,
+            timeline,
             stream=self._stream,
             asked_output=asked_output,
             keep_text=self._keep_text,
@@ -380,9 +381,9 @@ class Pool:
         unsent_bytes = self._send_on_idle(
             exchange, self._idle, self._reuse_ns, self._open_exchanges
         )
-        if unsent_bytes < 0:
+        if unsent_bytes == NOT_SENT:
             self._dispatch(exchange)
-        elif unsent_bytes > 0:
+        elif unsent_bytes:
             self._send_rest(exchange, unsent_bytes)
         return exchange
 

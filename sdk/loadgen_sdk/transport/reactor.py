@@ -30,7 +30,7 @@ from ..errors import TargetUnusable
 from .connection import ClientConnection, ConnectionOwner, Receiver, Route, connect_socket
 from .host_resources import Address
 from .proxy import tunnel_refusal
-from .receiver import MAX_WRITE_BYTES, first_bytes, parts_from, socket_error_text
+from .receiver import MAX_WRITE_BYTES, WRITE_FAILED, first_bytes, parts_from, socket_error_text
 from .response_state import Read, Run
 from .timer import Timer, create_timer
 from .tls import TlsStream, tls_error_text
@@ -192,7 +192,7 @@ class Reactor:
             return monotonic_ns()
         started_at, sent_bytes = self._receiver.send(connection, parts)
         # An error is reported by the next read, after the last bytes that the server sent.
-        if 0 <= sent_bytes < sum(map(len, parts)):
+        if sent_bytes != WRITE_FAILED and sent_bytes < sum(map(len, parts)):
             self.send_rest(connection, parts, sent_bytes)
         return started_at
 
@@ -296,9 +296,9 @@ class Reactor:
     def _receive(self, turn_end: int) -> int:
         """Read what is ready, deal with other events, and return the time."""
         receiver = self._receiver
-        others: list[tuple[int, int]] | None
+        unhandled: list[tuple[int, int]] | None
         if self.turn_ns:
-            others = receiver.run(
+            unhandled = receiver.run(
                 IDLE_WAIT_MS if self.on_idle is not None else -1,
                 turn_end,
                 self._tick_at,
@@ -307,11 +307,11 @@ class Reactor:
                 self._deliver,
             )
         else:
-            others = receiver.receive(0, 0, -1)
-        if others is None:  # The receiver has delivered all reads.
+            unhandled = receiver.receive(0, 0, -1)
+        if unhandled is None:  # The receiver has delivered all reads.
             return receiver.now
         now = receiver.now
-        for fd, _ in others:
+        for fd, _ in unhandled:
             self._handle_other_event(fd)
         return self._wake_and_deliver(now)
 

@@ -58,7 +58,7 @@ poll, and setting the kernel's timer costs as much as a read."""
 BUSY_READS = 4
 
 DEFER_WAIT_MS = 1
-"""The longest wait for urgent sockets while others are deferred."""
+"""The longest wait for urgent sockets while unhandled are deferred."""
 
 DEFER_NS = 1_000_000
 """The time between two polls of the deferred sockets, or half of it if something else has woken the
@@ -92,6 +92,12 @@ CHUNKED_BODY_END = b"\r\n\r\n"
 """A read that ends with these bytes may be the end of a chunked body."""
 
 NEVER_NS = 1 << 62
+
+WRITE_FAILED = -1
+"""Stands for the number of bytes written after an error, which the next read reports."""
+
+NOT_SENT = -1
+"""Stands for the number of bytes not accepted if `Receiver.send_on_idle` did nothing."""
 
 # The values of Linux. On macOS, where no `Reactor` can be created, the module `select` lacks them.
 _EPOLLIN = 0x1
@@ -319,12 +325,12 @@ class Receiver:
     ) -> int:
         """Send a request on the connection that became idle last, if nothing else is to be done.
 
-        Only the compiled receiver does this. This one returns -1.
+        Only the compiled receiver does this. This one returns NOT_SENT.
 
         Returns:
-            How many bytes the socket did not accept, or -1 if nothing was done.
+            How many bytes the socket did not accept, or NOT_SENT if nothing was done.
         """
-        return -1
+        return NOT_SENT
 
     def recycle(
         self,
@@ -346,8 +352,7 @@ class Receiver:
         """Write parts to a socket, at most MAX_WRITE_BYTES of them.
 
         Returns:
-            The time before the first byte, and how many bytes the socket accepted, or -1 after an
-            error.
+            The time before the first byte, and how many bytes the socket accepted, or WRITE_FAILED.
         """
         started_at = monotonic_ns()
         try:
@@ -355,7 +360,7 @@ class Receiver:
         except BlockingIOError:
             return started_at, 0
         except OSError:
-            return started_at, -1
+            return started_at, WRITE_FAILED
 
     def receive(self, wait_ms: int, until: int, due_at: int) -> list[tuple[int, int]]:
         """Poll and read repeatedly, until there is work for the caller or the time `until`.
@@ -373,7 +378,7 @@ class Receiver:
             The descriptors and their events that are not for this receiver: those of other owners,
             those that are not readable, and those that can be written.
         """
-        others: list[tuple[int, int]] = []
+        unhandled: list[tuple[int, int]] = []
         while True:
             is_deferring = self.is_deferring
             ready = self._poll.poll(self._wait_s(wait_ms), MAX_READY)
@@ -382,11 +387,11 @@ class Receiver:
             self.ready_count = len(ready)
             if now >= self.wake_at and len(ready) > MANY_READY:
                 self.now = now
-                return others
+                return unhandled
             previous_poll = self.last_poll
             if len(ready) < MAX_READY:  # else it may not have reported all ready sockets
                 self.last_poll = self.poll_started
-            now, is_deferred_ready = self._read_ready(ready, previous_poll, now, others)
+            now, is_deferred_ready = self._read_ready(ready, previous_poll, now, unhandled)
             if is_deferring:
                 # A request that is due is sent first, once.
                 tolerance_ns = DEFER_NS if now >= self.wake_at else -DEFER_NS // 2
@@ -397,11 +402,11 @@ class Receiver:
             if now - self._period_start > DECISION_PERIOD_NS:
                 self._decide_whether_to_defer(now)
             if not self.is_deferring and now > self.next_poll_at - POLL_EVERY_NS // 2:
-                self._plan_next_poll(now, -1 if others else due_at)
+                self._plan_next_poll(now, -1 if unhandled else due_at)
             self.now = now
             nothing_came = not self.ready_count and not (is_deferring and wait_ms < 0)
-            if others or self._queue or now >= until or nothing_came:
-                return others
+            if unhandled or self._queue or now >= until or nothing_came:
+                return unhandled
 
     def run(
         self,
@@ -445,9 +450,9 @@ class Receiver:
         ready: list[tuple[int, int]],
         previous_poll: int,
         now: int,
-        others: list[tuple[int, int]],
+        unhandled: list[tuple[int, int]],
     ) -> tuple[int, bool]:
-        """Read the sockets that a poll reported. Add what is not for this receiver to `others`.
+        """Read the sockets that a poll reported. Add what is not for this receiver to `unhandled`.
 
         Returns:
             The time, and whether a deferred socket is ready.
@@ -461,7 +466,7 @@ class Receiver:
             buffer = self._buffers.get(fd)
             is_readable = buffer is not None and buffer.is_readable
             if not is_readable or events & _EPOLLOUT:
-                others.append((fd, events))
+                unhandled.append((fd, events))
             if buffer is None or not is_readable or not events & _READABLE_OR_BROKEN:
                 continue
             if not buffer.ended_at:
@@ -577,13 +582,7 @@ class Receiver:
         buffer.reads.append(read)
         if buffer.is_queued:
             self.queued_reads += 1
-        elif (
-            not buffer.may_batch
-            or buffer.template is not None
-            or len(buffer.reads) >= MAX_BATCHED_READS
-            or not SMALL_READ_BYTES < len(read.data) < LARGE_READ_BYTES
-            or read.data.endswith(CHUNKED_BODY_END)
-        ):
+        elif _is_urgent(buffer, read):
             self._enqueue(buffer)
 
     def _count_if_plain(
@@ -623,6 +622,17 @@ class Receiver:
             buffer.run_bytes = 0
             if buffer.is_queued:
                 self.queued_reads += 1
+
+
+def _is_urgent(buffer: SocketBuffer, read: Read) -> bool:
+    """Return whether the owner of a buffer must be called for the read that was just kept."""
+    if not buffer.may_batch or buffer.template is not None:
+        return True
+    return (
+        len(buffer.reads) >= MAX_BATCHED_READS
+        or not SMALL_READ_BYTES < len(read.data) < LARGE_READ_BYTES
+        or read.data.endswith(CHUNKED_BODY_END)
+    )
 
 
 def first_bytes(parts: Sequence[bytes | memoryview], limit: int) -> list[bytes | memoryview]:

@@ -63,13 +63,13 @@ class RequestTimelines:
         body: bytes | memoryview,
         due: int,
         on_done: Callable[[Completion], None],
-        flow: EventTimeline,
+        timeline: EventTimeline,
         *,
         name: str,
         **options: Any,
     ) -> object:
         """Send a request as `Pool.send` does. Each name is used once."""
-        open_request = _OpenRequest(flow)
+        open_request = _OpenRequest(timeline)
         self._open_requests[name] = open_request
 
         def record_and_report(completion: Completion) -> None:

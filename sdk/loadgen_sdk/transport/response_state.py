@@ -130,7 +130,6 @@ class ExchangeState:
         "due",
         "failure",
         "first_byte",
-        "flow",
         "head",
         "incomplete_chunk",
         "is_event_stream",
@@ -155,6 +154,7 @@ class ExchangeState:
         "stream",
         "tcp",
         "template",
+        "timeline",
         "tls",
         "tries",
     )
@@ -170,7 +170,7 @@ class ExchangeState:
         payload: bytes | memoryview,
         due: int,
         on_done: OnDone,
-        flow: EventTimeline,
+        timeline: EventTimeline,
         *,
         stream: bool,
         asked_output: int = 0,
@@ -187,7 +187,7 @@ class ExchangeState:
             payload: Its body.
             due: The planned start of the request.
             on_done: A function called with the completion.
-            flow: The event timeline that gets the time of each output event.
+            timeline: The event timeline that gets the time of each output event.
             stream: The response is requested as an event stream.
             asked_output: The number of output tokens that the body requests, 0 if unknown.
             keep_text: Keep the text of the response.
@@ -202,7 +202,7 @@ class ExchangeState:
         self.payload = payload
         self.due = due
         self.on_done = on_done
-        self.flow = flow
+        self.timeline = timeline
         self.stream = stream
         self.keep_text = keep_text
         self.keep_headers = keep_headers
@@ -240,7 +240,7 @@ class ExchangeState:
         self.decoder = self.decoder_class()
         expects_few_events = 0 < self.asked_output <= LAST_EVENTS
         self.reader = self.reader_class(
-            self.flow, self.keep_text, self.sink, few=expects_few_events
+            self.timeline, self.keep_text, self.sink, few=expects_few_events
         )
         self.body_parts: list[bytes] = []
         self.body_bytes = 0

@@ -68,7 +68,7 @@ class ResponseReaderState:
         "first_event",
         "first_event_tokens",
         "first_token",
-        "flow",
+        "timeline",
         "last_token",
         "learned",
         "malformed",
@@ -93,7 +93,7 @@ class ResponseReaderState:
 
     def __init__(
         self,
-        flow: EventTimeline,
+        timeline: EventTimeline,
         keep_text: bool = False,
         sink: Callable[[str, str, int], None] | None = None,
         *,
@@ -102,12 +102,12 @@ class ResponseReaderState:
         """Start with an empty response.
 
         Args:
-            flow: The event timeline that gets the time of each output event.
+            timeline: The event timeline that gets the time of each output event.
             keep_text: Keep the text, the tool calls and the id of the response.
             sink: A function called with (text, reasoning, timestamp) for each output event.
             few: So few events will come that learning a template costs more than it saves.
         """
-        self.flow = flow
+        self.timeline = timeline
         self.sink = sink
         self.first_event = NEVER
         self.first_token = NEVER

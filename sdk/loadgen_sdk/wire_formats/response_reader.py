@@ -147,7 +147,7 @@ class ResponseReader(ResponseReaderState):
                 uncertain_outputs -= 1
                 self.unsure_error = min(uncertainty, self._mean_gap_until(timestamp, uncertainty))
         if uncertain_outputs and not one_write:
-            self.flow.errors.append((uncertainty, uncertain_outputs))
+            self.timeline.errors.append((uncertainty, uncertain_outputs))
         is_exact = one_write or not uncertain_outputs
         if is_exact and self.max_gap > max_gap_before:
             self.max_gap_error = 0
@@ -181,10 +181,10 @@ class ResponseReader(ResponseReaderState):
         if gap > self.max_gap:
             self.max_gap = gap
             self.max_gap_error = uncertainty
-        self.flow.gaps.append(gap)
-        self.flow.instants.append(timestamp)
+        self.timeline.gaps.append(gap)
+        self.timeline.instants.append(timestamp)
         if count > 1:
-            self.flow.together.append((timestamp, count - 1))
+            self.timeline.together.append((timestamp, count - 1))
         self.output_events += count
         self.plain_events += count
         self.last_token = timestamp
@@ -197,8 +197,8 @@ class ResponseReader(ResponseReaderState):
         if longest_gap > self.max_gap:
             self.max_gap = longest_gap
             self.max_gap_error = 0
-        self.flow.gaps.extend(gaps)
-        self.flow.instants.extend(timestamps)
+        self.timeline.gaps.extend(gaps)
+        self.timeline.instants.extend(timestamps)
         self.output_events += len(timestamps)
         self.plain_events += len(timestamps)
         self.last_token = timestamps[-1]
@@ -384,11 +384,11 @@ class ResponseReader(ResponseReaderState):
         """Count an event with output and the gap before it."""
         if self.last_token >= 0:
             gap = timestamp - self.last_token
-            self.flow.gaps.append(gap)
+            self.timeline.gaps.append(gap)
             if gap > self.max_gap:
                 self.max_gap = gap
                 self.max_gap_error = uncertainty
-        self.flow.instants.append(timestamp)
+        self.timeline.instants.append(timestamp)
         self.output_events += 1
         self.last_token = timestamp
         self.end = timestamp

@@ -89,7 +89,7 @@ class Paper:
         body: bytes,
         due: int,
         on_done: Any,
-        flow: Any,
+        timeline: Any,
         *,
         name: str,
         asked_output: int,
