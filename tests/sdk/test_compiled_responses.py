@@ -266,7 +266,9 @@ class ReferenceExchange(ExchangeState):
 
 def initial_values(instance: Any, state_class: type) -> dict[str, Any]:
     """Return the fields of an instance. Those that contain other fields are left out."""
-    names = [n for n in state_class.__slots__ if n not in ("response", "decoder", "reader", "timeline")]
+    names = [
+        n for n in state_class.__slots__ if n not in ("response", "decoder", "reader", "timeline")
+    ]
     return {name: getattr(instance, name) for name in names}
 
 

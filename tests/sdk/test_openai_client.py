@@ -118,12 +118,18 @@ def send(
 ) -> tuple[Any, asyncio.Future[Completion]]:
     done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
     task = client.send(
-        REQUEST, client.prepare(REQUEST), monotonic_ns(), done.set_result, timeline or EventTimeline()
+        REQUEST,
+        client.prepare(REQUEST),
+        monotonic_ns(),
+        done.set_result,
+        timeline or EventTimeline(),
     )
     return task, done
 
 
-def completion(said: bytes | None, timeline: EventTimeline | None = None, **options: Any) -> Completion:
+def completion(
+    said: bytes | None, timeline: EventTimeline | None = None, **options: Any
+) -> Completion:
     got: list[Completion] = []
 
     async def drive(client: OpenAIClient) -> None:

@@ -990,7 +990,9 @@ def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
     body = stream(end=b"").replace(b"Transfer-Encoding: chunked\r\n", b"")
     assert b"hunked" not in body
     one = b"data: " + json.dumps(A).encode() + b"\n\n"
-    timeline, done = read_errors([(body, 50, 40), (one, 60, 55), (one * 3, 100, 93), (one, 110, 105)])
+    timeline, done = read_errors(
+        [(body, 50, 40), (one, 60, 55), (one * 3, 100, 93), (one, 110, 105)]
+    )
     assert (timeline.errors, done.max_gap, done.max_gap_error, done.last_token_error) == (
         [(7, 2)],
         40,

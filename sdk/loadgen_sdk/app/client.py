@@ -223,10 +223,12 @@ class Client:
         sending_options = {name: values[name] for name in SendingOptions.__annotations__}
         sending_options["timeout_ns"] = timeout_ns
         sending_options["stall_timeout_ns"] = stall_timeout_ns
-        if values["keep_text"] is None:
-            sending_options["keep_text"] = is_url or values["keep_content"]
-        if values["keep_headers"] is None:
-            sending_options["keep_headers"] = is_url
+        keep_text = values["keep_text"]
+        keep_headers = values["keep_headers"]
+        sending_options["keep_text"] = (
+            is_url or values["keep_content"] if keep_text is None else keep_text
+        )
+        sending_options["keep_headers"] = is_url if keep_headers is None else keep_headers
         self._make_pool = partial(Pool, target, **sending_options, proxy=self._proxy)
         self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
         self._exchanges: set[Exchange] = set()
