@@ -408,7 +408,7 @@ def test_a_date_beyond_64_bits_is_a_fault_with_its_line(tmp_path: Path) -> None:
         max_size=12,
     )
 )
-def test_many_rows_at_once_are_the_same_rows(rows: list[dict[str, Any]]) -> None:
+def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, Any]]) -> None:
     import tempfile
 
     plain = functools.partial(trace_formats.TraceFormat, "x", in_order=True)

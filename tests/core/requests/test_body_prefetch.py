@@ -93,7 +93,7 @@ CLASSES = "classes: {a: {weight: 2, requests: &a {input_tokens: 9, output_tokens
 
 @pytest.mark.parametrize("asked", [PLAIN, CHUNKS, LONG, PARTS, CLASSES])
 @pytest.mark.parametrize("targets", [1, 3])
-def test_bodies_that_are_built_together_are_what_each_is_alone(
+def test_bodies_built_together_equal_bodies_built_singly(
     tmp_path: Path, asked: str, targets: int
 ) -> None:
     """The bytes, what is known of each, and both digests, however many are built at a time, of any numbers."""
@@ -205,7 +205,7 @@ def test_a_load_without_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lanes", "turns", "made"), [("3", "", 12), ("20", TURNS, 80), ("300", "", 300)]
 )
-def test_of_a_load_without_end_a_few_bodies_a_lane_are_made_before_it(
+def test_an_endless_load_builds_a_few_bodies_per_user_in_advance(
     tmp_path: Path, lanes: str, turns: str, made: int
 ) -> None:
     """However long they are; the next ones are made as these are sent."""
@@ -239,7 +239,7 @@ def test_of_a_load_without_end_a_few_bodies_a_lane_are_made_before_it(
 
 
 @pytest.mark.processes
-def test_only_so_much_is_held(tmp_path: Path) -> None:
+def test_prefetched_bodies_are_limited(tmp_path: Path) -> None:
     planned: list[Plan] = []
 
     def hear(event: RunEvent) -> None:

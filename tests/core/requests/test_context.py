@@ -72,7 +72,7 @@ SHORT = "--isl 40 --osl 8 --request-rate 20 -n 20 --seed 1 --server-metrics off 
 
 
 @pytest.mark.processes
-def test_a_server_is_asked_for_its_context(
+def test_the_context_length_is_read_from_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with start(Options(max_seq_len=512, ttft="1ms", itl="0.1ms")) as server:
@@ -117,7 +117,7 @@ def test_a_server_is_asked_for_its_context(
         ("none", None),
     ],
 )
-def test_the_context_is_that_of_the_model_in_the_list(rows: object, tokens: int | None) -> None:
+def test_the_context_length_is_that_of_the_selected_model(rows: object, tokens: int | None) -> None:
     models = ModelList(HttpResponse(200, {}, json.dumps({"data": rows}).encode()))
     assert models.max_context("m") == tokens
 

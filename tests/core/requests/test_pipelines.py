@@ -289,7 +289,7 @@ def test_steps_are_compared_with_intervals_of_their_own(tmp_path: Path) -> None:
     assert ranked.low is not None
 
 
-def test_steps_of_a_class_are_told_from_those_of_another(tmp_path: Path) -> None:
+def test_steps_of_different_classes_are_distinguished(tmp_path: Path) -> None:
     classes = {
         "rag": {"weight": 1, "requests": RAG},
         "chat": {"weight": 2, "requests": {"input_tokens": 50, "output_tokens": 3}},
@@ -320,7 +320,7 @@ def test_steps_of_a_class_are_told_from_those_of_another(tmp_path: Path) -> None
     assert rows == expected and starts["rag"] and starts["agent"]
 
 
-def test_lengths_are_what_the_texts_have() -> None:
+def test_requested_lengths_equal_the_lengths_of_texts() -> None:
     prompts = build_prompts(workload(), 1, 2, load_tokenizer())
     count = load_tokenizer().count
     for number in prompts.numbers(12):
@@ -373,7 +373,7 @@ def test_lengths_are_what_the_texts_have() -> None:
         ),
     ],
 )
-def test_steps_that_cannot_be_are_told(steps: dict[str, Any], code: str) -> None:
+def test_invalid_steps_are_reported(steps: dict[str, Any], code: str) -> None:
     with refused(CombinedError, code):
         workload({"steps": steps})
 
@@ -390,7 +390,7 @@ def targets(*urls: str, **more: Any) -> Settings:
         (["embedder=http://b", "ranker=http://c"], "missing_option"),
     ],
 )
-def test_targets_are_given_all_or_none(urls: list[str], code: str) -> None:
+def test_targets_of_steps_are_all_specified_or_none(urls: list[str], code: str) -> None:
     with refused(CombinedError, code):
         resolve_step_targets(workload(), targets(*urls))
 
@@ -436,12 +436,12 @@ def test_where_steps_go() -> None:
     assert several.step_targets["", "embed"] == (1, 2)
 
 
-def test_values_are_not_asked_of_tasks_as_a_whole() -> None:
+def test_tasks_are_refused_for_the_embeddings_api() -> None:
     with refused(LoadgenError, "unsupported", "--api"):
         build_prompts(workload(), 1, 2, load_tokenizer(), PromptTarget(api="embeddings"))
 
 
-def test_what_asked_for_no_tokens_misses_no_term_about_them(tmp_path: Path) -> None:
+def test_non_generative_requests_miss_no_term_about_tokens(tmp_path: Path) -> None:
     summary, folder = execute(
         workload(slo={"ttft": "5s", "tpot": "5s", "e2e": "9s"}),
         Settings(url="sim:gb300-vm", out=tmp_path),

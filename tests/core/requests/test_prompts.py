@@ -83,7 +83,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_has_exactly_the_tokens_asked(kind):
+def test_a_prompt_has_exactly_the_requested_tokens(kind):
     made = built(**KINDS[kind])
     for number in range(300):
         request = made[number]
@@ -101,7 +101,7 @@ def test_short_prompts_are_exact(n):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(numbers=st.lists(st.integers(0, 10**15), max_size=5))
-def test_a_request_does_not_depend_on_what_was_built_before(kind, numbers):
+def test_a_request_does_not_depend_on_earlier_requests(kind, numbers):
     one, other = built(**KINDS[kind]), built(**KINDS[kind])
     assert [one[n] for n in numbers] == [other[n] for n in reversed(numbers)][::-1]
 
@@ -123,7 +123,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
-def test_many_requests_are_what_each_is_alone(tiny, kind):
+def test_iter_requests_returns_the_same_as_single_requests(tiny, kind):
     rng = random.Random(kind)
     asked = {"input_tokens": FixedTokens(value=50), "output_tokens": FixedTokens(value=20)} | (
         KINDS | OTHERS
@@ -144,7 +144,7 @@ def test_many_requests_are_what_each_is_alone(tiny, kind):
 
 
 @pytest.mark.parametrize("file", sorted(WORKLOADS.glob("*.yaml")), ids=lambda file: file.stem)
-def test_many_requests_of_a_workload_are_what_each_is_alone(file):
+def test_iter_requests_of_a_packaged_workload_returns_the_same_as_single_requests(file):
     one = workload.load(str(file), workload.read_flags())
     made = build_prompts(one, 1, 2, CL100K)
     numbers = [*made.numbers(24)][::-1]
@@ -155,7 +155,7 @@ def test_many_requests_of_a_workload_are_what_each_is_alone(file):
     assert digest.hexdigest() == digests.fingerprint(made, 24)
 
 
-def test_a_turn_says_again_what_was_written_for_the_turns_before_it():
+def test_a_turn_contains_the_scripted_history_of_earlier_turns():
     """Written anew for each turn, the texts of a conversation of 50 turns were most of what its bodies cost."""
     made = built(**KINDS["talk"] | {"turns": talk(50, 11)})
     requests = [made[number] for number in range(100)]
@@ -248,7 +248,7 @@ def test_an_agentic_task_is_10_000_tokens_re_sent_history_included():
         ]
 
 
-def test_each_turn_repeats_the_one_before_it_word_for_word():
+def test_each_turn_begins_with_the_messages_of_the_previous_turn():
     made = built(**KINDS["talk"])
     for turn in (1, 2):
         before, now = made[30 + turn - 1].messages, made[30 + turn].messages
@@ -287,7 +287,7 @@ def test_fingerprint_is_the_same_however_the_requests_are_spread():
     assert whole.hexdigest() == digests.fingerprint(made, 100)
 
 
-def test_fingerprint_sees_text_asked_lengths_order_and_number():
+def test_fingerprint_depends_on_texts_requested_lengths_order_and_number():
     base = digests.fingerprint(built(), 10)
     others = [
         digests.fingerprint(built(salt=3), 10),
@@ -322,7 +322,7 @@ def test_fingerprint_of_server_history_leaves_the_replies_out():
         (EmpiricalTokens(values=(2, 4)), 3, 2, 4),
     ],
 )
-def test_length_laws(length, mean, low, high):
+def test_length_samplers_follow_their_distributions(length, mean, low, high):
     law, key = sampling.length_sampler(length), sampling.derive_key(5)
     drawn = [law(key, "input", index) for index in range(2000)]
     assert sampling.sample_lengths(length, key, "input", range(2000)) == drawn
@@ -334,7 +334,7 @@ def test_length_laws(length, mean, low, high):
         assert 5 not in drawn
 
 
-def test_a_length_out_of_reach_is_the_nearest_that_is_allowed():
+def test_a_length_outside_its_bounds_is_clamped():
     length, key = NormalTokens(mean=1.0, stddev=0.0, min=50), sampling.derive_key(5)
     assert (
         sampling.sample_lengths(length, key, "input", range(20))
@@ -355,7 +355,7 @@ def test_a_tokenizer_of_its_own_is_matched_exactly(tmp_path):
     assert made[0].input_source == "tokenizer"
 
 
-def test_a_length_that_cannot_be_reached_is_told(tmp_path):
+def test_lengths_that_cannot_be_met_cause_a_warning(tmp_path):
     """A tokenizer that joins some neighbours: each text is counted and mended; where that fails the count is true."""
 
     def encode(

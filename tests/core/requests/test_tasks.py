@@ -267,7 +267,7 @@ class Clock:
             self.dispatcher.report_finished(number, at, service(number)[1])
 
 
-def test_a_request_of_a_task_begins_with_the_messages_of_the_one_that_it_goes_on_from() -> None:
+def test_a_request_begins_with_the_messages_of_the_context_it_continues() -> None:
     """As they are: neither their texts nor their lengths are made anew."""
     asked = load("coding-agent", read_flags())
     made, again = prompts(asked), prompts(asked)
@@ -288,9 +288,7 @@ def test_a_request_of_a_task_begins_with_the_messages_of_the_one_that_it_goes_on
 
 
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
-def test_a_request_starts_when_the_last_that_it_waits_for_has_ended_and_its_tool_has_run(
-    tmp_path: Path, stages: str
-) -> None:
+def test_a_request_starts_after_all_it_waits_for_and_its_tool(tmp_path: Path, stages: str) -> None:
     one = workload(tmp_path, more=stages)
     schedule = build_schedule(one, 7)
     ran = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), True))
@@ -344,7 +342,7 @@ def test_a_join_is_due_after_the_latest_end_whichever_was_read_last(tmp_path: Pa
 
 
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
-def test_a_failed_request_ends_its_task_and_every_slot_is_told_of_once(
+def test_a_failed_request_ends_its_task_and_each_slot_is_reported_once(
     tmp_path: Path, stages: str
 ) -> None:
     schedule = build_schedule(workload(tmp_path, more=stages), 7)
@@ -356,7 +354,7 @@ def test_a_failed_request_ends_its_task_and_every_slot_is_told_of_once(
     assert {start.session for start in dropped} <= failed
 
 
-def test_over_the_cap_a_task_is_dropped_and_every_slot_is_told_of_once(tmp_path: Path) -> None:
+def test_a_task_over_the_cap_is_dropped_and_each_slot_is_reported_once(tmp_path: Path) -> None:
     schedule = build_schedule(workload(tmp_path, request_rate="50"), 7)
     ran = Clock(schedule, lambda number: (40_000_000, True), max_in_flight=4)
     assert sorted(ran.starts) == sorted(schedule.slot_ids())
@@ -366,9 +364,7 @@ def test_over_the_cap_a_task_is_dropped_and_every_slot_is_told_of_once(tmp_path:
 
 @pytest.mark.parametrize("after", [0, 3, 20, 60])
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
-def test_stopped_in_the_middle_every_slot_is_told_of_once(
-    tmp_path: Path, stages: str, after: int
-) -> None:
+def test_a_stopped_run_reports_each_slot_once(tmp_path: Path, stages: str, after: int) -> None:
     schedule = build_schedule(workload(tmp_path, more=stages), 7)
     dispatcher, told, in_flight = Dispatcher(schedule), list[int](), list[int]()
     for _ in range(after):
@@ -465,7 +461,7 @@ FAST = RESEARCH.replace("{uniform: {min: 100ms, max: 900ms}}", "2ms").replace(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("history", ["scripted", "server"])
-def test_what_a_server_hears_is_the_graph_with_its_joins_and_real_answers(
+def test_the_server_receives_the_graph_with_joins_and_real_responses(
     tmp_path: Path, history: str
 ) -> None:
     call = {
@@ -621,7 +617,7 @@ def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(
 LEAVING = RESEARCH.replace("requests:", "requests:\n  abandoned: 30%")
 
 
-def test_the_share_of_users_that_go_away_is_the_one_asked_for(tmp_path: Path) -> None:
+def test_the_requested_share_of_users_abandons_its_tasks(tmp_path: Path) -> None:
     graphs = TaskGraphs(workload(tmp_path, LEAVING).requests, 7)
     leaving = [graphs.abandonment(number) for number in range(2000)]
     assert abs(sum(one is not None for one in leaving) / 2000 - 0.3) < 4 * (0.3 * 0.7 / 2000) ** 0.5
@@ -671,7 +667,7 @@ def test_a_user_goes_away_over_http_too(tmp_path: Path) -> None:
     assert set(rows["session"][rows["status"] == STATUS["cancelled"]].tolist()) <= set(leaving)
 
 
-def test_figures_of_tasks_are_those_of_their_rows(tmp_path: Path) -> None:
+def test_metrics_of_tasks_equal_those_of_their_records(tmp_path: Path) -> None:
     promise = "slo: {task: {within: 8s, wait: 55ms, attainment: 40%}}"
     one = workload(tmp_path, more=STAGES + promise)
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))

@@ -36,7 +36,7 @@ def test_the_packaged_ranks_are_the_published_file():
     assert pack.PUBLISHED_SHA256 in inspect.getsource(tiktoken_ext.openai_public)
 
 
-def test_the_packaged_words_are_what_pack_says():
+def test_the_packaged_words_equal_those_of_the_pack_script():
     words = pack.words(list(_unpacked_ranks()))
     assert [" " + word for word in words] == list(CL100K.words)
     assert words[: pack.STARTS] == list(CL100K.starts)
@@ -128,7 +128,7 @@ def test_reading_a_local_tokenizer_starts_no_thread(tiny):
     subprocess.run([sys.executable, "-c", code, str(tiny)], check=True)
 
 
-def test_a_folder_stands_for_its_tokenizer_json(tiny):
+def test_a_directory_can_be_given_instead_of_its_tokenizer_json(tiny):
     assert (
         tokenizer.load_tokenizer(str(tiny.parent)).sha256
         == tokenizer.load_tokenizer(str(tiny)).sha256
@@ -156,7 +156,7 @@ def test_words_of_a_local_tokenizer_are_one_token_each(tiny):
         ),
     ],
 )
-def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, content, code):
+def test_an_invalid_tokenizer_is_one_clear_error(tmp_path, content, code):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)

@@ -74,7 +74,7 @@ def prompts(one: Workload, seed: int = 7, salt: int = 1) -> MixPrompts:
     return made
 
 
-def test_the_class_of_a_request_follows_from_seed_and_number_and_the_shares_are_those_asked_for(
+def test_seed_and_number_determine_the_class_with_the_requested_shares(
     tmp_path: Path,
 ) -> None:
     made = prompts(workload(tmp_path))
@@ -141,7 +141,7 @@ def test_a_request_has_the_lengths_model_and_priority_of_its_class_and_shares_a_
         ("classes: {}", "mix.yaml:2:", "missing_value"),
     ],
 )
-def test_what_is_wrong_with_classes_is_said_with_its_line(
+def test_mistakes_in_classes_are_reported_with_their_line(
     tmp_path: Path, classes: str, place: str, code: str
 ) -> None:
     with refused(CombinedError, code) as caught:
@@ -154,7 +154,7 @@ def test_lengths_of_flags_have_no_place_among_classes(tmp_path: Path) -> None:
         workload(tmp_path, input_tokens="100")
 
 
-def test_relative_weights_and_percentages_are_one_recipe_and_another_share_is_another(
+def test_equal_weights_and_percentages_have_the_same_fingerprint(
     tmp_path: Path,
 ) -> None:
     relative = (
@@ -165,7 +165,7 @@ def test_relative_weights_and_percentages_are_one_recipe_and_another_share_is_an
     assert recipe_fingerprint(workload(tmp_path, relative.replace("12", "11")), "server") != one
 
 
-def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path) -> None:
+def test_metrics_of_classes_add_up_to_the_total(tmp_path: Path) -> None:
     one = workload(tmp_path, seed="3")
     summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     rows = store.read_run(folder).rows
@@ -208,7 +208,7 @@ def test_each_class_has_its_figures_and_they_add_up_to_the_total(tmp_path: Path)
     assert 'id="classes"' in page and "rag-lora" in page
 
 
-def test_one_slo_for_all_classes_is_that_of_the_run(tmp_path: Path) -> None:
+def test_an_slo_of_all_classes_is_the_slo_of_the_run(tmp_path: Path) -> None:
     plain = CLASSES.replace(", slo: {ttft: 500ms, at: p90}", "").replace(
         ", slo: {e2e: 1ms, at: p90}", ""
     )
@@ -234,7 +234,7 @@ def test_limits_by_flag_that_no_class_is_judged_by_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.processes
-def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -> None:
+def test_the_server_counts_the_requested_tokens_of_each_class(tmp_path: Path) -> None:
     with start(Options(ttft="5ms", itl="0.1ms")) as endpoint:
         one = workload(tmp_path, seed="5", num_requests="80", request_rate="400")
         settings = Settings(
@@ -258,7 +258,7 @@ def test_over_http_the_server_counts_what_each_class_asked_for(tmp_path: Path) -
 
 
 @pytest.mark.processes
-def test_each_model_has_a_row_that_is_what_the_server_heard(tmp_path: Path) -> None:
+def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> None:
     """Two classes ask for one adapter, one for another, one for the target's model."""
     requests = {"input_tokens": 8, "output_tokens": 2}
     models = {"a": "lora-1", "b": "lora-2", "c": "lora-1", "d": None}
@@ -347,7 +347,7 @@ def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
     assert made["classes.qa.goodput.share"].absolute and "classes.rag.goodput.share" not in made
 
 
-def test_a_contract_promises_for_a_class_and_judges_by_its_requests_alone(tmp_path: Path) -> None:
+def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Path) -> None:
     workload(
         tmp_path, CLASSES.replace("e2e: 1ms", "e2e: 9s"), STAGES + "slo: {ttft: 5s, at: p90}\n"
     )
@@ -427,7 +427,7 @@ def test_of_a_class_from_a_trace_a_server_hears_its_share_lengths_and_instants(
     ), "early"
 
 
-def test_slo_headers_tell_what_was_promised_of_each_request(tmp_path: Path) -> None:
+def test_slo_headers_state_the_objectives_of_each_class(tmp_path: Path) -> None:
     """That of its class, or of the workload; a header that the class writes stands over it."""
     one = {"requests": {"input_tokens": 8, "output_tokens": 2}}
     classes = {

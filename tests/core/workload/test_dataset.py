@@ -160,13 +160,13 @@ def test_ignored_fields_are_named(written):
         (b"PAR1\x15", "", "damaged_file"),
     ],
 )
-def test_what_is_wrong_with_a_row(written, row, where, code):
+def test_mistakes_in_a_row_are_reported(written, row, where, code):
     with refused((CombinedError, UserError), code) as caught:
         written(row)
     assert f"rows.jsonl{where}\n" in f"{caught.value}\n"
 
 
-def test_all_faults_at_once_but_not_without_end(written):
+def test_all_errors_of_a_data_set_are_reported_up_to_a_limit(written):
     with pytest.raises(CombinedError) as caught:
         written(b'{"prompt": 1}\n{"prompt": "good"}\n{no}\n')
     assert [fault.where.rsplit("rows.jsonl", 1)[1] for fault in caught.value.faults] == [
@@ -359,7 +359,7 @@ def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, said):
         ("a.arrow", "ARROW1..", "", "damaged_file"),
     ],
 )
-def test_a_fault_in_another_form_names_its_row(tmp_path, name, content, where, code):
+def test_an_error_in_a_converted_file_names_its_row(tmp_path, name, content, where, code):
     path = tmp_path / name
     path.write_text(content)
     with refused((CombinedError, UserError), code) as caught:
@@ -542,7 +542,7 @@ def test_the_commit_of_a_snapshot_is_in_the_fingerprint(tmp_path, monkeypatch):
     assert len(set(found.values())) == 4, "by commit and content, not by name"
 
 
-def test_what_servers_take_beside_the_api_is_sent_and_the_model_is_not() -> None:
+def test_body_fields_of_servers_are_sent_and_the_model_is_not() -> None:
     row = b'{"prompt": "a", "priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}, "model": "other"}'
     parsed = dataset_rows.parse_row(row)
     assert parsed.extra == {"priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}}

@@ -35,7 +35,7 @@ def test_a_model_is_immutable() -> None:
         length.value = 4
 
 
-def test_values_in_python_are_checked() -> None:
+def test_values_from_python_are_validated() -> None:
     length = FixedTokens(value=3)
     with pytest.raises(ValidationError, match="prefixes"):
         Synthetic(input_tokens=length, output_tokens=length, prefixes=0)

@@ -78,7 +78,7 @@ def test_a_user_may_ask_for_rows_without_a_limit(tmp_path: Path) -> None:
         assert workload.requests.output_tokens == "unlimited"
 
 
-def test_requests_for_values_have_no_output_to_limit(tmp_path: Path) -> None:
+def test_embeddings_have_no_output_limit(tmp_path: Path) -> None:
     assert prompts_of(tmp_path, [{"prompt": "a"}], api="embeddings")[0].max_tokens is None
 
 

@@ -127,7 +127,9 @@ def sessions(path: Path, **flags: str) -> Workload:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_request_waits_for_what_it_waited_for(tmp_path: Path, name: str) -> None:
+def test_a_request_waits_for_the_requests_it_waited_for_in_the_trace(
+    tmp_path: Path, name: str
+) -> None:
     rows, expected = FILES[name]
     found = trace_sessions.build_sessions(traces.read_trace(written(tmp_path, rows)))
     graphs = [found.graph(session) for session in range(len(found))]
@@ -165,7 +167,7 @@ def agent_spans() -> dict[str, Any]:
     return {"trace_id": "t1", "span_count": len(spans), "spans": spans}
 
 
-def test_prompts_of_sessions_that_share_nothing_by_their_trace_are_told(tmp_path: Path) -> None:
+def test_sessions_without_hashes_cause_a_warning(tmp_path: Path) -> None:
     """Their prompts were all new, with no word: "0 % cached" looked like the server's."""
     csv = [
         "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
@@ -262,7 +264,7 @@ def test_spans_of_agents_are_read_as_they_are_published(
 @pytest.mark.parametrize(
     "rows", [[AGENT, weka("b", call(1, 1.0, 64, 8, 1))], FILES["spans"][0], FILES["shape"][0]]
 )
-def test_in_virtual_time_each_request_is_due_after_the_answers_and_the_recorded_pause(
+def test_requests_of_a_session_are_due_after_responses_and_the_recorded_pause(
     tmp_path: Path, rows: list[Any]
 ) -> None:
     one = sessions(written(tmp_path, rows), trace_loop="2", seed="7")
@@ -326,7 +328,7 @@ def test_a_recording_server_hears_a_session_in_its_order(tmp_path: Path) -> None
         )
 
 
-def test_what_the_trace_does_not_say_is_not_made_up(tmp_path: Path) -> None:
+def test_sessions_without_durations_are_refused(tmp_path: Path) -> None:
     silent = written(tmp_path, [weka("a", call(0, None, 130, 5, 1), call(3, None, 140, 5, 1))])
     with refused((LoadgenError, CombinedError), "unsupported") as raised:
         sessions(silent)

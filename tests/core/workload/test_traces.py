@@ -67,7 +67,7 @@ def test_a_compressed_line_is_read_to_a_bound(tmp_path: Path) -> None:
         list(lines)
 
 
-def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
+def test_bad_rows_are_skipped_and_counted_with_on_bad_row_skip(tmp_path: Path) -> None:
     rows = [
         mooncake(1, 5, 1),
         mooncake(2, -5, 1),
@@ -96,7 +96,7 @@ def test_bad_rows_are_left_out_and_counted_where_asked(tmp_path: Path) -> None:
         traces.read_trace(written(tmp_path / "u", mooncake(1, -5, 1)), skip_bad=True)
 
 
-def test_all_faults_up_to_a_point(tmp_path: Path) -> None:
+def test_errors_of_a_trace_are_reported_up_to_a_limit(tmp_path: Path) -> None:
     with pytest.raises(CombinedError) as found:
         traces.read_trace(
             written(tmp_path / "t", mooncake(0, 5, 1), *(mooncake(1, 0, 1) for _ in range(50)))
@@ -184,7 +184,7 @@ def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
         workload_from_trace(written(tmp_path / "bad.jsonl", mooncake(0, 5, 1), "{"))
 
 
-def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
+def test_a_part_of_a_trace_is_replayed_faster_and_repeatedly(tmp_path: Path) -> None:
     path = written(
         tmp_path / "t.jsonl",
         *(mooncake(100 * number, 10 + number, 2, number) for number in range(11)),
@@ -262,7 +262,7 @@ def test_a_part_of_a_trace_faster_and_more_than_once(tmp_path: Path) -> None:
         ("trace: {file: t.jsonl, speed: fast}", "wrong_type"),
     ],
 )
-def test_a_block_that_cannot_be_played_is_told(block: str, code: str, tmp_path: Path) -> None:
+def test_a_trace_block_with_mistakes_is_refused(block: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(
         json.dumps({"timestamp": 0, "input_length": 3, "output_length": 3}) + "\n"
     )

@@ -302,7 +302,7 @@ BAD = [  # a line put after name and requests (lines 1 and 2), its place, the co
 
 
 @pytest.mark.parametrize(("line", "place", "code", "hint"), BAD, ids=[row[0][:40] for row in BAD])
-def test_one_mistake_is_one_message_at_its_place(
+def test_each_mistake_is_reported_once_with_its_position(
     line: str, place: str, code: str, hint: str, tmp_path: Path
 ) -> None:
     overrides = NONE if "stages" in line else TEN_S
@@ -349,7 +349,7 @@ BAD_REQUESTS = [
 
 
 @pytest.mark.parametrize(("requests", "what"), BAD_REQUESTS, ids=[row[0] for row in BAD_REQUESTS])
-def test_faults_of_requests(requests: str, what: set[str], tmp_path: Path) -> None:
+def test_mistakes_in_requests_are_reported(requests: str, what: set[str], tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_text("1\nmany\n")
     found = faults(f"name: x\nrequests: {requests}\n", tmp_path, TEN_S)
     assert len(found) == len(what)
@@ -357,7 +357,7 @@ def test_faults_of_requests(requests: str, what: set[str], tmp_path: Path) -> No
     assert all(place.startswith("2:") for place, _ in found)
 
 
-def test_all_faults_at_once_in_the_order_of_the_lines_then_the_flags(tmp_path: Path) -> None:
+def test_all_errors_are_reported_in_the_order_of_lines_then_options(tmp_path: Path) -> None:
     lines = [
         row[0]
         for row in BAD
@@ -409,7 +409,7 @@ def test_files_that_are_no_workload(data: bytes, place: str, code: str, tmp_path
     assert (found_place, fault.code) == (place, code)
 
 
-def test_a_file_of_prompts_is_told_where_it_belongs(tmp_path: Path) -> None:
+def test_a_data_set_as_workload_is_refused_with_a_hint(tmp_path: Path) -> None:
     for name, text in (("mine.jsonl", '{"prompt": "a"}\n'), ("mine.json", '\n[{"prompt": "a"}]')):
         (tmp_path / name).write_text(text)
         with refused(CombinedError, "wrong_format") as caught:
@@ -446,7 +446,7 @@ def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
         ),
     )
 )
-def test_nothing_but_faults_for_any_bytes(tmp_path_factory: Any, data: bytes) -> None:
+def test_any_bytes_load_or_raise_a_combined_error(tmp_path_factory: Any, data: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "any.yaml"
     file.write_bytes(data)
     with pytest.raises(CombinedError):
@@ -627,7 +627,7 @@ def key_in(where: str) -> str:
     ],
     ids=str,
 )
-def test_a_wrong_flag_is_one_fault_that_names_it(
+def test_a_wrong_option_is_one_error_that_names_it(
     flags: dict[str, Any], where: str, tmp_path: Path
 ) -> None:
     ((place, fault),) = faults(TWO_LINES, tmp_path, read_flags(**flags))
@@ -855,7 +855,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize("line", GOOD)
-def test_the_schema_takes_what_load_takes(
+def test_the_schema_accepts_every_workload_that_loads(
     line: str, schema: dict[str, Any], tmp_path: Path
 ) -> None:
     of(TWO_LINES + line, tmp_path, NONE if "stages" in line else TEN_S)
@@ -887,7 +887,7 @@ BEYOND_LINES = ("ramp: 3s", "{at: p99}", "grace: 200000h", "timeout: 0", "${1}")
         for row in BAD_REQUESTS[:3] + BAD_REQUESTS[5:7] + BAD_REQUESTS[8:9] + BAD_REQUESTS[18:]
     ],
 )
-def test_the_schema_refuses_what_load_refuses(text: str, schema: dict[str, Any]) -> None:
+def test_the_schema_refuses_workloads_that_do_not_load(text: str, schema: dict[str, Any]) -> None:
     assert not fits(yaml.safe_load(text), schema, schema)
 
 
@@ -954,7 +954,7 @@ def test_two_lengths_are_a_workload() -> None:
         ("a: b\n\tc: d\n", "YAML does not allow tabs for indentation: use spaces"),
     ],
 )
-def test_text_that_is_no_yaml_says_what_to_do(text: str, hint: str) -> None:
+def test_invalid_yaml_is_reported_with_a_hint(text: str, hint: str) -> None:
     with pytest.raises(CombinedError) as caught:
         read_yaml(text, "a.yaml", {})
     assert [one.hint for one in caught.value.faults] == [hint]
