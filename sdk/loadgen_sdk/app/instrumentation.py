@@ -1,7 +1,8 @@
-"""Measures an OpenAI client that an application already has: `measured = instrument(AsyncOpenAI(...))`.
+"""Measure the client of a package that an application already has: `instrument(AsyncOpenAI(...))`.
 
-Methods and streams are wrapped. Transports are not, because they differ between major versions of the package. The
-package is not imported here. The application calls the same methods and gets the same results and exceptions.
+Methods and streams are wrapped. Transports are not, because they differ between major versions of
+the package. The package is not imported here. The application calls the same methods and gets the
+same results and exceptions.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from .retry import Retry
 from .throttle import Throttle
 from .trace_recorder import ShapeRecorder
 
-C = TypeVar("C")
+ClientT = TypeVar("ClientT")
+
+_SINGLE_OPTIONS = ("throttle", "retry", "record", "budget")
+"""Options of which a client can have only one."""
 
 
-def instrument(
-    client: C,
+def instrument(  # noqa: PLR0913 - a public signature with keywords
+    client: ClientT,
     on_measurement: Observers = None,
     *,
     prices: Prices = None,
@@ -39,87 +43,120 @@ def instrument(
     labels: Labels | None = None,
     budget: BudgetOption = None,
     fallback: Fallback | None = None,
-) -> C:
-    """A copy of `client` whose calls are measured. `client` itself is not changed; both share its connections.
+) -> ClientT:
+    """Return a copy of a client whose calls are measured. Both share their connections.
 
-    client: OpenAI, AsyncOpenAI, AzureOpenAI, AsyncAzureOpenAI or a subclass. Measured are `create`, `parse` and
-    `stream` of chat.completions, completions, responses and embeddings, streaming or not, also through `with_options`,
-    `with_raw_response` and `with_streaming_response`. A client that is instrumented already keeps its observers and
-    settings: those given here come on top.
+    Measured are `create`, `parse` and `stream` of chat.completions, completions, responses and
+    embeddings, streamed or not, also through `with_options`, `with_raw_response` and
+    `with_streaming_response`. A client that is instrumented already keeps its observers and
+    settings, and gets these in addition.
 
-    Each call makes one Measurement. It is passed to `on_measurement` (one function or several, coroutines too), set as
-    `.measurement` of the answer (of a stream when it has ended), and returned by `latest_measurement()`. Failed,
+    Each call makes one Measurement. It is passed to `on_measurement`, set as `.measurement` of the
+    response (of a stream when it has ended), and returned by `latest_measurement()`. Failed,
     cancelled and abandoned calls make one too. Their exceptions reach the caller unchanged.
 
-    prices: used for `cost`. throttle: waits before each attempt, at most the call's timeout. retry: replaces the
-    client's own `max_retries`, which is set to 0. record: from `record_shape`. ask_usage: requests a token count for
-    streams (`stream_options`); the extra event with the count is not passed to the application. None: when there are
-    prices. keep_content: store texts in the measurement. labels: of every call; see also `labelled`.
-    budget: "50 USD/day", or a Budget; a call above it raises BudgetExceeded, before it is sent.
-    fallback: a second endpoint.
+    Args:
+        client: OpenAI, AsyncOpenAI, AzureOpenAI, AsyncAzureOpenAI, Anthropic, AsyncAnthropic, a
+            subclass of them, or the module litellm.
+        on_measurement: One function or several that get each measurement. They may be coroutines.
+        prices: The prices of tokens, for `cost`.
+        throttle: Limits of calls. Each attempt waits for it, at most for the timeout of the call.
+        retry: Replaces the client's own `max_retries`, which is set to 0.
+        record: A recorder of `record_shape`.
+        ask_usage: Request a token count for streams (`stream_options`). The additional event with
+            the count is not passed to the application. None requests it if there are prices.
+        keep_content: Measurements have the texts of calls.
+        labels: The labels of every call. See also `labelled`.
+        budget: "50 USD/day", or a Budget. A call above it raises BudgetExceeded before it is sent.
+        fallback: A second endpoint.
 
-    Raises WrongUse when `client` is not such a client or an argument is invalid.
+    Raises:
+        WrongUse: It is no such client, or an option is not valid.
     """
     policy = make_policy(
         on_measurement, prices, throttle, retry, record, keep_content, labels, budget
     )
-    options = _merged(
-        vars(client).get(OPTIONS) if hasattr(client, "__dict__") else None,
-        Options(policy, ask_usage),
-    )
+    options = _merge_options(_options_of(client), Options(policy, ask_usage))
     if isinstance(client, ModuleType) and client.__name__ == "litellm":
         if fallback is not None:
             hint = "LiteLLM's Router has fallbacks of its own"
             raise WrongUse("unsupported", "LiteLLM with a fallback of loadgen_sdk", hint)
-        result: Any = ModuleType("litellm", client.__doc__)
-
-        def other(name: str) -> Any:
-            """What is not measured, as it is. LiteLLM imports its Router at its first use."""
-            if name != "Router":
-                return getattr(client, name)
-            result.Router = measured_router(client.Router, options)
-            return result.Router
-
-        vars(result).update(measured_litellm(client, options), __getattr__=other)
-        vars(result)[OPTIONS] = options
-        return cast(C, result)
+        return cast(ClientT, _instrument_litellm(client, options))
     package_of(client)
-    if (second := checked_fallback(fallback, package_of, client)) is not None:
-        if OPTIONS not in vars(second.client):  # as the first one, but for its throttle
-            own = msgspec.structs.replace(options.policy, throttle=None)
-            other, second.client = second.client, copy.copy(second.client)
-            install(second.client, other, Options(own, options.ask_usage))
-        options = options._replace(fallback=second)
+    checked = checked_fallback(fallback, package_of, client)
+    if checked is not None:
+        _instrument_fallback(checked, options)
+        options = options._replace(fallback=checked)
     result = copy.copy(client)
     install(result, client, options)
-    return cast(C, result)
+    return result
 
 
-def _merged(inner: Options | None, given: Options) -> Options:
-    """What the client had, and what is given now. Two throttles, retries or recorders cannot both hold: WrongUse."""
-    if inner is None:
-        return given
-    old, new = inner.policy, given.policy
-    for name in ("throttle", "retry", "record", "budget"):
-        first, second = getattr(old, name), getattr(new, name)
-        if first is not None and second is not None and first is not second:
+def _options_of(client: object) -> Options | None:
+    """Return the options of a client that is instrumented already, or None."""
+    if not hasattr(client, "__dict__"):
+        return None
+    options: Options | None = vars(client).get(OPTIONS)
+    return options
+
+
+def _instrument_litellm(litellm: ModuleType, options: Options) -> ModuleType:
+    """Return a module with the measured functions of LiteLLM, and everything else of it."""
+    result: Any = ModuleType("litellm", litellm.__doc__)
+
+    def get_attribute(name: str) -> Any:
+        """Return an attribute of LiteLLM, which imports its Router at its first use."""
+        if name != "Router":
+            return getattr(litellm, name)
+        result.Router = measured_router(litellm.Router, options)
+        return result.Router
+
+    vars(result).update(measured_litellm(litellm, options), __getattr__=get_attribute)
+    vars(result)[OPTIONS] = options
+    return cast(ModuleType, result)
+
+
+def _instrument_fallback(fallback: Fallback, options: Options) -> None:
+    """Instrument the client of a fallback as the first one, without its throttle.
+
+    A client that is instrumented already is left as it is.
+    """
+    if OPTIONS in vars(fallback.client):
+        return
+    policy = msgspec.structs.replace(options.policy, throttle=None)
+    original = fallback.client
+    fallback.client = copy.copy(original)
+    install(fallback.client, original, Options(policy, options.ask_usage))
+
+
+def _merge_options(existing: Options | None, new: Options) -> Options:
+    """Return the options of an instrumented client with new ones in addition.
+
+    Raises:
+        WrongUse: Both have another throttle, retry policy, recorder or budget.
+    """
+    if existing is None:
+        return new
+    old_policy = existing.policy
+    new_policy = new.policy
+    for name in _SINGLE_OPTIONS:
+        old_value = getattr(old_policy, name)
+        new_value = getattr(new_policy, name)
+        if old_value is not None and new_value is not None and old_value is not new_value:
             raise WrongUse(
                 "conflict",
                 f"this client has a {name} already, and gets another one",
                 f"give {name} once",
             )
     policy = Policy(
-        observers=(*old.observers, *new.observers),
-        prices=old.prices if new.prices is None else new.prices,
-        throttle=new.throttle or old.throttle,
-        retry=new.retry or old.retry,
-        record=old.record if new.record is None else new.record,
-        keep_content=old.keep_content or new.keep_content,
-        labels={**old.labels, **new.labels},
-        budget=new.budget or old.budget,
+        observers=(*old_policy.observers, *new_policy.observers),
+        prices=old_policy.prices if new_policy.prices is None else new_policy.prices,
+        throttle=new_policy.throttle or old_policy.throttle,
+        retry=new_policy.retry or old_policy.retry,
+        record=old_policy.record if new_policy.record is None else new_policy.record,
+        keep_content=old_policy.keep_content or new_policy.keep_content,
+        labels={**old_policy.labels, **new_policy.labels},
+        budget=new_policy.budget or old_policy.budget,
     )
-    return Options(
-        policy,
-        inner.ask_usage if given.ask_usage is None else given.ask_usage,
-        fallback=inner.fallback,
-    )
+    ask_usage = existing.ask_usage if new.ask_usage is None else new.ask_usage
+    return Options(policy, ask_usage, fallback=existing.fallback)

@@ -1,4 +1,4 @@
-"""Labels of calls: user, session, feature, prompt version; whatever an application wants to tell its calls apart by."""
+"""Labels of calls: user, session, feature, prompt version, or whatever tells calls apart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ..errors import WrongUse
 log = logging.getLogger("loadgen_sdk")
 
 Labels = Mapping[str, str | int]
-"""Names and short values. The names are words that Python could have as names: they become keyword arguments."""
+"""Names and short values. The names are identifiers, because they may be keyword arguments."""
+
+_MAX_LOGGED_MESSAGES = 100
 
 NO_LABELS: dict[str, str] = {}
 current_labels: ContextVar[dict[str, str]] = ContextVar("loadgen_sdk_labels", default=NO_LABELS)
@@ -22,9 +24,14 @@ current_labels: ContextVar[dict[str, str]] = ContextVar("loadgen_sdk_labels", de
 
 @contextmanager
 def labelled(**labels: str | int) -> Iterator[None]:
-    """`with labelled(feature="search", prompt_version=3):` every call in this block carries these labels.
+    """Add labels to every call inside the context.
 
-    Blocks nest; the inner value of a label wins. Tasks and threads started by `asyncio` inside the block inherit it.
+    For example, `with labelled(feature="search"):`. Contexts nest, and the inner value of a label
+    replaces the outer one. Tasks and threads that `asyncio` starts inside the context inherit the
+    labels.
+
+    Raises:
+        WrongUse: A name or a value is not valid.
     """
     token = current_labels.set({**current_labels.get(), **checked_labels(labels)})
     try:
@@ -34,14 +41,18 @@ def labelled(**labels: str | int) -> Iterator[None]:
 
 
 def checked_labels(labels: Labels | None) -> dict[str, str]:
-    """`labels` with texts as values. Raises WrongUse for what is no label."""
+    """Return labels with texts as values.
+
+    Raises:
+        WrongUse: A name or a value is not valid.
+    """
     if not labels:
         return NO_LABELS
     hint = 'give names and short values: labels={"feature": "search"}'
     if not isinstance(labels, Mapping):
         raise WrongUse("wrong_type", f"labels is a {type(labels).__name__}", hint)
     for name, value in labels.items():
-        if not isinstance(name, str) or not name.isidentifier():
+        if not _is_label_name(name):
             raise WrongUse("invalid_value", f"{name!r} is no name of a label", hint)
         if not isinstance(value, str | int):
             raise WrongUse("wrong_type", f"the label {name} is a {type(value).__name__}", hint)
@@ -49,19 +60,27 @@ def checked_labels(labels: Labels | None) -> dict[str, str]:
 
 
 def usable_labels(labels: Any) -> dict[str, str]:
-    """Those of `labels` that are labels: of one call, which does not fail because of the others. They are logged."""
+    """Return the valid labels of a call.
+
+    The others are logged, because they must not fail the call.
+    """
     try:
         return checked_labels(labels)
     except WrongUse as error:
         _log_once(str(error))
-    given = labels.items() if isinstance(labels, Mapping) else ()
+    if not isinstance(labels, Mapping):
+        return {}
     return {
         name: str(value)
-        for name, value in given
-        if isinstance(name, str) and name.isidentifier() and isinstance(value, str | int)
+        for name, value in labels.items()
+        if _is_label_name(name) and isinstance(value, str | int)
     }
 
 
-@functools.lru_cache(maxsize=100)
-def _log_once(what: str) -> None:
-    log.warning("a call has lost a label: %s", what)
+def _is_label_name(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier()
+
+
+@functools.lru_cache(maxsize=_MAX_LOGGED_MESSAGES)
+def _log_once(message: str) -> None:
+    log.warning("a call has lost a label: %s", message)

@@ -1,7 +1,7 @@
-"""The policy for an application's calls: observers, prices, throttle, retry, trace recorder.
+"""The settings for the calls of an application: observers, prices, throttle, retries and recorder.
 
-`instrument` and the project's own client share it. It depends on no client and no socket. An exception of an observer
-is logged and does not fail the call.
+`instrument` and the client of this project share them. An exception of an observer is logged and
+does not fail the call.
 """
 
 from __future__ import annotations
@@ -31,13 +31,24 @@ log = logging.getLogger("loadgen_sdk")
 Observer = Callable[[Measurement], object]
 Observers = Observer | Iterable[Observer] | None
 
-_running: set[asyncio.Task[Any]] = (
-    set()
-)  # of observers that are coroutines: a loop keeps only weak references
+_running_observers: set[asyncio.Task[Any]] = set()
+"""The tasks of observers that are coroutines. A loop keeps only weak references to its tasks."""
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """The settings that apply to every call of one client."""
+    """The settings that apply to every call of one client.
+
+    Attributes:
+        observers: The functions that get each measurement.
+        prices: The prices of tokens.
+        throttle: The limits of calls.
+        retry: The retry policy.
+        record: The recorder of traffic shapes.
+        keep_content: Measurements have the texts of calls.
+        labels: The labels of every call.
+        budget: The budget.
+        follows_calls: An observer follows calls from their start, as spans do. It is set here.
+    """
 
     observers: tuple[Observer, ...] = ()
     prices: Prices = None
@@ -47,31 +58,32 @@ class Policy(msgspec.Struct, frozen=True):
     keep_content: bool = False
     labels: dict[str, str] = {}
     budget: Budget | None = None
-    follows_calls: bool = False  # an observer follows calls from their start (spans); set here
+    follows_calls: bool = False
 
     def __post_init__(self) -> None:
+        """Find out whether an observer follows calls."""
         follows = any(hasattr(observer, "begin_call") for observer in self.observers)
         msgspec.structs.force_setattr(self, "follows_calls", follows)
 
-    def labels_of(self, given: Labels | None) -> dict[str, str]:
-        """The labels of one call: of the client, of the block that it is made in, of its argument. The last wins."""
-        current = current_labels.get()
-        if not given:
-            return {**self.labels, **current} if current and self.labels else current or self.labels
-        return {**self.labels, **current, **usable_labels(given)}
+    def labels_of(self, call_labels: Labels | None) -> dict[str, str]:
+        """Return the labels of one call.
+
+        They are those of the client, of the context (`labelled`) and of the call. Later ones
+        replace earlier ones.
+        """
+        context_labels = current_labels.get()
+        if call_labels:
+            return {**self.labels, **context_labels, **usable_labels(call_labels)}
+        if context_labels and self.labels:
+            return {**self.labels, **context_labels}
+        return context_labels or self.labels
 
     def begin(self, call: Any) -> tuple[Any, ...]:
-        """A `Call` begins: tell the observers that follow a call from its start (spans). For `tell` at its end."""
-        spans = []
-        for observer in self.observers:
-            span = None
-            try:
-                if (begin_call := getattr(observer, "begin_call", None)) is not None:
-                    span = begin_call(call)
-            except Exception:
-                log.exception("an observer of measurements failed")
-            spans.append(span)
-        return tuple(spans)
+        """Tell the observers that a call begins.
+
+        Return for each of them what it follows the call with, or None.
+        """
+        return tuple(_begin_call(observer, call) for observer in self.observers)
 
     def tell(
         self,
@@ -80,39 +92,67 @@ class Policy(msgspec.Struct, frozen=True):
         call_shape: CallShape | None,
         spans: tuple[Any, ...],
     ) -> None:
-        """Report an ended call. Observers run in the context in which the call was made."""
+        """Report a call that has ended to the recorder and the observers.
+
+        Args:
+            measurement: The measurement.
+            context: The context in which the call was made, and in which observers run. None if
+                there are no observers.
+            call_shape: The shape of the call, for the recorder.
+            spans: What the observers follow the call with, from `begin`.
+        """
         tell_latest(measurement)
         if call_shape is not None and self.record is not None:
             self.record.end(call_shape, measurement)
-        if context is None:  # there are no observers
+        if context is None:
             return
-        run: Callable[..., object] = context.run
-        for number, observer in enumerate(self.observers):
+        for index, observer in enumerate(self.observers):
+            span = spans[index] if spans else None
             try:
-                if not spans or (span := spans[number]) is None:
-                    result = run(observer, measurement)
-                else:
-                    result = run(observer, measurement, span)
+                result = _run_observer(observer, measurement, span, context)
                 if result is not None and inspect.iscoroutine(result):
-                    _await_observer(result, context)
+                    _schedule_observer(result, context)
             except Exception:
                 log.exception("an observer of measurements failed")
 
 
-def _await_observer(coroutine: Coroutine[Any, Any, object], context: Context) -> None:
-    """An observer is a coroutine: a task of the running loop, or else a loop of its own in the background thread."""
+def _begin_call(observer: Observer, call: Any) -> Any:
+    """Return what an observer follows a call with, or None."""
+    begin_call = getattr(observer, "begin_call", None)
+    if begin_call is None:
+        return None
+    try:
+        return begin_call(call)
+    except Exception:
+        log.exception("an observer of measurements failed")
+        return None
+
+
+def _run_observer(
+    observer: Observer, measurement: Measurement, span: Any, context: Context
+) -> object:
+    run: Callable[..., object] = context.run
+    if span is None:
+        return run(observer, measurement)
+    return run(observer, measurement, span)
+
+
+def _schedule_observer(coroutine: Coroutine[Any, Any, object], context: Context) -> None:
+    """Run an observer that is a coroutine, in the running loop or else in the background thread."""
     loop = asyncio._get_running_loop()
     if loop is None:
         later(functools.partial(asyncio.run, coroutine))
         return
     task = context.run(loop.create_task, coroutine)
-    _running.add(task)
+    _running_observers.add(task)
     task.add_done_callback(_observer_done)
 
 
 def _observer_done(task: asyncio.Task[Any]) -> None:
-    _running.discard(task)
-    if not task.cancelled() and (error := task.exception()) is not None:
+    """Log the exception of an observer."""
+    _running_observers.discard(task)
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
         log.error("an observer of measurements failed", exc_info=error)
 
 
@@ -126,32 +166,42 @@ def make_policy(
     labels: Labels | None = None,
     budget: BudgetOption = None,
 ) -> Policy:
-    """A Policy of these settings, checked. Raises WrongUse for an argument of the wrong type."""
+    """Return the policy of these options, which are those of `instrument`.
+
+    Raises:
+        WrongUse: An option is not valid.
+    """
     observers = (on_measurement,) if callable(on_measurement) else tuple(on_measurement or ())
     for observer in observers:
         if not callable(observer):
-            raise WrongUse(
-                "wrong_type",
-                f"on_measurement is a {type(observer).__name__}",
-                "give a function of one Measurement",
-            )
+            raise _wrong_type("on_measurement", observer, "give a function of one Measurement")
     if throttle is not None and not isinstance(throttle, Throttle):
-        raise WrongUse(
-            "wrong_type",
-            f"throttle is a {type(throttle).__name__}",
-            'give Throttle(requests="600/min")',
-        )
+        raise _wrong_type("throttle", throttle, 'give Throttle(requests="600/min")')
     if retry is not None and not isinstance(retry, Retry):
-        raise WrongUse("wrong_type", f"retry is a {type(retry).__name__}", "give Retry(attempts=3)")
+        raise _wrong_type("retry", retry, "give Retry(attempts=3)")
     if record is not None and not hasattr(record, "begin"):
-        raise WrongUse(
-            "wrong_type",
-            f"record is a {type(record).__name__}",
-            'give record_shape("traffic.jsonl")',
-        )
-    prices, own_labels = checked_prices(prices), checked_labels(labels)
-    named = (
-        () if prices is None else (prices,) if isinstance(prices, TokenPrice) else prices.values()
+        raise _wrong_type("record", record, 'give record_shape("traffic.jsonl")')
+    prices = checked_prices(prices)
+    return Policy(
+        observers,
+        prices,
+        throttle,
+        retry,
+        record,
+        keep_content,
+        checked_labels(labels),
+        checked_budget(budget, _currencies(prices), priced=prices is not None),
     )
-    money = checked_budget(budget, {price.currency for price in named}, priced=prices is not None)
-    return Policy(observers, prices, throttle, retry, record, keep_content, own_labels, money)
+
+
+def _currencies(prices: Prices) -> set[str]:
+    """Return the currencies of prices."""
+    if prices is None:
+        return set()
+    if isinstance(prices, TokenPrice):
+        return {prices.currency}
+    return {price.currency for price in prices.values()}
+
+
+def _wrong_type(option: str, value: object, hint: str) -> WrongUse:
+    return WrongUse("wrong_type", f"{option} is a {type(value).__name__}", hint)
