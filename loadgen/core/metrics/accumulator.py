@@ -294,24 +294,28 @@ class MetricAccumulator:
                 self.add_to_sum(term_sum(term_number, "unfinished_over"), is_over.sum())
 
     def _add_times(self, columns: Columns, is_open_loop: bool) -> None:
-        """Add due and sent times, the latest end, and how many first tokens were timed and how."""
+        """Add the range of due and sent times, the latest ends, and the sources of timestamps."""
         due_ns = columns["due_ns"][columns.attempted]
         self.add_range("due", due_ns)
         is_start = columns.attempted & (columns["turn"] <= 0)
         self.add_maximum("start", columns["due_ns"][is_start])
         if is_open_loop:
             self.add_range("open_due", due_ns)
-        latest_before = self.latest("sent")
-        self.add_range("sent", columns["sent_ns"][columns["sent_ns"] >= 0])
-        if self.latest("sent") > latest_before:  # these records hold the request sent last so far
-            last = int(np.argmax(columns["sent_ns"]))
-            self.most["issued_end"] = int(columns["end_ns"][last])
-            self.most["issued_done"] = int(columns["done_ns"][last])
+        self._add_sent_times(columns)
         for name in ("done_ns", "last_token_ns"):
             self.add_maximum(name, columns[name])
         has_first_token = columns["first_token_ns"] >= 0
         self.add_to_sum("with_first_token", has_first_token.sum())
         self.add_to_sum("kernel_timestamps", columns["kernel_stamp"][has_first_token].sum())
+
+    def _add_sent_times(self, columns: Columns) -> None:
+        """Add the range of sent times, and keep the ends of the request that was sent last."""
+        latest_before = self.latest("sent")
+        self.add_range("sent", columns["sent_ns"][columns["sent_ns"] >= 0])
+        if self.latest("sent") > latest_before:
+            last = int(np.argmax(columns["sent_ns"]))
+            self.most["issued_end"] = int(columns["end_ns"][last])
+            self.most["issued_done"] = int(columns["done_ns"][last])
 
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the token counts of all sources, and how they compare with each other."""

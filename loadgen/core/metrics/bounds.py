@@ -32,18 +32,19 @@ class Bounds(NamedTuple):
     upper: Ints
 
 
-def _known(errors: Ints) -> Ints:
-    """Return the errors, with 0 for those that are not known (-1)."""
-    return np.maximum(errors, 0)
+def _known_errors(columns: Columns, field: str) -> Ints:
+    """Return the errors in a field of the records, 0 for those that are not known (-1)."""
+    return np.maximum(columns[field], 0)
 
 
 def _send_lag(columns: Columns) -> Ints:
+    """Return how much later than due each request was sent, 0 if it was not sent."""
     lag: Ints = columns["sent_ns"] - columns["due_ns"]
     return np.where(columns["sent_ns"] < 0, 0, np.maximum(lag, 0))
 
 
-def _reduced(values: Ints, errors: Ints) -> Bounds:
-    """Return the bounds of values that may be smaller by their errors, but not below 0.
+def _bounds_less_errors(values: Ints, errors: Ints) -> Bounds:
+    """Return the bounds of values that may be smaller by their errors, but not negative.
 
     Without any error both bounds are the same array.
     """
@@ -55,31 +56,37 @@ def _reduced(values: Ints, errors: Ints) -> Bounds:
 
 def bound_ttft(columns: Columns) -> Bounds:
     """Return the bounds of TTFT: less the error of the first token and less the send lag."""
-    errors = _known(columns["stamp_error_ns"]) + _send_lag(columns)
-    return _reduced(columns.measure("ttft"), errors)
+    errors = _known_errors(columns, "stamp_error_ns") + _send_lag(columns)
+    return _bounds_less_errors(columns.measure("ttft"), errors)
 
 
 def bound_ttft_from_sent(columns: Columns) -> Bounds:
     """Return the bounds of TTFT from sent: less the error of the first token."""
-    return _reduced(columns.measure("ttft_from_sent"), _known(columns["stamp_error_ns"]))
+    return _bounds_less_errors(
+        columns.measure("ttft_from_sent"), _known_errors(columns, "stamp_error_ns")
+    )
 
 
 def bound_first_answer(columns: Columns) -> Bounds:
     """Return the bounds of the first answer, whose error is known where it is the first token."""
     is_first_token = columns["first_answer_ns"] == columns["first_token_ns"]
-    errors = np.where(is_first_token, _known(columns["stamp_error_ns"]), 0) + _send_lag(columns)
-    return _reduced(columns.measure("first_answer"), errors)
+    errors = np.where(is_first_token, _known_errors(columns, "stamp_error_ns"), 0) + _send_lag(
+        columns
+    )
+    return _bounds_less_errors(columns.measure("first_answer"), errors)
 
 
 def bound_e2e(columns: Columns) -> Bounds:
     """Return the bounds of E2E: less the error of the last token and less the send lag."""
-    errors = _known(columns["last_token_error_ns"]) + _send_lag(columns)
-    return _reduced(columns.measure("e2e"), errors)
+    errors = _known_errors(columns, "last_token_error_ns") + _send_lag(columns)
+    return _bounds_less_errors(columns.measure("e2e"), errors)
 
 
 def bound_max_gap(columns: Columns) -> Bounds:
     """Return the bounds of the largest gap: less the error of the event at its end."""
-    return _reduced(columns.measure("max_gap"), _known(columns["max_gap_error_ns"]))
+    return _bounds_less_errors(
+        columns.measure("max_gap"), _known_errors(columns, "max_gap_error_ns")
+    )
 
 
 def bound_tpot(columns: Columns) -> Bounds:
@@ -111,8 +118,8 @@ def bound_e2e_per_token(columns: Columns) -> Bounds:
     """Return the bounds of E2E per token."""
     values = columns.measure("e2e_per_token")
     tokens = np.maximum(columns["output_tokens"].astype(np.int64), 1)
-    errors = _known(columns["last_token_error_ns"]) + _send_lag(columns)
-    return _reduced(values, errors // tokens)
+    errors = _known_errors(columns, "last_token_error_ns") + _send_lag(columns)
+    return _bounds_less_errors(values, errors // tokens)
 
 
 def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds) -> Bounds:
@@ -125,8 +132,8 @@ def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds)
         divisor: The fewest and the most tokens that the span may be divided by.
     """
     values = columns.measure(metric)
-    first_errors = _known(columns["stamp_error_ns"])
-    last_errors = _known(columns["last_token_error_ns"])
+    first_errors = _known_errors(columns, "stamp_error_ns")
+    last_errors = _known_errors(columns, "last_token_error_ns")
     has_errors = first_errors.any() or last_errors.any()
     if not has_errors and np.array_equal(divisor.lower, divisor.upper):
         return Bounds(values, values)
@@ -140,7 +147,11 @@ def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds)
 
 
 def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
-    """Return how many tokens the first event has at most: each later event has at least one."""
+    """Return the most tokens that the first event of each response may have.
+
+    If the server reports the number, it is that one. Otherwise each later event has at least one
+    token, so the first one has at most the surplus of tokens over events and one more.
+    """
     reported = columns["first_event_tokens"].astype(np.int64)
     events = columns["output_events"].astype(np.int64)
     surplus = np.maximum(tokens - events, 0)
@@ -148,7 +159,12 @@ def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
     is_ended_by_token = columns["finish_reason"] != FINISH["length"]
     textless = (is_ended_by_token | (tokens >= LONG_ANSWER)).astype(np.int64)
     most = np.where(surplus > textless, surplus + 1, 1)
-    are_bundles_usual = tokens >= 2 * events
-    usual = FIRST_EVENT_FACTOR * -(-tokens // np.maximum(events, 1))
-    most = np.where(are_bundles_usual, np.minimum(most, usual), most)
-    return np.where(reported > 0, np.maximum(reported, 1), most)
+    mean_per_event = _divide_rounding_up(tokens, np.maximum(events, 1))
+    carry_several_tokens = tokens >= 2 * events
+    most_if_several = np.minimum(most, FIRST_EVENT_FACTOR * mean_per_event)
+    most = np.where(carry_several_tokens, most_if_several, most)
+    return np.where(reported > 0, reported, most)
+
+
+def _divide_rounding_up(numerator: Ints, denominator: Ints) -> Ints:
+    return -(-numerator // denominator)

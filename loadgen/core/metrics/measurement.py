@@ -163,6 +163,7 @@ class _RunMeasurement:
     """The measurement of one run, with what several of its sections need."""
 
     def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
+        """Compute what the sections share, from the window to the statistics that are shown."""
         self._data = data
         self._header = data.header
         self._accumulator = accumulator
@@ -170,29 +171,28 @@ class _RunMeasurement:
         self._measured = self.accumulated.measured
         self._measured_stages = [i for i, plan in enumerate(data.stage_plans) if plan.measured]
         self._window = self._measure_window()
+        self._target = combine_targets(self._header.targets)
         self._unrecorded = count_unrecorded(data, accumulator.stages)
         self._unrecorded_measured = sum(self._unrecorded[i] for i in self._measured_stages)
-        self._gaps = merge_histograms(data.gaps_of_stage(i) for i in self._measured_stages)
-        self._event_errors = merge_histograms(
-            data.event_errors_of_stage(i) for i in self._measured_stages
-        )
+        self._read_events()
+        self._distributions = self._measure_distributions()
+        ttft = self._distributions["ttft"]
+        self._scale = LatenessScale.of_samples(ttft, self._distributions["e2e"])
+        self._shown = self._select_statistics()
+        undecided = self._shown.undecided_metrics(self._header)
+        self._parts = PartSummarizer(self._header, accumulator, self._measured, undecided)
+
+    def _read_events(self) -> None:
+        """Combine what is stored of the output events of all measured stages."""
+        data = self._data
+        stages = self._measured_stages
+        self._gaps = merge_histograms(data.gaps_of_stage(i) for i in stages)
+        self._event_errors = merge_histograms(data.event_errors_of_stage(i) for i in stages)
         self._gap_bounds = uncertainty.bound_gaps(
             self._measured.columns, self._gaps, self._event_errors
         )
-        self._distributions = self._measure_distributions()
-        self._scale = LatenessScale.of_samples(
-            self._distributions["ttft"], self._distributions["e2e"]
-        )
-        self._shown = self._select_statistics()
-        self._timeline = [data.timeline[i] for i in self._measured_stages if i < len(data.timeline)]
+        self._timeline = [data.timeline[i] for i in stages if i < len(data.timeline)]
         self.tokens_in = output_tokens_over_time(self._measured, self._timeline)
-        self._target = combine_targets(self._header.targets)
-        self._parts = PartSummarizer(
-            self._header,
-            accumulator,
-            self._measured,
-            undecided=self._shown.undecided_metrics(self._header),
-        )
 
     def _measure_window(self) -> Window:
         """Return the intervals that the rates of the measured stages are over."""

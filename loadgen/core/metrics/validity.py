@@ -267,18 +267,16 @@ class _Judgement:
 
     def _withheld(self) -> Iterator[ReasonCode]:
         """Yield a caveat for each reason for which metrics or statistics are withheld."""
-        unsound: dict[str, dict[str, list[str]]] = {}
-        for metric, why in self._summary.unsound.items():
-            unsound.setdefault(why, {})[metric] = []
-        for why, statistics in unsound.items():
-            yield _code("withheld", statistics=statistics, why=why)
-        partly: dict[str, dict[str, list[str]]] = {}
-        for metric, withheld in self._summary.withheld.items():
-            is_same_as_itl = metric == "inter_chunk" and self._summary.itl_ms is not None
-            if not is_same_as_itl:
-                partly.setdefault(withheld.why, {})[metric] = list(withheld.ranges)
-        for why, statistics in partly.items():
-            yield _code("withheld", statistics=statistics, why=why)
+        # An empty list of statistics stands for all of them.
+        all_statistics: dict[str, list[str]] = {metric: [] for metric in self._summary.unsound}
+        yield from _withheld_by_reason(self._summary.unsound, all_statistics)
+        withheld = dict(self._summary.withheld)
+        if self._summary.itl_ms is not None:
+            withheld.pop("inter_chunk", None)  # its statistics are those of ITL
+        yield from _withheld_by_reason(
+            {metric: found.why for metric, found in withheld.items()},
+            {metric: list(found.ranges) for metric, found in withheld.items()},
+        )
 
     def _are_responses_short(self) -> bool:
         requested = self._inputs.requested_tokens
@@ -460,6 +458,19 @@ class _Judgement:
             has_lasted = load.offered_rps is not None
         if has_lasted:
             yield _code("never_steady", because="lanes" if users else "warmup")
+
+
+def _withheld_by_reason(
+    reason_of_metric: Mapping[str, str], statistics_of_metric: Mapping[str, list[str]]
+) -> Iterator[ReasonCode]:
+    """Yield a caveat for each reason, with the withheld statistics of all its metrics."""
+    for why in dict.fromkeys(reason_of_metric.values()):
+        statistics = {
+            metric: statistics_of_metric[metric]
+            for metric, metric_reason in reason_of_metric.items()
+            if metric_reason == why
+        }
+        yield _code("withheld", statistics=statistics, why=why)
 
 
 def _too_few_requests(requests: RequestCounts) -> Iterator[ReasonCode]:

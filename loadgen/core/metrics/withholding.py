@@ -108,17 +108,25 @@ def withhold(summary: Summary) -> Summary:
     unsound = summary.unsound
     if not unsound:
         return summary
-    changes = _without_unsound(summary, unsound)
-    changes["figures"] = summary.figures | {
-        definition.field: summary.figures[definition.field].withheld()
-        for definition in FIGURES.here()
-        if definition.name in unsound and definition.field in summary.figures
-    }
+    changes = _without_unsound(summary, unsound) | _changed_sections(summary, unsound)
+    for field in _PARTS:
+        changes[field] = tuple(
+            msgspec.structs.replace(part, **_without_unsound(part, unsound))
+            for part in getattr(summary, field)
+        )
+    return msgspec.structs.replace(summary, **changes)
+
+
+def _changed_sections(summary: Summary, unsound: Mapping[str, str]) -> dict[str, Any]:
+    """Return the sections that only the summary of a run has, without unsound metrics."""
     unsound_fields = {f"{metric}_ms" for metric in unsound}
-    changes["percentiles"] = {
-        field: percentiles
-        for field, percentiles in summary.percentiles.items()
-        if field not in unsound_fields
+    changes: dict[str, Any] = {
+        "figures": _without_unsound_figures(summary, unsound),
+        "percentiles": {
+            field: percentiles
+            for field, percentiles in summary.percentiles.items()
+            if field not in unsound_fields
+        },
     }
     if "itl" in unsound:
         changes["itl_ms"] = None
@@ -130,12 +138,20 @@ def withhold(summary: Summary) -> Summary:
         changes["rack"] = None
         if summary.sessions is not None:
             changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
-    for field in _PARTS:
-        changes[field] = tuple(
-            msgspec.structs.replace(part, **_without_unsound(part, unsound))
-            for part in getattr(summary, field)
-        )
-    return msgspec.structs.replace(summary, **changes)
+    return changes
+
+
+def _without_unsound_figures(
+    summary: Summary, unsound: Mapping[str, str]
+) -> dict[str, Distribution]:
+    """Return the block `figures` without the statistics of unsound metrics."""
+    unsound_fields = {
+        definition.field for definition in FIGURES.here() if definition.name in unsound
+    }
+    return {
+        field: distribution.withheld() if field in unsound_fields else distribution
+        for field, distribution in summary.figures.items()
+    }
 
 
 def _without_unsound(part: Any, unsound: Mapping[str, str]) -> dict[str, Any]:
