@@ -57,15 +57,12 @@ def test_a_contract_says_which_level_does_not_fit(tmp_path: Path) -> None:
         "must: [{task_time: {limit: 90s, at: p50}}]}\n"
     )
     checked = load_contract(tmp_path / "c.yaml", env={})
-    (level,) = prediction.predict(
-        checked, Settings(url="sim:gb300-vm"), perform=execute, seed=1, longest=1.0
-    )
+    options = prediction.ForecastOptions(perform=execute, seed=1, max_length_factor=1.0)
+    (level,) = prediction.forecast_levels(checked, Settings(url="sim:gb300-vm"), options)
     assert level.fault_codes == ("over_context",)
-    assert "longer than the context of llama-2-70b" in level.trouble
-    (level,) = prediction.predict(
-        checked, Settings(url="sim:gb300-vm-128k"), perform=execute, seed=1, longest=1.0
-    )
-    assert not level.trouble
+    assert "longer than the context of llama-2-70b" in level.failure_reason
+    (level,) = prediction.forecast_levels(checked, Settings(url="sim:gb300-vm-128k"), options)
+    assert not level.failure_reason
 
 
 SHORT = "--isl 40 --osl 8 --request-rate 20 -n 20 --seed 1 --server-metrics off --energy off"
