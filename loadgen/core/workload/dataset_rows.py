@@ -257,6 +257,7 @@ def _check_messages(value: Any) -> list[dict[str, Any]]:
 
 
 def _check_message(message: Any, path: str) -> None:
+    """Raise BadRow unless a message has a role, and content or tool calls."""
     if not isinstance(message, dict):
         raise BadRow("wrong_type", f"{path} is {shortened(message)}", MESSAGES_HINT, path)
     role = message.get("role")

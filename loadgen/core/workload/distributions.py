@@ -143,6 +143,7 @@ class Empirical(ListOfValues):
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
+        """Refuse weights that do not belong to the values, or that are all zero."""
         if self.weights is None:
             return self
         if len(self.weights) != len(self.values):

@@ -55,6 +55,7 @@ def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
 
 
 def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
+    """Return a spike as a stage with an arrival and a duration. Raises `units.Wrong`."""
     if "arrival" in stage or "duration" in stage or "count" in stage:
         raise units.Wrong("conflict", "has a spike and an arrival, a duration or a count", _HINT)
     match = _SPIKE.fullmatch(str(stage["spike"]).strip())

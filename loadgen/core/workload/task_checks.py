@@ -170,24 +170,31 @@ class _StepGraph:
 
     def check_message(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield an error if a request of a step would send nothing new."""
-        after = self.after[name]
-        if "input_tokens" not in step:
-            if not after:
-                problem = f'step "{name}" begins the task, without a message'
-                hint = "input_tokens: 500"
-                yield self.error("missing_key", name, "input_tokens", problem, hint)
-            elif _kind(step) == "chat" and not any(self.have_results(step)):
-                # The answers of further steps, or those before a new context, are something new.
-                first_is_empty = len(after) < 2 and not self.begins_context(name, step)
-                if first_is_empty or step.get("turns", 1) != 1:
-                    later = "" if first_is_empty else " after its first request"
-                    problem = f'step "{name}" sends nothing new{later}'
-                    hint = "input_tokens: 500 (a message), or tool: (the result of one)"
-                    yield self.error("missing_key", name, "input_tokens", problem, hint)
-            if "think_time" in step:
-                problem = "nobody thinks before the result of a tool"
-                hint = "the time of a tool is its own"
-                yield self.error("conflict", name, "think_time", problem, hint)
+        if "input_tokens" in step:
+            return
+        if not self.after[name]:
+            problem = f'step "{name}" begins the task, without a message'
+            yield self.error("missing_key", name, "input_tokens", problem, "input_tokens: 500")
+        elif _kind(step) == "chat" and not any(self.have_results(step)):
+            yield from self.check_new_content(name, step)
+        if "think_time" in step:
+            problem = "nobody thinks before the result of a tool"
+            hint = "the time of a tool is its own"
+            yield self.error("conflict", name, "think_time", problem, hint)
+
+    def check_new_content(self, name: str, step: Map) -> Iterator[LoadgenError]:
+        """Yield an error if a chat without message and tool result has a request without content.
+
+        The responses of further steps, and those before a new context, are content.
+        """
+        first_is_empty = len(self.after[name]) < 2 and not self.begins_context(name, step)
+        has_later_turns = step.get("turns", 1) != 1
+        if not first_is_empty and not has_later_turns:
+            return
+        later = "" if first_is_empty else " after its first request"
+        problem = f'step "{name}" sends nothing new{later}'
+        hint = "input_tokens: 500 (a message), or tool: (the result of one)"
+        yield self.error("missing_key", name, "input_tokens", problem, hint)
 
     def check_context(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield the errors of a step that continues the context of another step."""

@@ -7,7 +7,6 @@ an endpoint of its own. `task_checks.py` checks that the steps are a graph, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from graphlib import TopologicalSorter
 from typing import Annotated, Any, Literal, Self
 
@@ -22,7 +21,6 @@ from pydantic import (
 )
 
 from loadgen.core import format, units
-from loadgen.core.errors import Code, LoadgenError
 from loadgen.core.workload.distributions import Delay, Fixed, FixedDuration, FixedTokens, Length
 from loadgen.core.workload.fields import OneTokenOrMore, Positive, Share, Tokens
 from loadgen.core.workload.file_models import FileContext, Part
@@ -33,10 +31,8 @@ MAX_TASK_REQUESTS = 10_000  # of one task
 MAX_DOCUMENTS = 1_000
 TARGET_NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # that a URL cannot be taken for
 MIN_SCHEMA_TOKENS = 48  # tokens of the definition of a tool without a description
-_MakeFault = Callable[
-    [Code, str, str, str, str], LoadgenError
-]  # of a step: its name, the key in it, problem and hint
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # what servers take as the name of a function
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+"""The names of steps and tools, which servers accept as names of functions."""
 
 
 class Tool(Part):
@@ -69,6 +65,7 @@ class Documents(Part):
 
     @model_validator(mode="after")
     def _check_corpus_is_large_enough(self) -> Self:
+        """Refuse more documents than the corpus has, or than a request may have."""
         largest = largest_value(self.count)
         if largest is None or largest > MAX_DOCUMENTS:
             problem = f"has a count that may be over {MAX_DOCUMENTS}"
