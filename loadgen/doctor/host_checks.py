@@ -1,6 +1,6 @@
-"""Judges facts about this host: clock, timer, cores, open files and proxies, and what they mean for a load.
+"""Judges facts about this host: clock, timer, cores, open files and proxies.
 
-Pure: a `Machine` in, findings out. `doctor.py` collects the facts; `target_checks.py` judges the target.
+Pure. `doctor.py` collects the facts, and `target_checks.py` judges the target.
 """
 
 from __future__ import annotations
@@ -12,136 +12,176 @@ import msgspec
 from loadgen.core import format
 from loadgen.doctor.target_checks import NOTE, OK, WARNING, Finding
 
-TIMER_LATE_MS = 1.0  # p99 lateness of a 1 ms timer above which even an idle host delays sends
-FILES = 4096  # open files that are enough for a few thousand connections
-HOST = ("clock", "timer", "cpu", "files", "proxy", "compiled")  # checks that are about this machine
+TIMER_LATE_MS = 1.0
+"""Lateness (p99) of a 1 ms timer above which even an idle host delays sends."""
+ENOUGH_FILES = 4096
+"""Open files that are enough for a few thousand connections."""
+BUSY_LOAD_PER_CORE = 0.5
+HOST = ("clock", "timer", "cpu", "files", "proxy", "compiled")
+"""The checks that are about this host."""
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "xen")
+
+CGROUP_V2_ROOT = "/sys/fs/cgroup"
+CGROUP_V1_ROOT = "/sys/fs/cgroup/cpu"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about this host. None and "": not known."""
+    """Facts about this host. None and "" mean that a fact is not known.
+
+    Attributes:
+        clock: The clock source of the kernel.
+        clock_read_ns: How long a reading of the clock takes.
+        timer_late_ms: Lateness (p99) of a timer of 1 ms.
+        cpus: The cores that this process may use.
+        cpu_quota: The limit of the control group, in cores.
+        load_average: The load average of the last minute.
+        governor: The frequency governor of the cores.
+        files: Open files that this process can have.
+        ports: Local ports for outgoing connections.
+        proxies: The proxy variables that are set.
+        not_compiled: Why the part of the client in C is not used, or "" if it is used.
+    """
 
     clock: str = ""
     clock_read_ns: float | None = None
-    timer_late_ms: float | None = None  # p99
+    timer_late_ms: float | None = None
     cpus: int | None = None
-    cpu_quota: float | None = None  # cores, of the control group
+    cpu_quota: float | None = None
     load_average: float | None = None
     governor: str = ""
-    files: int | None = None  # open files this process can have
-    ports: int | None = None  # local ports for outgoing connections
-    proxies: tuple[str, ...] = ()  # names of proxy variables that are set
-    not_compiled: str = ""  # why the part of the client in C is not used; "": it is
+    files: int | None = None
+    ports: int | None = None
+    proxies: tuple[str, ...] = ()
+    not_compiled: str = ""
 
 
-def cpu_quota(read: Callable[[str], str]) -> float | None:
-    """The CPU limit in cores of the control groups that this process is in, the least of them; None without one.
+def cpu_quota(read_text: Callable[[str], str]) -> float | None:
+    """Return the CPU limit of this process in cores, or None without one.
 
-    Of cgroup v2 and v1, at the root that a container sees and in each group on the way. read: the text of a file, ""
-    where there is none.
+    It is the smallest limit of the control groups (v2 and v1) that the process is in, at the root
+    that a container sees and in each group below it.
+
+    Args:
+        read_text: Returns the text of a file, or "" if there is none.
     """
-    pages = {("/sys/fs/cgroup", ""), ("/sys/fs/cgroup/cpu", "")}
-    for line in read("/proc/self/cgroup").splitlines():
+    groups = {CGROUP_V2_ROOT, CGROUP_V1_ROOT}
+    for line in read_text("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        root = "/sys/fs/cgroup" if not controllers else "/sys/fs/cgroup/cpu"
-        if not controllers or "cpu" in controllers.split(","):
-            parts = [part for part in path.split("/") if part]
-            pages |= {
-                (root, "".join(f"/{part}" for part in parts[:depth]))
-                for depth in range(len(parts) + 1)
-            }
-    limits = []
-    for root, group in pages:
-        fields = read(f"{root}{group}/cpu.max").split() or [
-            read(f"{root}{group}/cpu.cfs_quota_us"),
-            read(f"{root}{group}/cpu.cfs_period_us"),
-        ]
-        if len(fields) == 2 and all(
-            field.isdigit() and int(field) for field in fields
-        ):  # max, and -1: no limit
-            limits.append(int(fields[0]) / int(fields[1]))
-    return min(limits, default=None)
+        if not controllers:
+            groups.update(_groups_on_path(CGROUP_V2_ROOT, path))
+        elif "cpu" in controllers.split(","):
+            groups.update(_groups_on_path(CGROUP_V1_ROOT, path))
+    limits = [_group_limit(group, read_text) for group in groups]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _groups_on_path(root: str, path: str) -> Iterator[str]:
+    """Yield the directories of a control group and of those above it."""
+    directory = root
+    yield directory
+    for part in filter(None, path.split("/")):
+        directory = f"{directory}/{part}"
+        yield directory
+
+
+def _group_limit(group: str, read_text: Callable[[str], str]) -> float | None:
+    """Return the limit of one control group in cores, or None without one."""
+    fields = read_text(f"{group}/cpu.max").split()
+    if not fields:
+        quota = read_text(f"{group}/cpu.cfs_quota_us")
+        period = read_text(f"{group}/cpu.cfs_period_us")
+        fields = [quota, period]
+    # "max" and -1 mean that there is no limit.
+    if len(fields) != 2 or not all(field.isdigit() and int(field) for field in fields):
+        return None
+    return int(fields[0]) / int(fields[1])
 
 
 def host(machine: Machine) -> Iterator[Finding]:
-    """Findings about clock, timer, CPU, open files and proxies of this host, and the compiled part of the client."""
-    facts = machine
-    if facts.clock or facts.clock_read_ns is not None:
-        observed = facts.clock or "monotonic"
-        observed += (
-            f", {facts.clock_read_ns:.0f} ns a reading" if facts.clock_read_ns is not None else ""
-        )
-        if facts.clock and facts.clock not in GOOD_CLOCKS:
-            meaning = "each stamp is a slow call into the kernel: one worker carries fewer events"
-            yield Finding("clock", WARNING, observed, meaning, "see whether the kernel can use tsc")
-        else:
-            yield Finding("clock", OK, observed, "stamps cost next to nothing")
-    if facts.timer_late_ms is not None:
-        observed = (
-            f"a 1 ms timer is at most {format.quantity(facts.timer_late_ms)} ms late (p99, idle)"
-        )
-        if facts.timer_late_ms > TIMER_LATE_MS:
-            meaning = "sends will be late by as much: a TTFT of 20 ms could not be measured to 5 %"
-            yield Finding(
-                "timer", WARNING, observed, meaning, "use a quieter machine, or a core of its own"
-            )
-        else:
-            yield Finding("timer", OK, observed, "sends can keep their instants")
-    yield _cpu(facts)
-    if facts.files is not None:
-        observed = f"{facts.files:,} open files" + (
-            f", {facts.ports:,} local ports" if facts.ports is not None else ""
-        )
-        max_in_flight = min(facts.files, facts.ports or facts.files)
-        if max_in_flight < FILES:
-            meaning = f"at most about {format.counted(max_in_flight, 'request')} can be in flight from one process"
-            yield Finding("files", WARNING, observed, meaning, "raise it: ulimit -n 65536")
-        else:
-            yield Finding(
-                "files",
-                OK,
-                observed,
-                f"room for about {max_in_flight:,} requests in flight to one address",
-            )
-    if facts.proxies:
-        words, meaning = (
-            f"{', '.join(facts.proxies)} set",
+    """Yield the findings about this host."""
+    if machine.clock or machine.clock_read_ns is not None:
+        yield _check_clock(machine)
+    if machine.timer_late_ms is not None:
+        yield _check_timer(machine.timer_late_ms)
+    yield _check_cpu(machine)
+    if machine.files is not None:
+        yield _check_files(machine.files, machine.ports)
+    if machine.proxies:
+        yield Finding(
+            "proxy",
+            NOTE,
+            f"{', '.join(machine.proxies)} set",
             "they are not used: load goes straight to --url",
+            "name the proxy's own address, if it must be",
         )
-        yield Finding("proxy", NOTE, words, meaning, "name the proxy's own address, if it must be")
-    if facts.not_compiled:
-        words, meaning = (
-            f"the compiled part is not used: {facts.not_compiled}",
-            "one worker carries fewer events",
-        )
+    if machine.not_compiled:
         yield Finding(
             "compiled",
             NOTE,
-            words,
-            meaning,
+            f"the compiled part is not used: {machine.not_compiled}",
+            "one worker carries fewer events",
             "with a C compiler: pip install --force-reinstall -v shows why",
         )
 
 
-def _cpu(facts: Machine) -> Finding:
-    cores = (
-        facts.cpus
-        if facts.cpu_quota is None or facts.cpus is None
-        else min(facts.cpus, facts.cpu_quota)
-    )
-    observed = format.counted(cores, "core") if cores is not None else "number of cores unknown"
-    observed += f", load average {facts.load_average:.1f}" if facts.load_average is not None else ""
-    observed += f", governor {facts.governor}" if facts.governor else ""
-    if cores is not None and facts.load_average is not None and facts.load_average > 0.5 * cores:
+def _check_clock(machine: Machine) -> Finding:
+    observed = machine.clock or "monotonic"
+    if machine.clock_read_ns is not None:
+        observed += f", {machine.clock_read_ns:.0f} ns a reading"
+    if machine.clock and machine.clock not in GOOD_CLOCKS:
+        meaning = "each stamp is a slow call into the kernel: one worker carries fewer events"
+        return Finding("clock", WARNING, observed, meaning, "see whether the kernel can use tsc")
+    return Finding("clock", OK, observed, "stamps cost next to nothing")
+
+
+def _check_timer(late_ms: float) -> Finding:
+    observed = f"a 1 ms timer is at most {format.quantity(late_ms)} ms late (p99, idle)"
+    if late_ms > TIMER_LATE_MS:
+        meaning = "sends will be late by as much: a TTFT of 20 ms could not be measured to 5 %"
+        advice = "use a quieter machine, or a core of its own"
+        return Finding("timer", WARNING, observed, meaning, advice)
+    return Finding("timer", OK, observed, "sends can keep their instants")
+
+
+def _check_files(files: int, ports: int | None) -> Finding:
+    observed = f"{files:,} open files"
+    if ports is not None:
+        observed += f", {ports:,} local ports"
+    max_in_flight = min(files, ports or files)
+    if max_in_flight < ENOUGH_FILES:
+        requests = format.counted(max_in_flight, "request")
+        meaning = f"at most about {requests} can be in flight from one process"
+        return Finding("files", WARNING, observed, meaning, "raise it: ulimit -n 65536")
+    meaning = f"room for about {max_in_flight:,} requests in flight to one address"
+    return Finding("files", OK, observed, meaning)
+
+
+def _check_cpu(machine: Machine) -> Finding:
+    cores: float | None = machine.cpus
+    if cores is not None and machine.cpu_quota is not None:
+        cores = min(cores, machine.cpu_quota)
+    observed = "number of cores unknown" if cores is None else format.counted(cores, "core")
+    if machine.load_average is not None:
+        observed += f", load average {machine.load_average:.1f}"
+    if machine.governor:
+        observed += f", governor {machine.governor}"
+    if _is_busy(machine.load_average, cores):
         meaning = (
             "other work runs here: it will delay sends and stamps, and the run may come out INVALID"
         )
-        return Finding(
-            "cpu", WARNING, observed, meaning, "stop it, or measure from another machine"
+        advice = "stop it, or measure from another machine"
+        return Finding("cpu", WARNING, observed, meaning, advice)
+    if machine.governor == "powersave":
+        meaning = (
+            "cores start slow and speed up under load: the first seconds of a run are not like the "
+            "rest"
         )
-    if facts.governor == "powersave":
-        meaning = "cores start slow and speed up under load: the first seconds of a run are not like the rest"
         return Finding("cpu", WARNING, observed, meaning, "set the performance governor")
-    return Finding(
-        "cpu", OK, observed, "`loadgen doctor` without a target says how much load they carry"
-    )
+    meaning = "`loadgen doctor` without a target says how much load they carry"
+    return Finding("cpu", OK, observed, meaning)
+
+
+def _is_busy(load_average: float | None, cores: float | None) -> bool:
+    if load_average is None or cores is None:
+        return False
+    return load_average > BUSY_LOAD_PER_CORE * cores
