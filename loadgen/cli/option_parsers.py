@@ -17,7 +17,7 @@ from loadgen.core import units
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, of_reading
 
 if TYPE_CHECKING:
-    from loadgen.core.execution.system_file import SystemSaid
+    from loadgen.core.execution.system_file import SystemDescription
     from loadgen.core.sidecars.profiler import ProfilerOptions
 
 T = TypeVar("T")
@@ -138,11 +138,11 @@ def parse_server(value: Any) -> str:
     return ChoiceParser(*server_names())(value)
 
 
-def parse_system_file(value: Any) -> SystemSaid:
+def parse_system_file(value: Any) -> SystemDescription:
     """Read the description of the system under test."""
     from loadgen.core.execution import system_file
 
-    return system_file.load(Path(parse_text(value)))
+    return system_file.read_system_file(Path(parse_text(value)))
 
 
 def parse_pem_file(value: Any) -> str:

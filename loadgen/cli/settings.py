@@ -17,7 +17,7 @@ from loadgen.cli.user_metadata import collect_secrets, parse_metadata
 from loadgen.core import units
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
 from loadgen.core.execution.plan import Endpoint, Settings
-from loadgen.core.execution.system_file import SystemSaid
+from loadgen.core.execution.system_file import SystemDescription
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 AZURE_API_KEY_VARIABLE = "AZURE_OPENAI_API_KEY"
@@ -34,7 +34,7 @@ def build_settings(options: Mapping[str, Any]) -> Settings:
     errors += _conflicts(values)
     urls: Sequence[str] = values.pop("url", ())
     targets_file: str | None = values.pop("targets", None)
-    system: SystemSaid | None = values.pop("system", None)
+    system: SystemDescription | None = values.pop("system", None)
     if system is not None:  # an option overrides the file
         values = system.target | values
     if values.get("ray") is not None:
@@ -159,7 +159,7 @@ def _keys_of(endpoints: Sequence[Endpoint]) -> list[str | None]:
 
 def _build_metadata(
     values: Mapping[str, Any],
-    system: SystemSaid | None,
+    system: SystemDescription | None,
     api_keys: Sequence[str | None],
     errors: list[LoadgenError],
 ) -> tuple[tuple[str, str], ...]:

@@ -170,6 +170,7 @@ class BodyPrefetch(Bodies):
     """
 
     def __init__(self, job: Job, schedule: Schedule, prompts: Prompts) -> None:
+        """Start the builder and request the first bodies of each stage."""
         encode_body = body_encoder(job, prompts)
         super().__init__(prompts, encode_body, 0, links_responses=links_responses(job))
         self._schedule = schedule

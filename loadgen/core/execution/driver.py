@@ -162,8 +162,8 @@ class Driver:
         # In a stage without a count: how far the ids of two successive sessions of a user are
         # apart.
         self._user_step = [
-            0 if span.session_count is not None else span.concurrency * schedule.max_turns
-            for span in schedule.stages
+            0 if stage.session_count is not None else stage.concurrency * schedule.max_turns
+            for stage in schedule.stages
         ]
         self._drain_ns = settings.drain_ns
         self._load_end_ns = FOREVER
@@ -204,7 +204,9 @@ class Driver:
             await self._finished
         finally:
             self._reactor.wake_at(FOREVER)
-            self._reactor.on_wake = self._reactor.on_tick = self._reactor.on_idle = None
+            self._reactor.on_wake = None
+            self._reactor.on_tick = None
+            self._reactor.on_idle = None
             self._reactor.turn_ns = 0
             self._write_remaining(monotonic_ns())
             self._sampling.close()
@@ -233,23 +235,21 @@ class Driver:
         if self._finished.done():
             return
         now = monotonic_ns()
-        if self.interrupted or (now >= self._load_end_ns and not self.stopped):
-            self.interrupted = True
-            self._dispatcher.stop()
-            self._cancel_all(Failure("interrupted", "interrupted by the user"))
-            self._record_unsent_slots("interrupted")
-            self._finish()
-            return
+        is_only_draining = now >= self._load_end_ns and not self.stopped
+        ends_at_once = self.interrupted or is_only_draining
         self.interrupted = True
         self._dispatcher.stop()
+        if ends_at_once:
+            self._cancel_all(Failure("interrupted", "interrupted by the user"))
         self._record_unsent_slots("interrupted")
-        self._drain_end_ns = min(
-            self._drain_end_ns, now + min(self._drain_ns, MAX_DRAIN_AFTER_STOP_NS)
-        )
+        if ends_at_once:
+            self._finish()
+            return
+        drain_ns = min(self._drain_ns, MAX_DRAIN_AFTER_STOP_NS)
+        self._drain_end_ns = min(self._drain_end_ns, now + drain_ns)
         self._check_finished()
 
-    # -- starting and ending requests
-    # ----------------------------------------------------------------------------
+    # Starting and ending requests
 
     def _on_wake(self, now: int) -> None:
         """Start the requests that are due."""
@@ -480,8 +480,7 @@ class Driver:
         for target, exchange in list(self._in_flight.values()):
             self._clients[target].cancel(exchange, failure)
 
-    # -- housekeeping
-    # --------------------------------------------------------------------------------------------
+    # Housekeeping
 
     def _on_tick(self, now: int) -> None:
         """Check timeouts and the end of the drain, and write what was recorded."""

@@ -150,7 +150,7 @@ ASKED = {
 OF_THE_TARGET = ("gpus", "shape", "region")
 
 
-class SystemSaid(NamedTuple):
+class SystemDescription(NamedTuple):
     """The content of a system file.
 
     Attributes:
@@ -162,7 +162,7 @@ class SystemSaid(NamedTuple):
     target: dict[str, Any]
 
 
-def load(path: Path, env: Mapping[str, str] = os.environ) -> SystemSaid:
+def read_system_file(path: Path, env: Mapping[str, str] = os.environ) -> SystemDescription:
     """Read a system file.
 
     Raises UserError if the file cannot be read, and Faults with all mistakes in it.
@@ -178,7 +178,7 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> SystemSaid:
     metadata = values.pop("metadata")
     for key, text_of_value in _flatten(values):
         metadata[SYSTEM + key] = text_of_value
-    return SystemSaid(metadata, target)
+    return SystemDescription(metadata, target)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -152,11 +152,15 @@ async def _build_first_bodies(bodies: Bodies, part: Schedule) -> list[Iterator[i
     if isinstance(bodies, BodyPrefetch):
         await bodies.receive_first_bodies()
         return []
-    numbers = [part.slot_ids_of(span) for span in part.stages]
-    for stage, span in enumerate(part.stages):
-        most = BODIES_AHEAD if span.session_count is None else None
-        bodies.build(stage, numbers[stage], max_bodies=most, max_cpu_s=_MAX_BUILD_CPU_S)
-    return numbers
+    numbers_by_stage = [part.slot_ids_of(stage) for stage in part.stages]
+    for stage, numbers in zip(part.stages, numbers_by_stage, strict=True):
+        bodies.build(
+            stage.index,
+            numbers,
+            max_bodies=BODIES_AHEAD if stage.session_count is None else None,
+            max_cpu_s=_MAX_BUILD_CPU_S,
+        )
+    return numbers_by_stage
 
 
 def _create_redactor(job: Job) -> Callable[[str], str]:
@@ -181,9 +185,9 @@ def needs_builder_process(schedule: Schedule, tuning: Tuning) -> bool:
     if schedule.slot_count is not None and schedule.slot_count > tuning.most_ahead:
         return True
     return any(
-        (span.length_ns or 0) > tuning.long_ns or span.concurrency > BODIES_AHEAD // 4
-        for span in schedule.stages
-        if span.session_count is None
+        (stage.length_ns or 0) > tuning.long_ns or stage.concurrency > BODIES_AHEAD // 4
+        for stage in schedule.stages
+        if stage.session_count is None
     )
 
 
@@ -193,7 +197,8 @@ def connections_to_open(part: Schedule) -> int:
     One per virtual user, or an estimate for an open loop, and never more than there are requests.
     """
     users = max(
-        (len(part.virtual_users_of(span)) for span in part.stages if span.concurrency), default=0
+        (len(part.virtual_users_of(stage)) for stage in part.stages if stage.is_closed_loop),
+        default=0,
     )
     if users:
         count = users * part.sessions.max_parallel_turns

@@ -25,7 +25,7 @@ SIM = ("qa", "--url", "sim:gb300-vm", "--request-rate", "5", "--duration", "10s"
 
 
 def test_the_example_has_every_key_and_nothing_is_missing_then() -> None:
-    told, target = system_file.load(EXAMPLE)
+    told, target = system_file.read_system_file(EXAMPLE)
     keys = {key.removeprefix("system.") for key in told} | target.keys()
     parts = {
         "host": system_file.HostsOfServers,
@@ -54,7 +54,8 @@ def test_what_nobody_says_is_named_and_what_the_server_says_counts(tmp_path: Pat
     file = tmp_path / "system.yaml"
     file.write_text("name: node-7\naccelerator: {model: NVIDIA H200}\n")
     missing = system_file.missing_facts(
-        system_file.load(file).metadata, TargetFacts(server="vllm", version="0.12", precision="fp8")
+        system_file.read_system_file(file).metadata,
+        TargetFacts(server="vllm", version="0.12", precision="fp8"),
     )
     assert "status" in missing["MLPerf"] and "host.memory" in missing["MLPerf"]
     assert "parallelism.tensor" in missing["InferenceX"]
@@ -83,7 +84,7 @@ def test_a_wrong_file_is_told_with_its_place(
     file = tmp_path / "system.yaml"
     file.write_text(text)
     with refused(CombinedError, code, where=f"system.yaml:{place}") as found:
-        system_file.load(file)
+        system_file.read_system_file(file)
     assert len(found.value.faults) == 1
 
 

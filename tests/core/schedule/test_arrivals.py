@@ -77,7 +77,7 @@ def mt19937(seed: int, n: int) -> list[int]:
         ),  # in gaps of months the last bit of a logarithm is whole nanoseconds
     ],
 )
-def test_the_vectorised_draw_is_the_scalar_one_in_every_nanosecond(
+def test_vectorised_gaps_equal_scalar_gaps_to_the_nanosecond(
     rate: float, count: int, seeds: list[int]
 ) -> None:
     """The rule of the oracle, written out one gap at a time with libm's logarithm."""
@@ -96,7 +96,7 @@ def test_the_vectorised_draw_is_the_scalar_one_in_every_nanosecond(
     ("rate", "duration_s", "count", "multiple"),
     [(10.0, 60, 1, 1), (10.0, 1, 200, 1), (10.0, 60, 1, 500), (1e6, 0, 1, 1)],
 )
-def test_minimums_are_loadgens_stop_rule(
+def test_minimum_length_follows_the_stop_rule_of_loadgen(
     rate: float, duration_s: int, count: int, multiple: int
 ) -> None:
     made = arrivals.poisson_arrivals_at_least(
@@ -113,7 +113,7 @@ def test_minimums_are_loadgens_stop_rule(
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_whichever_of_duration_and_count_comes_first_stops(law: str) -> None:
+def test_arrivals_end_at_the_duration_or_the_count_whichever_is_first(law: str) -> None:
     make = LAWS[law]
     both = make(duration_ns=4 * S, count=10_000)
     assert both.end_ns == 4 * S
@@ -195,7 +195,7 @@ def exponential(x: np.ndarray) -> np.ndarray:
     ],
     ids=["poisson", "gamma 1", "gamma 2", "gamma 1/2"],
 )
-def test_gaps_follow_their_law(
+def test_gaps_follow_their_distribution(
     made: Arrivals, variation: float, cdf: Callable[[np.ndarray], np.ndarray]
 ) -> None:
     gaps = np.diff(made.offsets_ns) * 50.0 / 1e9  # in means
@@ -222,7 +222,7 @@ def test_a_ramp_is_poisson_in_its_own_time(low: float, high: float) -> None:
     assert furthest((low * t + (high - low) / 100 * t * t / 2) / 20_000, lambda share: share) < 1.63
 
 
-def test_an_infinite_rate_is_everything_at_once() -> None:
+def test_infinite_rate_sends_everything_at_once() -> None:
     made = arrivals.constant_arrivals(math.inf, count=100)
     assert made.offsets_ns.tolist() == [0] * 100
     assert made.end_ns == 0

@@ -1,4 +1,4 @@
-"""Closed loops: how lanes begin and hand over, and what the figures then say. All in virtual time."""
+"""Closed loops: how users begin and hand over, and what the figures then say. All in virtual time."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_warm_up_does_not_add_to_the_rate() -> None:
 
 @pytest.mark.parametrize("count", [12, 20, 21, 40])
 @pytest.mark.parametrize("ramp_ns", [0, TAKES_NS, 3 * TAKES_NS])
-def test_the_rate_does_not_depend_on_how_lanes_begin(count: int, ramp_ns: int) -> None:
+def test_rate_does_not_depend_on_how_virtual_users_start(count: int, ramp_ns: int) -> None:
     true_rate = 4 / (TAKES_NS / S)
     for stages in (
         [closed(4, ramp_ns, count=count)],
@@ -113,14 +113,14 @@ def test_the_rate_does_not_depend_on_how_lanes_begin(count: int, ramp_ns: int) -
         assert (summary.load.in_flight_max or 0) <= 4
 
 
-def test_a_level_counts_no_request_of_another_stage() -> None:
+def test_stage_counts_no_request_of_another_stage() -> None:
     summary = summary_of(
         closed(8, duration_ns=10 * S), closed(4, duration_ns=20 * S), closed(6, duration_ns=20 * S)
     )
-    for stage, lanes in zip(summary.stages, (8, 4, 6), strict=True):
-        assert stage.load.steady_completed_rps == pytest.approx(lanes / (TAKES_NS / S), rel=0.08)
+    for stage, users in zip(summary.stages, (8, 4, 6), strict=True):
+        assert stage.load.steady_completed_rps == pytest.approx(users / (TAKES_NS / S), rel=0.08)
         assert stage.tokens.steady_output_per_s == pytest.approx(
-            lanes * TOKENS / (TAKES_NS / S), rel=0.08
+            users * TOKENS / (TAKES_NS / S), rel=0.08
         )
 
 
@@ -137,13 +137,13 @@ def test_an_open_loop_completes_no_more_than_it_offers() -> None:
     )
 
 
-def test_without_time_of_its_own_a_load_has_no_steady_figures_and_says_so() -> None:
+def test_load_without_steady_state_has_no_steady_metrics_and_a_note() -> None:
     summary = summary_of(warm(constant(40.0, duration_ns=3 * S)), constant(10.0, count=10))
     assert summary.window.steady.duration_s is None and summary.load.steady_completed_rps is None
     assert says(summary.verdict.warning_codes, "never_steady")
 
 
-# -- how lanes begin ---------------------------------------------------------------------------------------------------
+# -- how users begin ---------------------------------------------------------------------------------------------------
 
 
 class Asked:
@@ -180,15 +180,17 @@ def begun(
     ]
 
 
-def auto(lanes: int, **stop: Any) -> Stage:
-    return Stage(name="load", arrival=Closed(concurrency=lanes), **stop)
+def auto(users: int, **stop: Any) -> Stage:
+    return Stage(name="load", arrival=Closed(concurrency=users), **stop)
 
 
 E_NS = 1240 * MS
 FIRST = staggered_start.FIRST_ROUND
 
 
-def test_lanes_begin_spread_over_an_answer_and_their_first_round_is_left_out() -> None:
+def test_virtual_users_start_over_one_response_time_and_their_first_requests_are_not_measured() -> (
+    None
+):
     assert begun(auto(4, count=20)) == [("load", True, None, 20, E_NS, "probe")], (
         "all requests of -n count"
     )
@@ -208,7 +210,7 @@ def test_lanes_begin_spread_over_an_answer_and_their_first_round_is_left_out() -
     )
 
 
-def test_what_the_user_asks_of_the_start_is_kept() -> None:
+def test_requested_start_of_virtual_users_is_kept() -> None:
     herd = Stage(name="load", arrival=Closed(concurrency=4, ramp_ns=0), duration_ns=60 * S)
     assert begun(herd) == [
         (FIRST, False, MS, None, 0, "asked"),
@@ -220,7 +222,7 @@ def test_what_the_user_asks_of_the_start_is_kept() -> None:
     assert begun(op) == [("load", True, S, None, None, "")]
 
 
-def test_a_warm_up_begins_the_lanes_of_what_follows() -> None:
+def test_warm_up_starts_the_virtual_users_of_the_next_stage() -> None:
     before = Stage(
         name="warm-up", arrival=Closed(concurrency=4), duration_ns=10 * S, measured=False
     )
@@ -232,11 +234,11 @@ def test_a_warm_up_begins_the_lanes_of_what_follows() -> None:
     assert begun(short, auto(4, duration_ns=60 * S))[0] == (FIRST, False, E_NS, None, E_NS, "probe")
     more = begun(before, auto(4, duration_ns=60 * S), auto(8, duration_ns=60 * S))
     assert [name for name, *_ in more] == ["warm-up", "load", FIRST, "load"], (
-        "lanes that are new have a first round too"
+        "users that are new have a first round too"
     )
 
 
-def test_the_words() -> None:
+def test_start_of_virtual_users_is_described() -> None:
     assert (
         staggered_start.describe_start(1.24, "probe", 4)
         == "starts staggered over 1.24 s (one response time, by the probe)"
@@ -257,7 +259,7 @@ def test_the_words() -> None:
 VM = ("--url", "sim:gb300-vm", "--gpus", "4", "--seed", "1")
 
 
-def test_a_run_says_and_stores_how_its_lanes_begin(
+def test_run_reports_and_stores_how_its_virtual_users_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ("run", "rag", *VM, "-c", "8", "--output-tokens", "64", "--warmup", "0")
@@ -285,7 +287,7 @@ def test_a_run_says_and_stores_how_its_lanes_begin(
     lanes_first = {
         int(row["virtual_user"]): int(row["stage"]) for row in np.sort(first, order="due_ns")[::-1]
     }
-    assert set(lanes_first.values()) == {0}, "the first request of every lane is not measured"
+    assert set(lanes_first.values()) == {0}, "the first request of every user is not measured"
 
 
 def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
@@ -342,22 +344,24 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     assert exits(*search, "-o", str(tmp_path / "search")) == 0
     found = capacity.load_capacity((tmp_path / "search" / capacity.CAPACITY_FILE).read_bytes())
     evidence = load_summary((tmp_path / "search" / found.evidence / "summary.json").read_bytes())
-    lanes = round(found.rate_per_s * (evidence.e2e_ms.mean or 0) / 1e3)  # in flight at that rate
-    levels = f"{lanes // 2},{round(lanes * 0.9)},{lanes * 3}"
+    users = round(found.rate_per_s * (evidence.e2e_ms.mean or 0) / 1e3)  # in flight at that rate
+    levels = f"{users // 2},{round(users * 0.9)},{users * 3}"
     assert (
-        exits("sweep", *common, "-c", levels, "-n", str(lanes * 6), "-o", str(tmp_path / "sweep"))
+        exits("sweep", *common, "-c", levels, "-n", str(users * 6), "-o", str(tmp_path / "sweep"))
         == 0
     )
     told = capsys.readouterr().out
     swept = capacity.load_capacity((tmp_path / "sweep" / capacity.CAPACITY_FILE).read_bytes())
     assert swept.rate_per_s == pytest.approx(found.rate_per_s, rel=0.15), (
-        "at nine tenths of the lanes"
+        "at nine tenths of the users"
     )
     assert swept.lower_bound and "missed it, and the end lies between" in swept.lower_bound_reason
     assert swept.lower_bound_reason in " ".join(told.split())
 
 
-def test_lanes_in_step_give_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_synchronous_virtual_users_give_only_a_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "s")
     common = (
         "sweep",
@@ -394,7 +398,7 @@ def test_without_stagger_every_virtual_user_starts_at_the_start_time(tmp_path: P
 @pytest.mark.parametrize(
     "options", [("--request-rate", "4", "--stagger", "2s"), ("-c", "4", "--stagger", "soon")]
 )
-def test_a_stagger_that_cannot_be_is_an_error(
+def test_invalid_stagger_is_an_error(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
     assert exits("run", "qa", "--url", "sim:gb300-vm", "-n", "20", *options) == 2

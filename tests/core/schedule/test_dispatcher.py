@@ -128,7 +128,7 @@ bounded_stages = st.lists(
             st.integers(1, 3),
         ),
         st.builds(
-            lambda lanes, count, ramp: closed(lanes, ramp * MS, count=count),
+            lambda users, count, ramp: closed(users, ramp * MS, count=count),
             st.integers(1, 9),
             st.integers(1, 40),
             st.sampled_from([0, 1, 700, 5_000]),
@@ -150,7 +150,7 @@ bounded_stages = st.lists(
     share=st.sampled_from([(0, 1), (0, 2), (1, 2), (4, 5)]),
     late_ns=st.sampled_from([0, 0, 700 * MS]),
 )
-def test_every_slot_comes_out_exactly_once(
+def test_every_slot_is_returned_exactly_once(
     stages, turns, cap, failing, seed, stop_ns, limit, share, late_ns
 ) -> None:
     schedule = shard(build_schedule(workload(*stages, turns=turns, tool_ns=200 * MS), seed), *share)
@@ -179,15 +179,15 @@ def test_every_slot_comes_out_exactly_once(
             slot.turn,
             to_none(slot.virtual_user),
         )
-    check_chains(schedule, run)
-    check_lanes(schedule, run, cap, late_ns > 0)
+    check_sessions(schedule, run)
+    check_virtual_users(schedule, run, cap, late_ns > 0)
 
 
 def to_none(column_value: int) -> int | None:
     return None if column_value == NOT_APPLICABLE else column_value
 
 
-def check_chains(schedule: Schedule, run: Run) -> None:
+def check_sessions(schedule: Schedule, run: Run) -> None:
     """A turn is due its pause after the end of the one before, and never sent when that one was not."""
     sent = {start.slot_id: start for start in run.sent}
     for number, start in sent.items():
@@ -199,7 +199,7 @@ def check_chains(schedule: Schedule, run: Run) -> None:
         elif slot.due_ns >= 0 and schedule.stages[slot.stage].start_ns is not None:
             waits = (
                 slot.stage > 0 and slot.virtual_user >= 0
-            )  # a lane takes over when the stage before leaves it a place
+            )  # a user takes over when the stage before leaves it a place
             assert start.due_ns >= slot.due_ns if waits else start.due_ns == slot.due_ns
     for start in run.all:
         before = start.slot_id - 1 if start.turn else None
@@ -209,8 +209,8 @@ def check_chains(schedule: Schedule, run: Run) -> None:
             assert before in sent
 
 
-def check_lanes(schedule: Schedule, run: Run, cap: int | None, late: bool) -> None:
-    """A lane has one request at a time, an open loop no more than its cap; what starts does so in order of due."""
+def check_virtual_users(schedule: Schedule, run: Run, cap: int | None, late: bool) -> None:
+    """A user has one request at a time, an open loop no more than its cap; what starts does so in order of due."""
     assert [now for now, _ in run.starts] == sorted(now for now, _ in run.starts)
     busy: dict[tuple[int, int], int] = {}
     for now, start in run.starts:
@@ -223,11 +223,11 @@ def check_lanes(schedule: Schedule, run: Run, cap: int | None, late: bool) -> No
             assert busy.get((start.stage, start.virtual_user), 0) <= now
             busy[start.stage, start.virtual_user] = run.ends.get(start.slot_id, now)
             assert 0 <= start.virtual_user < schedule.stages[start.stage].concurrency
-    lanes = max(span.concurrency for span in schedule.stages)
+    users = max(span.concurrency for span in schedule.stages)
     if cap is not None:
         assert run.most <= cap + sum(span.concurrency for span in schedule.stages)
-    elif len(schedule.stages) == 1 and lanes:
-        assert run.most <= lanes
+    elif len(schedule.stages) == 1 and users:
+        assert run.most <= users
 
 
 def test_open_loop_starts_are_those_of_the_columns() -> None:
@@ -240,7 +240,7 @@ def test_open_loop_starts_are_those_of_the_columns() -> None:
     assert [start.due_ns for start in run.sent] == columns.due_ns.tolist()
 
 
-def test_thirty_thousand_slots() -> None:
+def test_thirty_thousand_slots_are_dispatched_fast() -> None:
     """The size at which blocks, heap and cursors have all turned over many times."""
     mixed = workload(
         gamma(3000.0, 0.3, count=12_000), closed(100, count=9_000), constant(1e5, count=9_000)
@@ -250,7 +250,7 @@ def test_thirty_thousand_slots() -> None:
     assert numbers(run.sent) == list(range(30_000))
 
 
-def test_the_cap_drops_and_never_delays() -> None:
+def test_limit_in_flight_drops_requests_and_never_delays_them() -> None:
     schedule = build_schedule(workload(constant(10.0, count=20)), 1)
     run = drive(
         Dispatcher(schedule, max_in_flight=2), lasting(250 * MS)
@@ -285,7 +285,7 @@ def test_a_dropped_or_failed_turn_drops_the_rest_of_its_conversation_once() -> N
     }
 
 
-def test_the_cap_does_not_drop_in_closed_loop() -> None:
+def test_limit_in_flight_does_not_apply_to_a_closed_loop() -> None:
     run = drive(
         Dispatcher(build_schedule(workload(closed(8, count=50)), 1), max_in_flight=2), lasting(MS)
     )
@@ -293,8 +293,8 @@ def test_the_cap_does_not_drop_in_closed_loop() -> None:
     assert run.most == 8
 
 
-def test_lanes_wait_in_order_for_a_place_in_prefill() -> None:
-    """Eight lanes, one in prefill at a time for 10 ms: a start each 10 ms, due when the one before has its first
+def test_virtual_users_wait_in_order_for_room_in_prefill() -> None:
+    """Eight users, one in prefill at a time for 10 ms: a start each 10 ms, due when the one before has its first
     output. Seven answers of 70 ms are in flight.
     """
     run = drive(
@@ -308,7 +308,7 @@ def test_lanes_wait_in_order_for_a_place_in_prefill() -> None:
     assert (run.most, run.most_in_prefill) == (7, 1)
 
 
-def test_an_open_loop_drops_what_finds_prefill_full() -> None:
+def test_open_loop_drops_requests_above_the_limit_in_prefill() -> None:
     """A gap of 100 ms, 250 ms of prefill, two places: as with the cap in flight, one of three finds none."""
     schedule = build_schedule(workload(constant(10.0, count=20)), 1)
     run = drive(Dispatcher(schedule, max_in_prefill=2), lasting(900 * MS), prefill_ns=250 * MS)
@@ -357,7 +357,7 @@ def test_a_cap_on_prefill_loses_no_slot(
     }
 
 
-def test_lanes_that_wait_for_prefill_when_their_stage_ends_leave() -> None:
+def test_virtual_users_that_wait_for_prefill_end_with_their_stage() -> None:
     """Of conversations too: the stage is over at 1 s, and nothing starts from then on."""
     schedule = build_schedule(workload(closed(4, duration_ns=S), turns=3, tool_ns=MS), 1)
     run = drive(Dispatcher(schedule, max_in_prefill=1), lasting(300 * MS), prefill_ns=90 * MS)
@@ -370,9 +370,9 @@ def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_rea
     run = drive(Dispatcher(schedule), lambda start: ((1 + start.virtual_user) * 100 * MS, True))
     assert all(start.due_ns < S for start in run.all)
     assert not run.unsent
-    per_lane = Counter(start.virtual_user for start in run.sent)
-    assert per_lane == {0: 10, 1: 5, 2: 4}
-    for start in run.sent:  # number = i * lanes + k
+    starts_by_user = Counter(start.virtual_user for start in run.sent)
+    assert starts_by_user == {0: 10, 1: 5, 2: 4}
+    for start in run.sent:  # number = i * users + k
         assert start.slot_id % 3 == start.virtual_user
     stopped = drive(Dispatcher(schedule), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.sent) == 15
@@ -385,7 +385,7 @@ def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_rea
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_lanes_begin_one_after_the_other(parts: int) -> None:
+def test_virtual_users_start_one_after_the_other(parts: int) -> None:
     schedule = build_schedule(
         workload(constant(2.0, duration_ns=S), closed(4, 200 * MS, duration_ns=S)), 1
     )
@@ -407,19 +407,19 @@ def test_lanes_begin_one_after_the_other(parts: int) -> None:
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(
+def test_turns_after_the_end_of_a_closed_loop_are_never_scheduled(
     failing: bool,
 ) -> None:
     schedule = build_schedule(workload(closed(2, duration_ns=S), turns=3, tool_ns=200 * MS), 1)
     run = drive(
         Dispatcher(schedule), lambda start: (150 * MS, not (failing and start.due_ns >= 900 * MS))
     )
-    lane = [
+    user = [
         (start.session, start.turn, start.due_ns // MS)
         for start in run.all
         if start.virtual_user == 0
     ]
-    assert lane == [
+    assert user == [
         (0, 0, 0),
         (0, 1, 350),
         (0, 2, 700),
@@ -429,14 +429,14 @@ def test_turns_beyond_the_end_of_a_closed_loops_duration_were_never_scheduled(
     assert [start.turn for start in slow.all] == [0, 0]
 
 
-def test_a_lane_runs_whole_conversations_one_after_another() -> None:
+def test_virtual_user_sends_one_conversation_after_another() -> None:
     schedule = build_schedule(workload(closed(2, count=4), turns=3, tool_ns=50 * MS), 1)
     run = drive(Dispatcher(schedule), lasting(100 * MS))
-    lane = [
+    user = [
         (start.session, start.turn, now) for now, start in run.starts if start.virtual_user == 1
     ]
     expected = [0, 150, 300, 400, 550, 700]  # no pause between conversations
-    assert lane == [(1 + 2 * (i // 3), i % 3, at * MS) for i, at in enumerate(expected)]
+    assert user == [(1 + 2 * (i // 3), i % 3, at * MS) for i, at in enumerate(expected)]
     failing = drive(Dispatcher(schedule), lambda start: (100 * MS, False))
     assert [
         (start.session, now)
@@ -462,7 +462,7 @@ def test_a_lane_runs_whole_conversations_one_after_another() -> None:
         (closed(2, count=4, duration_ns=S), 300 * MS, 600 * MS),
     ],
 )
-def test_where_the_next_stage_begins(first, service_ns: int, expected_ns: int) -> None:
+def test_start_of_the_next_stage(first, service_ns: int, expected_ns: int) -> None:
     schedule = build_schedule(workload(first, constant(10.0, count=3)), 1)
     run = drive(Dispatcher(schedule), lasting(service_ns))
     second = [start for start in run.sent if start.stage == 1]
@@ -471,7 +471,7 @@ def test_where_the_next_stage_begins(first, service_ns: int, expected_ns: int) -
     assert len(set(numbers_seen)) == len(numbers_seen)
 
 
-def test_a_stage_that_ends_late_does_not_end_the_one_after() -> None:
+def test_stage_that_ends_late_does_not_end_the_next_stage() -> None:
     schedule = build_schedule(
         workload(
             closed(2, count=2, duration_ns=S), constant(10.0, count=20), constant(1.0, count=1)
@@ -482,7 +482,7 @@ def test_a_stage_that_ends_late_does_not_end_the_one_after() -> None:
     assert [start.due_ns for start in run.sent if start.stage == 2] == [3 * S]
 
 
-def test_a_late_driver_does_not_move_what_was_planned() -> None:
+def test_late_driver_does_not_change_due_times() -> None:
     dispatcher = Dispatcher(
         build_schedule(workload(closed(1, count=1, duration_ns=S), constant(10.0, count=3)), 1)
     )
@@ -502,11 +502,11 @@ def test_a_late_driver_does_not_move_what_was_planned() -> None:
     assert [(start.slot_id, start.due_ns) for start in talk.take_due_slots(S)] == [(1, 200 * MS)]
     talk.report_finished(
         1, 300 * MS, True
-    )  # told late: the lane that waited for the conversation begins at its stage's start
+    )  # told late: the user that waited for the conversation begins at its stage's start
     assert [(start.slot_id, start.due_ns) for start in talk.take_due_slots(S)] == [(2, 500 * MS)]
 
 
-def test_everything_at_once_keeps_the_order_of_its_stages() -> None:
+def test_simultaneous_arrivals_keep_the_order_of_their_stages() -> None:
     schedule = build_schedule(
         workload(constant(float("inf"), count=3), constant(float("inf"), count=2)), 1
     )
@@ -515,7 +515,7 @@ def test_everything_at_once_keeps_the_order_of_its_stages() -> None:
     ] * 3 + [(1, 0)] * 2
 
 
-def test_an_open_loop_stage_leaves_its_conversations_to_finish() -> None:
+def test_conversations_continue_after_the_end_of_an_open_loop_stage() -> None:
     schedule = build_schedule(
         workload(
             constant(2.0, duration_ns=S), constant(2.0, duration_ns=S), turns=3, tool_ns=400 * MS
@@ -531,7 +531,9 @@ def test_an_open_loop_stage_leaves_its_conversations_to_finish() -> None:
 @given(
     stages=bounded_stages, turns=st.integers(1, 3), n=st.integers(1, 5), seed=st.integers(0, 100)
 )
-def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed: int) -> None:
+def test_shards_together_start_the_slots_of_one_worker(
+    stages, turns: int, n: int, seed: int
+) -> None:
     schedule = build_schedule(workload(*stages, turns=turns, tool_ns=MS), seed)
 
     def took(start: DispatchedSlot) -> tuple[int, bool]:
@@ -540,7 +542,7 @@ def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed:
     whole = drive(Dispatcher(schedule), took)
     parts = [drive(Dispatcher(shard(schedule, i, n)), took) for i in range(n)]
     together = sorted((astuple(start) for part in parts for start in part.sent), key=itemgetter(0))
-    # each share begins such a stage by itself, and its lanes take over from its own requests
+    # each share begins such a stage by itself, and its users take over from its own requests
     if any(span.start_ns is None or (span.concurrency and span.index) for span in schedule.stages):
         assert [start[:5] for start in together] == [
             start[:5] for start in sorted(map(astuple, whole.sent), key=itemgetter(0))
@@ -549,7 +551,7 @@ def test_workers_together_start_what_one_would(stages, turns: int, n: int, seed:
         assert together == sorted(map(astuple, whole.sent), key=itemgetter(0))
 
 
-def test_after_stop_nothing_starts_and_what_did_not_is_told_with_its_reason() -> None:
+def test_after_stop_nothing_starts_and_unsent_slots_have_a_reason() -> None:
     schedule = build_schedule(workload(constant(10.0, count=5), closed(2, count=6)), 1)
     dispatcher = Dispatcher(schedule)
     with pytest.raises(RuntimeError):
@@ -569,12 +571,12 @@ def test_after_stop_nothing_starts_and_what_did_not_is_told_with_its_reason() ->
     assert [start.due_ns for start in unsent[:3]] == [200 * MS, 300 * MS, 400 * MS]
     assert [start.due_ns for start in unsent[3:]] == [
         -1
-    ] * 6  # when the lanes would have come to them is not known
+    ] * 6  # when the users would have come to them is not known
     with pytest.raises(KeyError):
         dispatcher.report_finished(first.slot_id, S, True)
 
 
-def test_of_a_lane_that_stands_only_its_next_start_has_an_instant() -> None:
+def test_only_the_next_unsent_slot_of_a_virtual_user_has_a_due_time() -> None:
     dispatcher = Dispatcher(build_schedule(workload(closed(1, count=3), turns=2), 1))
     dispatcher.take_due_slots(0)
     dispatcher.report_finished(0, 5 * MS, True)
@@ -588,7 +590,7 @@ def test_of_a_lane_that_stands_only_its_next_start_has_an_instant() -> None:
     ]
 
 
-def test_plain_integers_come_out() -> None:
+def test_slots_contain_plain_integers() -> None:
     """NumPy scalars would be several times slower in everything done with them, and would not pack."""
     mixed = workload(poisson(100.0, count=10), closed(2, count=10), turns=2, tool_ns=MS)
     run = drive(Dispatcher(build_schedule(mixed, 1)), lasting(MS), stop_ns=60 * MS)
@@ -619,13 +621,15 @@ def most_in_flight(run: Run, since_ns: int = 0) -> int:
     seed=st.integers(0, 1000),
     parts=st.integers(1, 3),
 )
-def test_lanes_hand_over_and_never_exceed_their_number(laws, turns, failing, seed, parts) -> None:
-    """Of several closed loops, also with other numbers of lanes: none starts beside more than its own lanes allow."""
+def test_virtual_users_of_successive_stages_never_exceed_the_concurrency(
+    laws, turns, failing, seed, parts
+) -> None:
+    """Of several closed loops, also with other numbers of users: none starts beside more than its own users allow."""
     stages = [
-        closed(lanes, ramp * MS, duration_ns=S)
+        closed(users, ramp * MS, duration_ns=S)
         if count is None
-        else closed(lanes, ramp * MS, count=count)
-        for lanes, ramp, count in laws
+        else closed(users, ramp * MS, count=count)
+        for users, ramp, count in laws
     ]
     schedule = build_schedule(workload(*stages, turns=turns, tool_ns=50 * MS), seed)
     for part in range(parts):
@@ -641,12 +645,12 @@ def test_lanes_hand_over_and_never_exceed_their_number(laws, turns, failing, see
                 allowed = [
                     len(share.virtual_users_of(span)) for span in share.stages[stage : begun + 2]
                 ]
-                # beside a stage that takes over, the lanes that are left of earlier ones count among the new ones
+                # beside a stage that takes over, the users that are left of earlier ones count among the new ones
                 assert level <= max(allowed), (stage, level)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_warm_up_hands_its_lanes_over(parts: int) -> None:
+def test_virtual_users_of_a_warm_up_are_replaced_one_by_one(parts: int) -> None:
     warm = closed(4, duration_ns=2 * S).model_copy(update={"measured": False})
     schedule = build_schedule(workload(warm, closed(4, count=20)), 1)
     for part in range(parts):
@@ -654,12 +658,12 @@ def test_a_warm_up_hands_its_lanes_over(parts: int) -> None:
         assert most_in_flight(run) == 4 // parts
         first = [start.due_ns for start in run.sent if start.stage == 1][: 4 // parts]
         assert first == [2450 * MS] * (4 // parts), (
-            "each when the warm-up request of its lane has ended"
+            "each when the warm-up request of its user has ended"
         )
         assert len([start for start in run.sent if start.stage == 1]) == 20 // parts
 
 
-def test_a_warm_up_by_count_leaves_no_lane_idle() -> None:
+def test_warm_up_with_a_count_leaves_no_virtual_user_idle() -> None:
     warm = closed(3, count=7).model_copy(update={"measured": False})
     schedule = build_schedule(workload(warm, closed(3, count=9)), 1)
     run = drive(Dispatcher(schedule), lasting(100 * MS))
@@ -677,7 +681,7 @@ def test_a_warm_up_by_count_leaves_no_lane_idle() -> None:
     assert most_in_flight(run) == 3
 
 
-def test_fewer_lanes_wait_until_there_are_fewer_in_flight_and_more_begin_spread() -> None:
+def test_stage_with_fewer_users_waits_and_new_users_start_staggered() -> None:
     down = build_schedule(workload(closed(8, duration_ns=S), closed(3, duration_ns=S)), 1)
     run = drive(Dispatcher(down), lambda start: ((300 + 50 * start.virtual_user) * MS, True))
     second = [start for start in run.sent if start.stage == 1]
@@ -717,7 +721,7 @@ stages: [{arrival: {closed: {concurrency: 1, ramp: 0s}}, duration: 50ms}]
 """
 
 
-def test_a_task_that_the_end_of_its_stage_cut_drops_nothing_when_a_branch_fails(
+def test_task_that_the_end_of_its_stage_cuts_drops_nothing_when_a_branch_fails(
     tmp_path: Path,
 ) -> None:
     """The slow branch would be due after the end of the stage: it was never scheduled."""

@@ -31,6 +31,6 @@ def test_a_closed_loop_with_a_count_depends_on_the_response_time() -> None:
     assert forecast_of(stage) == (60, None, 20, 6)
 
 
-def test_the_total_weighs_mean_lengths_by_requests() -> None:
+def test_combined_forecast_weighs_mean_lengths_by_requests() -> None:
     loads = [Forecast(10, 5.0, 100.0, 1.0), Forecast(30, 7.0, 20.0, 5.0)]
     assert combine_forecasts(loads) == (40, 12.0, 40.0, 4.0)

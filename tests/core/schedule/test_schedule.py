@@ -1,4 +1,4 @@
-"""The timetable: columns, shares and fingerprints of every mode, and LoadGen's draw behind an explicit seed."""
+"""The schedule: columns, shares and fingerprints of every mode, and LoadGen's draw behind an explicit seed."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def slot(
     stage: int,
     session: int,
     turn: int,
-    lane: int,
+    user: int,
 ) -> Slot:
-    return Slot(number, due_ns, after, pause_ns, stage, session, turn, lane)
+    return Slot(number, due_ns, after, pause_ns, stage, session, turn, user)
 
 
 TABLES = {
@@ -103,7 +103,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_columns_and_slots(name: str) -> None:
+def test_columns_and_single_slots_agree_with_the_expected_schedule(name: str) -> None:
     made, expected = TABLES[name]
     whole = build_schedule(made, 1)
     assert lines(whole) == expected
@@ -127,7 +127,7 @@ stages: [{arrival: {constant: 5/s}, count: 20}]
 """
 
 
-def test_a_slot_is_found_by_its_number_in_tasks_of_unlike_size(tmp_path: Path) -> None:
+def test_slot_is_found_by_its_id_in_tasks_of_different_size(tmp_path: Path) -> None:
     file = tmp_path / "workload.yaml"
     file.write_text(TASKS_OF_UNLIKE_SIZE)
     whole = build_schedule(load(str(file)), seed=1)
@@ -139,7 +139,7 @@ def test_a_slot_is_found_by_its_number_in_tasks_of_unlike_size(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
-def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None:
+def test_explicit_schedule_seed_reproduces_the_schedule_of_loadgen(run: dict[str, int]) -> None:
     measured = poisson(float(run["qps"]), count=run["queries"])
     warm_up = stage(Poisson(rate=float(run["qps"])), count=1000, measured=False)
     made = build_schedule(
@@ -157,7 +157,7 @@ def test_an_explicit_schedule_seed_is_loadgens_draw(run: dict[str, int]) -> None
 @pytest.mark.parametrize(
     "law", [poisson(50.0, count=100), gamma(50.0, 0.5, count=100), ramp(10.0, 90.0, count=100)]
 )
-def test_draws_are_a_function_of_the_seed_and_differ_by_stage(law) -> None:
+def test_arrivals_depend_on_the_seed_and_the_stage(law) -> None:
     def offsets(seed: int, schedule_seed: int | None = None) -> list[list[int]]:
         made = build_schedule(workload(law, law, schedule_seed=schedule_seed), seed)
         return [span.arrivals_ns.tolist() for span in made.stages]
@@ -169,7 +169,7 @@ def test_draws_are_a_function_of_the_seed_and_differ_by_stage(law) -> None:
     assert offsets(1, 0) != offsets(1)  # a seed of 0 is a seed
 
 
-def test_numbers_go_on_through_the_stages() -> None:
+def test_session_numbers_continue_through_the_stages() -> None:
     made = build_schedule(
         workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1
     )
@@ -211,7 +211,7 @@ def test_numbers_go_on_through_the_stages() -> None:
         ([constant(float("inf"), count=5), closed(1, count=1)], [0, 0], None),
     ],
 )
-def test_where_stages_begin_and_the_timetable_ends(stages, starts, horizon) -> None:
+def test_start_of_stages_and_end_of_the_schedule(stages, starts, horizon) -> None:
     made = build_schedule(workload(*stages), 1)
     assert [span.start_ns for span in made.stages] == starts
     assert made.horizon_ns == horizon
@@ -233,7 +233,7 @@ any_stages = st.lists(
             st.sampled_from([1.0, 9.0]),
             st.integers(1, 4),
         ),
-        st.builds(lambda lanes, n: closed(lanes, count=n), st.integers(1, 12), st.integers(1, 50)),
+        st.builds(lambda users, n: closed(users, count=n), st.integers(1, 12), st.integers(1, 50)),
     ),
     min_size=1,
     max_size=4,
@@ -248,7 +248,7 @@ any_stages = st.lists(
     m=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-def test_shares_are_whole_chains_and_together_the_whole(
+def test_shards_have_complete_sessions_and_add_up_to_the_schedule(
     stages, turns: int, n: int, m: int, seed: int
 ) -> None:
     tool_time = UniformDuration(min=0, max=S)
@@ -266,9 +266,9 @@ def test_shares_are_whole_chains_and_together_the_whole(
         shard(whole, n, n)
 
 
-def test_an_endless_closed_loop_is_shared_by_lanes() -> None:
+def test_shards_of_a_closed_loop_without_a_count_have_different_virtual_users() -> None:
     whole = build_schedule(workload(closed(5, duration_ns=S), turns=2), 1)
-    numbers = shard(whole, 1, 3).slot_ids()  # lanes 1 and 4
+    numbers = shard(whole, 1, 3).slot_ids()  # users 1 and 4
     assert [next(numbers) for _ in range(8)] == [2, 3, 8, 9, 12, 13, 18, 19]
     assert list(shard(whole, 5, 6).slot_ids()) == []
 
@@ -306,7 +306,7 @@ def test_tool_time_is_a_function_of_seed_conversation_and_turn(
     assert (pauses[:, 0] == 0).all()
     assert low <= pauses[:, 1:].min() <= pauses[:, 1:].max() <= high
     assert pauses[:, 1:].mean() / MS == pytest.approx(mean, rel=0.03)
-    assert [many.sessions.pauses_ns(chain) for chain in (0, 203, 204, 2999)] == pauses[
+    assert [many.sessions.pauses_ns(session) for session in (0, 203, 204, 2999)] == pauses[
         [0, 203, 204, 2999], 1:
     ].tolist()
     if low != high:
@@ -315,7 +315,7 @@ def test_tool_time_is_a_function_of_seed_conversation_and_turn(
         assert not np.array_equal(other.columns().pause_ns.reshape(-1, 5), pauses)
 
 
-def test_the_fingerprint_is_that_of_the_timetable() -> None:
+def test_fingerprint_depends_on_the_schedule_only() -> None:
     def of(*stages, seed: int = 1, **how) -> str:
         return schedule_fingerprint(build_schedule(workload(*stages, **how), seed))
 
@@ -342,7 +342,7 @@ def test_the_fingerprint_is_that_of_the_timetable() -> None:
         schedule_fingerprint(shard(build_schedule(workload(closed(4, count=9)), 1), 0, 2))
 
 
-def test_two_million_slots_cost_their_offsets_and_no_more() -> None:
+def test_two_million_slots_use_memory_for_their_arrivals_only() -> None:
     made = build_schedule(workload(constant(3500.0, duration_ns=600 * S)), 1)
     assert made.slot_count == 2_100_000
     assert sum(span.arrivals_ns.nbytes for span in made.stages) == 8 * 2_100_000
