@@ -228,6 +228,6 @@ def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
     )
 )
 def test_the_short_way_of_plain_messages_finds_what_the_walk_finds(message: Any) -> None:
-    found = prompt_text._plain_text(message)
+    found = prompt_text._plain_texts(message)
     if found is not None:
         assert [*prompt_text._pieces(message, "m")] == [prompt_text.Piece(text) for text in found]
