@@ -69,7 +69,8 @@ class MixPrompts:
     def class_and_number(self, number: int) -> ClassRequest:
         """Return the class of a request and its number in that class.
 
-        Raises IndexError for a number that is not used.
+        A class with fewer turns than `turns` uses the first positions, and the last position for
+        its last turn. Raises IndexError for a number that is not used.
         """
         start, position = divmod(number, self.turns)
         class_index = self.class_of(start)

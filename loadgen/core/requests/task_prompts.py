@@ -180,6 +180,7 @@ class TaskPrompts(GeneratedPrompts):
     def task_and_turn(self, number: int) -> tuple[int, int]:
         """Return the task of a request and its turn in that task.
 
+        The last request of a task has the last of its numbers, however many turns come before it.
         Raises IndexError for a number that the task does not use.
         """
         task, position = divmod(number, self.turns)

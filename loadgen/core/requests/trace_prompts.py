@@ -89,7 +89,8 @@ class TracePrompts(GeneratedPrompts):
     def locate(self, number: int) -> TraceRequest:
         """Return which request of the trace a number means.
 
-        Raises IndexError for a number that its session does not use.
+        The last request of a session has the last of its numbers, however many are between. Raises
+        IndexError for a number that its session does not use.
         """
         if self._sessions is None:
             return TraceRequest(*divmod(number, len(self.trace)))
