@@ -239,7 +239,7 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
 # a run that begins while its buffer is still queued, and ends there: in a read of something else, or as it is taken
 @example([(1, 1), (1, "template"), (1, "plain"), (1, 1)])
 @example([(1, 1), (1, "template"), (1, "plain"), (1, "take")])
-def test_the_same_reads_queue_and_ends(steps: list[tuple[int, Any]]) -> None:
+def test_both_receivers_read_queue_and_end_alike(steps: list[tuple[int, Any]]) -> None:
     pure = script(steps, receiver.SocketBuffer, receiver.Receiver)
     assert script(steps, compiled.SocketBuffer, compiled.Receiver) == pure
 
@@ -251,7 +251,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_of_plain_reads_the_stamps_are_kept(classes: tuple[Any, Any]) -> None:
+def test_only_timestamps_are_kept_of_reads_of_plain_events(classes: tuple[Any, Any]) -> None:
     said = script(
         [(0, "template"), (0, "may_batch"), *[(0, "plain")] * 600, (0, "take"), (0, "odd")],
         *classes,
@@ -262,7 +262,9 @@ def test_of_plain_reads_the_stamps_are_kept(classes: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_of_reads_of_several_plain_events_their_number_is_kept(classes: tuple[Any, Any]) -> None:
+def test_the_number_of_events_is_kept_of_reads_of_several_plain_events(
+    classes: tuple[Any, Any],
+) -> None:
     sent = ["plain", "three", "two in one", "mixed", "long"]
     said = script([(0, "template"), (0, "may_batch"), *[(0, step) for step in sent]], *classes)
     counted = [1, (3, True), (2, False), (3, True)]
@@ -305,7 +307,7 @@ def counted(made: Any, buffer: Any) -> int:
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_a_stream_is_held_until_it_may_end(classes: tuple[Any, Any]) -> None:
+def test_a_stream_is_deferred_until_it_may_end(classes: tuple[Any, Any]) -> None:
     with receiving(classes, 1) as (made, (buffer,), (theirs,)):
         made.defer(buffer, 2)
         for held in (True, False, False):
@@ -319,7 +321,7 @@ def test_a_stream_is_held_until_it_may_end(classes: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_of_a_held_socket_nothing_is_left_unread(classes: tuple[Any, Any]) -> None:
+def test_nothing_of_a_deferred_socket_is_left_unread(classes: tuple[Any, Any]) -> None:
     with receiving(classes, 1) as (made, (buffer,), (theirs,)):
         made.defer(buffer, 1 << 40)
         theirs.send(PLAIN)
@@ -336,7 +338,7 @@ def test_of_a_held_socket_nothing_is_left_unread(classes: tuple[Any, Any]) -> No
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_events_are_held_where_there_are_many_and_each_has_its_stamp(
+def test_sockets_are_deferred_under_many_events_and_each_event_keeps_its_timestamp(
     classes: tuple[Any, Any],
 ) -> None:
     def until(is_deferring: bool, chunk: bytes) -> None:
@@ -373,7 +375,9 @@ def test_events_are_held_where_there_are_many_and_each_has_its_stamp(
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
-def test_a_poll_says_nothing_about_a_socket_that_it_did_not_watch(classes: tuple[Any, Any]) -> None:
+def test_a_poll_does_not_bound_the_arrival_at_a_socket_that_it_did_not_watch(
+    classes: tuple[Any, Any],
+) -> None:
     with receiving(classes, 2) as (made, (late, other), (to_late, to_other)):
         made.defer(other, 1 << 40)
         late.is_readable, late.template = False, None  # not read, though it is ready
@@ -391,7 +395,7 @@ def test_a_poll_says_nothing_about_a_socket_that_it_did_not_watch(classes: tuple
         assert empty_at < sent <= stamp
 
 
-def test_stamps_of_the_kernel() -> None:
+def test_reads_have_the_timestamps_of_the_kernel() -> None:
     for buffer_class, receiver_class in (
         (compiled.SocketBuffer, compiled.Receiver),
         (receiver.SocketBuffer, receiver.Receiver),
@@ -451,7 +455,7 @@ def learn(data: bytes) -> None:
 
 @settings(RELAXED, max_examples=3 * settings().max_examples)
 @given(st.lists(PIECE, max_size=8))
-def test_reads_of_plain_events_are_those_of_its_chunks(pieces: list[bytes]) -> None:
+def test_plain_events_of_a_read_are_those_of_its_chunks(pieces: list[bytes]) -> None:
     for data in [*pieces, b"".join(pieces)]:
         learn(data)
         chunks, events, used = plain_events.scan_plain_chunks(data, BEFORE, AFTER)
@@ -482,7 +486,7 @@ WHOLE = (
 
 @settings(RELAXED, max_examples=4 * settings().max_examples)
 @given(st.lists(st.one_of(WHOLE, WHOLE, PIECE), max_size=6), st.booleans())
-def test_whole_chunks_are_what_http_and_the_grammar_say(
+def test_whole_chunks_are_parsed_as_http_and_the_event_stream_grammar_define(
     pieces: list[bytes], templated: bool
 ) -> None:
     check_chunks(compiled, b"".join(pieces), templated=templated)
@@ -493,7 +497,7 @@ def test_whole_chunks_are_what_http_and_the_grammar_say(
     st.lists(st.one_of(LINE, st.integers(1, 9), st.just(sse.NamedEvent(b"a", b"b"))), max_size=8),
     st.integers(0, 9),
 )
-def test_the_same_runs(events: list[Any], start: int) -> None:
+def test_both_implementations_find_the_same_plain_events(events: list[Any], start: int) -> None:
     found = compiled.plain_run(events, start, BEFORE, AFTER)
     assert found == reference.plain_run(events, start, BEFORE, AFTER)
 
@@ -510,7 +514,7 @@ def test_arguments_of_another_type_are_refused() -> None:
             call(*arguments)
 
 
-def test_what_is_no_socket_buffer_or_no_read_is_refused() -> None:
+def test_values_that_are_no_socket_buffer_are_refused() -> None:
     poll, held = select.epoll(), select.epoll()
     made = compiled.Receiver(poll, held, poll, deque())
     for call in (
@@ -539,7 +543,7 @@ def test_what_is_no_socket_buffer_or_no_read_is_refused() -> None:
     poll.close()
 
 
-def test_nothing_is_kept_alive() -> None:
+def test_removed_connections_are_not_kept_alive() -> None:
     class Connection(compiled.SocketBuffer):  # type: ignore[misc]
         __slots__ = ("owner",)
 
@@ -567,7 +571,7 @@ def test_nothing_is_kept_alive() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("pure", "runs"), [("1", "python"), ("", "compiled")])
-def test_the_environment_chooses(pure: str, runs: str) -> None:
+def test_an_environment_variable_selects_the_implementation(pure: str, runs: str) -> None:
     script = (
         "from loadgen_sdk import compiled; from loadgen_sdk.transport.connection import ClientConnection as C;"
         "print(compiled.RUNS, C.__mro__[1].__module__)"

@@ -156,7 +156,7 @@ EVENT = st.one_of(
 @example([b'{"choices":[{"delta":{"content":"a"}}],"choices":[]}', FINISH], 1, 1, 4, True)
 @example([b'{"choices":[{"delta":{"content":"a"}}],"type":null}', FINISH], 1, 1, 4, True)
 @example([ROLE, WORD, usual(b'{"content":"\xed\xa0\xbd"}'), FINISH], 1, 2, 4, True)
-def test_whatever_events_say(
+def test_both_implementations_read_any_events_alike(
     payloads: list[bytes], per_chunk: int, per_read: int, asked: int, ends: bool
 ) -> None:
     pieces = chunked(payloads, per_chunk) + [END] * ends
@@ -170,7 +170,7 @@ def test_whatever_events_say(
     st.integers(-1, 255),
     st.sampled_from([0, 4]),
 )
-def test_however_it_is_cut_and_whatever_byte_is_wrong(
+def test_both_implementations_read_any_split_and_any_damage_alike(
     cuts: list[int], place: int, byte: int, asked: int
 ) -> None:
     whole = HEAD + b"".join(chunked(USUAL)) + END
@@ -204,7 +204,7 @@ def functions_called(reads: list[bytes]) -> set[str]:
     return called
 
 
-def test_a_usual_answer_is_read_without_python() -> None:
+def test_a_usual_response_is_read_without_python() -> None:
     for delta in (b'{"content":"a"}', b'{"reasoning_content":"a","content":null,"tool_calls":[]}'):
         reads = as_reads(
             [*chunked([ROLE, *([usual(delta)] * 4), FINISH, COUNTED, b"[DONE]"]), END], 2
@@ -295,7 +295,7 @@ def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference
             Exchange(*arguments)
 
 
-def test_no_memory_is_kept() -> None:
+def test_reading_responses_leaks_no_memory() -> None:
     inputs = [
         as_reads([*chunked(USUAL), END], 2),
         as_reads(chunked([ROLE, b"{", FINISH]), 1),
@@ -324,7 +324,7 @@ def test_no_memory_is_kept() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 4, (1 << 31) - 1, 1 << 31, 1 << 70, -1, True, 1.0, "4", None])
-def test_a_count_of_tokens(value: Any) -> None:
+def test_token_counts_are_read_as_by_the_reference(value: Any) -> None:
     assert compiled.token_count(value) == reference.token_count(value)
 
 
@@ -342,7 +342,7 @@ class Connection(compiled.SocketBuffer):  # type: ignore[misc]
 @pytest.mark.parametrize(
     "byte", [0, 0x1F, 0x20, 0x21, 0x22, 0x23, 0x5B, 0x5C, 0x5D, 0x7F, 0x80, 0xC3, 0xFF]
 )
-def test_a_byte_of_a_long_text_is_seen_wherever_it_stands(byte: int) -> None:
+def test_a_special_byte_is_found_at_any_position_of_a_long_text(byte: int) -> None:
     for place in range(10):
         told = b"n" * place + bytes([byte]) + b"r" * (12 - place)
         check_response(
@@ -373,7 +373,7 @@ PLAIN = [b'"i"', b"3", b'"word"', b"null", b"1.0", b"null"]
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_an_event_of_a_form_that_was_read_before_says_what_it_would_if_it_were_the_first(
+def test_an_event_that_matches_an_earlier_pattern_is_read_as_if_it_were_the_first(
     place: int,
 ) -> None:
     def event(at: int, value: bytes) -> bytes:
@@ -394,7 +394,7 @@ def test_an_event_of_a_form_that_was_read_before_says_what_it_would_if_it_were_t
             )
 
 
-def test_a_turn_goes_on_until_python_is_needed() -> None:
+def test_run_continues_until_python_is_needed() -> None:
     pieces = as_reads([*chunked(USUAL), END], 5)
     check_response(pieces, asked_output=4)  # its head is known
     ours, theirs = socket.socketpair()
@@ -464,7 +464,7 @@ def an_exchange(asked: int = 4) -> Any:
     )
 
 
-def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made: Any) -> None:
+def test_only_reads_of_short_responses_are_delivered_in_c(made: Any) -> None:
     pieces = as_reads([*chunked(USUAL), END], 5)
     reads = [[(data, 10 + at, 20 + at, 5, True)] for at, data in enumerate(pieces)]
     ours, theirs = socket.socketpair()
@@ -501,7 +501,7 @@ def test_reads_of_a_short_answer_are_handed_over_in_c_and_of_any_other_left(made
         assert made.deliver(short) == 0
 
 
-def test_parts_are_sent_as_python_sends_them(made: Any) -> None:
+def test_both_receivers_send_parts_alike(made: Any) -> None:
     pure = receiver.Receiver.send
     for send in (made.send, lambda buffer, parts: pure(made, buffer, parts)):
         ours, theirs = socket.socketpair()
@@ -525,7 +525,7 @@ def test_parts_are_sent_as_python_sends_them(made: Any) -> None:
         made.send(buffer, ("text",))
 
 
-def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_that_is_all(
+def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else_is_to_be_done(
     made: Any,
 ) -> None:
     ours, theirs = socket.socketpair()
@@ -623,7 +623,7 @@ def test_a_request_is_carried_by_the_last_idle_connection_and_frees_it_where_tha
         )
 
 
-def test_what_is_queued_is_handed_over_in_order_for_a_slice_and_its_end_told_to_its_peer() -> None:
+def test_queued_buffers_are_delivered_in_order_for_a_slice_of_time() -> None:
     poll, held, timer = select.epoll(), select.epoll(), TimerFd()
     queue, heard = deque[Any](), list[Any]()
     made = compiled.Receiver(poll, held, timer, queue)

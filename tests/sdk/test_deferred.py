@@ -200,7 +200,7 @@ def test_what_real_servers_said_in_any_split(
     GROUPS,
     st.sampled_from([END, b"", b"zz\r\n", END + b"more"]),
 )
-def test_any_stream_in_any_split(
+def test_batched_reads_of_any_stream_give_the_same_result_in_any_split(
     payloads: list[bytes],
     per_chunk: int,
     by_chunk: bool,
@@ -221,7 +221,7 @@ def test_any_stream_in_any_split(
 
 @settings(RELAXED, max_examples=100)
 @given(st.lists(st.text(min_size=1, max_size=4), min_size=2, max_size=60), CUTS, GROUPS)
-def test_long_plain_streams_in_any_split(
+def test_batched_reads_of_long_plain_streams_give_the_same_result_in_any_split(
     texts: list[str], instants: list[int], groups: list[int]
 ) -> None:
     data = HEAD + chunks([event(text) for text in texts]) + END
@@ -243,7 +243,7 @@ def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
         assert scan_plain_chunks(chunks([event(text)]), before, after)[:2] == (plain, plain)
 
 
-def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None:
+def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() -> None:
     def calm(*parts: bytes, asked_output: int = 0) -> list[int]:
         made = Exchange(
             None,
@@ -269,7 +269,7 @@ def test_an_answer_is_calm_from_its_first_output_until_its_end_is_near() -> None
     )
 
 
-def test_a_stream_without_plain_events_soon_costs_no_search() -> None:
+def test_no_template_is_searched_for_in_a_stream_without_plain_events() -> None:
     payloads = [event(f" w{i}", created=i) for i in range(400)]
     made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), stream=True)
     made.feed_reads([(HEAD + chunks(payloads), 10, 10, 5, True)])

@@ -164,7 +164,7 @@ ANSWERS: dict[str, tuple[bytes, int, bytes, bool, bool, bytes]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_answers(name: str) -> None:
+def test_responses_are_parsed(name: str) -> None:
     data, status, body, complete, reusable, surplus = ANSWERS[name]
     whole = facts(*read(data))
     assert (whole[0], *whole[2:]) == (status, body, complete, reusable, surplus)
@@ -173,7 +173,7 @@ def test_answers(name: str) -> None:
         assert facts(*read(data[:place], data[place:])) == whole, place
 
 
-def test_equal_heads_are_read_once_and_say_the_same() -> None:
+def test_equal_heads_are_parsed_once() -> None:
     data = OK + b"Keep-Alive: timeout=5, max=100\r\nContent-Length: 3\r\n\r\nabc"
     for _ in range(2):
         response, body = read(data)
@@ -189,7 +189,7 @@ def test_equal_heads_are_read_once_and_say_the_same() -> None:
         assert read(OK + b"Content-Length: %d\r\n\r\n%s" % (length, body))[1] == body
 
 
-def test_the_end_of_the_connection_ends_only_what_it_delimits() -> None:
+def test_the_end_of_a_connection_completes_only_a_body_that_it_delimits() -> None:
     assert read(OK + b"\r\nabc", closed=True)[0].complete
     for data in (
         b"",
@@ -201,7 +201,7 @@ def test_the_end_of_the_connection_ends_only_what_it_delimits() -> None:
         assert not read(data, closed=True)[0].complete, data
 
 
-def test_what_a_server_says_of_its_connection() -> None:
+def test_the_connection_headers_of_a_response_are_read() -> None:
     response, _ = read(OK + b"Keep-Alive: timeout=5, max=100\r\nContent-Length: 0\r\n\r\n")
     assert (response.idle_limit_s, response.uses_left) == (5.0, 100)
     response, _ = read(OK + b"Keep-Alive: timeout=5s, max=-1, x\r\nContent-Length: 0\r\n\r\n")
@@ -243,7 +243,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed(name: str) -> None:
+def test_malformed_responses_are_refused(name: str) -> None:
     data = MALFORMED[name]
     with pytest.raises(MalformedResponseError):
         read(data)
@@ -331,7 +331,7 @@ def test_any_split_gives_the_same_chunked_body(
     )
 
 
-def test_a_head_is_what_was_asked_and_lets_no_line_in() -> None:
+def test_a_request_head_has_the_given_headers_and_no_line_breaks() -> None:
     assert (
         build_request_head("POST", "/v1/x?a=b", [("Host", "h"), ("A", "ü")])
         == b"POST /v1/x?a=b HTTP/1.1\r\nHost: h\r\nA: \xfc\r\n"
@@ -366,7 +366,7 @@ def test_a_head_is_what_was_asked_and_lets_no_line_in() -> None:
         ),
     ],
 )
-def test_a_users_header_replaces_ours_and_a_users_key_every_key(
+def test_user_headers_replace_ours_and_a_user_key_replaces_every_key(
     users: list[tuple[str, str]], sent: object
 ) -> None:
     assert (

@@ -30,7 +30,7 @@ def rings(made: TimerFd, wait_s: float) -> bool:
 
 
 @linux
-def test_it_rings_and_is_never_early(timerfd: TimerFd) -> None:
+def test_a_timer_fires_and_is_never_early(timerfd: TimerFd) -> None:
     for ahead in (50_000, MS, 3 * MS):
         due = time.monotonic_ns() + ahead
         timerfd.arm(due)
@@ -42,13 +42,13 @@ def test_it_rings_and_is_never_early(timerfd: TimerFd) -> None:
 
 @linux
 @pytest.mark.parametrize("due", [0, 1, -5])
-def test_the_past_rings_at_once(timerfd: TimerFd, due: int) -> None:
+def test_a_timer_set_to_the_past_fires_at_once(timerfd: TimerFd, due: int) -> None:
     timerfd.arm(due)
     assert rings(timerfd, 10)
 
 
 @linux
-def test_arming_again_replaces_and_disarming_silences(timerfd: TimerFd) -> None:
+def test_arming_replaces_the_time_and_disarming_cancels_it(timerfd: TimerFd) -> None:
     timerfd.clear()  # nothing to take back
     timerfd.arm(1)
     assert rings(timerfd, 10)
@@ -69,7 +69,7 @@ def test_an_edge_triggered_watch_needs_no_clear(timerfd: TimerFd) -> None:
             assert not poll.poll(0)
 
 
-def test_the_fallback_has_the_same_face() -> None:
+def test_the_fallback_timer_has_the_same_interface() -> None:
     async def ring() -> bytes:
         loop = asyncio.get_running_loop()
         made = LoopTimer(loop)
@@ -91,7 +91,7 @@ def test_the_fallback_has_the_same_face() -> None:
 
 
 @linux
-def test_the_best_timer_of_this_system() -> None:
+def test_the_most_precise_timer_of_the_system_is_created() -> None:
     async def best() -> bool:
         made = create_timer(asyncio.get_running_loop())
         made.close()
