@@ -1,4 +1,4 @@
-"""The other doors of a server: the Responses API, embeddings, rerank, and messages with images."""
+"""The Responses API, Messages, embeddings, rerank, and images in messages."""
 
 from __future__ import annotations
 
@@ -127,7 +127,9 @@ def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> No
         (response("in_progress"), False),
     ],
 )
-def test_how_a_response_ends(last: dict[str, Any], ok: bool, tmp_path: Path) -> None:
+def test_response_events_end_with_their_status(
+    last: dict[str, Any], ok: bool, tmp_path: Path
+) -> None:
     import msgspec
     from loadgen_sdk.wire_formats.event_timeline import EventTimeline
     from loadgen_sdk.wire_formats.response_reader import ResponseReader
@@ -267,7 +269,7 @@ def test_a_message_has_its_text_thinking_tool_call_and_counts(
         (message_event("ping"), "no_finish_reason"),
     ],
 )
-def test_how_a_message_fails(last: dict[str, Any], kind: str) -> None:
+def test_error_events_of_messages_are_failures(last: dict[str, Any], kind: str) -> None:
     for streamed in (True, False):
         failure = read(*MESSAGES[:9], last, streamed=streamed).judge(True, False, True)
         assert failure is not None and failure.kind == kind
@@ -344,7 +346,7 @@ def test_a_chat_is_sent_as_messages() -> None:
     }
 
 
-def test_the_key_of_messages_goes_as_the_host_takes_it() -> None:
+def test_messages_send_the_api_key_in_the_header_of_the_host() -> None:
     ours = Target.parse("https://api.anthropic.com/v1/messages", api="messages")
     assert ours.path == "/v1/messages"
     assert dict(ours.auth_headers("k")) == {"anthropic-version": "2023-06-01", "x-api-key": "k"}
@@ -391,7 +393,7 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(
     assert "max_tokens alone: " in said and "ignore_eos" not in said
 
 
-def test_a_conversation_of_responses_sends_only_what_is_new(tmp_path: Path) -> None:
+def test_responses_conversation_sends_only_new_messages(tmp_path: Path) -> None:
     said = events(*STREAM, event("response.completed", response=response("completed")), done=False)
     turns = {"turns": {"count": 3, "tool_result_tokens": 7, "history": "server"}}
     _, heard = run("responses", said, tmp_path, SHORT | turns, stream=True, count=2)
@@ -421,7 +423,7 @@ def test_embeddings_have_a_latency_and_no_first_token(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_not_judged_asks_for_no_longer_load(
+def test_metrics_without_slo_need_no_longer_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = answer(
@@ -445,7 +447,7 @@ def test_what_is_not_judged_asks_for_no_longer_load(
     assert "SLO terms not judged: ttft, tpot" in told and "can show that" not in told
 
 
-def test_an_answer_without_values_is_a_failure(tmp_path: Path) -> None:
+def test_response_without_values_is_a_failure(tmp_path: Path) -> None:
     good = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20}})
     with serving(*[good] * 12, answer({"data": [], "usage": {"prompt_tokens": 20}})) as server:
         asked = Settings(
@@ -479,7 +481,7 @@ def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
         build_prompts(workload(SHORT), 1, 2, load_tokenizer(), PromptTarget(api="rerank"))
 
 
-def test_images_are_of_their_size_and_no_two_are_alike() -> None:
+def test_images_have_the_requested_size_and_differ() -> None:
     asked = workload(SHORT | {"images": {"count": 2, "width": 100, "height": 40}})
     prompts = build_prompts(asked, 1, 2, load_tokenizer())
     urls = set()
@@ -545,7 +547,7 @@ def test_images_are_of_their_size_and_no_two_are_alike() -> None:
         ("run qa --api rerank --url sim:gb300-vm", "there are no documents to rerank"),
     ],
 )
-def test_an_api_without_texts_is_refused_where_they_are_needed(
+def test_commands_that_need_text_refuse_apis_without_text(
     command: str,
     told: str,
     tmp_path: Path,
@@ -559,7 +561,7 @@ def test_an_api_without_texts_is_refused_where_they_are_needed(
     assert told in said and "Traceback" not in said and "hint: " in said
 
 
-def test_doctor_and_search_take_embeddings(
+def test_doctor_and_search_support_embeddings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with start(Options(ttft="5ms")) as endpoint:
@@ -586,7 +588,7 @@ def test_doctor_and_search_take_embeddings(
     assert "e2e p90" in capsys.readouterr().out
 
 
-def test_what_an_api_does_not_take_is_refused() -> None:
+def test_options_that_an_api_does_not_support_are_refused() -> None:
     assert build_settings({"api": "embeddings", "url": ["http://a"]}).stream is False
     ids = Request(id="r", prompt=[1, 2, 3], max_tokens=2)
     assert b'"input":[1,2,3]' in encode_body(
@@ -598,9 +600,7 @@ def test_what_an_api_does_not_take_is_refused() -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "completions", "responses", "messages", "embeddings"])
-def test_a_prompt_has_the_tokens_that_were_asked_for_by_the_servers_count(
-    tmp_path: Path, api: Any
-) -> None:
+def test_prompts_have_the_requested_tokens_by_the_servers_count(tmp_path: Path, api: Any) -> None:
     (tmp_path / "ids.jsonl").write_text(
         '{"prompt": [11, 12, 13, 14, 15, 16, 17], "output_tokens": 5}\n'
     )

@@ -1,4 +1,4 @@
-"""Bounds the calls of Python functions in a simulation: a few for each request, and none for a quiet iteration."""
+"""A simulation needs a few Python calls per request and none per quiet iteration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LOADS = {
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_a_request_costs_few_calls_and_a_quiet_iteration_none(name: str) -> None:
+def test_requests_need_few_calls_and_quiet_iterations_none(name: str) -> None:
     workload_name, asked, changes, most = LOADS[name]
     workload = loading.load(workload_name, read_flags(**asked, warmup=0))
     requests = build_prompts(workload, 1, 1, load_tokenizer())

@@ -1,4 +1,4 @@
-"""The compiled replica does what the pure-Python reference does, step by step."""
+"""The compiled replica has the same state as the reference after each step."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def script(
     asked=st.lists(REQUEST, min_size=1, max_size=25),
     cancelled=st.lists(st.integers(0, 30)),
 )
-def test_both_have_the_same_state_after_each_step(
+def test_both_implementations_have_the_same_state_after_each_step(
     limits: ServerLimits, asked: list[tuple[int, int, int, int]], cancelled: list[int]
 ) -> None:
     assert script(compiled_module.Replica, limits, asked, cancelled) == script(
@@ -128,7 +128,7 @@ def test_both_have_the_same_state_after_each_step(
     replica_count=st.integers(1, 3),
     step_ns=st.sampled_from([15 * MS, 90 * MS, 400 * MS, NEVER]),
 )
-def test_quiet_iterations_end_the_same_in_both(
+def test_both_implementations_end_quiet_iterations_alike(
     limits: ServerLimits, sequences: list[tuple[int, int]], replica_count: int, step_ns: int
 ) -> None:
     """Iterations that start and end no request are ended together; the others are seen one by one."""
@@ -166,7 +166,7 @@ def test_quiet_iterations_end_the_same_in_both(
     assert [*filter(is_event, reference[0])] == [*filter(is_event, one_by_one[0])]
 
 
-def test_the_fields_of_requests_are_packed_in_their_order() -> None:
+def test_pack_writes_request_fields_in_order() -> None:
     def packed(request_class: Any) -> list[list[int]]:
         requests = [request_class(number, 10 + number, 20, 30) for number in range(3)]
         for request in requests:
@@ -180,7 +180,7 @@ def test_the_fields_of_requests_are_packed_in_their_order() -> None:
     assert packed(compiled_module.SimRequest)[2] == [2, 12, *range(200, 211)]
 
 
-def test_what_a_request_holds_is_seen_by_the_collector() -> None:
+def test_garbage_collector_frees_cycles_through_requests() -> None:
     """An endpoint keeps an answer as the key of its request, and the request in the answer: a circle."""
 
     class Answer:
@@ -200,7 +200,7 @@ def test_what_a_request_holds_is_seen_by_the_collector() -> None:
         replica.begin(0 if replica.end_ns == NEVER else replica.end_ns)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_arguments_raise_errors() -> None:
     replica: Any = compiled_module.Replica(
         COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20)
     )

@@ -1,4 +1,4 @@
-"""What the simulated server answers besides chat and completions: embeddings, rerank, responses; over HTTP and not."""
+"""Embeddings, rerank and responses of the simulated server, over HTTP and in virtual time."""
 
 from __future__ import annotations
 
@@ -89,12 +89,14 @@ def test_rerank_counts_the_query_with_each_document(endpoint: EmbeddedServer, pa
         ("/v1/responses", {"input": "a", "previous_response_id": "resp_of_nobody"}),
     ],
 )
-def test_what_the_doors_refuse(endpoint: EmbeddedServer, path: str, body: dict[str, Any]) -> None:
+def test_apis_refuse_invalid_requests(
+    endpoint: EmbeddedServer, path: str, body: dict[str, Any]
+) -> None:
     assert said(endpoint, path, **body)[0] == 400
 
 
 @pytest.mark.processes
-def test_a_response_goes_on_from_an_earlier_one(endpoint: EmbeddedServer) -> None:
+def test_response_continues_a_previous_response(endpoint: EmbeddedServer) -> None:
     _, first = said(endpoint, "/v1/responses", input="hello there", max_output_tokens=3)
     assert (first["status"], first["incomplete_details"]) == (
         "incomplete",
@@ -144,7 +146,7 @@ def simulated(
     return execute(workload(requests, count, **more), settings)[0]
 
 
-def test_values_in_virtual_time_take_their_prefill(tmp_path: Path) -> None:
+def test_embeddings_in_virtual_time_take_their_prefill_time(tmp_path: Path) -> None:
     embedded = simulated("embeddings", {"input_tokens": 1_000, "output_tokens": 9}, tmp_path / "e")
     ranked = simulated("rerank", RANKED, tmp_path / "r")
     for summary in (embedded, ranked):
@@ -168,7 +170,7 @@ def test_values_in_virtual_time_take_their_prefill(tmp_path: Path) -> None:
     )
 
 
-def test_a_request_for_values_that_takes_too_long_has_one_record(tmp_path: Path) -> None:
+def test_timed_out_embeddings_request_has_one_record(tmp_path: Path) -> None:
     summary = simulated("rerank", RANKED, tmp_path / "r", 40, timeout="60ms")
     assert summary.requests.failed == summary.requests.scheduled == 40
     assert list(summary.requests.by_error) == ["timeout_total"]
@@ -192,7 +194,7 @@ def test_sequences_of_one_request_share_a_replica_and_an_iteration() -> None:
 
 
 @pytest.mark.processes
-def test_a_run_against_each_door_of_the_embedded_server(tmp_path: Path) -> None:
+def test_run_against_each_api_of_the_embedded_server(tmp_path: Path) -> None:
     embedded = {"ttft": "20ms", "itl": "1ms", "per_input_token": "0.1ms"}
     turns = {"turns": {"count": 2, "tool_result_tokens": 7, "history": "server"}}
     for api, requests in (
@@ -215,7 +217,7 @@ def test_a_run_against_each_door_of_the_embedded_server(tmp_path: Path) -> None:
             assert summary.tokens.input > 12 * 20 * 2 and summary.sessions is not None
 
 
-def test_a_conversation_has_no_values() -> None:
+def test_conversations_refuse_apis_without_text() -> None:
     asked = workload(SHORT | {"turns": {"count": 3, "tool_result_tokens": 7}})
     with pytest.raises(LoadgenError, match="--> --api embeddings"):
         build_prompts(asked, 1, 2, load_tokenizer(), PromptTarget(api="embeddings"))

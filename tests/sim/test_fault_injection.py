@@ -1,4 +1,4 @@
-"""The plan of faults: read from text, drawn by seed and number, everything wrong told at once."""
+"""Failure plans are parsed from text and drawn by seed and request number."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from loadgen.sim.server.fault_injection import (
         ("no_done", InjectedFailure("no_done")),
     ],
 )
-def test_one_fault_as_written(text: str, expected: InjectedFailure) -> None:
+def test_parse_failure_reads_name_and_argument(text: str, expected: InjectedFailure) -> None:
     assert parse_failure(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", "explode", "truncate@soon", "truncate@-1", "no_done@3", "http_429@often"]
 )
-def test_a_fault_that_is_none_is_one_clear_error(text: str) -> None:
+def test_invalid_failure_text_raises_an_error_with_a_hint(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_failure(text, "X-Sim-Fault")
     assert caught.value.hint
 
 
-def test_flag_and_mapping_say_the_same() -> None:
+def test_flag_and_mapping_give_the_same_plan() -> None:
     flag = parse_failure_plan("truncate@3:0.05,http_429:0.1", seed=4)
     assert flag == parse_failure_shares({"truncate@3": 0.05, "http_429": 0.1}, seed=4)
     assert parse_failure_plan("") == FailurePlan()
     assert parse_failure_plan("stall").shares == (FailureShare(InjectedFailure("stall"), 1.0),)
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_all_errors_of_a_plan_are_reported_together() -> None:
     with pytest.raises(CombinedError) as caught:
         parse_failure_plan("explode:0.1,truncate:2,stall:often")
     assert len(caught.value.faults) == 3
@@ -60,7 +60,7 @@ def test_everything_wrong_is_told_at_once() -> None:
         parse_failure_plan("truncate:0.6,stall:0.6")
 
 
-def test_shares_hold_and_a_request_always_draws_the_same() -> None:
+def test_drawn_failures_have_their_shares_and_are_deterministic() -> None:
     plan = parse_failure_plan("truncate:0.05,http_500:0.2", seed=9)
     drawn = [plan.draw(number, 100) for number in range(8000)]
     counts = Counter(fault.name for fault in drawn if fault)
@@ -74,7 +74,7 @@ def test_shares_hold_and_a_request_always_draws_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TOKEN_FAILURES))
-def test_the_token_struck_is_one_that_exists(name: str) -> None:
+def test_failing_token_is_one_that_exists(name: str) -> None:
     plan = parse_failure_plan(name, seed=1)
     tokens = {fault.at for number in range(200) if (fault := plan.draw(number, 7))}
     assert tokens == set(range(7))
@@ -82,6 +82,6 @@ def test_the_token_struck_is_one_that_exists(name: str) -> None:
     assert fixed is not None and fixed.at == 6
 
 
-def test_every_kind_of_fault_has_its_words() -> None:
+def test_every_failure_has_a_description() -> None:
     assert TOKEN_FAILURES | set(DURATION_FAILURES) | set(COUNT_FAILURES) <= set(FAILURE_EFFECTS)
     assert all(FAILURE_EFFECTS.values())

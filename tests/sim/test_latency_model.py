@@ -1,4 +1,4 @@
-"""The simulated server's timetable: absolute, the same however it is asked, first come first served."""
+"""The latency model: due times are absolute, and slots are served in order of arrival."""
 
 from __future__ import annotations
 
@@ -43,14 +43,16 @@ def drain(pace: LatencyModel) -> list[tuple[Any, int, bool, int]]:
         ),
     ],
 )
-def test_laws_as_written(text: str, expected: DurationDistribution) -> None:
+def test_parse_distribution_reads_kind_and_parameters(
+    text: str, expected: DurationDistribution
+) -> None:
     assert parse_distribution(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", "fast", "5 parsecs", "pareto:1ms,2", "normal:5ms", "lognormal:1ms,x", "-3ms"]
 )
-def test_a_law_that_is_none_is_one_clear_error(text: str) -> None:
+def test_invalid_distribution_raises_an_error_with_a_hint(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_distribution(text, "--itl")
     assert caught.value.where == "--itl" and caught.value.hint
@@ -72,7 +74,9 @@ def test_first_token_alone_then_every_interval(step: int, sizes: list[int]) -> N
 
 
 @given(st.lists(st.integers(1, 80 * MS), min_size=1, max_size=40), st.booleans())
-def test_a_late_or_early_caller_changes_no_instant(waits: list[int], lockstep: bool) -> None:
+def test_due_times_do_not_depend_on_when_the_caller_advances(
+    waits: list[int], lockstep: bool
+) -> None:
     def filled() -> LatencyModel:
         pace = LatencyModel(LatencyOptions(**FIXED, lockstep=lockstep, tokens_per_emission=2))
         for i in range(5):
@@ -111,7 +115,7 @@ def test_slots_serve_in_order_of_arrival_and_count_from_the_slot() -> None:
     assert (pace.active, pace.queued) == (0, 0)
 
 
-def test_a_cancelled_request_is_silent_and_gives_its_slot_back() -> None:
+def test_cancelled_request_emits_nothing_and_frees_its_slot() -> None:
     pace = LatencyModel(LatencyOptions(**FIXED, slots=1))
     for key in "abc":
         pace.submit(0, key, 0, 5)
@@ -125,7 +129,7 @@ def test_a_cancelled_request_is_silent_and_gives_its_slot_back() -> None:
     assert (pace.active, pace.queued, pace.next_event_ns()) == (0, 0, None)
 
 
-def test_input_tokens_lengthen_the_first_token() -> None:
+def test_input_tokens_delay_the_first_token() -> None:
     pace = LatencyModel(LatencyOptions(**FIXED, per_input_token_ns=1000.5))
     pace.submit(0, "a", 2000, 1)
     assert list(map(astuple, pace.advance(10**10))) == [("a", 1, True, 100 * MS + 2_001_000)]
@@ -148,7 +152,7 @@ def test_flooding_streams_take_turns() -> None:
     assert turns == [[("a", 1), ("b", 1)], [("a", 50), ("b", 50)], [("a", 50), ("b", 50)]]
 
 
-def test_draws_follow_their_law_and_their_seed_alone() -> None:
+def test_draws_follow_their_distribution_and_depend_on_the_seed_only() -> None:
     normal = [
         DurationDistribution(kind="normal", at_ns=20 * MS, spread=2 * MS).draw(1, 2, i)
         for i in range(4000)
@@ -163,7 +167,7 @@ def test_draws_follow_their_law_and_their_seed_alone() -> None:
     assert draw_uniform(1, 2, 3) == draw_uniform(1, 2, 3) != draw_uniform(2, 2, 3)
 
 
-def test_distributed_gaps_differ_between_streams_and_repeat_with_the_seed() -> None:
+def test_drawn_gaps_differ_between_streams_and_repeat_with_the_seed() -> None:
     def dues(seed: int) -> list[int]:
         pace = LatencyModel(
             LatencyOptions(
@@ -184,6 +188,6 @@ def test_distributed_gaps_differ_between_streams_and_repeat_with_the_seed() -> N
     "wrong",
     [{"tokens_per_emission": 0}, {"slots": 0}, {"lockstep": True, "itl": DurationDistribution()}],
 )
-def test_a_pace_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+def test_contradicting_latency_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         LatencyModel(LatencyOptions(**{**FIXED, **wrong}))

@@ -1,4 +1,4 @@
-"""Presets: what comes with the package is sound and sourced; what a user writes is told apart from what he meant."""
+"""Presets: the packaged ones are consistent and sourced, and errors in files are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadgen.sim.presets import preset
 ALL = ["b200x8", "gb200-vm", "gb300-rack", "gb300-vm", "gb300-vm-128k", "h100x8", "h200x8"]
 
 
-def test_the_packaged_ones() -> None:
+def test_names_lists_the_packaged_presets() -> None:
     assert preset.names() == ALL
 
 
@@ -28,7 +28,7 @@ def test_every_constant_of_a_packaged_preset_has_a_source(name: str) -> None:
     assert one.replicas * one.gpus_per_replica == one.gpus and len(one.speeds) == one.replicas
 
 
-def test_one_overhead_for_a_generation() -> None:
+def test_presets_of_a_gpu_generation_share_one_overhead() -> None:
     found: dict[str, set[float]] = {}
     for name in ALL:
         one = preset.load_preset(name)
@@ -36,7 +36,7 @@ def test_one_overhead_for_a_generation() -> None:
     assert all(len(values) == 1 for values in found.values())
 
 
-def test_llama_2_70b_is_as_large_as_it_is() -> None:
+def test_llama_2_70b_has_its_published_size() -> None:
     model = preset.load_preset("gb300-vm").model
     parameters = model.block_parameters + 2 * model.hidden * model.vocab
     assert parameters == pytest.approx(68.98e9, rel=1e-3)  # norms left out
@@ -59,7 +59,7 @@ def test_costs_are_the_roofline_of_their_constants() -> None:
     assert 0.85 * 2 * 85.5e9 < held < 2 * 85.5e9
 
 
-def test_the_racks_speeds_are_those_of_its_logs() -> None:
+def test_rack_speeds_match_its_published_logs() -> None:
     rates = [node.tokens_per_s for node in published.nodes().rows]
     mean = sum(rates) / len(rates)
     rack = preset.load_preset("gb300-rack")
@@ -67,7 +67,7 @@ def test_the_racks_speeds_are_those_of_its_logs() -> None:
     assert rack.replicas == 72 and rack.costs == preset.load_preset("gb300-vm").costs
 
 
-def test_another_model_by_its_dimensions(tmp_path: Path) -> None:
+def test_preset_of_another_model_is_computed_from_its_dimensions(tmp_path: Path) -> None:
     own = tmp_path / "mine.yaml"
     own.write_text(
         """
@@ -118,7 +118,9 @@ server: {max_seq_len: 8192}
         ("extends: " + "[" * 3000, "too_large", ""),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, code: str, hint: str) -> None:
+def test_errors_of_a_preset_file_are_reported(
+    tmp_path: Path, text: str, code: str, hint: str
+) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(text)
     with refused((CombinedError, UserError), code) as caught:
@@ -126,7 +128,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, code: str,
     assert hint in str(caught.value)
 
 
-def test_all_mistakes_of_a_file_are_reported_with_their_positions(tmp_path: Path) -> None:
+def test_all_errors_of_a_file_are_reported_with_their_positions(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(
         "extends: h100x8\nvms: many\nhardware: {bandwith: 3, memory_gib: -1}\nreplicas_at: {soon: 2}\n"
@@ -141,7 +143,7 @@ def test_all_mistakes_of_a_file_are_reported_with_their_positions(tmp_path: Path
     ]
 
 
-def test_a_mistake_in_an_extended_file_is_reported_in_that_file(tmp_path: Path) -> None:
+def test_error_in_an_extended_file_is_reported_in_that_file(tmp_path: Path) -> None:
     base, own = tmp_path / "base.yaml", tmp_path / "own.yaml"
     base.write_text("extends: gb300-vm\nvms: 0\n")
     own.write_text(f"extends: {base}\nvms: 2\n")

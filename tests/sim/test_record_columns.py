@@ -1,4 +1,4 @@
-"""Rows by column say what an array of rows says, and take the memory of what differs alone."""
+"""Records by column equal an array of records and store repeated columns once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from loadgen.sim.record_columns import RecordColumns
 
 @settings(deadline=None, max_examples=30)
 @given(values=st.lists(st.integers(-1, 100), max_size=20), chosen=st.data())
-def test_columns_are_those_of_an_array_of_rows(values: list[int], chosen: st.DataObject) -> None:
+def test_columns_equal_those_of_an_array_of_records(
+    values: list[int], chosen: st.DataObject
+) -> None:
     given_values = np.array(values, np.int64)
     rows = np.zeros(len(values), ROW)
     for name in ("slot", "request", "output_tokens", "replica"):
@@ -34,7 +36,7 @@ def test_columns_are_those_of_an_array_of_rows(values: list[int], chosen: st.Dat
     assert (made[given_values > 3] == rows[given_values > 3]).all()
 
 
-def test_what_is_one_value_or_given_twice_is_stored_once() -> None:
+def test_constant_and_repeated_columns_are_stored_once() -> None:
     due = np.arange(1000)
     made = RecordColumns(
         1000,

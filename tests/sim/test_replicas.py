@@ -1,4 +1,4 @@
-"""Replicas that go and come in the middle of a run: what they had in work, who takes the rest, who tells it."""
+"""Replicas that are removed and added in the middle of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def preset(folder: Path, changes: str, of: str = "h100x8") -> str:
 
 @pytest.mark.commands
 @pytest.mark.parametrize("arrival", ["poisson: 12/s", "closed: 16"])
-def test_in_virtual_time_a_lost_replica_is_seen_and_how_long_it_took_to_come_back(
+def test_virtual_run_reports_a_lost_replica_and_its_recovery_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arrival: str
 ) -> None:
     (tmp_path / "w.yaml").write_text(
@@ -58,7 +58,7 @@ def test_in_virtual_time_a_lost_replica_is_seen_and_how_long_it_took_to_come_bac
 
 
 @pytest.mark.processes
-def test_over_http_what_a_lost_replica_had_in_work_breaks_off_and_a_page_counts_them(
+def test_lost_replica_over_http_resets_its_requests_and_is_counted_on_a_page(
     tmp_path: Path,
 ) -> None:
     with (
@@ -83,7 +83,7 @@ def test_over_http_what_a_lost_replica_had_in_work_breaks_off_and_a_page_counts_
 
 
 @pytest.mark.processes
-def test_what_is_no_number_of_these_replicas_is_refused(tmp_path: Path) -> None:
+def test_invalid_replica_counts_are_refused(tmp_path: Path) -> None:
     for changes, words in (
         ("20s: 5", "more than the 4 replicas"),
         ("soon: 2", '"soon"'),

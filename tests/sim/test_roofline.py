@@ -1,4 +1,4 @@
-"""The rate that fills a simulated machine by its roofline, against capacities that searches found."""
+"""The estimated saturation rate of a simulated machine against capacities from searches."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ def filling(profile: str, url: str = VM, **flags: str) -> float:
         ("research-agent", f"{VM}-128k", 0.76),
     ],
 )
-def test_a_machine_is_full_where_searches_find_it(profile: str, url: str, found: float) -> None:
+def test_saturation_rate_is_near_the_capacity_of_searches(
+    profile: str, url: str, found: float
+) -> None:
     """Half of all runs of ten minutes pass there: search PROFILE --url sim:gb300-vm, 2026-11-27."""
     assert 0.85 * found < filling(profile, url) < 1.12 * found
 
 
-def test_tasks_that_have_more_time_let_a_machine_carry_more() -> None:
+def test_longer_task_limits_raise_the_saturation_rate() -> None:
     """As many answers are written side by side as leave each task its time."""
     workload = loading.load(
         "coding-agent", read_flags(request_rate="1", duration="60s", warmup="0")
@@ -57,12 +59,12 @@ def test_tasks_that_have_more_time_let_a_machine_carry_more() -> None:
     assert rates[0] == 0, "nine of ten tasks do not end in 20 s even on an idle machine"
 
 
-def test_more_machines_carry_more_and_a_slower_pace_too() -> None:
+def test_saturation_rate_grows_with_machines_and_the_tpot_limit() -> None:
     assert filling("qa", "sim:gb300-rack") == pytest.approx(18 * filling("qa"), rel=0.01)
     assert filling("rag", slo=("tpot:30ms",)) < 0.75 * filling("rag", slo=("tpot:60ms",))  # type: ignore[arg-type]
 
 
-def test_what_a_machine_keeps_of_earlier_turns_it_does_not_compute_again() -> None:
+def test_cached_tokens_of_earlier_turns_are_not_computed_again() -> None:
     """Turns meet four machines by chance: some find their conversation there."""
     workload = loading.load("agentic", read_flags(request_rate="1", duration="60s", warmup="0"))
     work = roofline._mean_session_work(roofline._sample_work(workload, Settings(url=VM)))
@@ -74,7 +76,7 @@ def test_what_a_machine_keeps_of_earlier_turns_it_does_not_compute_again() -> No
     assert work.generated_tokens == 1000
 
 
-def test_values_are_asked_of_the_prompt_alone() -> None:
+def test_saturation_rate_of_embeddings_counts_only_prompts() -> None:
     workload = loading.load("qa", read_flags(request_rate="1", duration="60s", warmup="0"))
     rate = roofline.estimate_saturation_rate(workload, Settings(url=VM, api="embeddings"))
     assert rate is not None and rate > 3 * filling("qa")

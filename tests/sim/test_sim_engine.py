@@ -1,4 +1,4 @@
-"""The engine against closed forms, its own books, and the same run seen through both of its faces."""
+"""The engine against closed formulas and its own invariants."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def drive(replica: Replica, requests: list[SimRequest]) -> list[SimRequest]:
     return done
 
 
-def books_are_balanced(replica: Replica) -> None:
+def assert_all_blocks_are_free(replica: Replica) -> None:
     assert (replica.active, replica.decoding, replica.queued, replica.blocks_used) == (0, 0, 0, 0)
     if isinstance(replica, reference.Replica):
         assert (
@@ -80,14 +80,16 @@ def books_are_balanced(replica: Replica) -> None:
         ),  # FLOPs bind: tokens, and half of the square
     ],
 )
-def test_a_prompt_alone_takes_the_roofline(costs: Costs, prompt: int, expected_ns: float) -> None:
+def test_duration_of_a_single_prompt_follows_the_roofline(
+    costs: Costs, prompt: int, expected_ns: float
+) -> None:
     replica = Replica(costs, WIDE)
     [one] = drive(replica, [SimRequest("a", 0, prompt, 1)])
     assert list(replica.ends) == [math.floor(expected_ns) + 1]
     assert (one.first_iteration, one.last_iteration) == (0, 0)
 
 
-def test_a_decode_iteration_reads_every_cache_and_computes_a_token_each() -> None:
+def test_decode_iteration_reads_all_caches_and_computes_a_token_each() -> None:
     replica = Replica(COSTS, WIDE)
     drive(replica, [SimRequest(i, 0, 16, 3) for i in range(2)])
     # The first begins alone at its arrival; then its second token beside the second one's prompt, and so on.
@@ -101,7 +103,7 @@ def test_a_decode_iteration_reads_every_cache_and_computes_a_token_each() -> Non
     ]
 
 
-def test_a_long_prompt_is_spread_over_iterations_and_does_not_stop_the_others() -> None:
+def test_long_prompt_is_spread_over_iterations_while_others_decode() -> None:
     replica = Replica(COSTS, WIDE)
     first, long = SimRequest("first", 0, 10, 50), SimRequest("long", 1, 1300, 2)
     drive(replica, [first, long])
@@ -110,7 +112,7 @@ def test_a_long_prompt_is_spread_over_iterations_and_does_not_stop_the_others() 
     assert (long.first_iteration, long.last_iteration) == (3, 4)
 
 
-def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
+def test_without_chunked_prefill_a_prompt_waits_until_it_fits() -> None:
     limits = ServerLimits(
         max_batch_size=64,
         max_num_tokens=512,
@@ -133,7 +135,7 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
 # -- admission ---------------------------------------------------------------------------------------------------
 
 
-def test_no_more_sequences_than_the_batch_holds() -> None:
+def test_batch_size_limits_active_sequences() -> None:
     limits = ServerLimits(
         max_batch_size=2, max_num_tokens=512, kv_blocks=4096, tokens_per_block=16, max_seq_len=4096
     )
@@ -150,7 +152,9 @@ def test_no_more_sequences_than_the_batch_holds() -> None:
 
 
 @pytest.mark.parametrize(("guaranteed", "at_once"), [(True, 2), (False, 8)])
-def test_blocks_are_reserved_or_taken_as_they_are_needed(guaranteed: bool, at_once: int) -> None:
+def test_blocks_are_reserved_at_admission_or_taken_when_needed(
+    guaranteed: bool, at_once: int
+) -> None:
     """128 blocks of 16; each request 256 + 700 tokens: 60 blocks reserved at once, or 16 at first."""
     limits = ServerLimits(
         max_batch_size=64,
@@ -175,10 +179,10 @@ def test_blocks_are_reserved_or_taken_as_they_are_needed(guaranteed: bool, at_on
     assert most == at_once
     assert (replica.pauses > 0) is not guaranteed
     assert all(request.state == DONE for request in requests)
-    books_are_balanced(replica)
+    assert_all_blocks_are_free(replica)
 
 
-def test_a_paused_sequence_goes_on_where_it_was_and_computes_its_tokens_again() -> None:
+def test_paused_sequence_resumes_and_recomputes_its_tokens() -> None:
     limits = ServerLimits(
         max_batch_size=8, max_num_tokens=512, kv_blocks=8, tokens_per_block=16, max_seq_len=128
     )
@@ -201,7 +205,7 @@ def test_a_paused_sequence_goes_on_where_it_was_and_computes_its_tokens_again() 
         and newer.prefill_tokens == 65
         and newer.last_iteration == 40 + 20 - 5 - 1
     )
-    books_are_balanced(replica)
+    assert_all_blocks_are_free(replica)
 
 
 # -- prefix cache ------------------------------------------------------------------------------------------------
@@ -216,7 +220,7 @@ REUSE = ServerLimits(
 )
 
 
-def test_equal_beginnings_are_computed_once() -> None:
+def test_shared_prefixes_are_computed_once() -> None:
     replica = Replica(COSTS, REUSE)
     requests = [
         SimRequest("a", 0, 100, 2, list(range(6))),
@@ -227,10 +231,10 @@ def test_equal_beginnings_are_computed_once() -> None:
     ]
     drive(replica, requests)
     assert [request.cached_tokens for request in requests] == [0, 48, 80]
-    books_are_balanced(replica)
+    assert_all_blocks_are_free(replica)
 
 
-def test_the_longest_unused_blocks_are_forgotten_first_and_those_in_use_never() -> None:
+def test_least_recently_used_blocks_are_evicted_first_and_used_ones_never() -> None:
     replica = Replica(COSTS, REUSE)
     held = SimRequest("held", 0, 160, 200, list(range(10)))
     others = [
@@ -245,7 +249,7 @@ def test_the_longest_unused_blocks_are_forgotten_first_and_those_in_use_never() 
     drive(replica, [held, *others, *again])
     # 64 blocks: six times ten and the ten in use do not fit; of the oldest the end went first.
     assert [request.cached_tokens for request in again] == [16, 144, 144]
-    books_are_balanced(replica)
+    assert_all_blocks_are_free(replica)
 
 
 class CountedCache(OrderedDict[Any, None]):
@@ -262,7 +266,7 @@ class CountedCache(OrderedDict[Any, None]):
         return super().popitem(last)
 
 
-def test_a_block_is_forgotten_without_a_search_for_it() -> None:
+def test_eviction_does_not_search_the_cache() -> None:
     """A plain dict keeps a hole for what has left it, and a search for its first entry steps over all of them."""
     replica = reference.Replica(COSTS, REUSE)
     assert type(replica._shared._unused) is OrderedDict
@@ -274,7 +278,7 @@ def test_a_block_is_forgotten_without_a_search_for_it() -> None:
     drive(replica, requests)
     assert (cache.searches, cache.taken) == (0, 10 * len(requests) - len(cache))
     assert cache.taken > 1900
-    books_are_balanced(replica)
+    assert_all_blocks_are_free(replica)
 
 
 # -- anything that may come --------------------------------------------------------------------------------------
@@ -295,7 +299,7 @@ REQUESTS = st.lists(
     reuse=st.booleans(),
     data=st.data(),
 )
-def test_every_request_gets_its_tokens_and_every_block_comes_back(
+def test_every_request_gets_its_tokens_and_all_blocks_are_freed(
     asked: list[tuple[int, int, int, int]],
     blocks: int,
     guaranteed: bool,
@@ -343,10 +347,10 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
     }
     assert finished == set(left)
     for replica in fleet.replicas:
-        books_are_balanced(replica)
+        assert_all_blocks_are_free(replica)
 
 
-def test_the_events_of_an_iteration_leave_one_after_the_other() -> None:
+def test_emissions_of_an_iteration_are_spaced() -> None:
     def emitted(apart_ns: int) -> list[Any]:
         fleet = Fleet(SimulatedSystem(costs=COSTS, limits=WIDE), emission_spacing_ns=apart_ns)
         for key in range(10):
@@ -373,7 +377,7 @@ def test_the_events_of_an_iteration_leave_one_after_the_other() -> None:
 # -- closed forms ------------------------------------------------------------------------------------------------
 
 
-def test_without_batching_the_wait_is_that_of_md1() -> None:
+def test_waiting_time_without_batching_matches_an_md1_queue() -> None:
     """M/D/1: mean wait rho D / (2 (1 - rho)). Waits of one run are correlated, so 60 independent runs are compared."""
     service = 10 * MS
     costs = Costs(
@@ -401,7 +405,7 @@ def test_without_batching_the_wait_is_that_of_md1() -> None:
     assert abs(float(np.mean(means)) - expected) < 3 * error
 
 
-def test_littles_law_over_a_window_that_is_empty_at_both_ends() -> None:
+def test_littles_law_holds_over_a_busy_period() -> None:
     """Requests in the system, counted at every change as the engine itself says, against the sum of their stays."""
     rng = np.random.default_rng(7)
     requests = [
@@ -429,7 +433,7 @@ def test_littles_law_over_a_window_that_is_empty_at_both_ends() -> None:
 # -- routing and both faces --------------------------------------------------------------------------------------
 
 
-def test_routing_gives_shares_of_the_speed_without_bunching() -> None:
+def test_weighted_routing_spreads_turns_in_proportion_to_speed() -> None:
     speeds = (1.0, 0.5, 1.5)
     assert routing_order(speeds, "round_robin") == [0, 1, 2]
     weighted = routing_order(speeds, "weighted")
@@ -446,7 +450,9 @@ def test_routing_gives_shares_of_the_speed_without_bunching() -> None:
 
 @pytest.mark.parametrize("apart_ns", [0, 20_000])
 @pytest.mark.parametrize("every_ns", [7 * MS, 200 * MS, 2_000 * MS])  # busy; some gaps; each alone
-def test_a_caller_who_is_late_gets_the_same_timetable(apart_ns: int, every_ns: int) -> None:
+def test_fleet_emissions_do_not_depend_on_when_the_caller_advances(
+    apart_ns: int, every_ns: int
+) -> None:
     """HTTP face: the schedule is absolute, however seldom it is asked, and requests are read before it is asked."""
 
     def emitted(step_ns: int) -> list[Any]:

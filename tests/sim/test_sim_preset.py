@@ -1,4 +1,4 @@
-"""The physical engine behind HTTP: its pages, its cache in `usage`, its refusals, several processes on one port."""
+"""A simulated server with a preset over HTTP: pages, cache, refusals, several processes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def words(n: int, word: str = "token") -> str:
 
 
 @pytest.mark.processes
-def test_a_stream_has_its_tokens_and_the_second_time_its_cache(endpoint: EmbeddedServer) -> None:
+def test_repeated_prompt_is_found_in_the_cache(endpoint: EmbeddedServer) -> None:
     cached = []
     for _ in range(3):  # round robin over two replicas: the third comes to the first one's cache
         body = completion(words(320), 5, stream=True, stream_options={"include_usage": True})
@@ -87,7 +87,7 @@ def test_a_stream_has_its_tokens_and_the_second_time_its_cache(endpoint: Embedde
 
 
 @pytest.mark.processes
-def test_iterations_are_drained_by_each_read(endpoint: EmbeddedServer) -> None:
+def test_reading_metrics_empties_the_iteration_statistics(endpoint: EmbeddedServer) -> None:
     ask(endpoint, "GET", "/metrics")
     ask(endpoint, "POST", "/v1/completions", completion(" drained", 7))
     rows = json.loads(ask(endpoint, "GET", "/metrics")[2])
@@ -100,7 +100,7 @@ def test_iterations_are_drained_by_each_read(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_prometheus_counts_what_was_answered_and_refused(endpoint: EmbeddedServer) -> None:
+def test_prometheus_page_counts_answered_and_refused_requests(endpoint: EmbeddedServer) -> None:
     def value(name: str) -> float:
         text = ask(endpoint, "GET", "/prometheus/metrics")[2].decode()
         return sum(
@@ -118,7 +118,7 @@ def test_prometheus_counts_what_was_answered_and_refused(endpoint: EmbeddedServe
 
 
 @pytest.mark.processes
-def test_an_answer_is_clamped_to_the_context(endpoint: EmbeddedServer) -> None:
+def test_output_is_clamped_to_the_context_length(endpoint: EmbeddedServer) -> None:
     body = json.loads(ask(endpoint, "POST", "/v1/completions", completion(words(2000), 500))[2])
     assert body["usage"]["completion_tokens"] == 48
 
@@ -127,7 +127,7 @@ def test_an_answer_is_clamped_to_the_context(endpoint: EmbeddedServer) -> None:
 @pytest.mark.parametrize(
     ("version", "with_answer"), [("1.2.0", False), ("1.3.0rc2", True), ("2.0", True)]
 )
-def test_where_timings_are_depends_on_the_version(
+def test_version_decides_where_timings_are_reported(
     quick: str, version: str, with_answer: bool
 ) -> None:
     with start(Options(preset=quick, version=version)) as made:
@@ -164,7 +164,7 @@ def test_several_processes_share_a_port_and_the_replicas(quick: str) -> None:
     ],
 )
 @pytest.mark.processes
-def test_what_cannot_be_served_is_said_at_the_start(
+def test_invalid_server_options_are_reported_at_start(
     quick: str, options: dict[str, Any], code: str
 ) -> None:
     if options["preset"] == "QUICK":

@@ -1,4 +1,4 @@
-"""The embedded endpoint over real sockets: trtllm-serve's bytes and refusals, faults, bad clients, the send log."""
+"""The simulated server over real sockets: bytes, refusals, failures, bad clients, send log."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_completion_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_usage_is_only_there_when_asked_for(endpoint: EmbeddedServer) -> None:
+def test_usage_is_sent_only_when_requested(endpoint: EmbeddedServer) -> None:
     plain = ask(endpoint, CHAT, chat(stream_options=...))[2]
     assert not [event for event in events(plain) if isinstance(event, dict) and event.get("usage")]
     running = ask(endpoint, CHAT, chat(3, stream_options={"continuous_usage_stats": True}))[2]
@@ -211,7 +211,7 @@ def test_usage_is_only_there_when_asked_for(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_token_ids_instead_of_text(endpoint: EmbeddedServer) -> None:
+def test_detokenize_false_returns_token_ids(endpoint: EmbeddedServer) -> None:
     chunks = ask(endpoint, COMPLETIONS, completion(3, detokenize=False))[2]
     choices = [event["choices"][0] for event in events(chunks[:3])]
     assert [len(c["token_ids"]) for c in choices] == [1, 1, 1] and {c["text"] for c in choices} == {
@@ -220,7 +220,7 @@ def test_token_ids_instead_of_text(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_an_answer_in_one_piece_says_what_the_stream_says(endpoint: EmbeddedServer) -> None:
+def test_whole_response_equals_the_streamed_one(endpoint: EmbeddedServer) -> None:
     streamed = text(ask(endpoint, CHAT, chat(200))[2])
     whole = json.loads(ask(endpoint, CHAT, chat(200, stream=False))[2][0])
     assert whole["choices"][0]["message"]["content"] == streamed
@@ -229,7 +229,7 @@ def test_an_answer_in_one_piece_says_what_the_stream_says(endpoint: EmbeddedServ
 
 
 @pytest.mark.processes
-def test_the_servers_own_timing_comes_after_done(endpoint: EmbeddedServer) -> None:
+def test_server_timing_event_follows_done(endpoint: EmbeddedServer) -> None:
     chunks = ask(endpoint, CHAT, chat(), X_TRTLLM_return_metrics="1")[2]
     assert chunks[-2] == b"data: [DONE]\n\n"
     name, data = chunks[-1].decode().strip().split("\n")
@@ -242,7 +242,7 @@ def test_the_servers_own_timing_comes_after_done(endpoint: EmbeddedServer) -> No
 
 
 @pytest.mark.processes
-def test_length_is_forced_drawn_or_clamped(endpoint: EmbeddedServer) -> None:
+def test_output_length_is_forced_drawn_or_clamped(endpoint: EmbeddedServer) -> None:
     ended = []
     for i in range(24):
         asked = chat(
@@ -288,7 +288,7 @@ def test_length_is_forced_drawn_or_clamped(endpoint: EmbeddedServer) -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_trtllm_serve_refuses(
+def test_invalid_requests_are_refused_as_by_trtllm_serve(
     endpoint: EmbeddedServer, path: str, body: Any, told: dict[str, Any]
 ) -> None:
     status, _, (said,) = ask(endpoint, path, body)
@@ -299,7 +299,7 @@ def test_what_trtllm_serve_refuses(
 
 
 @pytest.mark.processes
-def test_other_paths(endpoint: EmbeddedServer) -> None:
+def test_pages_and_unknown_paths(endpoint: EmbeddedServer) -> None:
     assert json.loads(get(endpoint, "/v1/models"))["data"][0]["owned_by"] == "tensorrt_llm"
     assert json.loads(get(endpoint, "/version")) == {"version": Options().version}
     assert get(endpoint, "/health") == b""
@@ -324,7 +324,7 @@ def test_other_paths(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_the_other_dialect(tmp_path: Path) -> None:
+def test_openai_flavor_has_its_own_errors_and_events(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
     with start(
@@ -410,7 +410,7 @@ def raw(endpoint: EmbeddedServer, body: Any, fault: str, path: str = CHAT) -> tu
         ("idle_reset", "framed", b"DONE", b"\0", 4),  # on a fresh connection it is none
     ],
 )
-def test_each_fault_of_a_stream(
+def test_each_failure_of_a_stream(
     endpoint: EmbeddedServer, fault: str, how: str, there: bytes, absent: bytes, words: int
 ) -> None:
     data, ended = raw(endpoint, chat(4), fault)
@@ -423,14 +423,16 @@ def test_each_fault_of_a_stream(
 @pytest.mark.parametrize(
     ("fault", "status"), [("http_429@3s", 429), ("http_500", 500), ("http_503", 503)]
 )
-def test_faults_that_are_a_status(endpoint: EmbeddedServer, fault: str, status: int) -> None:
+def test_failures_that_are_an_http_status(
+    endpoint: EmbeddedServer, fault: str, status: int
+) -> None:
     got, headers, (said,) = ask(endpoint, CHAT, chat(), x_sim_fault=fault)
     assert got == json.loads(said)["code"] == status
     assert headers.get("retry-after") == ("3" if status == 429 else None)
 
 
 @pytest.mark.processes
-def test_a_completion_says_done_twice_when_the_engine_fails(endpoint: EmbeddedServer) -> None:
+def test_failed_completion_sends_done_twice(endpoint: EmbeddedServer) -> None:
     chunks = ask(endpoint, COMPLETIONS, completion(), x_sim_fault="engine_error@1")[2]
     assert b'"error"' in chunks[2] and chunks[3:] == [b"data: [DONE]\n\n"] * 2
 
@@ -445,13 +447,13 @@ def test_a_completion_says_done_twice_when_the_engine_fails(endpoint: EmbeddedSe
         ("close_delimited", "closed"),
     ],
 )
-def test_faults_of_an_answer_in_one_piece(endpoint: EmbeddedServer, fault: str, how: str) -> None:
+def test_failures_of_a_whole_response(endpoint: EmbeddedServer, fault: str, how: str) -> None:
     data, ended = raw(endpoint, chat(stream=False), fault)
     assert ended == how and data.startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.processes
-def test_a_reused_connection_is_reset_without_a_byte(endpoint: EmbeddedServer) -> None:
+def test_idle_reset_resets_a_reused_connection(endpoint: EmbeddedServer) -> None:
     with connect(endpoint) as sock:
         sock.sendall(wire("POST", CHAT, chat()))
         answer(sock)
@@ -461,13 +463,13 @@ def test_a_reused_connection_is_reset_without_a_byte(endpoint: EmbeddedServer) -
 
 
 @pytest.mark.processes
-def test_an_unknown_fault_is_told_with_the_known(endpoint: EmbeddedServer) -> None:
+def test_unknown_failure_lists_the_known_ones(endpoint: EmbeddedServer) -> None:
     status, _, (said,) = ask(endpoint, CHAT, chat(), x_sim_fault="explode")
     assert status == 400 and all(name in json.loads(said)["message"] for name in FAILURE_EFFECTS)
 
 
 @pytest.mark.processes
-def test_faults_by_plan_strike_their_share() -> None:
+def test_planned_failures_occur_with_their_share() -> None:
     with start(Options(**FAST, faults="http_500:0.5", seed=3)) as endpoint:
         statuses = [ask(endpoint, CHAT, chat())[0] for _ in range(40)]
     assert set(statuses) == {200, 500} and 10 <= statuses.count(500) <= 30
@@ -491,7 +493,7 @@ def test_faults_by_plan_strike_their_share() -> None:
     ],
     ids=["words", "tls", "header", "length", "chunk", "huge", "head", "body"],
 )
-def test_bad_http_is_answered_and_closed(
+def test_invalid_http_is_answered_with_an_error_and_closed(
     endpoint: EmbeddedServer, data: bytes, status: int
 ) -> None:
     with connect(endpoint) as sock:
@@ -502,7 +504,7 @@ def test_bad_http_is_answered_and_closed(
 
 
 @pytest.mark.processes
-def test_half_requests_disturb_nobody(endpoint: EmbeddedServer) -> None:
+def test_incomplete_requests_do_not_disturb_other_clients(endpoint: EmbeddedServer) -> None:
     whole = wire("POST", CHAT, chat())
     for cut in (1, 20, len(whole) - 1):
         with connect(endpoint) as sock:
@@ -511,7 +513,7 @@ def test_half_requests_disturb_nobody(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_a_request_may_come_byte_by_byte_or_in_chunks(endpoint: EmbeddedServer) -> None:
+def test_request_may_arrive_byte_by_byte_or_in_chunks(endpoint: EmbeddedServer) -> None:
     body = json.dumps(chat(2)).encode()
     with connect(endpoint) as sock:
         for byte in wire("POST", CHAT, body):
@@ -527,7 +529,7 @@ def test_a_request_may_come_byte_by_byte_or_in_chunks(endpoint: EmbeddedServer) 
 
 
 @pytest.mark.processes
-def test_requests_one_behind_the_other_are_answered_in_order(endpoint: EmbeddedServer) -> None:
+def test_pipelined_requests_are_answered_in_order(endpoint: EmbeddedServer) -> None:
     with connect(endpoint) as sock:
         sock.sendall(wire("POST", CHAT, chat(1000)) + wire("GET", "/health", connection="close"))
         data = b""
@@ -537,7 +539,7 @@ def test_requests_one_behind_the_other_are_answered_in_order(endpoint: EmbeddedS
 
 
 @pytest.mark.processes
-def test_hundreds_of_idle_connections_disturb_nobody(endpoint: EmbeddedServer) -> None:
+def test_many_idle_connections_do_not_disturb_other_clients(endpoint: EmbeddedServer) -> None:
     idle = [connect(endpoint) for _ in range(300)]
     assert text(ask(endpoint, CHAT, chat(50))[2])
     assert json.loads(get(endpoint, "/_stats"))["connections"] >= 300
@@ -546,7 +548,7 @@ def test_hundreds_of_idle_connections_disturb_nobody(endpoint: EmbeddedServer) -
 
 
 @pytest.mark.processes
-def test_a_slow_reader_is_cut_and_counted_and_others_go_on() -> None:
+def test_slow_reader_is_reset_and_counted_while_others_continue() -> None:
     options = Options(ttft="1ms", itl="1us", flood=True, buffer_bytes=100_000, max_seq_len=200_000)
     with start(options) as endpoint, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -567,7 +569,7 @@ def connect_address(endpoint: EmbeddedServer) -> tuple[str, int]:
 
 
 @pytest.mark.processes
-def test_a_client_that_leaves_frees_its_slot() -> None:
+def test_disconnected_client_frees_its_slot() -> None:
     with start(Options(ttft="1ms", itl="10s", slots=1)) as endpoint:
         with connect(endpoint) as sock:
             sock.sendall(wire("POST", CHAT, chat(100)))
@@ -578,7 +580,7 @@ def test_a_client_that_leaves_frees_its_slot() -> None:
 
 
 @pytest.mark.processes
-def test_idle_connections_are_closed_after_their_time_if_they_were_used() -> None:
+def test_used_connections_are_closed_after_the_keep_alive_time() -> None:
     with (
         start(Options(**FAST, idle_close="20ms")) as endpoint,
         connect(endpoint) as used,
@@ -595,7 +597,7 @@ def test_idle_connections_are_closed_after_their_time_if_they_were_used() -> Non
 
 
 @pytest.mark.processes
-def test_the_log_knows_every_event_and_what_was_planned(endpoint: EmbeddedServer) -> None:
+def test_send_log_has_planned_and_actual_times_of_every_event(endpoint: EmbeddedServer) -> None:
     get(endpoint, "/_log")
     body = json.dumps(chat(40)).encode()
     ask(endpoint, CHAT, body, x_request_id="one")
@@ -616,7 +618,7 @@ def test_the_log_knows_every_event_and_what_was_planned(endpoint: EmbeddedServer
 
 
 @pytest.mark.processes
-def test_a_log_of_ends_is_written_when_it_stops(tmp_path: Path) -> None:
+def test_log_of_first_and_last_events_is_written_at_stop(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with embedded.start(
         Options(**FAST, log=str(path), log_events="ends", stream_interval=4)
@@ -654,7 +656,7 @@ def test_tls(tmp_path: Path) -> None:
     "wrong",
     [{"itl": "fast"}, {"faults": "explode"}, {"host": "256.1.1.1"}, {"api_key_file": "/nowhere"}],
 )
-def test_an_endpoint_that_cannot_start_says_why(wrong: dict[str, str]) -> None:
+def test_endpoint_that_cannot_start_reports_why(wrong: dict[str, str]) -> None:
     with pytest.raises(TargetError, match=r"--> loadgen\.sim\.server\.process$"):
         embedded.start(Options(**wrong))
 

@@ -1,4 +1,4 @@
-"""A simulation gives the same records with compiled replicas and with the reference, under every form of load."""
+"""Compiled replicas give the same records as the reference, under every form of load."""
 
 from __future__ import annotations
 

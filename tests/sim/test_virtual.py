@@ -1,4 +1,4 @@
-"""Virtual time: the columns it derives against a visit to every token, the same run over HTTP's face, whole runs."""
+"""Runs in virtual time: their records, files and output."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def visited(
     interval=st.integers(1, 4),
     tight=st.booleans(),
 )
-def test_columns_are_what_a_visit_to_every_token_finds(
+def test_records_equal_those_computed_token_by_token(
     asked: list[tuple[int, int]],
     rate: int,
     interval: int,
@@ -141,7 +141,7 @@ def test_columns_are_what_a_visit_to_every_token_finds(
     assert (made.timeline[0] == bins).all()
 
 
-def test_the_histogram_is_weighed_as_if_every_value_were_added() -> None:
+def test_weighted_histogram_equals_adding_every_value() -> None:
     values, counts = np.array([3, 10**6, 10**9, 5]), np.array([4, 1, 0, 2])
     one, other = Histogram(), Histogram()
     one.add(values, counts)
@@ -159,7 +159,7 @@ def ran(one: Workload, tmp_path: Path, target: str = TARGET) -> tuple[Summary, P
     return execute(one, Settings(url=target, out=tmp_path / "out"))
 
 
-def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Path) -> None:
+def test_virtual_run_writes_a_run_directory_labelled_as_simulated(tmp_path: Path) -> None:
     one = load("qa", read_flags(num_requests="400", request_rate="200", seed="5"))
     summary, folder = ran(one, tmp_path)
     header = json.loads((folder / "run.json").read_bytes())
@@ -177,13 +177,13 @@ def test_a_run_leaves_the_folder_of_a_run_that_says_it_is_simulated(tmp_path: Pa
     assert json.loads((folder / "summary.json").read_bytes())["target"]["simulated"] is True
 
 
-def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_records(tmp_path: Path) -> None:
     one = load("agentic", read_flags(seed="5"))
     first, second = ran(one, tmp_path / "a")[1], ran(one, tmp_path / "b")[1]
     assert (store.read_run(first).rows == store.read_run(second).rows).all()
 
 
-def test_conversations_wait_for_their_tools_and_find_their_history_in_the_cache(
+def test_conversations_wait_for_tools_and_reuse_cached_history(
     tmp_path: Path,
 ) -> None:
     text = (
@@ -218,7 +218,7 @@ def test_a_shared_prefix_is_cached_by_group(tmp_path: Path) -> None:
     assert sorted(set(cached.tolist())) == [0, 160] and (cached == 0).sum() == 3
 
 
-def test_an_overloaded_server_is_given_up_on_and_the_cap_drops(tmp_path: Path) -> None:
+def test_overload_leads_to_timeouts_and_drops_at_the_cap(tmp_path: Path) -> None:
     text = (
         "requests: {input_tokens: 1000, output_tokens: 1000}\n"
         "stages: [{arrival: {poisson: 300/s}, duration: 10s}]\ngrace: 5s\nmax_in_flight: 2000"
@@ -240,7 +240,7 @@ def test_an_overloaded_server_is_given_up_on_and_the_cap_drops(tmp_path: Path) -
     assert int(made_events(folder)) == int(begun["output_events"].sum())
 
 
-def test_prefill_has_two_places_in_virtual_time_too(tmp_path: Path) -> None:
+def test_prefill_cap_limits_requests_in_virtual_time(tmp_path: Path) -> None:
     text = (
         "requests: {input_tokens: 2000, output_tokens: 100}\nmax_in_prefill: 2\n"
         "stages: [{arrival: {closed: {concurrency: 12, ramp: 0s}}, count: 60}]"
@@ -263,7 +263,7 @@ def made_events(folder: Path) -> int:
     return int(sum(one.sum() for one in store.read_run(folder).timeline))
 
 
-def test_a_request_is_cut_at_its_own_timeout(tmp_path: Path) -> None:
+def test_request_is_cancelled_at_its_timeout(tmp_path: Path) -> None:
     requests = "requests: {input_tokens: 100, output_tokens: 1000}"
     text = f"{requests}\nstages: [{{arrival: {{constant: 5/s}}, count: 20}}]\ntimeout: 2s"
     _, folder = ran(workload(tmp_path, text), tmp_path)
@@ -275,7 +275,7 @@ def test_a_request_is_cut_at_its_own_timeout(tmp_path: Path) -> None:
     ).all()  # at the end of the iteration in which its time was over
 
 
-def test_the_load_of_conversations_ends_with_the_last_that_starts(tmp_path: Path) -> None:
+def test_conversation_load_ends_with_its_last_start(tmp_path: Path) -> None:
     """What follows is due when the server has answered: it is the tail of the run, however much is due in it."""
     text = (
         "requests: {input_tokens: 100, output_tokens: 500, turns: {count: 4, tool_result_tokens: 10, tool_time: 1s}}\n"
@@ -287,7 +287,7 @@ def test_the_load_of_conversations_ends_with_the_last_that_starts(tmp_path: Path
     assert rows["due_ns"].max() / 1e9 > 2 * summary.window.steady.end_s
 
 
-def test_a_prompt_beyond_the_context_is_refused_and_an_answer_clamped(tmp_path: Path) -> None:
+def test_prompt_beyond_the_context_is_refused_and_output_clamped(tmp_path: Path) -> None:
     """A load with few such requests is sent as asked; one with more is refused before it begins."""
     text = (
         "requests: {input_tokens: {empirical: {values: [100, 4000, 4096], weights: [8, 1, 1]}}, output_tokens: 500}\n"
@@ -303,7 +303,7 @@ def test_a_prompt_beyond_the_context_is_refused_and_an_answer_clamped(tmp_path: 
     assert summary.requests.failed == len(output[4096]) and "http_4xx" in summary.requests.by_error
 
 
-def test_own_prompts_are_counted_and_repeated_rows_cached(tmp_path: Path) -> None:
+def test_prompts_of_a_file_are_counted_and_repeated_rows_cached(tmp_path: Path) -> None:
     lines = [{"prompt": "word " * (100 + 50 * i), "output_tokens": 10} for i in range(3)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     text = "requests: {from: p.jsonl}\nstages: [{arrival: {constant: 2/s}, count: 6}]"
@@ -313,7 +313,7 @@ def test_own_prompts_are_counted_and_repeated_rows_cached(tmp_path: Path) -> Non
     assert (rows["cached_tokens"][:3] == 0).all() and (rows["cached_tokens"][3:] >= 64).all()
 
 
-def test_a_trace_brings_its_shared_beginnings(tmp_path: Path) -> None:
+def test_trace_requests_share_their_hashed_prefixes(tmp_path: Path) -> None:
     lines = [
         {"timestamp": 1000 * i, "input_length": n, "output_length": 5, "hash_ids": hashes}
         for i, (n, hashes) in enumerate(
@@ -332,14 +332,14 @@ def test_a_trace_brings_its_shared_beginnings(tmp_path: Path) -> None:
     assert rows["cached_tokens"].tolist() == [0, 1024, 512, 0] * 2
 
 
-def test_an_unknown_preset_is_a_fault_not_a_folder(tmp_path: Path) -> None:
+def test_unknown_preset_is_an_error_and_leaves_no_directory(tmp_path: Path) -> None:
     with refused(UserError, "unknown_name", "--url"):
         execute(load("qa"), Settings(url="sim:gb900", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.processes
-def test_the_command_says_simulated_in_its_first_line(tmp_path: Path) -> None:
+def test_first_output_line_says_simulated(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -357,7 +357,7 @@ def test_the_command_says_simulated_in_its_first_line(tmp_path: Path) -> None:
     assert "SIMULATED" in done.stdout.splitlines()[0] and "SIMULATED" in done.stderr.splitlines()[0]
 
 
-def test_the_first_lines_say_how_many_conversations_a_rate_of_them_is(
+def test_first_lines_state_the_rate_of_conversations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from loadgen.cli.app import main
