@@ -17,7 +17,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
@@ -26,14 +26,15 @@ import uvloop
 from loadgen_sdk.app.client import Client, Event
 from loadgen_sdk.errors import RequestFailed, TargetUnusable
 from loadgen_sdk.request import Completion, Failure, Request
-from loadgen_sdk.transport.connection import ClientConnection
+from loadgen_sdk.transport.connection import ClientConnection, Route
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.host_resources import Address
 from loadgen_sdk.transport.pool import CONNECT_NS, AddressList, Pool
 from loadgen_sdk.transport.reactor import FOREVER, Reactor
 from loadgen_sdk.transport.receiver import MAX_WRITE_BYTES, Receiver
+from loadgen_sdk.transport.response_state import Read, Run
 from loadgen_sdk.transport.target import Target
-from loadgen_sdk.transport.tls import Tls
+from loadgen_sdk.transport.tls import Tls, TlsStream
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from refusals import refused
@@ -913,6 +914,60 @@ def test_tls_of_a_known_authority(papers: Papers) -> None:
         (plain,) = ask(endpoint.url.replace("https", "http"))
         assert plain.failure is not None
         assert plain.failure.kind in ("reset", "malformed")
+
+
+def tls_records(papers: Papers, tls: TlsStream, texts: list[bytes]) -> list[bytes]:
+    """Complete the handshake of a client in memory, and return a TLS record of the server for each text."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(papers.cert, papers.key)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(incoming, outgoing, server_side=True)
+    while not tls.continue_handshake():
+        incoming.write(tls.take_output())
+        with suppress(ssl.SSLWantReadError):
+            server.do_handshake()
+        tls.receive(outgoing.read())
+    incoming.write(tls.take_output())
+    server.do_handshake()
+    tls.receive(outgoing.read())
+    assert tls.decrypt().data == b""
+    records = []
+    for text in texts:
+        server.write(text)
+        records.append(outgoing.read())
+    return records
+
+
+def test_all_reads_of_a_tls_connection_are_delivered_when_its_end_was_read_with_them(
+    papers: Papers,
+) -> None:
+    received: list[bytes] = []
+    lost: list[int] = []
+
+    class Owner:
+        def receive_reads(self, _: object, reads: list[Read]) -> None:
+            received.extend(read.data for read in reads)
+
+        def connection_lost(self, _: object, timestamp: int, __: str) -> None:
+            lost.append(timestamp)
+
+    async def scenario() -> None:
+        reactor = Reactor(asyncio.get_running_loop())
+        tls = TlsStream(Tls(ca=papers.ca).context(), "127.0.0.1")
+        records = tls_records(papers, tls, [b"first", b"second"])
+        ours, theirs = socket.socketpair()
+        connection = ClientConnection(ours, cast(Any, Owner()), 0, Route("127.0.0.1"))
+        reactor._connections[connection.fd] = connection
+        connection.state = "open"
+        connection.ended_at = 5
+        reads: list[Read | Run] = [Read(record, 3, 4, 2, True) for record in records]
+        reactor._deliver_encrypted(connection, tls, reads)
+        theirs.close()
+        reactor.shut_down()
+
+    run(scenario())
+    assert received == [b"first", b"second"]
+    assert lost == [5]
 
 
 async def client_opened(url: str) -> None:
