@@ -241,6 +241,11 @@ def _score_similarity(answer: str | None, other: str) -> dict[str, float]:
 def _summarize_group(
     name: str, prompts: Sequence[ScoredPrompt], loss: float | None, level: float
 ) -> ScoredGroup:
+    """Return the mean scores of a class of prompts, and the ratios of both endpoints' scores.
+
+    Only prompts that both endpoints answered have a ratio. `loss` is by which fraction the endpoint
+    may score less than the other one, and `level` is the confidence of the intervals.
+    """
     ratios = []
     for metric in REFERENCE_SCORES:
         compared = [prompt for prompt in prompts if metric in prompt.other]

@@ -28,7 +28,7 @@ class ScoringOptions(NamedTuple):
         send: How questions are sent.
         out: The folder to write, or None.
         keep_texts: True to store the texts of the answers, too.
-        loss: The loss against endpoint B that is allowed, as a fraction, or None.
+        loss: By which fraction endpoint A may score less than endpoint B, or None.
         level: The confidence of the intervals.
         simulated: True if the backend of endpoint A simulates it.
     """

@@ -15,7 +15,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.cost_basis import tasks_of
 from loadgen.pricing.estimate import Estimate, estimate_rate
-from loadgen.pricing.evidence import Evidence, count_arrivals, mean_arrival_duration_ms
+from loadgen.pricing.evidence import Evidence, count_interactions, mean_interaction_duration_ms
 from loadgen.pricing.reasons import note
 from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED, Capacity, rate_unit
 
@@ -119,7 +119,7 @@ def _rate_of_capacity(evidence: Evidence, capacity: Capacity, gpus: int) -> Meas
     summary = evidence.summary
     rate = Estimate(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
     if capacity.unit == "requests" and summary.sessions is not None:
-        rate = scale_rate(rate, count_arrivals(summary) / summary.requests.decided)
+        rate = scale_rate(rate, count_interactions(summary) / summary.requests.decided)
     bound_why = ""
     if capacity.lower_bound:
         bound_why = capacity.lower_bound_reason or HIGHEST_LOAD_PASSED
@@ -157,7 +157,7 @@ def _measured_rate(
         rate=rate,
         noun=noun,
         gpus=gpus,
-        response_s=(mean_arrival_duration_ms(summary) or 0.0) / 1e3,
+        response_s=(mean_interaction_duration_ms(summary) or 0.0) / 1e3,
         lower_bound=bool(bound_why),
         bound_why=bound_why,
         workload=summary.run.workload,
@@ -179,7 +179,7 @@ def _steady_rates(evidence: Evidence) -> _SteadyRates:
         noun = str(rate_unit(first))
         for summary in summaries:
             rate = summary.load.steady_completed_rps
-            arrivals_per_request = count_arrivals(summary) / summary.requests.decided
+            arrivals_per_request = count_interactions(summary) / summary.requests.decided
             rates.append(None if rate is None else rate * arrivals_per_request)
     elif first.sessions is not None:
         noun = "successful tasks"

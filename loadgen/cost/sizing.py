@@ -20,7 +20,7 @@ from loadgen.cost.capacity_planning import (
 )
 from loadgen.pricing.cost_basis import tasks_of
 from loadgen.pricing.estimate import Estimate
-from loadgen.pricing.evidence import Evidence, count_arrivals
+from loadgen.pricing.evidence import Evidence, count_interactions
 from loadgen.pricing.machine_cost import hourly_cost, load_energy_cost_per_hour
 from loadgen.pricing.priced_result import compute_basis_for_price
 from loadgen.pricing.prices import Owned, Price, Rented
@@ -264,7 +264,7 @@ def _usage_cost(price: Price, evidence: Evidence | None, source: MeasuredRate) -
         unit = TASK
     elif summary.sessions is not None:
         # An interaction is a request or a conversation of several requests.
-        units_per_interaction = Decimal(summary.requests.decided) / count_arrivals(summary)
+        units_per_interaction = Decimal(summary.requests.decided) / count_interactions(summary)
     basis = compute_basis_for_price(evidence, price)
     unit_cost = compute_unit_cost(basis, price, source.gpus, unit)
     if unit_cost is None:

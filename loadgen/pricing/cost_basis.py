@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.task_summary import Sessions
 from loadgen.pricing.estimate import Estimate, estimate_rate
-from loadgen.pricing.evidence import Evidence, count_arrivals, without_separate_endpoints
+from loadgen.pricing.evidence import Evidence, count_interactions, without_separate_endpoints
 from loadgen.pricing.prompt_lengths import TokenAmounts
 from loadgen.pricing.units import GOOD, MILLION, OUTPUT, REQUEST, TASK, TOTAL, UNITS, to_decimal
 from loadgen.repeated.capacity import CONFIDENCE
@@ -206,7 +206,7 @@ def _basis_at_capacity(evidence: Evidence, totals: CostBasis) -> CostBasis:
     if capacity.unit == "requests":
         arrivals = summary.requests.decided
     else:
-        arrivals = count_arrivals(summary)
+        arrivals = count_interactions(summary)
     rate = to_decimal(capacity.rate_per_s)
     rates = {
         unit: None if count is None else count * rate / arrivals

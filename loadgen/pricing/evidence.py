@@ -61,10 +61,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return any(summary.target.simulated for summary in self.summaries)
 
 
-def count_arrivals(summary: Summary) -> int:
-    """Return the number of arrivals of a run: the unit of rates in conversations.
+def count_interactions(summary: Summary) -> int:
+    """Return the number of interactions of a run: what a rate in conversations counts.
 
-    An arrival is a conversation, a task, or a request of a class of single requests.
+    An interaction is a conversation, a task, or a request of a class of single requests.
     """
     if summary.sessions is None:
         return summary.requests.decided
@@ -74,10 +74,12 @@ def count_arrivals(summary: Summary) -> int:
     return summary.sessions.count + single_requests
 
 
-def mean_arrival_duration_ms(summary: Summary) -> float | None:
-    """Return how long an arrival is in progress on average, or None if it is not known.
+def mean_interaction_duration_ms(summary: Summary) -> float | None:
+    """Return how long an interaction takes on average, or None if it is not known.
 
-    A conversation lasts from its first request to its last response, pauses for tools included.
+    An interaction is a single request or a whole conversation. A conversation lasts from its first
+    request to its last response, pauses for tools included. In a mix of both, the mean is over all
+    interactions.
     """
     if summary.sessions is None:
         return summary.e2e_ms.mean
@@ -190,7 +192,11 @@ def _capacity_notes(capacity: Capacity) -> Iterator[ReasonCode]:
 
 
 def _sustained_notes(evidence: Evidence) -> Iterator[ReasonCode]:
-    """Yield a note if the load behind the numbers is not known to be sustained."""
+    """Yield a note if the load behind the numbers is not known to be sustained.
+
+    A search may not have confirmed its capacity at all, or may not know whether the confirmed load
+    can be sustained for long. `sustained_reason` says why that is not known.
+    """
     capacity = evidence.capacity
     if capacity is None:
         yield from _sustained_notes_on_runs(evidence.summaries)

@@ -241,7 +241,12 @@ def _class_costs(
 
 
 def _basis_of_class(evidence: Evidence, basis: CostBasis, class_name: str) -> CostBasis | None:
-    """Return the basis of one class, or None if its tokens are not known."""
+    """Return the counts and rates of one request class, or None if they are not known.
+
+    The rate of the class is its fraction of all requests times the rate of all requests, whose
+    interval it shares. Returns None if the tokens of the class were not counted, or if the result
+    has no requests.
+    """
     request_count = basis.counts[REQUEST]
     summaries: list[Summary] = []
     for summary in evidence.summaries:

@@ -79,19 +79,31 @@ def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmo
 
 
 def _long_prompt_records(run: RunRecords, above_prompt_tokens: int) -> dict[str, NDArray[np.int64]]:
-    """Return the token counts of the measured requests with longer prompts, by column.
+    """Return the token counts of the measured requests whose prompts exceed a length, by column.
 
-    Requests to endpoints that serve single steps of a task have prices of their own.
+    Requests of warm-up stages are not counted. Neither are requests to endpoints that serve single
+    steps of a task, because those endpoints have prices of their own.
     """
     columns = Columns(run.rows)
-    stages = run.header.stages
-    is_measured = np.array([stage.measured for stage in stages] or [True])[columns["stage"]]
-    is_priced = np.array([not target.serves for target in run.header.targets] or [True])
-    is_counted = is_measured & (columns.where(OK) | columns.where(FAILED))
-    is_counted &= is_priced[np.maximum(columns["target"], 0)]
-    is_counted &= columns["input_tokens"] > above_prompt_tokens
+    was_sent = columns.where(OK) | columns.where(FAILED)
+    is_long = columns["input_tokens"] > above_prompt_tokens
+    is_counted = _is_measured(columns, run.header) & _is_on_main_target(columns, run.header)
+    is_counted &= was_sent & is_long
     names = ("input_tokens", "cached_tokens", "cache_written_tokens", "output_tokens")
     return {name: columns[name][is_counted].astype(np.int64) for name in names}
+
+
+def _is_measured(columns: Columns, header: RunManifest) -> NDArray[np.bool_]:
+    """Return which requests belong to measured stages, or all of a run without stages."""
+    measured_stages = np.array([stage.measured for stage in header.stages] or [True])
+    return measured_stages[columns["stage"]]
+
+
+def _is_on_main_target(columns: Columns, header: RunManifest) -> NDArray[np.bool_]:
+    """Return which requests went to targets that do not serve single steps of a task."""
+    main_targets = np.array([not target.serves for target in header.targets] or [True])
+    # A request that was never sent has the target -1, and is left out by its status.
+    return main_targets[np.maximum(columns["target"], 0)]
 
 
 def _sum(values: NDArray[np.int64]) -> Decimal:

@@ -59,7 +59,7 @@ def result_notes(
     yield from _egress_notes(basis, price)
 
 
-def describe_other_machine(summary: Summary, price: Rented | Owned) -> ReasonCode | None:
+def note_other_machine(summary: Summary, price: Rented | Owned) -> ReasonCode | None:
     """Return a note if the price is for another machine than the one measured.
 
     The machines are compared by the GPU that the shape or name of the target contains, else by the
@@ -107,17 +107,19 @@ def _token_price_notes(
 def _machine_notes(
     evidence: Evidence, basis: CostBasis, price: Rented | Owned, gpus: int
 ) -> Iterator[ReasonCode]:
-    is_at_own_load = not basis.is_capacity and not evidence.at_once
-    if is_at_own_load:
+    """Yield the notes on a price by the hour: whether load, machine and number of GPUs match it."""
+    # The load of a run is neither the capacity of its machine nor the highest possible load.
+    is_at_chosen_load = not basis.is_capacity and not evidence.at_once
+    if is_at_chosen_load:
         yield note("own_load")
-    other_machine = describe_other_machine(evidence.summary, price)
-    if other_machine is not None:
-        yield other_machine
+    other_machine_note = note_other_machine(evidence.summary, price)
+    if other_machine_note is not None:
+        yield other_machine_note
     if isinstance(price, Rented):
         yield from _rented_gpu_notes(price, gpus)
     elif gpus != price.gpus:
         yield note("part_of_machines", used=gpus, bought=price.gpus)
-    if is_at_own_load and _is_short_without_warmup(evidence.summary):
+    if is_at_chosen_load and _is_short_without_warmup(evidence.summary):
         yield note("short_run")
     if evidence.capacity is not None:
         yield from _ramp_up_notes(basis, evidence.capacity)

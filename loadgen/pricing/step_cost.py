@@ -36,18 +36,28 @@ def with_step_costs(result: PricedResult, prices: Prices) -> PricedResult:
 
 
 def _step_cost(step: StepSummary, result: PricedResult, prices: Prices) -> StepCost:
-    price: Price = result.price
+    """Return what one step adds to the cost of a task.
+
+    A step with targets of its own, such as an embedding model, has the price of those targets. All
+    other steps share the endpoint of the result.
+    """
     if step.targets:
-        target = _target_of(step, result)
-        try:
-            price = find_prices(prices, target)[0]
-        except UserError as error:
-            return _unknown_cost(None, error.what, error.code)
-        if not isinstance(price, PerToken):
-            return _cost_on_own_machines(price, target.gpus, result.basis.rates[TASK])
+        return _cost_on_own_endpoint(step, result, prices)
+    if isinstance(result.price, PerToken):
+        return _cost_by_token(step, result.price, result)
+    return _cost_on_shared_machines(step, result.price, result)
+
+
+def _cost_on_own_endpoint(step: StepSummary, result: PricedResult, prices: Prices) -> StepCost:
+    target = _target_of(step, result)
+    try:
+        # Several prices differ only in commitment. The first one in the file is used.
+        price = find_prices(prices, target)[0]
+    except UserError as error:
+        return _unknown_cost(None, error.what, error.code)
     if isinstance(price, PerToken):
         return _cost_by_token(step, price, result)
-    return _cost_on_shared_machines(step, price, result)
+    return _cost_on_own_machines(price, target.gpus, result.basis.rates[TASK])
 
 
 def _target_of(step: StepSummary, result: PricedResult) -> TargetFacts:
@@ -67,6 +77,7 @@ def _cost_by_token(step: StepSummary, price: PerToken, result: PricedResult) -> 
 def _cost_on_shared_machines(
     step: StepSummary, price: Rented | Owned, result: PricedResult
 ) -> StepCost:
+    """Return the part of a task's cost that is in proportion to the tokens of a step."""
     task_cost = result.costs[TASK]
     if task_cost is None:
         return _unknown_cost(price, "no steady rate of tasks", "no_figure")
@@ -83,6 +94,7 @@ def _cost_on_shared_machines(
 def _cost_on_own_machines(
     price: Rented | Owned, gpus: int | None, tasks_per_s: Decimal | None
 ) -> StepCost:
+    """Return the cost of machines that serve nothing but this step, spread over all tasks."""
     if gpus is None:
         return _unknown_cost(price, "its GPUs are not known: gpus in --targets", "missing_option")
     if not tasks_per_s:
