@@ -87,34 +87,14 @@ def decide_starts(
     """
     if not any(isinstance(stage.arrival, Closed) for stage in workload.stages):
         return StartedWorkload(workload, (UserStart(),) * len(workload.stages))
-    request_size = mean_tokens(prompts)
-    stages: list[Stage] = []
-    starts: list[UserStart] = []
-    previous_users = 0
+    planner = _StartPlanner(mean_tokens(prompts), response_time, leave_out_first_round)
     for stage in workload.stages:
-        if not isinstance(stage.arrival, Closed):
-            stages.append(stage)
-            starts.append(UserStart())
-            previous_users = 0
-            continue
-        concurrency = stage.arrival.concurrency
-        response_ns = _response_ns(response_time, concurrency, request_size)
-        has_new_users = concurrency > previous_users
-        start = UserStart(0, "stage")
-        if has_new_users:
-            start = _start_of_new_users(
-                stage, stage.arrival, response_ns, response_time.source, leave_out_first_round
-            )
-        if has_new_users and _needs_first_round(stage, start, leave_out_first_round):
-            stages.append(_first_round(concurrency, start))
-            starts.append(start)
-            start = UserStart(0, "stage")
-        stages.append(
-            _with_start(stage, concurrency, start, response_ns if leave_out_first_round else 0)
-        )
-        starts.append(start)
-        previous_users = min(concurrency, stage.count or concurrency)
-    return StartedWorkload(workload.model_copy(update={"stages": tuple(stages)}), tuple(starts))
+        if isinstance(stage.arrival, Closed):
+            planner.add_closed_loop(stage, stage.arrival)
+        else:
+            planner.add_open_loop(stage)
+    started_workload = workload.model_copy(update={"stages": tuple(planner.stages)})
+    return StartedWorkload(started_workload, tuple(planner.starts))
 
 
 def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -> str:
@@ -130,24 +110,57 @@ def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -
     return f"starts staggered over {ramp_s:.3g} s{reason.get(source, '')}"
 
 
-def _response_ns(response_time: ResponseTime, concurrency: int, request_size: MeanTokens) -> int:
-    """Return how long a response takes at this concurrency."""
-    return round(
-        response_time.ns(concurrency, request_size.input_tokens, request_size.output_tokens)
-    )
+class _StartPlanner:
+    """Collects the stages of a workload, and how the virtual users of each of them start."""
 
+    def __init__(
+        self, request_size: MeanTokens, response_time: ResponseTime, leave_out_first_round: bool
+    ) -> None:
+        self.stages: list[Stage] = []
+        self.starts: list[UserStart] = []
+        self._request_size = request_size
+        self._response_time = response_time
+        self._leave_out_first_round = leave_out_first_round
+        self._previous_users = 0
 
-def _start_of_new_users(
-    stage: Stage,
-    arrival: Closed,
-    response_ns: int,
-    source: RampSource,
-    leave_out_first_round: bool,
-) -> UserStart:
-    """Return the ramp of the workload, or one response time if the workload sets none."""
-    if arrival.ramp_ns is not None:
-        return UserStart(arrival.ramp_ns, "asked")
-    return UserStart(min(response_ns, _longest_ramp_ns(stage, leave_out_first_round)), source)
+    def add_open_loop(self, stage: Stage) -> None:
+        """Add a stage without virtual users."""
+        self._add(stage, UserStart())
+        self._previous_users = 0
+
+    def add_closed_loop(self, stage: Stage, arrival: Closed) -> None:
+        """Add a closed loop and, if it needs one, an unmeasured stage for its first requests."""
+        concurrency = arrival.concurrency
+        response_ns = self._response_ns(concurrency)
+        # Users that replace those of the previous stage start when these have ended.
+        start = UserStart(0, "stage")
+        if concurrency > self._previous_users:
+            start = self._start_of_new_users(stage, arrival, response_ns)
+            if _needs_first_round(stage, start, self._leave_out_first_round):
+                self._add(_first_round(concurrency, start), start)
+                start = UserStart(0, "stage")
+        extra_ns = response_ns if self._leave_out_first_round else 0
+        self._add(_with_start(stage, concurrency, start, extra_ns), start)
+        self._previous_users = min(concurrency, stage.count or concurrency)
+
+    def _add(self, stage: Stage, start: UserStart) -> None:
+        self.stages.append(stage)
+        self.starts.append(start)
+
+    def _response_ns(self, concurrency: int) -> int:
+        """Return how long a response takes at this concurrency."""
+        return round(
+            self._response_time.ns(
+                concurrency, self._request_size.input_tokens, self._request_size.output_tokens
+            )
+        )
+
+    def _start_of_new_users(self, stage: Stage, arrival: Closed, response_ns: int) -> UserStart:
+        """Return the ramp of the workload, or one response time if the workload sets none."""
+        if arrival.ramp_ns is not None:
+            return UserStart(arrival.ramp_ns, "asked")
+        longest_ramp_ns = _longest_ramp_ns(stage, self._leave_out_first_round)
+        return UserStart(min(response_ns, longest_ramp_ns), self._response_time.source)
 
 
 def _longest_ramp_ns(stage: Stage, leave_out_first_round: bool) -> int:

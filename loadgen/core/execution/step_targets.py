@@ -51,7 +51,7 @@ class _Step(NamedTuple):
         return self.step.target if isinstance(self.step.target, str) else self.name
 
 
-class _GivenEndpoints(NamedTuple):
+class _UserEndpoints(NamedTuple):
     """The endpoints that the user gave."""
 
     by_name: Mapping[str, Sequence[Endpoint]]
@@ -84,8 +84,8 @@ def resolve_step_targets(
     serves everything. Raises CombinedError if targets are missing or nobody requests them.
     """
     steps = list(_steps(workload))
-    given = _sort_endpoints(steps, settings)
-    errors = list(_name_errors(steps, given))
+    endpoints_of_user = _sort_endpoints(steps, settings)
+    errors = list(_name_errors(steps, endpoints_of_user))
     errors += _missing_key_errors(steps, env)
     if errors:
         raise CombinedError(errors)
@@ -93,9 +93,9 @@ def resolve_step_targets(
         return settings
     targets = _StepTargets()
     if _has_other_requests(workload, steps):
-        targets.add(_OTHER_STEPS, given.unnamed)
+        targets.add(_OTHER_STEPS, endpoints_of_user.unnamed)
     for step in steps:
-        endpoints = _endpoints_of_step(step, given, settings, env)
+        endpoints = _endpoints_of_step(step, endpoints_of_user, settings, env)
         targets.add(step.key, endpoints)
     return replace(
         settings,
@@ -127,7 +127,7 @@ def _steps(workload: Workload) -> Iterator[_Step]:
                 yield _Step(class_name, name, step)
 
 
-def _sort_endpoints(steps: Sequence[_Step], settings: Settings) -> _GivenEndpoints:
+def _sort_endpoints(steps: Sequence[_Step], settings: Settings) -> _UserEndpoints:
     """Return the endpoints that steps request by name, and the others."""
     requested_names = _requested_names(steps)
     by_name: dict[str, list[Endpoint]] = {}
@@ -138,7 +138,7 @@ def _sort_endpoints(steps: Sequence[_Step], settings: Settings) -> _GivenEndpoin
             by_name.setdefault(name, []).append(endpoint)
         else:
             unnamed.append(endpoint)
-    return _GivenEndpoints(by_name, unnamed)
+    return _UserEndpoints(by_name, unnamed)
 
 
 def _requested_names(steps: Sequence[_Step]) -> set[str]:
@@ -154,13 +154,13 @@ def _has_other_requests(workload: Workload, steps: Sequence[_Step]) -> bool:
 
 
 def _endpoints_of_step(
-    step: _Step, given: _GivenEndpoints, settings: Settings, env: Mapping[str, str]
+    step: _Step, endpoints_of_user: _UserEndpoints, settings: Settings, env: Mapping[str, str]
 ) -> list[Endpoint]:
     """Return the endpoints that serve a step, with the API and the model of the step."""
     target = step.step.target
-    endpoints: Sequence[Endpoint] = given.unnamed
+    endpoints: Sequence[Endpoint] = endpoints_of_user.unnamed
     if isinstance(target, str):
-        endpoints = given.by_name.get(step.target_name, given.unnamed)
+        endpoints = endpoints_of_user.by_name.get(step.target_name, endpoints_of_user.unnamed)
     elif target is not None:
         api_key = settings.api_key
         if target.api_key_env is not None:
@@ -204,10 +204,12 @@ def _missing_key_errors(steps: Sequence[_Step], env: Mapping[str, str]) -> Itera
             )
 
 
-def _name_errors(steps: Sequence[_Step], given: _GivenEndpoints) -> Iterator[LoadgenError]:
+def _name_errors(
+    steps: Sequence[_Step], endpoints_of_user: _UserEndpoints
+) -> Iterator[LoadgenError]:
     """Yield an error for each target that nobody requests, and for each that is missing."""
     requested_names = _requested_names(steps)
-    unknown_names = given.by_name.keys() - requested_names
+    unknown_names = endpoints_of_user.by_name.keys() - requested_names
     for name in unknown_names:
         hint = "leave out the name: --url http://host:8000"
         if requested_names:
@@ -218,10 +220,12 @@ def _name_errors(steps: Sequence[_Step], given: _GivenEndpoints) -> Iterator[Loa
             f"--url {name}=",
             hint,
         )
-    if not given.by_name:
+    if not endpoints_of_user.by_name:
         return
     # A name with a typing error is reported once, not also as a missing target.
-    missing_names = [] if unknown_names else sorted(requested_names - given.by_name.keys())
+    missing_names = (
+        [] if unknown_names else sorted(requested_names - endpoints_of_user.by_name.keys())
+    )
     for name in missing_names:
         step_name = next(step.name for step in steps if step.step.target == name)
         yield UserError(
@@ -231,7 +235,7 @@ def _name_errors(steps: Sequence[_Step], given: _GivenEndpoints) -> Iterator[Loa
             f"--url {name}=http://...",
         )
     steps_without_target = [step.name for step in steps if step.step.target is None]
-    if not given.unnamed and steps_without_target:
+    if not endpoints_of_user.unnamed and steps_without_target:
         yield UserError(
             "missing_option",
             f'step "{steps_without_target[0]}" names no target, and none is given for the rest',
