@@ -109,22 +109,25 @@ class _BodyIndex:
 
     def find(self, number: int) -> _StoredBody | None:
         """Return the body of a request, or None if it was not built in advance."""
-        row = self._guess_row(number)
-        if not 0 <= row < len(self) or self._number(row) != number:
+        start = self._guess_row(number) * self._FIELDS
+        if not 0 <= start < len(self._values) or self._values[start] != number:
             row = bisect_left(range(len(self)), number, key=self._number)
-        if row >= len(self) or self._number(row) != number:
-            return None
-        start = row * self._FIELDS
+            if row == len(self) or self._number(row) != number:
+                return None
+            start = row * self._FIELDS
         return _StoredBody(*self._values[start : start + self._FIELDS])
 
     def _number(self, row: int) -> int:
+        """Return the number of the request in a row."""
         return self._values[row * self._FIELDS]
 
     def _guess_row(self, number: int) -> int:
         """Return the row of a request if the numbers are evenly spaced, as they usually are."""
-        if len(self) < 2:
+        values = self._values
+        if len(values) <= self._FIELDS:
             return 0
-        return (number - self._number(0)) // (self._number(1) - self._number(0))
+        first_number = values[0]
+        return (number - first_number) // (values[self._FIELDS] - first_number)
 
 
 class Bodies:
