@@ -160,8 +160,7 @@ static int64_t minimum(int64_t first, int64_t second)
 
 /* -- arrays and queues ------------------------------------------------------------------------ */
 
-/* Double the capacity of an array of `item_size` bytes per item, and return the new array. Return
-   NULL with an exception set if there is no memory. */
+/* Double the capacity of an array and return the new array, or NULL with an exception if there is no memory. */
 static void *grow_array(void *items, Py_ssize_t *capacity, Py_ssize_t initial, size_t item_size)
 {
     Py_ssize_t new_capacity = *capacity ? 2 * *capacity : initial;
@@ -172,6 +171,7 @@ static void *grow_array(void *items, Py_ssize_t *capacity, Py_ssize_t initial, s
     return grown;
 }
 
+/* Append the end time of an iteration. */
 static int append_time(TimeArray *array, int64_t value)
 {
     if (array->count == array->capacity) {
@@ -390,6 +390,7 @@ static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     return OBJECT(self);
 }
 
+/* Visit all objects that a request owns, for the garbage collector. */
 static int request_traverse(Request *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(OBJECT(self)));
@@ -399,6 +400,7 @@ static int request_traverse(Request *self, visitproc visit, void *arg)
     return 0;
 }
 
+/* Release all objects that a request owns. */
 static int request_clear(Request *self)
 {
     Py_CLEAR(self->key);
@@ -407,6 +409,7 @@ static int request_clear(Request *self)
     return 0;
 }
 
+/* Free a request. The type object is alive as long as its instances. */
 static void request_dealloc(Request *self)
 {
     PyTypeObject *type = Py_TYPE(OBJECT(self));
@@ -535,8 +538,7 @@ static int64_t block_in_slot(uint64_t slot)
     return (int64_t)(uint32_t)slot - 1;
 }
 
-/* Fetch the slot of a block that is searched soon. Slots of neighbouring blocks are far from each
-   other, and rarely in a cache of the processor. */
+/* Fetch the slot of a block that is searched soon: neighbouring blocks have distant slots, which are rarely cached. */
 static void prefetch_slot(const BlockTable *table, const Request *request, Py_ssize_t position)
 {
     if (table->slots == NULL || position >= request->block_count)
@@ -744,15 +746,14 @@ static int append_shared_block(Request *request, int64_t index)
     return 0;
 }
 
-/* Find the blocks of a prompt that others have computed, and set `shared_blocks` to them, without
-   using them yet. At least one token of a prompt is always computed. Return how many of the blocks
-   have no users. */
+/* Set `shared_blocks` to the blocks of a prompt that exist already, and return how many of them have no users. */
 static int64_t match_blocks(Replica *self, Request *request)
 {
     int64_t unused_count = 0;
     request->shared_count = 0;
     if (!self->block_reuse)
         return 0;
+    /* At least one token of a prompt is computed, even if all its blocks exist. */
     int64_t reusable = floor_divide(request->prefill_tokens - 1, self->tokens_per_block);
     reusable = minimum(reusable, request->block_count);
     for (int64_t i = 0; i < reusable; i++) {
@@ -805,8 +806,7 @@ static int admit(Replica *self, Request *request)
     return 1;
 }
 
-/* Share the full blocks of a prompt that has been computed with later requests. Blocks that another
-   request has already shared stay private to this one. */
+/* Share the computed blocks of a prompt with later requests, up to the first that another request has shared. */
 static int share_prompt_blocks(Replica *self, Request *request)
 {
     int64_t full_blocks = request->input_tokens / self->tokens_per_block;
@@ -828,11 +828,11 @@ static int share_prompt_blocks(Replica *self, Request *request)
     return 0;
 }
 
-/* Free the private blocks of a request, and stop using its shared ones. The end of a prefix becomes
-   unused first, because its beginning is more useful and is evicted last. */
+/* Free the private blocks of a request and stop using its shared ones, the end of the prefix first. */
 static void release_blocks(Replica *self, Request *request, int64_t private_blocks)
 {
     self->private_used -= private_blocks;
+    /* The block that becomes unused first is evicted first, and the beginning is more useful. */
     while (request->shared_count > 0)
         stop_using_block(&self->shared, request->shared_blocks[--request->shared_count]);
     request->private_blocks = 0;
@@ -1071,8 +1071,7 @@ static int remove_finished(Replica *self, int64_t iteration, PyObject *done)
     return 0;
 }
 
-/* Note that an iteration has given a request its first token since its admission. A request for one
-   token is done, and appended to `done`. */
+/* Start decoding after the prefill, which gave the first token. A request for one token is appended to `done`. */
 static int start_decoding(Replica *self, Request *request, int64_t iteration, PyObject *done)
 {
     if (request->first_iteration < 0)
@@ -1097,8 +1096,7 @@ static int start_decoding(Replica *self, Request *request, int64_t iteration, Py
     return 0;
 }
 
-/* End the current iteration, and append the requests that are done to a list. The list may be NULL
-   if there are none. */
+/* End the current iteration and append the requests that are done to a list, which may be NULL if there are none. */
 static int finish_iteration(Replica *self, PyObject *done)
 {
     int64_t iteration = self->iteration++;
@@ -1118,8 +1116,7 @@ static int finish_iteration(Replica *self, PyObject *done)
     return 0;
 }
 
-/* Whether the current iteration starts and ends no request, and the next one pauses none. The
-   caller needs not see such an iteration, so it is ended in `next_iteration`. */
+/* Whether the caller need not see this iteration: it starts and ends no request, and the next one pauses none. */
 static int is_quiet(const Replica *self)
 {
     if (self->decoding == 0 && self->partial == NULL) /* all were cancelled: it becomes idle */
@@ -1295,6 +1292,7 @@ static int visit_array(const RequestArray *array, visitproc visit, void *arg)
     return 0;
 }
 
+/* Visit all objects that a replica owns, for the garbage collector. */
 static int replica_traverse(Replica *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(OBJECT(self)));
@@ -1314,6 +1312,7 @@ static int replica_traverse(Replica *self, visitproc visit, void *arg)
     return 0;
 }
 
+/* Release all objects that a replica owns. */
 static int replica_clear(Replica *self)
 {
     clear_queue(&self->waiting);
@@ -1327,6 +1326,7 @@ static int replica_clear(Replica *self)
     return 0;
 }
 
+/* Free a replica and everything that it owns. */
 static void replica_dealloc(Replica *self)
 {
     PyTypeObject *type = Py_TYPE(OBJECT(self));
@@ -1389,8 +1389,7 @@ static PyObject *replica_finish(Replica *self, PyObject *none)
     return done;
 }
 
-/* Copy the items of a list of replicas, without references, into a new array. Return NULL with an
-   exception set if the list is empty or has other items. */
+/* Return the replicas of a list as a new array of borrowed references, or NULL if it is empty or has other items. */
 static Replica **replicas_of_list(PyObject *list, Py_ssize_t *count)
 {
     *count = PyList_Size(list);

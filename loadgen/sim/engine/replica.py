@@ -423,7 +423,10 @@ class Replica:
         return self._limits.kv_blocks - self.blocks_used
 
     def _is_quiet(self) -> bool:
-        """Return whether this iteration starts and ends no request, and the next pauses none."""
+        """Return whether this iteration starts and ends no request, and the next pauses none.
+
+        The caller need not see such an iteration.
+        """
         if not self.decoding and self._partial is None:
             return False  # all were cancelled: the replica becomes idle
         if self._ready or self.iteration in self._ending_in:
