@@ -130,7 +130,7 @@ def steady_span(loaded_run: LoadedRun) -> Span:
     span = loaded_run.run.summary.window.steady
     if span.duration_s is not None:
         return span
-    due_ns = loaded_run.columns["due_ns"][loaded_run.columns.attempted]
+    due_ns = loaded_run.columns["due_ns"][loaded_run.columns.reached_due_time]
     if len(np.unique(due_ns)) < 2:
         raise EstimateError("all requests were due at one instant, so there is no rate")
     raise EstimateError(

@@ -316,7 +316,7 @@ def _stage_spans(
 def _load(columns: Columns, length_s: float) -> Bins:
     grid = Grid.over(length_s, min(MOST_BINS, max(len(columns) // 5, 8)))
     counted = {
-        "due": ("due_ns", columns.attempted),
+        "due": ("due_ns", columns.reached_due_time),
         "sent": ("sent_ns", columns["sent_ns"] >= 0),
         "ok": ("end_ns", columns.where(OK) & (columns["end_ns"] >= 0)),
     }

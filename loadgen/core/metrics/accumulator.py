@@ -271,8 +271,8 @@ class MetricAccumulator:
         self._add_tokens(columns, ok)
         self._add_failures_by_kind(columns, texts)
         self._add_finish_reasons(columns, texts)
-        with_output = ok & ~columns.for_values
-        self.add_to_sum("output_source_unasked", (ok & columns.for_values).sum())
+        with_output = ok & ~columns.request_no_output
+        self.add_to_sum("output_source_unasked", (ok & columns.request_no_output).sum())
         self.add_to_sum("tpot_undefined", (columns.measure("tpot")[with_output] == UNDEFINED).sum())
         self.add_to_sum("tpot_no_span", request_metrics.has_no_span(columns)[with_output].sum())
         self.add_to_sum("tpot_no_output", request_metrics.lacks_output(columns)[with_output].sum())
@@ -295,9 +295,9 @@ class MetricAccumulator:
 
     def _add_times(self, columns: Columns, is_open_loop: bool) -> None:
         """Add the range of due and sent times, the latest ends, and the sources of timestamps."""
-        due_ns = columns["due_ns"][columns.attempted]
+        due_ns = columns["due_ns"][columns.reached_due_time]
         self.add_range("due", due_ns)
-        is_start = columns.attempted & (columns["turn"] <= 0)
+        is_start = columns.reached_due_time & (columns["turn"] <= 0)
         self.add_maximum("start", columns["due_ns"][is_start])
         if is_open_loop:
             self.add_range("open_due", due_ns)
@@ -361,7 +361,7 @@ class MetricAccumulator:
     def _add_conflicting_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Count the responses whose token counts conflict with their events or with the request."""
         is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
-        counted = ok & ~columns.for_values & (columns["output_tokens"] >= 0) & is_exact
+        counted = ok & ~columns.request_no_output & (columns["output_tokens"] >= 0) & is_exact
         understated = counted & request_metrics.understates(columns)
         overstated = counted & request_metrics.overstates(columns)
         self.add_to_sum("exact_counts", counted.sum())
@@ -383,14 +383,14 @@ class MetricAccumulator:
         prompt = columns["input_tokens"]
         built = columns["built_tokens"]
         is_of_server = columns["input_source"] == SOURCES.index("server")
-        has_both = ok & ~columns.for_values & is_of_server & (built > 0) & (prompt >= 0)
+        has_both = ok & ~columns.request_no_output & is_of_server & (built > 0) & (prompt >= 0)
         self.add_to_sum("prompts_compared", has_both.sum())
         self.add_to_sum("prompt_tokens_built", built[has_both].sum(dtype=np.int64))
         self.add_to_sum("prompt_tokens_of_server", prompt[has_both].sum(dtype=np.int64))
 
     def _add_token_sources(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Count the ok requests by the source of their token counts."""
-        with_output = ok & ~columns.for_values
+        with_output = ok & ~columns.request_no_output
         for side, chosen in (("input", ok), ("output", with_output)):
             requests = np.bincount(columns[f"{side}_source"][chosen], minlength=len(SOURCES))
             for source, count in zip(SOURCES, requests.tolist(), strict=True):

@@ -311,13 +311,13 @@ class Columns:
         return np.broadcast_to(mask, len(self))
 
     @property
-    def for_values(self) -> NDArray[np.bool_]:
-        """Which rows requested no output, in tasks of which others do: embeddings, or a ranking."""
+    def request_no_output(self) -> NDArray[np.bool_]:
+        """Which rows request no output, in tasks of which others do: embeddings, or a ranking."""
         mask: NDArray[np.bool_] = self["asked_output"] == 0
         return mask
 
     @property
-    def attempted(self) -> NDArray[np.bool_]:
+    def reached_due_time(self) -> NDArray[np.bool_]:
         """Which rows reached their due time: they were sent then, or dropped."""
         return (self["sent_ns"] >= 0) | self.where(DROPPED)
 

@@ -35,7 +35,7 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
         return np.zeros(len(columns), bool)
     least_values = FIGURES.guard(definition, definition.least)(columns)
     is_over: NDArray[np.bool_] = was_cut & (least_values > term.limit_ns)
-    return is_over & ~columns.for_values if definition.needs else is_over
+    return is_over & ~columns.request_no_output if definition.needs else is_over
 
 
 def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
@@ -74,7 +74,7 @@ def meets(
         else:
             values = columns.measure(term.metric)
         is_undefined = values == UNDEFINED
-        may_be_undefined = columns.for_values | (needs(term.metric) == "tokens")
+        may_be_undefined = columns.request_no_output | (needs(term.metric) == "tokens")
         is_within = ~is_undefined & (values <= term.limit_ns)
         good = good & (is_within | (is_undefined & may_be_undefined))
     return good

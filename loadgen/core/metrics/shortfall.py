@@ -108,7 +108,7 @@ class _IndependentRequests:
         self._parts: list[tuple[Columns, NDArray[np.bool_] | slice]] = []
         self.have_sessions = False
         for columns in measured:
-            was_due = columns.attempted & ~columns.where(CANCELLED) & ~columns.where(LOST)
+            was_due = columns.reached_due_time & ~columns.where(CANCELLED) & ~columns.where(LOST)
             in_session = columns["session"] >= 0
             self.have_sessions = self.have_sessions or bool((was_due & in_session).any())
             is_independent = was_due & (~in_session | (columns["turn"] == 0))

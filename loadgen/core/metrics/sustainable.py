@@ -160,7 +160,7 @@ def _judge_by_growth(
 
 def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:
     """Return why a load without a steady state cannot be judged."""
-    due_ns = join_arrays([part["due_ns"][part.attempted] for part in measured])
+    due_ns = join_arrays([part["due_ns"][part.reached_due_time] for part in measured])
     if len(due_ns) and int(due_ns.max()) > int(due_ns.min()):
         why = "too short: there is no time at which the load was only that of measured requests"
         return Sustainable(code="too_short", why=why)
