@@ -1,8 +1,9 @@
-"""Finishes work in a thread of its own: what a destructor found, and what would hold up the application.
+"""Finish work in a background thread: that of destructors, and what would hold up the application.
 
-The garbage collector may run a destructor, or close a generator, in the middle of any code, also of code that holds a
-lock which the destructor would need. So a destructor does no work: it hands it over with `later`, which takes no lock
-(`SimpleQueue.put` may be called in destructors) and returns at once.
+The garbage collector may run a destructor, or close a generator, in the middle of any code, also
+of code that holds a lock which the destructor would need. A destructor therefore passes its work
+to `later`, which takes no lock and returns at once. `SimpleQueue.put` may be called in
+destructors.
 """
 
 from __future__ import annotations
@@ -23,35 +24,55 @@ log = logging.getLogger("loadgen_sdk")
 FLUSH_S = 5.0
 
 
+_NO_THREAD = 0
+
+
 class _State:
-    """The queue of this process, and whether its thread runs. `collecting`: the thread in which the collector runs."""
+    """The background thread of this process.
+
+    Attributes:
+        queue: The work for the thread.
+        is_started: The thread was started.
+        worker: The id of the thread.
+        collecting: The id of the thread in which the garbage collector runs.
+    """
 
     queue: SimpleQueue[Callable[[], object]] = SimpleQueue()
-    started = False
-    worker = collecting = 0
+    is_started = False
+    worker = _NO_THREAD
+    collecting = _NO_THREAD
 
 
 def later(work: Callable[[], object]) -> None:
-    """Do `work` in the background thread, in the order of the calls. Exceptions are logged. Safe in destructors."""
+    """Run work in the background thread, in the order of the calls. Safe in destructors.
+
+    Exceptions are logged.
+    """
     _State.queue.put(work)
-    if not _State.started:
-        _State.started = True
+    if not _State.is_started:
+        _State.is_started = True
+        # `threading.Thread.start` would take locks.
         try:
-            _thread.start_new_thread(
-                _run, (_State.queue,)
-            )  # `threading.Thread.start` would take locks
-        except RuntimeError:  # the interpreter is going down
-            _State.started = False
+            _thread.start_new_thread(_run, (_State.queue,))
+        except RuntimeError:
+            # The interpreter is shutting down.
+            _State.is_started = False
 
 
 def collecting() -> bool:
-    """Whether the garbage collector is running in this thread: the code below it may hold any lock."""
+    """Return True if the garbage collector runs in this thread.
+
+    The code below it may then hold any lock.
+    """
     return _State.collecting == _thread.get_ident()
 
 
 def flush(timeout_s: float = FLUSH_S) -> bool:
-    """Wait until everything handed over so far is done. False: it took longer. At once in the background thread."""
-    if not _State.started or _State.worker == _thread.get_ident():
+    """Wait until all work so far is done. Return False if that takes longer.
+
+    In the background thread it returns at once.
+    """
+    if not _State.is_started or _State.worker == _thread.get_ident():
         return True
     done = threading.Event()
     later(done.set)
@@ -59,12 +80,16 @@ def flush(timeout_s: float = FLUSH_S) -> bool:
 
 
 def lock_of(owner: Any) -> threading.Lock:
-    """The lock that `owner` keeps as `_lock`: a child of a fork has a new one, as no thread there would release it."""
+    """Return a lock that an object keeps as `_lock`.
+
+    A forked child gets a new one, because no thread there would release it.
+    """
     _owners.add(owner)
     return threading.Lock()
 
 
 def _run(queue: SimpleQueue[Callable[[], object]]) -> None:
+    """Run the work of the queue, for ever."""
     _State.worker = _thread.get_ident()
     while True:
         work = queue.get()
@@ -72,16 +97,21 @@ def _run(queue: SimpleQueue[Callable[[], object]]) -> None:
             work()
         except Exception:
             log.exception("finishing a call failed")
-        del work  # or it would live until the next one
+        # Otherwise it would live until the next work comes.
+        del work
 
 
 def _collector_phase(phase: str, _: object) -> None:
-    _State.collecting = _thread.get_ident() if phase == "start" else 0
+    """Note in which thread the garbage collector runs."""
+    _State.collecting = _thread.get_ident() if phase == "start" else _NO_THREAD
 
 
 def _after_fork() -> None:
-    """In a child: the thread is not there, and what was handed over is the parent's."""
-    _State.queue, _State.started, _State.worker, _State.collecting = SimpleQueue(), False, 0, 0
+    """Start anew in a forked child, where the thread does not exist. The work is the parent's."""
+    _State.queue = SimpleQueue()
+    _State.is_started = False
+    _State.worker = _NO_THREAD
+    _State.collecting = _NO_THREAD
     for owner in _owners:
         owner._lock = threading.Lock()
 

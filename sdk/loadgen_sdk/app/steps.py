@@ -1,6 +1,7 @@
-"""Work that is the same for blocking and async callers: a generator yields each step that may wait, a runner does it.
+"""Run work that is the same for blocking and async callers.
 
-The generator decides, and is sent what came of a step, or is thrown its exception. The runner alone knows how to wait.
+A generator yields each step that may wait, and gets its result or its exception. A runner runs the
+steps, and it alone knows how to wait.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ Steps = Generator[Callable[[], Any], Any, T]
 
 
 def repeatable(arguments: dict[str, Any]) -> None:
-    """Put lists in the place of iterators: another attempt, and another endpoint, would find them used up."""
+    """Replace iterators by lists, because another attempt would find them used up.
+
+    Files are kept, because the HTTP library rewinds them.
+    """
     for name, value in arguments.items():
-        if (
-            type(value) not in _PLAIN and hasattr(value, "__next__") and not hasattr(value, "read")
-        ):  # a file is rewound by the HTTP library
+        if type(value) in _PLAIN_TYPES:
+            continue
+        if hasattr(value, "__next__") and not hasattr(value, "read"):
             arguments[name] = list(value)
 
 
-_PLAIN = frozenset(
-    (str, list, dict, int, float, bool, type(None))
-)  # are no iterators: the quick answer
+_PLAIN_TYPES = frozenset((str, list, dict, int, float, bool, type(None)))
+"""Types that are no iterators, for a quick answer."""
 
 
 def run_blocking(steps: Steps[T]) -> T:
-    """Do the steps in this thread."""
+    """Run the steps in this thread."""
     try:
         step = next(steps)
         while True:
@@ -46,12 +49,12 @@ def run_blocking(steps: Steps[T]) -> T:
 
 
 def isawaitable(value: Any) -> bool:
-    """As `inspect.isawaitable`, quick where a coroutine is given."""
+    """Return the same as `inspect.isawaitable`, which is slower for coroutines."""
     return type(value) is CoroutineType or inspect.isawaitable(value)
 
 
 async def run_async(steps: Steps[T]) -> T:
-    """Do the steps in this task. What a step returns is awaited if it can be."""
+    """Run the steps in this task, and await what they return if that is possible."""
     try:
         step = next(steps)
         while True:
@@ -68,7 +71,7 @@ async def run_async(steps: Steps[T]) -> T:
 
 
 def runner(make_steps: Callable[P, Steps[T]], blocking: bool) -> Callable[P, Any]:
-    """A function, or a coroutine function, that does the steps."""
+    """Return a function, or a coroutine function, that runs the steps."""
     if blocking:
 
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
