@@ -547,7 +547,7 @@ def count_in_children(rounds: int) -> None:
         for number, measure in enumerate([nothing, *sides, nothing], -1):
             for times in (rounds, 2 * rounds):
                 if (child := os.fork()) == 0:
-                    _State.started = (
+                    _State.is_started = (
                         True  # no thread in the background: the caller's instructions alone
                     )
                     for _ in range(times):
