@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.compare import comparison
+from loadgen.compare.difference import DIFFER
 from loadgen.core.results.manifest import Fingerprints, RunManifest, StagePlan, TargetFacts
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.build import build_schedule
@@ -101,13 +102,13 @@ def main() -> None:
         before = side("A", a)
         same = comparison.compare([before, side("B", b)])
         shifted = comparison.compare([before, side("B", slower(b, 1.1))])
-        quiet += all(one.word != comparison.DIFFER for one in same.differences)
+        quiet += all(one.word != DIFFER for one in same.differences)
         for one in same.differences:
-            wrong[one.metric] = wrong.get(one.metric, 0) + (one.word == comparison.DIFFER)
+            wrong[one.metric] = wrong.get(one.metric, 0) + (one.word == DIFFER)
             if one.detectable is not None:
                 reach.setdefault(one.metric, []).append(one.detectable)
         for one in shifted.differences:
-            found[one.metric] = found.get(one.metric, 0) + (one.word == comparison.DIFFER)
+            found[one.metric] = found.get(one.metric, 0) + (one.word == DIFFER)
     print(
         f"two of the same: no difference in {quiet} of {args.pairs} pairs, over all metrics shown\n"
     )

@@ -1,5 +1,9 @@
 """Computes metrics of several runs taken as one, with standard errors from blocks of time.
 
+Requests that follow each other meet the same queue, so their latencies are correlated, and a
+standard error that takes them as independent would be too small. The runs are therefore cut into
+blocks of time, and the blocks, which are nearly independent, tell how far the metric varies.
+
 Pure. `core.analysis.within_run_variance` does the same for a single run.
 """
 
@@ -34,15 +38,18 @@ from loadgen.repeated.comparable_metrics import Metric
 RESAMPLES = 300
 """Resamples of a bootstrap, which give a standard error to 4 %."""
 
-MOST_RESAMPLED = 20_000
-"""Samples above which the rank of a percentile is used instead: the same result at less cost."""
+MOST_RESAMPLED_SAMPLES = 20_000
+"""With more samples than this, the rank of a percentile is used instead of a bootstrap.
+
+The result is the same, at less cost.
+"""
 
 ONE_SIGMA_LEVEL = math.erf(1 / math.sqrt(2))
 """Level of a normal interval whose half width is the standard error."""
 
 
 class EstimateOrReason(NamedTuple):
-    """An estimate, or why there is none."""
+    """An estimate, or why there is none. The reason is "" beside an estimate."""
 
     estimate: ScaledEstimate | None
     reason: str = ""
@@ -56,50 +63,64 @@ class StretchCount(NamedTuple):
 
 
 def samples(columns: Columns, metric: str) -> NDArray[np.int64]:
-    """Return the values of a metric of successful requests, ordered by scheduled time."""
+    """Return the values of a metric of successful requests, ordered by scheduled time.
+
+    A successful request may have no value, such as a TPOT of a response of one token.
+    """
     values = columns.measure(metric)
-    return in_order(columns, values, columns.where(OK) & (values != UNDEFINED))
+    has_value = columns.where(OK) & (values != UNDEFINED)
+    return in_order(columns, values, has_value)
 
 
 def too_few_samples(runs: Sequence[Columns], metric: Metric) -> str:
-    """Return why the runs together do not support a percentile, or "" if they do."""
-    percentile = next((name for name, p in QUANTILES if p == metric.p), "")
-    count = sum(len(samples(run, metric.per_request)) for run in runs)
-    if not percentile or count >= SUPPORT[percentile]:
+    """Return why the runs together do not support a percentile, or "" if they do.
+
+    The reason is such as "212 samples, p99 needs 1,000".
+    """
+    percentile_names = {quantile: name for name, quantile in QUANTILES}
+    if metric.p is None or metric.p not in percentile_names:
         return ""
-    return f"{count:,} samples, {percentile.replace('_', '.')} needs {SUPPORT[percentile]:,}"
+    percentile = percentile_names[metric.p]
+    sample_count = sum(len(samples(run, metric.per_request)) for run in runs)
+    if sample_count >= SUPPORT[percentile]:
+        return ""
+    label = percentile.replace("_", ".")
+    return f"{sample_count:,} samples, {label} needs {SUPPORT[percentile]:,}"
 
 
 def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> EstimateOrReason:
-    """Return a percentile or mean of successful requests, with its error by blocks of time.
+    """Return the logarithm of a latency of successful requests, with its error by blocks of time.
 
     Args:
         runs: The records of each run.
-        metric: The metric.
+        metric: The metric, a percentile or a mean.
         value: Its value in the summary.
     """
-    values = _all_samples(runs, metric)
+    latencies = _all_samples(runs, metric)
     reason = too_few_samples(runs, metric)
     if reason:
         return EstimateOrReason(None, reason)
-    if len(values) < LEAST_SAMPLES:
-        return EstimateOrReason(None, f"{len(values):,} samples are too few for blocks")
+    if len(latencies) < LEAST_SAMPLES:
+        return EstimateOrReason(None, f"{len(latencies):,} samples are too few for blocks")
     if metric.p is None:
-        mean = estimate_mean(values)
+        mean = estimate_mean(latencies)
         if mean is None:
             return EstimateOrReason(None)
-        scaled = ScaledEstimate(math.log(value), mean.error / mean.value, mean.freedom)
-        return EstimateOrReason(scaled)
-    error, freedom = percentile_error(values, metric.p)
-    if not math.isfinite(error):
-        return EstimateOrReason(None, "too few samples beyond it")
-    return EstimateOrReason(ScaledEstimate(math.log(value), error, freedom))
+        standard_error = _error_of_log_mean(mean)
+    else:
+        standard_error = percentile_error(latencies, metric.p)
+        if not math.isfinite(standard_error.error):
+            return EstimateOrReason(None, "too few samples beyond it")
+    return EstimateOrReason(ScaledEstimate(math.log(value), *standard_error))
 
 
 def estimate_token_rate(
     windows: Sequence[Span], runs: Sequence[Columns], value: float
 ) -> EstimateOrReason:
     """Return output tokens per second in the steady state, with the error by pieces of that time.
+
+    The steady state is the time in which the load is constant, after its start and before its end.
+    It is cut into equal pieces, and the rates of the pieces tell how far the rate varies.
 
     Args:
         windows: The steady-state window of each run.
@@ -111,42 +132,61 @@ def estimate_token_rate(
         pieces = pieces_of(window)
         if not pieces:
             return EstimateOrReason(None, "no time under load")
-        rates += [spread_tokens(run, piece) / (piece.duration_s or 1) for piece in pieces]
+        rates += [_token_rate(run, piece) for piece in pieces]
     estimate = estimate_rate(rates, value)
-    return EstimateOrReason(estimate, "" if estimate is not None else "no tokens under load")
+    if estimate is None:
+        return EstimateOrReason(None, "no tokens under load")
+    return EstimateOrReason(estimate)
 
 
 class StandardError(NamedTuple):
-    """A standard error of the logarithm of a metric, and its degrees of freedom."""
+    """A standard error of the logarithm of a metric.
+
+    Attributes:
+        error: The error. As it is of the logarithm, 0.02 is about 2 % of the metric.
+        freedom: Its degrees of freedom. The fewer, the less certain the error is itself.
+    """
 
     error: float
     freedom: float
 
 
-def error_within_runs(runs: Sequence[Columns], metric: Metric) -> StandardError:
-    """Return the error that blocks of time within the runs explain.
+UNKNOWN_BLOCK_ERROR = StandardError(0.0, math.inf)
+"""The error of runs that are too short for blocks: it is smaller than any other."""
 
-    The error between repeats is never taken as smaller, because three runs that agree by chance
-    hide it. It is computed by the rank of the percentile, which is cheap. Returns an error of 0 if
-    the runs are too short for blocks.
+
+def error_within_runs(runs: Sequence[Columns], metric: Metric) -> StandardError:
+    """Return the error of the mean over repeats that chance within the runs explains.
+
+    Three runs that agree by chance would show too small an error between them. The error that
+    blocks of time within the runs show is therefore a lower bound of it. For a percentile it is
+    computed from ranks, which is cheaper than a bootstrap.
+
+    Returns UNKNOWN_BLOCK_ERROR if the runs are too short for blocks.
     """
-    values = np.maximum(_all_samples(runs, metric), 1.0)
-    if len(values) < LEAST_SAMPLES:
-        return StandardError(0.0, math.inf)
+    latencies = _positive(_all_samples(runs, metric))
+    if len(latencies) < LEAST_SAMPLES:
+        return UNKNOWN_BLOCK_ERROR
     if metric.p is None:
-        mean = estimate_mean(values)
-        if mean is None:
-            return StandardError(0.0, math.inf)
-        return StandardError(mean.error / mean.value, mean.freedom)
-    ordered = np.sort(values)
-    freedom = max(min(BLOCKS[0] - 1.0, blocks_beyond(values, ordered, metric.p) - 1.0), 1.0)
-    return StandardError(rank_error(values, ordered, metric.p, BLOCKS[0]), freedom)
+        mean = estimate_mean(latencies)
+        return UNKNOWN_BLOCK_ERROR if mean is None else _error_of_log_mean(mean)
+    block_count = BLOCKS[0]
+    ordered = np.sort(latencies)
+    return _limit_freedom(
+        StandardError(rank_error(latencies, ordered, metric.p, block_count), block_count - 1.0),
+        blocks_beyond(latencies, ordered, metric.p),
+    )
 
 
 def count_stretches_above(
     runs: Sequence[Columns], metric: Metric, threshold_ns: float
 ) -> StretchCount:
-    """Count the stretches of time of the runs whose own percentile is above a threshold."""
+    """Count the stretches of time of the runs whose own percentile is above a threshold.
+
+    All runs together have about as many stretches as a single run has blocks, so that a stretch
+    has enough samples for a percentile.
+    """
+    assert metric.p is not None
     stretches_per_run = max(BLOCKS[0] // len(runs), 2)
     above = 0
     total = 0
@@ -154,36 +194,54 @@ def count_stretches_above(
         for stretch in np.array_split(samples(run, metric.per_request), stretches_per_run):
             if len(stretch):
                 total += 1
-                above += quantile_of(stretch, metric.p or 0.5) > threshold_ns
+                above += quantile_of(stretch, metric.p) > threshold_ns
     return StretchCount(above, total)
 
 
-def percentile_error(values: NDArray[np.float64], p: float) -> StandardError:
+def percentile_error(latencies: NDArray[np.float64], p: float) -> StandardError:
     """Return the standard error of the logarithm of a percentile.
 
-    It is the widest of the errors by BLOCKS. The values beyond the percentile may come from a few
-    intervals of time, such as one long queue. Then the estimate rests on those few, however many
-    blocks there are, so the degrees of freedom are limited by their number.
+    How long latencies stay correlated is not known, so the error is computed with several numbers
+    of blocks, and the largest one is taken.
+
+    Args:
+        latencies: The latencies of all runs, ordered by time within each run.
+        p: The percentile as a fraction, such as 0.99.
     """
-    positive = np.maximum(values, 1.0)
-    ordered = np.sort(values)
+    positive = _positive(latencies)
+    ordered = np.sort(latencies)
     errors = []
-    for blocks in BLOCKS:
-        if len(values) <= MOST_RESAMPLED:
-            error = block_bootstrap(
+    for block_count in BLOCKS:
+        if len(latencies) <= MOST_RESAMPLED_SAMPLES:
+            interval = block_bootstrap(
                 np.log(positive),
                 partial(quantile_of, p=p),
-                np.random.default_rng(blocks),
-                blocks=blocks,
+                np.random.default_rng(block_count),
+                blocks=block_count,
                 resamples=RESAMPLES,
                 level=ONE_SIGMA_LEVEL,
-            ).half_width
+            )
+            error = interval.half_width
         else:
-            error = rank_error(positive, np.maximum(ordered, 1.0), p, blocks)
-        errors.append(StandardError(error * _bootstrap_correction(blocks), float(blocks - 1)))
-    widest = max(errors)
-    freedom = max(min(widest.freedom, blocks_beyond(values, ordered, p) - 1.0), 1.0)
-    return StandardError(widest.error, freedom)
+            error = rank_error(positive, _positive(ordered), p, block_count)
+        corrected_error = error * _bootstrap_correction(block_count)
+        errors.append(StandardError(corrected_error, block_count - 1.0))
+    largest_error = max(errors)
+    return _limit_freedom(largest_error, blocks_beyond(latencies, ordered, p))
+
+
+def _limit_freedom(standard_error: StandardError, blocks_with_slow_requests: int) -> StandardError:
+    """Return an error of a percentile with as few degrees of freedom as its evidence has.
+
+    The latencies beyond the percentile may all come from a few intervals of time, such as one long
+    queue. The estimate then rests on these few, however many blocks there are.
+
+    Args:
+        standard_error: The error.
+        blocks_with_slow_requests: In how many blocks there are latencies beyond the percentile.
+    """
+    freedom = min(standard_error.freedom, blocks_with_slow_requests - 1.0)
+    return StandardError(standard_error.error, max(freedom, 1.0))
 
 
 def block_bootstrap(
@@ -223,10 +281,27 @@ def block_bootstrap(
 
 
 def _all_samples(runs: Sequence[Columns], metric: Metric) -> NDArray[np.float64]:
-    values = np.concatenate([samples(run, metric.per_request) for run in runs])
-    return values.astype(np.float64)
+    """Return the latencies of all runs, one run after the other."""
+    latencies = np.concatenate([samples(run, metric.per_request) for run in runs])
+    return latencies.astype(np.float64)
 
 
-def _bootstrap_correction(blocks: int) -> float:
+def _positive(latencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return latencies of at least 1 ns, because zero has no logarithm."""
+    return np.maximum(latencies, 1.0)
+
+
+def _token_rate(run: Columns, piece: Span) -> float:
+    """Return the output tokens per second in a piece of time, 0 in a piece without duration."""
+    tokens = spread_tokens(run, piece)
+    return tokens / piece.duration_s if piece.duration_s else tokens
+
+
+def _error_of_log_mean(mean: ScaledEstimate) -> StandardError:
+    """Return the error of the logarithm of a mean: to first order, the relative error."""
+    return StandardError(mean.error / mean.value, mean.freedom)
+
+
+def _bootstrap_correction(block_count: int) -> float:
     """Return a factor for standard errors: resampled blocks have (b - 1) / b of the variance."""
-    return math.sqrt(blocks / (blocks - 1))
+    return math.sqrt(block_count / (block_count - 1))

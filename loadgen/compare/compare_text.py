@@ -7,16 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from loadgen.compare.comparison import (
-    DIFFER,
-    EQUIVALENT_CHANGE,
-    EQUIVALENT_POINTS,
-    UNLIKE,
-    Comparison,
-    Difference,
-    SideRecovery,
-    describe_needed_load,
-)
+from loadgen.compare.comparison import NOT_SAME_WORK, Comparison, SideRecovery
+from loadgen.compare.difference import DIFFER, Difference, describe_needed_load
+from loadgen.compare.judgement import EQUIVALENT_CHANGE, EQUIVALENT_POINTS
 from loadgen.compare.thresholds import ThresholdOutcome, format_interval
 from loadgen.core import format
 from loadgen.core.metrics.reasons import format_reason
@@ -179,32 +172,26 @@ def _describe_work(comparison: Comparison) -> str:
 
 
 def _side_section(comparison: Comparison, side: str) -> Section:
-    """Return the differences of one side.
+    """Return the table and the bars of the differences between one side and the first.
 
-    If none of them is judged, and all for one reason, the reason is given once, and the columns of
-    outcomes are left out.
+    If no difference is judged, and all for one reason, the table has no columns of outcomes, and
+    the reason is given once below it.
     """
     differences = [difference for difference in comparison.differences if difference.side == side]
     heading = f"{side} against {comparison.sides[0]}"
+    bars = _change_bars(differences)
     run_count = min(comparison.runs, default=0)
     rows = [_row(difference, run_count) for difference in differences]
-    head = (
-        "metric",
-        comparison.sides[0],
-        side,
-        "change",
-        f"interval, {comparison.confidence:.0%}",
-        "outcome",
-        "",
-    )
+    value_columns = ("metric", comparison.sides[0], side, "change")
+    outcome_columns = (f"interval, {comparison.confidence:.0%}", "outcome", "")
     reason = _common_reason(differences)
     if not reason:
-        return section(heading, *_change_bars(differences), Table(head, rows, "remarks"))
-    hint = "; --anyway judges all the same" if reason == UNLIKE else ""
+        return section(heading, *bars, Table(value_columns + outcome_columns, rows, "remarks"))
+    hint = "; --anyway judges all the same" if reason == NOT_SAME_WORK else ""
     return section(
         heading,
-        *_change_bars(differences),
-        Table(head[:4], [row[:4] for row in rows], ""),
+        *bars,
+        Table(value_columns, [row[: len(value_columns)] for row in rows], ""),
         Paragraph(f"None of them is judged: {reason}{hint}.", "warn"),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,98 +22,28 @@ from loadgen.compare.comparison_notes import (
     describe_scope,
     run_label,
 )
-from loadgen.compare.estimates import NO_INTERVAL, estimate_side, measured_runs, side_value
-from loadgen.compare.significance import (
-    fisher_exact,
-    holm_levels,
-    load_needed,
-    p_value,
-    subtract,
+from loadgen.compare.difference import Difference
+from loadgen.compare.estimates import (
+    NO_KNOWN_INTERVAL,
+    estimate_side,
+    measured_runs,
+    side_value,
 )
+from loadgen.compare.judgement import judge
+from loadgen.compare.parts import ComparedPart, restrict_to_part, shared_parts
+from loadgen.compare.significance import fisher_exact, holm_levels, p_value, subtract
 from loadgen.compare.work_differences import describe_slo, describe_work_differences
-from loadgen.core import format
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
-from loadgen.core.metrics.columns import is_of_class, step_indices
-from loadgen.core.metrics.part_summaries import ClassSummary, StepSummary
 from loadgen.core.metrics.sections import Recovery
-from loadgen.core.results.manifest import ReasonCode, StepPlan
-from loadgen.core.stats import students_t
+from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.intervals import LEVEL
 from loadgen.repeated import comparable_metrics
 from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, find_metric
-from loadgen.runs.compared import ComparedRun, Side, SideFacts
+from loadgen.runs.compared import Side, SideFacts
 
-UNLIKE = "not the same work"
-SAME = "one and the same run is on both sides"
-
-POWER = 0.9
-"""Probability with which the smallest detectable change is found."""
-
-EQUIVALENT_CHANGE = 0.10
-"""A relative change below this is small enough to call two sides equivalent."""
-
-EQUIVALENT_POINTS = 0.01
-"""The same for the difference of two fractions: one percentage point."""
-
-MOST_LOG_CHANGE = 50.0
-"""Bound of a logarithm, so that its exponential does not overflow."""
-
-DIFFER: Literal["these two runs differ"] = "these two runs differ"
-Word = Literal[
-    "better", "worse", "different", "these two runs differ", "equivalent", "inconclusive"
-]
-Outcome = Literal["different", "equivalent", "inconclusive"]
-
-
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of one side, compared with the first side.
-
-    Attributes:
-        metric: The path of the metric in `summary.json`.
-        name: The name of the metric.
-        unit: Its unit.
-        side: The name of the side.
-        before: The metric of the first side.
-        after: The metric of the side.
-        change: The relative change (0.1 is +10 %); for a fraction, the difference as a part of one.
-        low: The lower end of its interval, at the level at which `word` was decided. None if there
-            is no interval.
-        high: The upper end.
-        detectable: The smallest change that would be found with probability POWER.
-        word: The outcome; a difference is called better or worse only between repeats.
-        why: Why the outcome is inconclusive.
-        within: If the sides are equivalent, the largest change that the interval allows.
-        repeated: True if both sides are repeats, so that the outcome holds beyond these runs.
-        needed: If more load would decide the outcome, how many times as much.
-    """
-
-    metric: str
-    name: str
-    unit: str
-    side: str
-    before: float | None
-    after: float | None
-    change: float | None
-    low: float | None = None
-    high: float | None = None
-    detectable: float | None = None
-    word: Word = "inconclusive"
-    why: str = ""
-    within: float | None = None
-    repeated: bool = False
-    needed: float | None = None
-
-    @property
-    def absolute(self) -> bool:
-        """True if `change` is a difference of fractions, and not a ratio minus one."""
-        return self.metric.endswith(SHARE_PATHS)
-
-    @property
-    def outcome(self) -> Outcome:
-        """Whether the sides are different, equivalent, or cannot be told apart or called equal."""
-        if self.word in ("equivalent", "inconclusive"):
-            return self.word
-        return "different"
+NOT_SAME_WORK = "not the same work"
+SAME_RUN = "one and the same run is on both sides"
+"""Reasons for which no difference of two sides is judged."""
 
 
 class SideRecovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +119,7 @@ def compare(
     for other in sides[1:]:
         unlike = describe_work_differences(first, other)
         work_differences.update(dict.fromkeys(unlike))
-        obstacle = UNLIKE if unlike and not anyway else _obstacle(first, other)
+        obstacle = NOT_SAME_WORK if unlike and not anyway else _obstacle(first, other)
         differences += comparer.compare_sides(first, other, obstacle)
         differences += comparer.compare_parts(first, other, obstacle)
     invalid_runs = {
@@ -217,25 +147,8 @@ def compare(
     )
 
 
-def describe_needed_load(difference: Difference, needed: float | None, run_count: int) -> str:
-    """Return how many runs, or how much longer runs, would decide a difference.
-
-    Returns "" if it is not known.
-
-    Args:
-        difference: The difference.
-        needed: How many times as much load is needed, or None.
-        run_count: The number of runs on a side.
-    """
-    if needed is None:
-        return ""
-    if difference.repeated:
-        needed_runs = max(math.ceil(run_count * needed), run_count + 1)
-        return f"about {needed_runs:,} runs a side would decide"
-    return f"about {format.quantity(max(needed, 1.1), 2)} times as long a run would decide"
-
-
 def _metrics_to_compare(sides: Sequence[Side], also: Sequence[str]) -> list[Metric]:
+    """Return the default metrics, those that other tools report, and those that were asked for."""
     paths = list(comparable_metrics.default_metric_paths())
     if any(side.told for side in sides):
         paths += OTHER_TOOL_METRICS
@@ -245,6 +158,10 @@ def _metrics_to_compare(sides: Sequence[Side], also: Sequence[str]) -> list[Metr
 
 
 def _is_same_work(sides: Sequence[Side], *, has_differences: bool) -> bool | None:
+    """Return whether all sides did the same work. None if a side does not say what it did.
+
+    Files of other tools do not say it, and neither do runs without a fingerprint of their requests.
+    """
     if has_differences:
         return False
     for side in sides:
@@ -254,51 +171,58 @@ def _is_same_work(sides: Sequence[Side], *, has_differences: bool) -> bool | Non
 
 
 def _obstacle(first: Side, other: Side) -> str:
-    """Return why two sides of the same work cannot be judged, or ""."""
-    summaries = [run.summary for run in first.runs]
-    if any(run.summary in summaries for run in other.runs):
-        return SAME
-    invalid = [
+    """Return why two sides of the same work cannot be judged, such as "b is not valid", or ""."""
+    first_summaries = [run.summary for run in first.runs]
+    if any(run.summary in first_summaries for run in other.runs):
+        return SAME_RUN
+    invalid_sides = [
         side.name
         for side in (first, other)
         if any(not run.summary.verdict.valid for run in side.runs)
     ]
-    if invalid:
-        return f"{' and '.join(invalid)} {'is' if len(invalid) == 1 else 'are'} not valid"
+    if invalid_sides:
+        verb = "is" if len(invalid_sides) == 1 else "are"
+        return f"{' and '.join(invalid_sides)} {verb} not valid"
     if first.told or other.told:
         return "figures only, defined otherwise"
     return ""
 
 
 def _recoveries(sides: Sequence[Side]) -> Iterator[SideRecovery]:
+    """Yield how every run recovered from its events, such as the second spike of its load."""
     for side in sides:
         for run in side.runs:
-            counts: Counter[str] = Counter()
+            event_counts: Counter[str] = Counter()
             for recovery in run.summary.recovery:
-                counts[recovery.event] += 1
+                event_counts[recovery.event] += 1
                 yield SideRecovery(
                     side=side.name,
                     run=run.name,
-                    number=counts[recovery.event],
+                    number=event_counts[recovery.event],
                     recovery=recovery,
                 )
 
 
 class _MetricPair(NamedTuple):
-    """A metric of two sides before it is judged. Without an estimate it cannot be judged."""
+    """A metric of two sides before it is judged.
+
+    Attributes:
+        metric: The metric.
+        difference: The difference, which says why it is not judged.
+        estimate: The difference of the estimates of both sides. None if it cannot be judged.
+    """
 
     metric: Metric
     difference: Difference
     estimate: ScaledEstimate | None
 
 
-_STEP_BLOCKS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms")
-_BLOCKS = {"classes": (*_STEP_BLOCKS, "goodput", "sessions"), "steps": _STEP_BLOCKS}
-"""The blocks of a summary that each request class, and each step of a task, has of its own."""
-
-
 class _Comparer:
-    """Compares the metrics of two sides."""
+    """Compares the metrics of two sides.
+
+    Every call of a method judges its metrics as one family: the probability that any of them is
+    called different by chance is at most one minus the confidence.
+    """
 
     def __init__(self, metrics: Sequence[Metric], also: Sequence[str], confidence: float) -> None:
         self._metrics = metrics
@@ -306,54 +230,50 @@ class _Comparer:
         self._risk = 1 - confidence
 
     def compare_sides(self, first: Side, other: Side, obstacle: str) -> list[Difference]:
-        """Return the difference of each metric. `obstacle` says why none can be judged."""
-        return self._compare(first, other, self._metrics, self._also, obstacle)
+        """Return the difference of each metric. `obstacle` says why none can be judged, or ""."""
+        pairs = []
+        for metric in self._metrics:
+            pair = _pair_metric(first, other, metric, obstacle)
+            if _has_both_values(pair.difference) or metric.path in self._also:
+                pairs.append(pair)
+        return self._judge_pairs(pairs, first, other)
 
     def compare_parts(self, first: Side, other: Side, obstacle: str) -> Iterator[Difference]:
         """Yield the differences of each request class, and of each step, that both sides have.
 
         The metrics of one class or step share a risk of a false alarm of their own.
         """
-        if not first.runs:
-            return
-        for field, blocks in _BLOCKS.items():
-            metrics = [
-                metric for metric in self._metrics if metric.path.startswith((*blocks, "ok_share"))
+        for part in shared_parts(first, other):
+            part_first = restrict_to_part(first, part)
+            part_other = restrict_to_part(other, part)
+            pairs = [
+                _pair_metric(part_first, part_other, metric, obstacle)
+                for metric in self._metrics_of(part)
             ]
-            for part in getattr(first.runs[0].summary, field):
-                key = _part_key(part)
-                if not _has_part(first, field, key) or not _has_part(other, field, key):
-                    continue
-                part_metrics = metrics
-                if isinstance(part, StepSummary) and part.kind != "chat":
-                    part_metrics = [
-                        metric for metric in metrics if not metric.path.startswith("tokens")
-                    ]
-                part_first = _restrict_to_part(first, field, key)
-                part_other = _restrict_to_part(other, field, key)
-                name = ".".join(key)
-                for difference in self._compare(part_first, part_other, part_metrics, (), obstacle):
-                    yield msgspec.structs.replace(
-                        difference,
-                        metric=f"{field}.{name}.{difference.metric}",
-                        name=f"{name}: {difference.name}",
-                    )
+            pairs = [pair for pair in pairs if _has_both_values(pair.difference)]
+            for difference in self._judge_pairs(pairs, part_first, part_other):
+                yield msgspec.structs.replace(
+                    difference,
+                    metric=f"{part.kind}.{part.name}.{difference.metric}",
+                    name=f"{part.name}: {difference.name}",
+                )
 
-    def _compare(
-        self,
-        first: Side,
-        other: Side,
-        metrics: Sequence[Metric],
-        also: Sequence[str],
-        obstacle: str,
+    def _metrics_of(self, part: ComparedPart) -> Iterator[Metric]:
+        """Yield the metrics that a part has of its own. An embedding, for one, has no tokens."""
+        for metric in self._metrics:
+            is_of_part = metric.path.startswith((*part.blocks, "ok_share"))
+            if is_of_part and (part.has_tokens or not metric.path.startswith("tokens")):
+                yield metric
+
+    def _judge_pairs(
+        self, pairs: Sequence[_MetricPair], first: Side, other: Side
     ) -> list[Difference]:
-        pairs = []
-        for metric in metrics:
-            pair = _pair_metric(first, other, metric, obstacle)
-            difference = pair.difference
-            is_missing = difference.before is None or difference.after is None
-            if not is_missing or metric.path in also:
-                pairs.append(pair)
+        """Return the differences with their outcomes.
+
+        The risk of a false alarm is shared among the metrics that can be judged by Holm's method.
+        What each of them could detect is stated for its strictest level, the risk divided by their
+        number.
+        """
         p_values = [None if pair.estimate is None else p_value(pair.estimate) for pair in pairs]
         judged_count = sum(value is not None for value in p_values)
         family_level = self._risk / max(judged_count, 1)
@@ -370,22 +290,34 @@ class _Comparer:
         return differences
 
 
+def _has_both_values(difference: Difference) -> bool:
+    return difference.before is not None and difference.after is not None
+
+
 def _pair_metric(first: Side, other: Side, metric: Metric, obstacle: str) -> _MetricPair:
+    """Return a metric of two sides, and their estimates if it can be judged.
+
+    Args:
+        first: The side to compare with.
+        other: The side to compare.
+        metric: The metric.
+        obstacle: Why no metric of these sides can be judged, or "".
+    """
     is_repeated = len(first.runs) > 1 and len(other.runs) > 1
+    before = side_value(first, metric)
+    after = side_value(other, metric)
     estimate = None
     reason = obstacle
     if not reason and "goodput" in metric.path and describe_slo(first) != describe_slo(other):
         reason = "the SLOs differ"
     if not reason:
-        estimate_first = estimate_side(first, metric, is_repeated=is_repeated)
-        estimate_other = estimate_side(other, metric, is_repeated=is_repeated)
-        reason = estimate_first.reason or estimate_other.reason
-        if estimate_first.estimate is not None and estimate_other.estimate is not None:
+        first_estimate = estimate_side(first, metric, is_repeated=is_repeated)
+        other_estimate = estimate_side(other, metric, is_repeated=is_repeated)
+        reason = first_estimate.reason or other_estimate.reason
+        if first_estimate.estimate is not None and other_estimate.estimate is not None:
             estimate = subtract(
-                estimate_first.estimate, estimate_other.estimate, is_pooled=is_repeated
+                first_estimate.estimate, other_estimate.estimate, is_pooled=is_repeated
             )
-    before = side_value(first, metric)
-    after = side_value(other, metric)
     difference = Difference(
         metric=metric.path,
         name=metric.name,
@@ -394,13 +326,17 @@ def _pair_metric(first: Side, other: Side, metric: Metric, obstacle: str) -> _Me
         before=before,
         after=after,
         change=_change(before, after, is_share=metric.path in SHARE_PATHS),
-        why=reason or NO_INTERVAL,
+        why=reason or NO_KNOWN_INTERVAL,
         repeated=is_repeated,
     )
     return _MetricPair(metric, difference, estimate)
 
 
 def _change(before: float | None, after: float | None, *, is_share: bool) -> float | None:
+    """Return the change of a metric: relative (0.1 is +10 %), or of a share in parts of one.
+
+    Returns None if a value is missing, or if there is no relative change because it was zero.
+    """
     if before is None or after is None:
         return None
     if is_share:
@@ -408,140 +344,34 @@ def _change(before: float | None, after: float | None, *, is_share: bool) -> flo
     return after / before - 1 if before else None
 
 
-def _part_key(part: ClassSummary | StepSummary | StepPlan) -> tuple[str, ...]:
-    """Return the name of a class, or the name of a step after that of its class."""
-    class_name = getattr(part, "of_class", "")
-    return (class_name, part.name) if class_name else (part.name,)
-
-
-def _has_part(side: Side, field: str, key: tuple[str, ...]) -> bool:
-    """Return True if every run of a side has a class or step."""
-    return all(
-        any(_part_key(part) == key for part in getattr(run.summary, field)) for run in side.runs
-    )
-
-
-def _restrict_to_part(side: Side, field: str, key: tuple[str, ...]) -> Side:
-    """Return a side with the requests and metrics of one class or step only."""
-    runs = tuple(_restrict_run_to_part(run, field, key) for run in side.runs)
-    return msgspec.structs.replace(side, runs=runs)
-
-
-def _restrict_run_to_part(run: ComparedRun, field: str, key: tuple[str, ...]) -> ComparedRun:
-    part = next(part for part in getattr(run.summary, field) if _part_key(part) == key)
-    blocks = {block: getattr(part, block) for block in _BLOCKS[field]}
-    summary = msgspec.structs.replace(run.summary, **blocks)
-    header = run.header
-    rows = run.rows
-    if header is not None and rows is not None and field == "classes":
-        rows = rows[is_of_class(header, part.name, rows)]
-        slo = next(plan.slo for plan in header.classes if plan.name == part.name)
-        header = msgspec.structs.replace(header, slo=slo)
-    elif header is not None and rows is not None:
-        step_index = [_part_key(plan) for plan in header.steps].index(key)
-        rows = rows[step_indices(header, rows["request"], rows["turn"]) == step_index]
-    return ComparedRun(name=run.name, summary=summary, header=header, rows=rows)
-
-
-def judge(
-    difference: Difference,
-    estimate: ScaledEstimate,
-    better: int,
-    level: float,
-    family_level: float,
-) -> Difference:
-    """Return a difference with its interval, its outcome and the smallest detectable change.
-
-    Args:
-        difference: The difference.
-        estimate: Its estimate, with a standard error.
-        better: -1 if a lower metric is better, 1 if a higher one is, and 0 if neither is.
-        level: The significance level for the interval and the outcome.
-        family_level: The significance level for the smallest detectable change.
-    """
-    freedom = estimate.freedom
-    half_width = students_t.t_quantile(1 - level / 2, freedom) * estimate.error
-    low = _to_change(difference, estimate.value - half_width)
-    high = _to_change(difference, estimate.value + half_width)
-    is_certain = low > 0 or high < 0
-    detection_errors = students_t.t_quantile(1 - family_level / 2, freedom)
-    detection_errors += students_t.t_quantile(POWER, freedom)
-    detectable: float | None = _to_change(difference, detection_errors * estimate.error)
-    if difference.absolute and difference.before is not None:
-        # A fraction is between 0 and 1.
-        before = difference.before
-        if detection_errors * estimate.error > max(before, 1 - before):
-            detectable = None
-        low = max(low, -before)
-        high = min(high, 1 - before)
-    judged = msgspec.structs.replace(difference, low=low, high=high, detectable=detectable, why="")
-    if is_certain:
-        return msgspec.structs.replace(judged, word=_word_of_certain(judged, estimate, better))
-    return _equivalent_or_inconclusive(judged, estimate, half_width)
-
-
-def _to_change(difference: Difference, value: float) -> float:
-    """Convert from the scale of an estimate to a change: ratios are compared as logarithms."""
-    return value if difference.absolute else math.expm1(min(value, MOST_LOG_CHANGE))
-
-
-def _word_of_certain(difference: Difference, estimate: ScaledEstimate, better: int) -> Word:
-    """Return the outcome of a change whose interval does not contain zero."""
-    if not difference.repeated:
-        return DIFFER
-    if not better:
-        return "different"
-    return "better" if (estimate.value > 0) == (better > 0) else "worse"
-
-
-def _equivalent_or_inconclusive(
-    difference: Difference, estimate: ScaledEstimate, half_width: float
-) -> Difference:
-    """Return a change whose interval contains zero as equivalent or as inconclusive.
-
-    `half_width` is that of the interval, on the scale of the estimate.
-    """
-    assert difference.low is not None and difference.high is not None
-    within = max(abs(difference.low), abs(difference.high))
-    margin = EQUIVALENT_POINTS if difference.absolute else EQUIVALENT_CHANGE
-    if within <= margin:
-        return msgspec.structs.replace(difference, word="equivalent", within=within)
-    scaled_margin = margin if difference.absolute else math.log1p(margin)
-    distance_from_zero = abs(estimate.value)
-    distance_to_decide = max(distance_from_zero, scaled_margin - distance_from_zero)
-    return msgspec.structs.replace(
-        difference,
-        word="inconclusive",
-        why="its interval is too wide to decide",
-        needed=load_needed(distance_to_decide, half_width),
-    )
-
-
 def _check_stretches(
     difference: Difference, first: Side, other: Side, metric: Metric, level: float
 ) -> Difference:
     """Return the difference as inconclusive if it comes from a few stretches of time only.
 
-    Three runs that met a slow period each, against three that met none, agree well among each
-    other, but there are only three such periods. So the number of stretches of time whose own
-    percentile is above the middle of both sides must differ, too.
+    Three runs that met one slow period each, against three that met none, agree well among each
+    other, but the evidence is only three slow periods. So the runs are cut into stretches of time,
+    and the stretches that are slow must be significantly more frequent on one side, too. A stretch
+    is slow if its own percentile is above the geometric mean of the percentiles of both sides.
+
+    A mean, or a percentile of runs without records, is returned as it is.
     """
     if metric.p is None or not metric.per_request:
         return difference
     if not difference.before or not difference.after:
         return difference
-    runs_first = measured_runs(first)
-    runs_other = measured_runs(other)
-    if len(runs_first) < len(first.runs) or len(runs_other) < len(other.runs):
+    first_runs = measured_runs(first)
+    other_runs = measured_runs(other)
+    if len(first_runs) < len(first.runs) or len(other_runs) < len(other.runs):
         return difference
-    middle_ns = math.sqrt(difference.before * difference.after) * 1e6
-    stretches_first = count_stretches_above(runs_first, metric, middle_ns)
-    stretches_other = count_stretches_above(runs_other, metric, middle_ns)
-    if fisher_exact(*stretches_first, *stretches_other) <= level:
+    middle_ms = math.sqrt(difference.before * difference.after)
+    first_stretches = count_stretches_above(first_runs, metric, middle_ms * 1e6)
+    other_stretches = count_stretches_above(other_runs, metric, middle_ms * 1e6)
+    if fisher_exact(*first_stretches, *other_stretches) <= level:
         return difference
     why = (
         f"they differ in a few stretches of time only "
-        f"({stretches_first.above} of {stretches_first.total}, "
-        f"{stretches_other.above} of {stretches_other.total})"
+        f"({first_stretches.above} of {first_stretches.total}, "
+        f"{other_stretches.above} of {other_stretches.total})"
     )
     return msgspec.structs.replace(difference, word="inconclusive", why=why)

@@ -24,7 +24,7 @@ from loadgen.core.metrics.columns import OK, Columns
 from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, metric_value
 from loadgen.runs.compared import Side
 
-NO_INTERVAL = "no interval is known for it"
+NO_KNOWN_INTERVAL = "no interval is known for it"
 
 
 def side_value(side: Side, metric: Metric) -> float | None:
@@ -119,7 +119,7 @@ def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOr
     if metric.path == "tokens.steady_output_per_s":
         windows = [run.summary.window.steady for run in side.runs]
         return estimate_token_rate(windows, records, value)
-    return EstimateOrReason(None, NO_INTERVAL)
+    return EstimateOrReason(None, NO_KNOWN_INTERVAL)
 
 
 def _estimate_goodput(side: Side, records: list[Columns], value: float) -> EstimateOrReason:

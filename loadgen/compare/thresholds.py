@@ -14,13 +14,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from loadgen.compare.comparison import (
-    SAME,
-    UNLIKE,
-    Comparison,
-    Difference,
-    describe_needed_load,
-)
+from loadgen.compare.comparison import NOT_SAME_WORK, SAME_RUN, Comparison
+from loadgen.compare.difference import Difference, describe_needed_load
 from loadgen.compare.significance import load_needed
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, closest, collecting
@@ -38,12 +33,15 @@ _TESTS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
 }
 _NOT_JUDGED = {
-    UNLIKE: f"{UNLIKE}, so a change says nothing; --anyway takes it all the same",
-    SAME: f"{SAME}, so no change could be seen",
+    NOT_SAME_WORK: f"{NOT_SAME_WORK}, so a change says nothing; --anyway takes it all the same",
+    SAME_RUN: f"{SAME_RUN}, so no change could be seen",
 }
 
 CHANGE_DIGITS = 9
 """Digits to which a change is rounded, because 105 against 100 is 5 % and not a little more."""
+
+SMALLEST_SCALED_CHANGE = -0.999
+"""A limit below this is taken as this, because a ratio of zero has no logarithm."""
 
 LARGEST_PRINTED_CHANGE = 99
 """A change above this is printed as "any"."""
@@ -279,22 +277,35 @@ class _ThresholdCheck:
             return self._result(None, text)
         interval = format_interval(self._difference, percent=True)
         text = f"{change.text}, interval {interval}"
-        is_low_beyond = self._condition.is_met_by(change.low)
-        is_high_beyond = self._condition.is_met_by(change.high)
-        if is_low_beyond == is_high_beyond:
-            return self._result(is_low_beyond, text)
-        limit = self._to_symmetric_scale(self._condition.limit)
-        low = self._to_symmetric_scale(change.low)
-        high = self._to_symmetric_scale(change.high)
-        needed = load_needed(abs(limit - (low + high) / 2), (high - low) / 2)
-        needed_load = describe_needed_load(self._difference, needed, self._run_count)
+        is_low_end_beyond = self._condition.is_met_by(change.low)
+        is_high_end_beyond = self._condition.is_met_by(change.high)
+        if is_low_end_beyond == is_high_end_beyond:
+            return self._result(is_low_end_beyond, text)
+        needed_load = self._load_to_decide(change.low, change.high)
         suffix = f"; {needed_load}" if needed_load else ""
         return self._result(None, f"{text}, which holds the limit{suffix}")
 
+    def _load_to_decide(self, low: float, high: float) -> str:
+        """Return how many runs would move an interval off the limit, or "" if it is not known.
+
+        They would if the middle of the interval stayed where it is, and its half width became as
+        small as the distance from there to the limit.
+        """
+        scaled_limit = self._to_symmetric_scale(self._condition.limit)
+        scaled_low = self._to_symmetric_scale(low)
+        scaled_high = self._to_symmetric_scale(high)
+        middle = (scaled_low + scaled_high) / 2
+        half_width = (scaled_high - scaled_low) / 2
+        needed = load_needed(abs(scaled_limit - middle), half_width)
+        return describe_needed_load(self._difference, needed, self._run_count)
+
     def _to_symmetric_scale(self, change: float) -> float:
-        """Return a change on the scale on which intervals are symmetric: the log of a ratio."""
+        """Return a change on the scale on which intervals are symmetric: the log of a ratio.
+
+        A limit may be a change of -100 % or less, whose logarithm does not exist.
+        """
         if self._condition.kind == "change":
-            return math.log1p(max(change, -0.999))
+            return math.log1p(max(change, SMALLEST_SCALED_CHANGE))
         return change
 
 

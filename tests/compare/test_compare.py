@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from queueing import fail, rows, send_late
 from refusals import refused
 
-from loadgen.compare import block_errors, comparison, significance, thresholds
+from loadgen.compare import block_errors, comparison, judgement, significance, thresholds
 from loadgen.compare import compare_text as compared
-from loadgen.compare.comparison import Difference
+from loadgen.compare.difference import Difference
 from loadgen.core.analysis import within_run_variance
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
 from loadgen.core.errors import CombinedError
@@ -164,7 +164,7 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
     )
     assert found.same_work is False and found.unlike == ("workload: chat against rag",)
     assert {one.word for one in found.differences} == {"inconclusive"}
-    assert {one.why for one in found.differences} == {comparison.UNLIKE}
+    assert {one.why for one in found.differences} == {comparison.NOT_SAME_WORK}
     assert all(one.change is not None for one in found.differences)
     said = compared.report(found)
     for shown in (as_text.render(said), as_markdown.render(said)):
@@ -235,10 +235,12 @@ def test_a_result_beside_itself_or_its_copy_decides_nothing(repeats: int) -> Non
     runs_of_it = [rows(number, 500) for number in range(repeats)]
     others = [rows(20 + number, 500) for number in range(repeats - 1)]
     found = comparison.compare([side("a", *runs_of_it), side("b", *others, runs_of_it[-1])])
-    assert {(one.word, one.why) for one in found.differences} == {("inconclusive", comparison.SAME)}
+    assert {(one.word, one.why) for one in found.differences} == {
+        ("inconclusive", comparison.SAME_RUN)
+    }
     conditions = thresholds.parse_thresholds(["ttft_ms.p99 > +5%", "ttft_ms.p99 > 900s"])
     changed, value = thresholds.check_thresholds(conditions, found, beyond_noise=False)
-    assert changed.failed is None and comparison.SAME in changed.text and value.failed is False
+    assert changed.failed is None and comparison.SAME_RUN in changed.text and value.failed is False
 
 
 def test_too_few_samples_cannot_tell() -> None:
@@ -475,7 +477,7 @@ def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
 def test_a_share_can_change_by_no_more_than_there_is() -> None:
     known = ScaledEstimate(value=-0.1, error=2.0, freedom=3)
     share = difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
-    judged = comparison.judge(share, known, 1, 0.05, 0.05)
+    judged = judgement.judge(share, known, 1, 0.05, 0.05)
     assert (judged.low, judged.high, judged.detectable) == (-0.5, 0.5, None)
 
 
@@ -523,21 +525,21 @@ def test_a_difference_is_different_equivalent_or_inconclusive(
     value: float, error: float, word: str
 ) -> None:
     known = ScaledEstimate(value=value, error=error, freedom=1000)
-    found = comparison.judge(difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05)
+    found = judgement.judge(difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05)
     assert found.word == word
     assert found.outcome == {"worse": "different", "better": "different"}.get(word, word)
     assert (found.within is not None) is (word == "equivalent")
-    assert found.within is None or found.within <= comparison.EQUIVALENT_CHANGE
+    assert found.within is None or found.within <= judgement.EQUIVALENT_CHANGE
     assert (found.needed is not None) is (word == "inconclusive")
 
 
 def test_as_much_more_load_as_is_named_decides() -> None:
     known = ScaledEstimate(value=0.02, error=0.1, freedom=1000)
     base = difference(before=1.0, after=1.0, change=0.0)
-    found = comparison.judge(base, known, -1, 0.05, 0.05)
+    found = judgement.judge(base, known, -1, 0.05, 0.05)
     assert found.outcome == "inconclusive" and found.needed is not None
     narrower = ScaledEstimate(value=0.02, error=0.1 / math.sqrt(found.needed * 1.01), freedom=1000)
-    assert comparison.judge(base, narrower, -1, 0.05, 0.05).outcome == "equivalent"
+    assert judgement.judge(base, narrower, -1, 0.05, 0.05).outcome == "equivalent"
 
 
 def test_repeats_with_too_few_requests_for_a_percentile_are_inconclusive_in_it() -> None:
