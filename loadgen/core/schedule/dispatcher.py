@@ -218,7 +218,8 @@ class Dispatcher:
             return self._dropped[0].due_ns
         if self._waiting_for_prefill and self._has_room_in_prefill():
             return self._last_first_output_ns
-        due_ns = min(self._next_arrival_ns(), self._next_stage_ns, self._next_pending_ns())
+        pending_ns = self._pending[0].due_ns if self._pending else _NEVER_NS
+        due_ns = min(self._next_arrival_ns(), self._next_stage_ns, pending_ns)
         return None if due_ns == _NEVER_NS else due_ns
 
     def take_due_slots(
@@ -335,7 +336,7 @@ class Dispatcher:
                 slot = self._take_slot_waiting_for_prefill()
                 if slot is not None:
                     return slot
-            if self._is_next_stage_due(now_ns):
+            if self._next_stage_ns <= now_ns and self._is_next_stage_first():
                 self._begin_stage(self._current_stage.index + 1, self._next_stage_ns)
                 continue
             slot = self._pop_due_slot(now_ns)
@@ -358,33 +359,25 @@ class Dispatcher:
             self._discard(slot)
         return None
 
-    def _is_next_stage_due(self, now_ns: int) -> bool:
-        """Return True if the next stage begins now, before any other slot is due.
+    def _is_next_stage_first(self) -> bool:
+        """Return True if the next stage begins before any other slot is due.
 
         What was due before a stage ended comes before the first slots of the next stage. An arrival
         at the very start of the next stage belongs to the current stage.
         """
-        return (
-            self._next_stage_ns <= now_ns
-            and self._next_stage_ns < self._next_arrival_ns()
-            and self._next_stage_ns <= self._next_pending_ns()
-        )
+        if self._next_stage_ns >= self._next_arrival_ns():
+            return False
+        return not self._pending or self._next_stage_ns <= self._pending[0].due_ns
 
     def _pop_due_slot(self, now_ns: int) -> _PendingSlot | None:
         """Remove and return the earliest arrival or pending slot, or None if none is due."""
-        arrival_ns = self._next_arrival_ns()
-        pending_ns = self._next_pending_ns()
-        if min(arrival_ns, pending_ns) > now_ns:
-            return None
-        if self._arrivals is not None and arrival_ns <= pending_ns:
-            return self._arrivals.take()
-        return heapq.heappop(self._pending)
+        pending_ns = self._pending[0].due_ns if self._pending else _NEVER_NS
+        if self._arrivals is not None and self._arrivals.next_ns <= pending_ns:
+            return self._arrivals.take() if self._arrivals.next_ns <= now_ns else None
+        return heapq.heappop(self._pending) if pending_ns <= now_ns else None
 
     def _next_arrival_ns(self) -> int:
         return _NEVER_NS if self._arrivals is None else self._arrivals.next_ns
-
-    def _next_pending_ns(self) -> int:
-        return self._pending[0].due_ns if self._pending else _NEVER_NS
 
     def _start_or_drop(self, pending_slot: _PendingSlot) -> DispatchedSlot:
         """Start a slot, or drop it if it belongs to an open loop and a limit is reached."""

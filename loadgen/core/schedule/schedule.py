@@ -217,10 +217,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         The iterator is infinite if only a duration limits the stage.
         """
+        max_turns = self.max_turns
         for index in self._session_indexes_of(stage):
             if stage.session_count is not None and index >= stage.session_count:
                 return
-            yield from self.session_slot_ids(stage.first_session + index)
+            session_index = stage.first_session + index
+            if max_turns == 1:
+                yield session_index
+            else:
+                yield from self.session_slot_ids(session_index)
 
     def columns_of(self, stage: ScheduledStage) -> SlotColumns:
         """Return the slots of a stage of a complete schedule.
