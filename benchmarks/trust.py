@@ -63,7 +63,7 @@ from queueing import run
 from loadgen.compare import comparison
 from loadgen.contracts import verdict
 from loadgen.contracts.judge import judge_interim_analyses, judge_levels
-from loadgen.contracts.load_shortage import NEARLY_FULL_LENGTH
+from loadgen.contracts.load_checks import NEARLY_FULL_LENGTH
 from loadgen.contracts.recorded_run import MeasuredLevel
 from loadgen.contracts.schema import HORIZON_NS, Contract, parse_contract
 from loadgen.contracts.steady_samples import metric_values

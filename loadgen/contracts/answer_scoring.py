@@ -1,4 +1,9 @@
-"""Send the prompts of a contract and estimate the terms about answers from the scores."""
+"""Send the prompts of a contract and estimate the terms about answers from the scores.
+
+A score says how good the answer to one prompt is, such as `exact`: 1 if the answer equals the
+reference answer, else 0. The scored endpoint is the target of the contract. It may be compared with
+a second endpoint, for example one that serves the same model without quantization.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,12 @@ from functools import partial
 from pathlib import Path
 
 from loadgen.answers import answer_files
-from loadgen.answers.comparison import ScoredGroup, summarize_scores
+from loadgen.answers.comparison import Score, ScoredGroup, ScoreRatio, summarize_scores
 from loadgen.answers.completions import SendOptions
 from loadgen.answers.questions import read_questions
 from loadgen.answers.scoring_run import ScoringOptions, run_scoring
 from loadgen.contracts.judge import ScoredAnswers
-from loadgen.contracts.load_shortage import EstimateError
+from loadgen.contracts.load_checks import EstimateError
 from loadgen.contracts.schema import ANSWERS_LEVEL, AnswerCheck
 from loadgen.contracts.term_estimate import TermEstimate
 from loadgen.contracts.terms import ContractTerm
@@ -30,7 +35,7 @@ CONCURRENCY = 8
 """Prompts that are sent at the same time."""
 
 PERCENT_DIGITS = 9
-"""Decimal places of percentages, so that 1 - 0.9 is 10 %."""
+"""Decimal places of percentages: rounding makes 1 - 0.9 exactly 10 %, not 9.999999999999998 %."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,11 @@ def _ignore_progress(name: str, done: int) -> None:
 def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float) -> ScoredAnswers:
     """Return the scores that `score_answers` wrote, or only the reason why there are none.
 
+    Args:
+        output_dir: The directory of the scores.
+        failure_reason: Why the prompts could not be sent, or "" if they were.
+        confidence: The confidence of the intervals.
+
     Raises:
         UserError: The files cannot be read.
     """
@@ -96,10 +106,12 @@ def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float
             f"{result.failed_against:,} prompts had no answer of the other endpoint: "
             "they are not compared"
         )
-    other = f", against {result.against_model} at {result.against}" if result.against else ""
+    other_endpoint = ""
+    if result.against:
+        other_endpoint = f", against {result.against_model} at {result.against}"
     return ScoredAnswers(
         evaluate=partial(estimate_answer_term, groups),
-        load=f"asked once, greedily{other}",
+        load=f"asked once, greedily{other_endpoint}",
         prompts=result.prompts,
         answered=result.prompts - result.failed,
         notes=tuple(notes),
@@ -114,21 +126,44 @@ def _refuse_term(_term: ContractTerm) -> TermEstimate:
 def estimate_answer_term(groups: Sequence[ScoredGroup], term: ContractTerm) -> TermEstimate:
     """Return the metric of a term about answers, in percent or tokens.
 
+    A term such as `exact: 90%` limits the mean score of the target. A term `within` limits how much
+    worse a score of the target is than the same score of the second endpoint.
+
+    Args:
+        groups: The scores of all prompts, and of each class of prompts.
+        term: The term.
+
     Raises:
-        EstimateError: The answers do not have it.
+        EstimateError: The answers do not have the metric.
+    """
+    group = _find_group(groups, term.class_name)
+    if term.kind == "within":
+        return _estimate_decrease(group, term.of)
+    return _estimate_mean_score(group, term)
+
+
+def _find_group(groups: Sequence[ScoredGroup], class_name: str) -> ScoredGroup:
+    """Return the scores of a class of prompts, or those of all prompts if the name is "".
+
+    Raises:
+        EstimateError: There is no such class.
     """
     for group in groups:
-        if group.group == term.class_name:
-            break
-    else:
-        raise EstimateError(f"there is no prompt of class {term.class_name}")
-    if term.kind == "within":
-        return _estimate_decrease(group, term)
-    for score in (*group.scores, *group.alike):
-        if score.metric == term.kind:
-            break
-    else:
-        raise EstimateError(f"no prompt has a score of this kind ({term.kind})")
+        if group.group == class_name:
+            return group
+    raise EstimateError(f"there is no prompt of class {class_name}")
+
+
+def _estimate_mean_score(group: ScoredGroup, term: ContractTerm) -> TermEstimate:
+    """Return the mean score that a term limits, over the prompts of a group.
+
+    A score is either one of the target (`scores`), or says how similar the answers of the target
+    and of the second endpoint are (`alike`). Shares become percentages, token counts stay.
+
+    Raises:
+        EstimateError: No prompt has the score, or the prompts are too few for an interval.
+    """
+    score = _find_score(group, term.kind)
     if score.low is None or score.high is None:
         raise EstimateError(_too_few_text(score.count))
     interval = Interval(score.mean, score.low, score.high)
@@ -137,17 +172,43 @@ def estimate_answer_term(groups: Sequence[ScoredGroup], term: ContractTerm) -> T
     return TermEstimate(interval, score.count)
 
 
-def _estimate_decrease(group: ScoredGroup, term: ContractTerm) -> TermEstimate:
-    """Return by how many percent a score is below that of the other endpoint."""
-    for change in group.changes:
-        if change.metric == term.of:
-            break
-    else:
-        raise EstimateError(f"no prompt has a {term.of} of both endpoints")
-    if change.ratio is None or change.low is None or change.high is None:
-        raise EstimateError(_too_few_text(change.count))
-    decrease = Interval(1 - change.ratio, 1 - change.high, 1 - change.low)
-    return TermEstimate(decrease.map(_to_percent), change.count)
+def _find_score(group: ScoredGroup, metric: str) -> Score:
+    """Return the score of a group with this name. Raise EstimateError if there is none."""
+    for score in (*group.scores, *group.alike):
+        if score.metric == metric:
+            return score
+    raise EstimateError(f"no prompt has a score of this kind ({metric})")
+
+
+def _estimate_decrease(group: ScoredGroup, metric: str) -> TermEstimate:
+    """Return by how many percent a score of the target is below that of the second endpoint.
+
+    For example, mean scores of 0.72 and 0.80 have a ratio of 0.9, which is a decrease of 10 %. A
+    negative decrease means that the target is better.
+
+    Args:
+        group: The scores of the prompts.
+        metric: The name of the score that is compared, such as `rougeL`.
+
+    Raises:
+        EstimateError: No prompt was scored for both endpoints, or too few were.
+    """
+    score_ratio = _find_score_ratio(group, metric)
+    if score_ratio.ratio is None or score_ratio.low is None or score_ratio.high is None:
+        raise EstimateError(_too_few_text(score_ratio.count))
+    # The larger the ratio, the smaller the decrease: so the ends of the interval change places.
+    decrease = Interval(
+        value=1 - score_ratio.ratio, low=1 - score_ratio.high, high=1 - score_ratio.low
+    )
+    return TermEstimate(decrease.map(_to_percent), score_ratio.count)
+
+
+def _find_score_ratio(group: ScoredGroup, metric: str) -> ScoreRatio:
+    """Return the ratio of a score between both endpoints. Raise EstimateError if there is none."""
+    for score_ratio in group.changes:
+        if score_ratio.metric == metric:
+            return score_ratio
+    raise EstimateError(f"no prompt has a {metric} of both endpoints")
 
 
 def _to_percent(share: float) -> float:
@@ -155,6 +216,7 @@ def _to_percent(share: float) -> float:
 
 
 def _too_few_text(count: int) -> str:
+    """Return the reason why so few prompts, or scores that are all 0, have no interval."""
     return (
         f"{count:,} prompts say too little: {FEWEST_ANSWERS} or more, and scores that are not all 0"
     )

@@ -28,9 +28,6 @@ PROVISIONAL_NS = 3_600 * 10**9
 """The length of a load before its terms have decided it: the rates of the load are known from it.
 """
 
-DEFAULT_DURATION_S = 600.0
-"""The length of a load whose terms need no particular time, for example errors of a closed loop."""
-
 QUEUE_SAMPLES_PER_RESIDENCE = 0.55
 """Independent samples of the queue per mean residence time of a request.
 
@@ -42,7 +39,12 @@ UNJUDGED_ALLOWANCE = 1.05
 
 
 class RequiredDuration(NamedTuple):
-    """The length of one run of a level, and the term that needs it."""
+    """How long each run of a level has to last, and why.
+
+    Attributes:
+        seconds: The length of one run. 0 if no term needs a particular length.
+        term: The term that needs this length, or None if there is none.
+    """
 
     seconds: float
     term: ContractTerm | None
@@ -59,35 +61,56 @@ def has_steady_load(workload: Workload) -> bool:
     return len(measured) == 1 and not isinstance(measured[0], Ramp | Replay)
 
 
-def with_required_duration(
+def lengthen_load_for_terms(
     plan: LevelPlan, terms: Sequence[ContractTerm], contract: Contract
 ) -> LevelPlan:
     """Return the plan of a level with a load that lasts as long as its terms need.
 
-    A load that the workload itself describes is lengthened and never shortened.
+    If the level gives no rate and no concurrency of its own, the load is described in the workload
+    file. Such a load is lengthened and never shortened. Without a term that needs a particular
+    length the plan stays as it is. A load that changes over time, such as a
+    ramp, stays as it is, because a longer one would be another load.
+
+    Args:
+        plan: The plan of the level.
+        terms: The terms of the level.
+        contract: The contract, for its confidence and its horizon.
     """
     if not has_steady_load(plan.workload):
         return plan
-    is_workload_load = plan.level.rate is None and plan.level.concurrency is None
-    workload_s = (plan.duration_ns or 0) / NS_PER_S if is_workload_load else 0.0
     required = required_duration(plan, terms, contract)
-    if required.seconds <= workload_s:
+    if required.seconds <= _workload_duration_s(plan):
         return plan
-    duration_ns = round((required.seconds or DEFAULT_DURATION_S) * NS_PER_S)
+    duration_ns = round(required.seconds * NS_PER_S)
     new_limits = {"duration_ns": duration_ns, "count": None, "at_least": None}
     stages = tuple(
         stage.model_copy(update=new_limits) if stage.measured else stage
         for stage in plan.workload.stages
     )
     lengthened = plan_level(plan.level, plan.workload.model_copy(update={"stages": stages}))
-    decisive_term = "" if required.term is None else required.term.text
-    return replace(lengthened, decisive_term=decisive_term, is_auto=True)
+    longest_load_term = "" if required.term is None else required.term.text
+    return replace(lengthened, longest_load_term=longest_load_term, is_auto=True)
+
+
+def _workload_duration_s(plan: LevelPlan) -> float:
+    """Return how long the load lasts according to the workload file, in seconds.
+
+    Return 0 if the length is not known, or if the level has a rate or a concurrency of its own: the
+    length in the plan is then only provisional.
+    """
+    has_own_load = plan.level.rate is not None or plan.level.concurrency is not None
+    if has_own_load or plan.duration_ns is None:
+        return 0.0
+    return plan.duration_ns / NS_PER_S
 
 
 def required_duration(
     plan: LevelPlan, terms: Sequence[ContractTerm], contract: Contract
 ) -> RequiredDuration:
-    """Return the longest time that one of these terms needs, in each run of the level."""
+    """Return the longest time that one of these terms needs, in each run of the level.
+
+    Terms about a class of requests that the load does not have are left out: no load shows them.
+    """
     residence_s = _max_residence_s(plan, terms)
     longest = RequiredDuration(0.0, None)
     for term in terms:
@@ -102,7 +125,14 @@ def required_duration(
 def _run_duration_s(
     term: ContractTerm, plan: LevelPlan, contract: Contract, residence_s: float | None
 ) -> float:
-    """Return how long each run of a level has to last for a term, in seconds."""
+    """Return how long each run of a level has to last for a term, in seconds.
+
+    This is the longest of several requirements. A latency or a share of good requests has to meet
+    events that recur within the horizon of the contract. A latency also needs enough independent
+    states of the queue. A term that compares two windows needs both in each run, and any other
+    term needs a minimum number of requests. All runs of the level share a load that is not a
+    window.
+    """
     repeats = plan.level.repeats
     total_s = 0.0
     if term.is_latency or term.kind in ("goodput", "task_goodput", "fairness"):
@@ -127,25 +157,34 @@ def _queue_duration_s(
     """Return how long a load must be to sample queueing often enough, in seconds.
 
     Requests that are served at the same time see the same queue. So a percentile needs a number of
-    independent samples, each of which takes about the residence time of a request.
+    independent samples, each of which takes about the residence time of a request. The residence
+    time of a task is at most the limit of the term. Return 0 if the term is not about queueing, or
+    if the load is a closed loop, whose queue is limited by its concurrency.
+
+    Args:
+        term: The term about a latency.
+        plan: The plan of the level.
+        contract: The contract.
+        residence_s: How long a request stays on the server at most, or None if this is not known.
     """
     if plan.is_closed_loop():
         return 0.0
-    sample_s: float | None = None
+    seconds_per_residence: float | None = None
     if not term.is_about_tasks and term.kind in QUEUEING_METRICS:
-        sample_s = residence_s
+        seconds_per_residence = residence_s
     elif term.is_about_tasks and term.metric == "e2e":
-        sample_s = term.limit / NS_PER_S
-    if sample_s is None:
+        seconds_per_residence = term.limit / NS_PER_S
+    if seconds_per_residence is None:
         return 0.0
     samples = intervals.observations_to_see(term.quantile, contract.confidence)
-    return samples * sample_s / QUEUE_SAMPLES_PER_RESIDENCE
+    return samples * seconds_per_residence / QUEUE_SAMPLES_PER_RESIDENCE
 
 
 def _max_residence_s(plan: LevelPlan, terms: Sequence[ContractTerm]) -> float | None:
     """Return how long a request may take according to the latency terms, in seconds.
 
-    Return None if the terms do not limit it.
+    This is the strictest limit on `e2e`. Without one it is the limit on the first token plus the
+    limit on the time per output token for a mean answer. Return None if the terms do not limit it.
     """
     limits_ns: dict[str, float] = {}
     for term in terms:

@@ -213,7 +213,7 @@ def validate(
     page = directory / outputs.PAGE_FILE
     say(f"all of it in {directory}, the page for people: {page}")
     if validation.can_be_extended:
-        _say_how_to_decide(validation, request.runs_per_level(), directory)
+        _suggest_next_command(validation, request.runs_per_level(), directory)
     return _bundle_results(validation, directory, bundle)
 
 
@@ -475,7 +475,7 @@ def _judge_stored(directory: Path, *, as_json: bool, bundle: Path | None) -> int
     if validation.verdict == "INCONCLUSIVE":
         contract, _ = stored_validation.read_validation(directory)
         repeats = {level.name: level.repeats for level in contract.levels}
-        _say_how_to_decide(validation, repeats, directory)
+        _suggest_next_command(validation, repeats, directory)
     return _bundle_results(validation, directory, bundle)
 
 
@@ -488,7 +488,9 @@ def _bundle_results(validation: Validation, directory: Path, bundle: Path | None
     return exit_code(validation)
 
 
-def _say_how_to_decide(validation: Validation, repeats: Mapping[str, int], directory: Path) -> None:
+def _suggest_next_command(
+    validation: Validation, repeats: Mapping[str, int], directory: Path
+) -> None:
     """Say which command decides an undecided validation."""
     from loadgen.contracts.stored_validation import read_original_command
     from loadgen.contracts.verdict import additional_load_per_run_s
@@ -496,7 +498,7 @@ def _say_how_to_decide(validation: Validation, repeats: Mapping[str, int], direc
     undecided = validation.undecided_levels
     not_measured = [level.name for level in undecided if level.failure_reason]
     if len(not_measured) < len(undecided):
-        length = _option_length(additional_load_per_run_s(validation, repeats))
+        length = _format_time_option(additional_load_per_run_s(validation, repeats))
         options = arguments_to_type_again(read_original_command(directory))
         arguments = ["validate", "--extend", str(directory), "--add", length, *options]
         say(f"to add load where it is undecided: loadgen {shlex.join(arguments)}")
@@ -504,7 +506,7 @@ def _say_how_to_decide(validation: Validation, repeats: Mapping[str, int], direc
         say(f"to measure {', '.join(not_measured)} anew: the same command, with another --out")
 
 
-def _option_length(seconds: float) -> str:
+def _format_time_option(seconds: float) -> str:
     """Return a length of time as the value of an option, rounded up. TIME if it is not known."""
     if not seconds:
         return "TIME"

@@ -22,11 +22,11 @@ from loadgen.contracts.latency_estimates import (
     run_quantiles,
     widen_ratio_by_runs,
 )
-from loadgen.contracts.load_shortage import (
+from loadgen.contracts.load_checks import (
     EstimateError,
-    LoadShortage,
-    combine_shortages,
-    find_horizon_shortage,
+    LoadCheck,
+    check_horizon,
+    combine_load_checks,
 )
 from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.rates import (
@@ -112,7 +112,7 @@ class NodeLatency(NamedTuple):
 
     name: str
     interval: Interval
-    shortage: LoadShortage
+    load_check: LoadCheck
     run_quantiles: list[float]
     sample_count: int
 
@@ -214,10 +214,10 @@ class TermEvaluator:
         timed_samples = [timed_values(loaded_run.columns, "e2e") for loaded_run in self.loaded_runs]
         load_s = steady_samples.load_length_s(timed_samples)
         text = f"{term.kind} {term.percentile_label}"
-        shortage = find_horizon_shortage(load_s, self.confidence, self.horizon_s, text)
-        if shortage.is_short:
+        load_check = check_horizon(load_s, self.confidence, self.horizon_s, text)
+        if load_check.is_short:
             interval = replace(interval, high=math.inf)
-        return _estimate_with_shortage(interval, self._ok_requests(), shortage)
+        return _estimate_with_check(interval, self._ok_requests(), load_check)
 
     def drift(self, term: ContractTerm) -> TermEstimate:
         """Return the relative change of a latency from the first window of the load to the last."""
@@ -235,9 +235,9 @@ class TermEvaluator:
             ratio, run_quantiles(last, term.quantile), run_quantiles(first, term.quantile)
         )
         caveats = [
-            f"in a window {quantile.shortage.sentence()} in each"
+            f"in a window {quantile.load_check.sentence()} in each"
             for quantile in (first_quantile, last_quantile)
-            if quantile.shortage.is_short
+            if quantile.load_check.is_short
         ]
         sample_count = min(map(steady_samples.count_values, (first, last)))
         return TermEstimate(
@@ -284,9 +284,9 @@ class TermEvaluator:
             max(ratio.high for ratio in ratios),
             self.confidence,
         )
-        shortage = combine_shortages([node.shortage for node in nodes])
+        load_check = combine_load_checks([node.load_check for node in nodes])
         sample_count = min(node.sample_count for node in nodes)
-        return _estimate_with_shortage(largest_ratio.map(_relative_change), sample_count, shortage)
+        return _estimate_with_check(largest_ratio.map(_relative_change), sample_count, load_check)
 
     def _node_latency(self, term: ContractTerm, node: int, confidence: float) -> NodeLatency:
         """Return the quantile of a latency at one node, which is given by its index."""
@@ -302,7 +302,7 @@ class TermEvaluator:
         return NodeLatency(
             name=name,
             interval=quantile.interval,
-            shortage=quantile.shortage.with_prefix(name),
+            load_check=quantile.load_check.with_prefix(name),
             run_quantiles=run_quantiles(values, term.quantile),
             sample_count=steady_samples.count_values(values),
         )
@@ -322,12 +322,12 @@ class TermEvaluator:
         own = estimate_latency(self.loaded_runs, query, term.of)
         other_loaded_runs = [LoadedRun(run, run.columns()) for run in other_runs]
         other = estimate_latency(other_loaded_runs, query, term.of)
-        shortage = combine_shortages(
-            [own.sample.shortage, other.sample.shortage.with_prefix(term.level)]
+        load_check = combine_load_checks(
+            [own.sample.load_check, other.sample.load_check.with_prefix(term.level)]
         )
         ratio = divide_latencies(own.interval, other.interval, term.level)
         sample_count = min(own.sample.request_count, other.sample.request_count)
-        return _estimate_with_shortage(ratio, sample_count, shortage)
+        return _estimate_with_check(ratio, sample_count, load_check)
 
     # -- shares -----------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class TermEvaluator:
         sample = steady_samples.select_steady_sample(self.runs, misses, query)
         share = self._share([1 - run_misses for run_misses in sample.values])
         interval = share.interval
-        if sample.shortage.is_short:
+        if sample.load_check.is_short:
             interval = replace(interval, low=0.0)
         return _estimate_of_sample(interval, share.sample_count, sample)
 
@@ -561,19 +561,23 @@ def _withheld_reason(summary: Summary, metric: str, p: float) -> str:
 def _estimate_of_sample(
     interval: Interval, request_count: int, sample: SteadySample
 ) -> TermEstimate:
-    """Return the estimate from a steady sample, with the caveat of its shortage."""
-    estimate = _estimate_with_shortage(interval, request_count, sample.shortage)
+    """Return the estimate from a steady sample, with the caveat of its shortage.
+
+    The caveat says why the load is too short for an interval that is bounded on both sides, if it
+    is.
+    """
+    estimate = _estimate_with_check(interval, request_count, sample.load_check)
     return estimate._replace(
         load_part=sample.load_part, load_s=sample.load_s, effective_size=sample.effective_size
     )
 
 
-def _estimate_with_shortage(
-    interval: Interval, sample_count: int, shortage: LoadShortage
+def _estimate_with_check(
+    interval: Interval, sample_count: int, load_check: LoadCheck
 ) -> TermEstimate:
-    """Return an estimate with the caveat of a shortage of load, if there is one."""
+    """Return an estimate whose caveat says why the load is too short, if it is."""
     return TermEstimate(
-        interval, sample_count, shortage.sentence(), shortage.known_sufficient_load_s
+        interval, sample_count, load_check.sentence(), load_check.known_sufficient_load_s
     )
 
 

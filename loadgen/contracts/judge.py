@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from loadgen.contracts import run_checks
 from loadgen.contracts.evaluate import CostFunction, TermEvaluator
 from loadgen.contracts.level_plan import JUDGED_HERE
-from loadgen.contracts.load_shortage import PLANNING_MARGIN, EstimateError
+from loadgen.contracts.load_checks import PLANNING_MARGIN, EstimateError
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.schema import (
     ANSWERS_LEVEL,

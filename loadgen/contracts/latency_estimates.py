@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from loadgen.contracts import load_shortage, quantile_interval
-from loadgen.contracts.load_shortage import EstimateError, LoadLength, LoadShortage
+from loadgen.contracts import load_checks, quantile_interval
+from loadgen.contracts.load_checks import EstimateError, LoadCheck, LoadLength
 from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.recorded_run import (
     LoadedRun,
@@ -37,7 +37,7 @@ class LatencyEstimate(NamedTuple):
     """A latency quantile in ns, and the sample behind it.
 
     The upper end of the interval is infinite, or at least the upper bound of the sample, if the
-    sample has a shortage.
+    load was too short.
     """
 
     interval: Interval
@@ -48,7 +48,7 @@ class BoundedQuantile(NamedTuple):
     """A quantile with its interval, and why the sample does not bound it from above."""
 
     interval: Interval
-    shortage: LoadShortage
+    load_check: LoadCheck
 
 
 def estimate_latency(
@@ -80,22 +80,25 @@ def estimate_latency(
         sample.values, query, load_s, has_queueing=includes_queueing(runs, query.metric)
     )
     sufficient_load_s = max(
-        sample.shortage.sufficient_load_s, bounded_quantile.shortage.sufficient_load_s
+        sample.load_check.sufficient_load_s, bounded_quantile.load_check.sufficient_load_s
     )
-    if sample.shortage.is_short:
-        shortage = sample.shortage._replace(sufficient_load_s=sufficient_load_s)
-        return _estimate_lower_end(sample._replace(shortage=shortage), query)
+    if sample.load_check.is_short:
+        load_check = sample.load_check._replace(sufficient_load_s=sufficient_load_s)
+        return _estimate_lower_end(sample._replace(load_check=load_check), query)
     load_part = sample.load_part
-    if bounded_quantile.shortage.is_short and math.isfinite(bounded_quantile.interval.high):
+    if bounded_quantile.load_check.is_short and math.isfinite(bounded_quantile.interval.high):
         source = "upper end from how much it varied over the load"
         load_part = f"{load_part}, {source}" if load_part else source
-    shortage = bounded_quantile.shortage._replace(sufficient_load_s=sufficient_load_s)
+    load_check = bounded_quantile.load_check._replace(sufficient_load_s=sufficient_load_s)
     interval = _widen_by_runs(bounded_quantile.interval, sample.values, query.p)
-    return LatencyEstimate(interval, sample._replace(load_part=load_part, shortage=shortage))
+    return LatencyEstimate(interval, sample._replace(load_part=load_part, load_check=load_check))
 
 
 def _estimate_lower_end(sample: SteadySample, query: QuantileQuery) -> LatencyEstimate:
-    """Return a quantile of a sample with a shortage: its upper end is only the worst state seen."""
+    """Return a quantile of a sample whose load was too short for an upper end.
+
+    The upper end is only the worst state of the queue that was seen, or infinite.
+    """
     interval = quantile_interval.estimate_quantile(sample.values, query.p, query.confidence)
     interval = _widen_by_runs(interval, sample.values, query.p)
     interval = replace(interval, high=max(interval.high, sample.upper_bound))
@@ -121,12 +124,12 @@ def estimate_selected_quantile(
     if has_queueing and load is not None:
         residences = load.residences * load_s / load.seconds
         part = LoadLength(residences, load_s)
-        shortage = load_shortage.find_queue_tail_shortage(
+        load_check = load_checks.check_queue_tail(
             residences, part, query.p, query.confidence, query.text
         )
-        if shortage.is_short:
+        if load_check.is_short:
             interval = quantile_interval.estimate_quantile(values, query.p, query.confidence)
-            return BoundedQuantile(replace(interval, high=math.inf), shortage)
+            return BoundedQuantile(replace(interval, high=math.inf), load_check)
     return _bound_quantile(values, query, load_s, has_queueing=has_queueing)
 
 
@@ -142,21 +145,21 @@ def _bound_quantile(
     p = query.p
     confidence = query.confidence
     interval = quantile_interval.estimate_quantile(values, p, confidence)
-    shortage = load_shortage.find_cluster_shortage(values, p, confidence, load_s)
+    load_check = load_checks.check_tail_clusters(values, p, confidence, load_s)
     if math.isinf(interval.high) and not has_queueing:
         sample_size = quantile_interval.quantile_sample_size(values, p, confidence)
         # The range of a small sample may end with a failed request, which is infinite.
         is_small = sample_size < quantile_interval.MIN_EFFECTIVE_SIZE
-        if shortage.is_short or is_small:
+        if load_check.is_short or is_small:
             limit = quantile_interval.tolerance_limit(values, p, confidence)
             interval = replace(interval, high=max(interval.value, limit))
     outlier = quantile_interval.outlying_batch_quantile(values, p)
-    return BoundedQuantile(replace(interval, high=max(interval.high, outlier)), shortage)
+    return BoundedQuantile(replace(interval, high=max(interval.high, outlier)), load_check)
 
 
 def run_quantiles(values: RunSeries, p: float) -> list[float]:
     """Return the quantile of each run that has values."""
-    return [quantile_of(run, p) for run in values if len(run)]
+    return [quantile_of(run_values, p) for run_values in values if len(run_values)]
 
 
 def _widen_by_runs(interval: Interval, values: RunSeries, p: float) -> Interval:
@@ -167,7 +170,11 @@ def _widen_by_runs(interval: Interval, values: RunSeries, p: float) -> Interval:
 def widen_ratio_by_runs(
     ratio: Interval, numerators: Sequence[float], denominators: Sequence[float]
 ) -> Interval:
-    """Return the interval of a ratio, at least as wide as the ratios of the single runs differ."""
+    """Return the interval of a ratio, at least as wide as the ratios of the single runs differ.
+
+    Two runs can differ by more than the requests within one run show, for example because a server
+    was restarted. Without a pair of quantiles for each run the interval stays as it is.
+    """
     if len(numerators) != len(denominators) or not all(denominators):
         return ratio
     run_ratios = [

@@ -6,6 +6,7 @@ This module is pure.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ class LevelPlan(Struct, frozen=True, kw_only=True):
             is not known before the run), else None.
         undecidable: The terms, as text, that cannot pass in the shortened load.
         is_auto: Whether the terms decide how long the load is.
-        decisive_term: The term, as text, that needs the longest load.
+        longest_load_term: The term, as text, that needs the longest load. "" if none does.
     """
 
     level: ContractLevel
@@ -69,7 +70,7 @@ class LevelPlan(Struct, frozen=True, kw_only=True):
     original_duration_ns: int | None = None
     undecidable: tuple[str, ...] = ()
     is_auto: bool = False
-    decisive_term: str = ""
+    longest_load_term: str = ""
 
     @property
     def is_shortened(self) -> bool:
@@ -129,9 +130,12 @@ class CheckedContract(Struct, frozen=True, kw_only=True):
 
 
 class ExpectedLoad(NamedTuple):
-    """The expected measured starts of one run and their duration.
+    """What is expected of the measured stages of one run, before the run.
 
-    None for what only the run can tell.
+    Attributes:
+        starts: The mean number of arrivals, each of which starts a request, a conversation or a
+            task. None if only the run can show it.
+        duration_ns: How long the measured stages last together. None if only the run can show it.
     """
 
     starts: float | None
@@ -139,7 +143,11 @@ class ExpectedLoad(NamedTuple):
 
 
 def plan_level(level: ContractLevel, workload: Workload) -> LevelPlan:
-    """Return the plan of a level whose own load is already applied to its workload."""
+    """Return the plan of a level whose own load is already applied to its workload.
+
+    What is not known before the run, such as the number of requests of a closed loop that is
+    limited by time, stays None in the plan.
+    """
     load = expected_load(workload)
     classes = _plan_classes(workload)
     requests = None
@@ -185,7 +193,11 @@ def with_measured_duration(workload: Workload, duration_ns: int) -> Workload:
 
 
 def _scale_stage(stage: Stage, factor: float | None, duration_ns: int) -> Stage:
-    """Return the stage with its limits multiplied by a factor, or limited to a duration."""
+    """Return the stage with its limits multiplied by a factor, or limited to a duration.
+
+    A trace that is replayed cannot be stretched, so it only ends after the duration. The same
+    holds if there is no factor, because the old length is not known. No limit becomes 0.
+    """
     if factor is None or isinstance(stage.arrival, Replay):
         return stage.model_copy(update={"duration_ns": duration_ns})
     changes: dict[str, Any] = {}
@@ -203,42 +215,77 @@ def _scale_stage(stage: Stage, factor: float | None, duration_ns: int) -> Stage:
 
 
 def expected_load(workload: Workload) -> ExpectedLoad:
-    """Return the expected measured starts of a workload and their duration."""
-    starts = 0.0
+    """Return how many starts are expected in the measured stages of a workload, in which time.
+
+    The starts are known if each stage has a rate, such as 12.5/s, or a number of requests. The time
+    is known if each stage has a finite rate: a closed loop takes as long as the server needs.
+    """
+    stages = [stage for stage in workload.stages if stage.measured]
+    open_ended_stage = next((stage for stage in stages if _has_unknown_starts(stage)), None)
+    if open_ended_stage is not None:
+        return ExpectedLoad(starts=None, duration_ns=open_ended_stage.duration_ns)
+    stage_starts = [_expected_starts(stage) for stage in stages]
+    duration_ns = None
+    if not any(isinstance(stage.arrival, Closed) for stage in stages):
+        duration_ns = _expected_duration_ns(stages, stage_starts)
+    return ExpectedLoad(math.fsum(stage_starts), duration_ns)
+
+
+def _has_unknown_starts(stage: Stage) -> bool:
+    """Return whether only a run shows how many starts a stage has.
+
+    This is so if a trace decides, which is read when the run begins, or if the server decides how
+    many requests a closed loop completes in its time.
+    """
+    if isinstance(stage.arrival, Replay):
+        return True
+    return isinstance(stage.arrival, Closed) and stage.count is None
+
+
+def _expected_duration_ns(stages: Sequence[Stage], stage_starts: Sequence[float]) -> int | None:
+    """Return how long these stages of an open loop last together, or None if that is 0.
+
+    Requests that are all sent at once have an infinite rate and take no time.
+    """
     duration_s = 0.0
-    for stage in workload.stages:
-        if not stage.measured:
-            continue
-        arrival = stage.arrival
-        if isinstance(arrival, Replay):
-            return ExpectedLoad(None, stage.duration_ns)  # the trace decides
-        if isinstance(arrival, Closed):
-            if stage.count is None:
-                return ExpectedLoad(None, stage.duration_ns)
-            starts += stage.count
-            duration_s = math.nan  # the server decides
-            continue
-        rate = arrival.mean_rate if isinstance(arrival, Ramp) else arrival.rate
-        stage_starts = _expected_starts(stage, rate)
-        starts += stage_starts
+    for stage, starts in zip(stages, stage_starts, strict=True):
+        rate = _mean_rate(stage)
         if math.isfinite(rate):
-            duration_s += stage_starts / rate
-    is_known = math.isfinite(duration_s) and duration_s > 0
-    return ExpectedLoad(starts, round(duration_s * NS_PER_S) if is_known else None)
+            duration_s += starts / rate
+    return round(duration_s * NS_PER_S) if duration_s > 0 else None
 
 
-def _expected_starts(stage: Stage, rate: float) -> float:
-    """Return the expected starts of a stage with this rate per second."""
+def _mean_rate(stage: Stage) -> float:
+    """Return the mean starts per second of a stage with a rate."""
+    arrival = stage.arrival
+    assert not isinstance(arrival, Closed | Replay)
+    return arrival.mean_rate if isinstance(arrival, Ramp) else arrival.rate
+
+
+def _expected_starts(stage: Stage) -> float:
+    """Return the expected starts of a stage, which ends by its count or by its duration.
+
+    The stage ends by whichever comes first. With `at_least` it ends when both are reached.
+    """
+    if isinstance(stage.arrival, Closed):
+        assert stage.count is not None
+        return stage.count
+    rate = _mean_rate(stage)
     if stage.at_least is not None:
         return max(rate * stage.at_least.duration_ns / NS_PER_S, stage.at_least.count)
     starts_by_time = math.inf
     if stage.duration_ns is not None:
         starts_by_time = rate * stage.duration_ns / NS_PER_S
-    return min(starts_by_time, stage.count or math.inf)
+    starts_by_count = math.inf if stage.count is None else stage.count
+    return min(starts_by_time, starts_by_count)
 
 
 def _plan_classes(workload: Workload) -> tuple[RequestClassPlan, ...]:
-    """Return the classes of a workload, or one class without a name if it has none."""
+    """Return the classes of a workload, or one class without a name if it has none.
+
+    A class of requests, such as "chat" in a mix of chat and agents, has its own share of the
+    starts and may have its own SLO.
+    """
     requests = workload.requests
     if not isinstance(requests, Mix):
         return (_plan_class("", 1.0, workload.slo, requests),)
@@ -254,7 +301,11 @@ def _plan_classes(workload: Workload) -> tuple[RequestClassPlan, ...]:
 
 
 def _plan_class(name: str, share: float, slo: Slo | None, requests: Any) -> RequestClassPlan:
-    """Return the plan of a class, with the mean size of a sample of its starts."""
+    """Return the plan of a class, with the mean size of a sample of its starts.
+
+    How many requests a start has is random for tasks with a varying number of steps, so a fixed
+    number of starts is built and averaged.
+    """
     sessions = build_sessions(requests, 0)
     requests_per_start = sessions.total_turns(0, SAMPLED_STARTS) / SAMPLED_STARTS
     return RequestClassPlan(name, share, slo, requests_per_start, is_session=sessions.max_turns > 1)
@@ -264,7 +315,12 @@ def _plan_class(name: str, share: float, slo: Slo | None, requests: Any) -> Requ
 
 
 def plan_text(plan: LevelPlan) -> str:
-    """Return the lines that describe the load of a level before its run."""
+    """Return the lines that describe the load of a level before its run.
+
+    The first line has the sizes, such as "level steady: qa, 7,200 requests, 12 min, 3 runs". The
+    others say why it is longer or shorter than the contract says, and which terms cannot pass
+    then.
+    """
     level = plan.level
     parts = [level.workload, *_size_parts(plan)]
     if plan.duration_ns is not None:
@@ -272,9 +328,10 @@ def plan_text(plan: LevelPlan) -> str:
     parts.append(format.counted(level.repeats, "run"))
     lines = [f"level {level.name}: {', '.join(parts)}"]
     if plan.is_auto:
-        reason = f": {plan.decisive_term} needs it" if plan.decisive_term else ""
+        reason = f": {plan.longest_load_term} needs it" if plan.longest_load_term else ""
         lines.append(f"  duration auto{reason}; extended while the level is undecided")
-    if shortening := shortening_text(plan):
+    shortening = shortening_text(plan)
+    if shortening:
         lines.append(f"  {shortening}")
     if plan.undecidable:
         lines.append(f"  can no longer pass: {', '.join(plan.undecidable)}")
@@ -282,10 +339,13 @@ def plan_text(plan: LevelPlan) -> str:
 
 
 def _size_parts(plan: LevelPlan) -> list[str]:
-    """Return the expected numbers of sessions and of requests as text, as far as they are known."""
+    """Return the expected numbers of sessions and of requests as text, as far as they are known.
+
+    The sessions are conversations or tasks. They are left out if each start is a single request.
+    """
     parts = []
     session_share = sum(class_plan.share for class_plan in plan.classes if class_plan.is_session)
-    sessions = session_share * (plan.starts or 0)
+    sessions = 0.0 if plan.starts is None else session_share * plan.starts
     if sessions:
         # The same word as in the summary of the run.
         noun = "conversations" if isinstance(plan.workload.requests, Synthetic) else "tasks"

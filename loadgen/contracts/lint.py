@@ -138,7 +138,7 @@ def _plan_load(draft: LevelDraft, inputs: LintInputs, errors: ContractErrors) ->
     plan = level_plan.plan_level(draft.level, workload)
     if auto_duration.is_auto(draft.level):
         terms = [placed_term.term for placed_term in draft.terms]
-        plan = auto_duration.with_required_duration(plan, terms, inputs.contract)
+        plan = auto_duration.lengthen_load_for_terms(plan, terms, inputs.contract)
     if inputs.max_duration_ns is not None:
         plan = level_plan.shorten_plan(plan, inputs.max_duration_ns)
     return plan

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from loadgen.contracts.drafts import ContractErrors, LevelDraft, Problem
 from loadgen.contracts.level_plan import LevelPlan
-from loadgen.contracts.load_shortage import NEARLY_FULL_LENGTH
+from loadgen.contracts.load_checks import NEARLY_FULL_LENGTH
 from loadgen.contracts.sample_sizes import MIN_WINDOWS, requests_for_ratio, required_requests
 from loadgen.contracts.schema import Contract
 from loadgen.contracts.terms import NS_PER_S, ContractTerm

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.contracts import steady_state
-from loadgen.contracts.load_shortage import (
+from loadgen.contracts.load_checks import (
     PLANNING_MARGIN,
     EstimateError,
-    find_startup_shortage,
+    describe_unfinished_startup,
 )
 from loadgen.contracts.recorded_run import LoadedRun, RecordedRun
 from loadgen.contracts.steady_state import STARTUP_BATCHES
@@ -189,7 +189,7 @@ def estimate_rate(
     for loaded_run, span in zip(loaded_runs, spans, strict=True):
         settled_span = _span_after_startup(loaded_run, span, count_in_span)
         if settled_span is None:
-            caveat = find_startup_shortage(span.duration_s or 0.0).sentence()
+            caveat = describe_unfinished_startup(span.duration_s or 0.0).sentence()
         settled_spans.append(settled_span or span)
     caveat = _find_short_load(loaded_runs, spans) or caveat
     rates = batch_rates(loaded_runs, settled_spans, count_in_span)

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from loadgen.contracts.load_shortage import EstimateError, LoadLength
+from loadgen.contracts.load_checks import EstimateError, LoadLength
 from loadgen.core.metrics import outcomes, tasks, windows
 from loadgen.core.metrics.columns import (
     CANCELLED,

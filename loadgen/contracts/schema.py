@@ -46,7 +46,10 @@ ANSWERS_LEVEL = "answers"
 """The name under which results list the verdict on answers, next to the levels."""
 
 Requirement = Literal["must", "should"]
-"""The list that a term is in: only `must` terms decide the verdict."""
+"""The list of the contract that a term is in.
+
+Terms in the list `must` decide the verdict. Terms in the list `should` are judged and reported.
+"""
 
 LevelName = Annotated[
     str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -59,6 +62,7 @@ def _auto_to_none(value: object) -> object:
 
 
 def _refuse_no_levels(value: object) -> object:
+    """Return the list of levels unchanged. Raise Wrong if it is empty."""
     if value == []:
         raise Wrong(
             "missing_value",
@@ -79,7 +83,10 @@ It is None if it is `auto` or left out: then the terms decide how long the load 
 
 
 class ContractLevel(Part):
-    """One load, and what was promised under it. What is left out is as in the workload."""
+    """One load, and the terms that must hold under it.
+
+    The workload file decides about what is None here, such as the rate.
+    """
 
     synonyms: ClassVar[dict[str, str]] = {
         "request_rate": "rate",
@@ -111,9 +118,9 @@ class ContractLevel(Part):
 
 
 class AnswerCheck(Part):
-    """The prompts whose answers are scored, and what was promised of the scores.
+    """The prompts whose answers are scored, and the terms about the scores.
 
-    Asked after the load.
+    The prompts are sent after the load of all levels.
     """
 
     synonyms: ClassVar[dict[str, str]] = {"output_tokens": "max_tokens", "terms": "must"}
@@ -134,6 +141,7 @@ class AnswerCheck(Part):
 def _terms_by_requirement(
     part: ContractLevel | AnswerCheck,
 ) -> list[tuple[Requirement, ContractTerm]]:
+    """Return the terms of the list `must` and then those of `should`, each with its list's name."""
     must: list[tuple[Requirement, ContractTerm]] = [("must", term) for term in part.must]
     return [*must, *(("should", term) for term in part.should)]
 

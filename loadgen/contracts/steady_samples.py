@@ -1,7 +1,7 @@
 """Select the values of the steady part of a level's runs.
 
 `steady_state.py` finds the end of the start-up and how long queueing keeps requests correlated.
-`load_shortage.py` has the reasons why a load is too short. This module is pure.
+`load_checks.py` checks whether a load is long enough. This module is pure.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.contracts import load_shortage, steady_state
-from loadgen.contracts.load_shortage import EstimateError, LoadLength, LoadShortage
+from loadgen.contracts import load_checks, steady_state
+from loadgen.contracts.load_checks import EstimateError, LoadCheck, LoadLength
 from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.recorded_run import (
     QUEUEING_METRICS,
@@ -74,9 +74,9 @@ class SteadySample(NamedTuple):
     Attributes:
         values: The values of each run, in order of time.
         request_count: The number of values before the start-up was removed.
-        shortage: The reason why the sample has no upper bound of its own, if it has none.
-        upper_bound: The least upper end of an interval if there is a shortage: the worst state
-            that was seen, or inf.
+        load_check: Whether the load is long enough for an upper bound from the sample.
+        upper_bound: The least upper end of an interval if the load is too short: the worst state
+            of the queue that was seen, or inf.
         load_part: The part of the load, as text. "" for all of it.
         load_s: The length of the load of all runs.
         effective_size: The independent samples of the server, or None if they are not known.
@@ -84,7 +84,7 @@ class SteadySample(NamedTuple):
 
     values: list[NDArray[np.float64]]
     request_count: int
-    shortage: LoadShortage = LoadShortage()
+    load_check: LoadCheck = LoadCheck()
     upper_bound: float = math.inf
     load_part: str = ""
     load_s: float = 0.0
@@ -114,7 +114,8 @@ def timed_values(
         EstimateError: The package of the metric is not installed, or too many requests are
             unfinished.
     """
-    if reason := absent(metric):
+    reason = absent(metric)
+    if reason:
         raise EstimateError(reason)
     is_ok = columns.where(OK)
     values = columns.measure(metric)
@@ -175,7 +176,7 @@ def require_supported(values: RunSeries, p: float, metric: str, load_s: float) -
         raise EstimateError(f"no request has a {metric}")
     if count < required:
         reason = f"{format.counted(count, 'sample')}; p{p * 100:g} is supported from {required:,}"
-        sufficient_load_s = load_shortage.scale_load_s(load_s, required, count)
+        sufficient_load_s = load_checks.scale_load_s(load_s, required, count)
         raise EstimateError(reason, sufficient_load_s - load_s)
 
 
@@ -185,7 +186,7 @@ def load_length_s(timed_samples: Sequence[TimedValues]) -> float:
 
 
 def _run_length_s(samples: TimedValues) -> float:
-    if not len(samples.due_ns):
+    if len(samples.due_ns) == 0:
         return 0.0
     return float(samples.due_ns[-1] - samples.due_ns[0]) / 1e9
 
@@ -211,7 +212,10 @@ def server_sample_size(
 def select_steady_sample(
     runs: Sequence[RecordedRun], timed_samples: Sequence[TimedValues], query: QuantileQuery
 ) -> SteadySample:
-    """Return the values of the steady part of the runs, and their shortage.
+    """Return the values of the steady part of the runs, and whether the load was long enough.
+
+    The steady part is a run without its start-up, in which the server fills, and without its end,
+    at which it empties.
 
     Args:
         runs: The runs of a level.
@@ -235,16 +239,16 @@ def select_steady_sample(
     )
     if not all(part.is_settled for part in parts):
         longest_run_s = max(map(_run_length_s, timed_samples), default=0.0)
-        return sample._replace(shortage=load_shortage.find_startup_shortage(longest_run_s))
-    time_shortages = [
-        load_shortage.find_horizon_shortage(load_s, query.confidence, query.horizon_s, query.text),
-        load_shortage.find_server_shortage(sample.effective_size, load_s),
+        return sample._replace(load_check=load_checks.describe_unfinished_startup(longest_run_s))
+    time_checks = [
+        load_checks.check_horizon(load_s, query.confidence, query.horizon_s, query.text),
+        load_checks.check_server_samples(sample.effective_size, load_s),
     ]
     queue = _examine_queue(runs, steady_values, load_s, query)
-    if queue.can_use_worst_state and not any(shortage.is_short for shortage in time_shortages):
+    if queue.can_use_worst_state and not any(load_check.is_short for load_check in time_checks):
         sample = sample._replace(upper_bound=_worst_state(runs, steady_values, query.p))
     return sample._replace(
-        shortage=load_shortage.combine_shortages(queue.shortages, time_shortages),
+        load_check=load_checks.combine_load_checks(queue.queue_checks, time_checks),
         load_part=_describe_part(timed_samples, parts),
     )
 
@@ -265,12 +269,12 @@ class QueueExamination(NamedTuple):
     """Whether a load saw its queue often enough.
 
     Attributes:
-        shortages: The reasons why it did not, if any.
+        queue_checks: Whether it did, for a tail quantile and for batch means.
         can_use_worst_state: Whether the worst state that was seen is an upper bound: batches do not
             represent the queue, nothing else is short, and there were enough samples.
     """
 
-    shortages: list[LoadShortage]
+    queue_checks: list[LoadCheck]
     can_use_worst_state: bool
 
 
@@ -280,8 +284,15 @@ def _examine_queue(
     load_s: float,
     query: QuantileQuery,
 ) -> QueueExamination:
-    """Return whether the steady part of a load saw its queue often enough for a quantile."""
-    load = load_in_residences(runs) if includes_queueing(runs, query.metric) else None
+    """Return whether the steady part of a load saw its queue often enough for a quantile.
+
+    Two things are checked. The tail of a quantile is seen only if the queue was seen often enough.
+    The interval holds only if batches of time are independent, which they are not while a queue
+    lasts. A metric without queueing time needs neither.
+    """
+    load = None
+    if includes_queueing(runs, query.metric):
+        load = load_in_residences(runs)
     if load is None:
         return QueueExamination([], can_use_worst_state=False)
     residences_ns = [run.mean_residence_ns for run in runs]
@@ -290,33 +301,37 @@ def _examine_queue(
         for samples, residence_ns in zip(steady_values, residences_ns, strict=True)
     )
     required = REQUIRED_QUEUE_SAMPLES.get(query.metric, REQUIRED_QUEUE_SAMPLES[QUEUE_METRIC])
-    tail_shortage = _find_tail_shortage(runs, load, query)
-    batch_shortage = load_shortage.find_queue_shortage(
+    tail_check = _check_queue_tail(runs, load, query)
+    batch_check = load_checks.check_queue_samples(
         sample_size, required, load_s, steady_values, residences_ns
     )
-    # Without queueing there is no least number of samples: the batches merely vary.
+    # Without queueing no least number of samples is needed: the batches only vary by chance.
     required_for_worst = 0.0 if never_queued(runs) else required * ENOUGH_FOR_WORST_CASE
-    unseen = intervals.observations_to_see(query.p, query.confidence)
-    is_enough_for_worst = sample_size >= max(unseen, required_for_worst)
+    required_for_tail = intervals.observations_to_see(query.p, query.confidence)
+    is_enough_for_worst = sample_size >= max(required_for_tail, required_for_worst)
     return QueueExamination(
-        [tail_shortage, batch_shortage],
+        [tail_check, batch_check],
         can_use_worst_state=(
-            batch_shortage.is_short and not tail_shortage.is_short and is_enough_for_worst
+            batch_check.is_short and not tail_check.is_short and is_enough_for_worst
         ),
     )
 
 
-def _find_tail_shortage(
+def _check_queue_tail(
     runs: Sequence[RecordedRun], load: LoadLength, query: QuantileQuery
-) -> LoadShortage:
-    """Return the shortage of a load that saw its queue too rarely for the quantile."""
+) -> LoadCheck:
+    """Check whether the load saw its queue often enough for the quantile.
+
+    The samples are counted in TTFT, which shows the state of the queue best. There are no more of
+    them than residence times, because requests in the same residence time see the same queue.
+    """
     sample_size = sum(
         steady_state.effective_sample_size(
             timed_values(run.columns(), QUEUE_METRIC), run.mean_residence_ns, correlation_z=0.0
         )
         for run in runs
     )
-    return load_shortage.find_queue_tail_shortage(
+    return load_checks.check_queue_tail(
         min(sample_size, load.residences), load, query.p, query.confidence, query.text
     )
 

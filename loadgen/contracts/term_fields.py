@@ -1,4 +1,9 @@
-"""The pydantic types that read the terms of a contract from its file."""
+"""The pydantic types that read the terms of a contract from its file.
+
+A term is written as a mapping with one key, its keyword, such as `ttft: {limit: 2s, at: p99}` or,
+in short, `ttft: 2s`. A pydantic model is made for each keyword of `terms.py`, because each keyword
+has its own keys. After validation, the values of the model become a `ContractTerm`.
+"""
 
 from __future__ import annotations
 
@@ -35,23 +40,44 @@ from loadgen.figures import pooled_figures
 AnswerScore = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
 
 
-def _create_term_model(keyword: str, kind: TermKind, compared: Any) -> type[Tagged]:
+def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: Any) -> type[Tagged]:
     """Return the pydantic model of a term with this keyword.
+
+    Its fields have the names of the fields of `ContractTerm`. Their keys in the file are the
+    aliases: the limit of `goodput`, for example, is written as `share: 99%`.
 
     Args:
         keyword: The keyword of the term.
         kind: The meaning of the keyword.
-        compared: The type of the parameter `of`: the names of what can be compared.
+        comparable_metrics: The type of the parameter `of` of a term that compares a metric, such as
+            `drift: {of: ttft, ...}`: a literal of the metrics that it can name.
     """
+    limit_kind = kind.limit
     fields: dict[str, Any] = {
-        "of": (compared, ...),
+        "of": (comparable_metrics, ...),
         "level": (str, ...),
         "window_ns": (PositiveTime, Field(validation_alias="window")),
         "quantile": (Quantile, Field(kind.default_quantile, validation_alias="at")),
-        "limit": (kind.limit.type, Field(validation_alias=kind.limit.key)),
+        "limit": (limit_kind.type, Field(validation_alias=limit_kind.key)),
         "class_name": (str, Field("", validation_alias="class")),
     }
-    # The order of the fields is the order in which a hint lists the keys.
+    model = create_model(
+        keyword,
+        __base__=Tagged,
+        __doc__=f"The term `{keyword}` of a contract.",
+        **{name: fields[name] for name in _field_names(keyword, kind)},
+    )
+    # A `Tagged` model reads `{tag: fields}` and `{tag: value}`, where the value is that of `short`.
+    model.tag = keyword
+    model.short = kind.short_key
+    return model
+
+
+def _field_names(keyword: str, kind: TermKind) -> list[str]:
+    """Return the names of the fields that a term with this keyword has.
+
+    An error message about a wrong key lists the keys of the term in this order.
+    """
     quantile = [] if kind.default_quantile is None else ["quantile"]
     if kind.parameters:
         names = [*kind.parameters, *quantile, "limit"]
@@ -59,42 +85,53 @@ def _create_term_model(keyword: str, kind: TermKind, compared: Any) -> type[Tagg
         names = ["limit", *quantile]
     if can_be_about_class(keyword):
         names.append("class_name")
-    model = create_model(
-        keyword,
-        __base__=Tagged,
-        __doc__=f"The term `{keyword}` of a contract.",
-        **{name: fields[name] for name in names},
-    )
-    model.tag = keyword
-    model.short = kind.short_key
-    return model
+    return names
 
 
-def _to_term(parsed: Tagged) -> ContractTerm:
-    """Return the term that a parsed model stands for."""
-    values = dict(parsed)
-    limit_kind = get_term_kind(parsed.tag).limit
-    if limit_kind is MAX_COST:
-        values["limit"], values["currency"] = values["limit"]
-    elif limit_kind is MAX_ENERGY:
-        values["limit"], values["of"] = values["limit"]
-    return ContractTerm(kind=parsed.tag, **values)
+def _to_term(model: Tagged) -> ContractTerm:
+    """Return the term that a validated model stands for.
 
-
-def _term_type(noun: str, kinds: Mapping[str, TermKind], compared: Any) -> Any:
-    """Return the type of a term with one of these keywords.
-
-    `noun` is the word for a term in error messages.
+    Two kinds of limits are written with a unit of their own, which becomes a field of the term: a
+    cost such as `0.45 USD` has a currency, and an energy such as `0.5 J/token` names the work that
+    it is for.
     """
-    models = tuple(_create_term_model(name, kind, compared) for name, kind in kinds.items())
+    fields = dict(model)
+    limit_kind = get_term_kind(model.tag).limit
+    if limit_kind is MAX_COST:
+        fields["limit"], fields["currency"] = fields["limit"]
+    elif limit_kind is MAX_ENERGY:
+        fields["limit"], fields["of"] = fields["limit"]
+    return ContractTerm(kind=model.tag, **fields)
+
+
+def _term_type(noun: str, kinds: Mapping[str, TermKind], comparable_metrics: Any) -> Any:
+    """Return the type of a term that may have any of these keywords.
+
+    The type is a union of one model per keyword, in which pydantic selects the model by the only
+    key of the mapping.
+
+    Args:
+        noun: The word for a term in error messages.
+        kinds: Keyword -> its meaning.
+        comparable_metrics: The type of the parameter `of`: see `_create_term_model`.
+    """
+    models = tuple(
+        _create_term_model(keyword, kind, comparable_metrics) for keyword, kind in kinds.items()
+    )
     return Annotated[Union[models], TaggedUnion(noun), AfterValidator(_to_term)]  # noqa: UP007
 
 
 @cache
 def _load_term_type(metrics: tuple[str, ...]) -> Any:
-    """Return the type of a term about a load that may limit these latency metrics."""
-    compared: Any = Literal[tuple(name for name in metrics if name not in pooled_figures())]
-    return _term_type("term", dict.fromkeys(metrics, LATENCY_TERM) | TERM_KINDS, compared)
+    """Return the type of a term about a load that may limit these latency metrics.
+
+    A pooled metric, such as the gaps between tokens of all answers together, has no value per
+    request, so it cannot be compared between windows, nodes or levels.
+    """
+    names_per_request = tuple(name for name in metrics if name not in pooled_figures())
+    comparable_metrics: Any = Literal[names_per_request]
+    kinds = dict.fromkeys(metrics, LATENCY_TERM) | TERM_KINDS
+    return _term_type("term", kinds, comparable_metrics)
 
 
 @cache
@@ -116,8 +153,11 @@ def validate_term(value: Any, info: ValidationInfo) -> ContractTerm:
     The metrics of other packages are looked up at each call, because these packages may not be
     loaded yet when this module is imported.
     """
-    extra_metrics = info.context.extra_metrics if isinstance(info.context, FileContext) else ()
-    metrics = tuple(dict.fromkeys((*latency_metrics(), *extra_metrics)))
+    extra_metrics: tuple[str, ...] = ()
+    if isinstance(info.context, FileContext):
+        extra_metrics = info.context.extra_metrics
+    unknown_metrics = [name for name in extra_metrics if name not in latency_metrics()]
+    metrics = (*latency_metrics(), *unknown_metrics)
     return _load_term_adapter(metrics).validate_python(value, context=info.context)
 
 

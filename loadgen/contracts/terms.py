@@ -27,7 +27,7 @@ class LimitKind(NamedTuple):
     """A kind of limit: how it is written, compared and shown.
 
     Attributes:
-        key: The key of the limit in the file.
+        key: The key of the limit in the file, such as `share` in `goodput: {share: 99%}`.
         type: The pydantic type that parses the limit.
         is_upper_bound: Whether the metric must be at most the limit. Otherwise it must be at least
             the limit.
@@ -77,7 +77,9 @@ class ContractTerm(NamedTuple):
     kind: str
     limit: Any  # in ns, as a share, per second, or an amount of money: see LimitKind
     quantile: float = 0.0  # 0.99 is p99; 0 if the keyword has no quantile
-    of: str = ""  # the metric that is compared, or what an energy is for: "token" or "request"
+    # The metric that is compared, such as "ttft" of `drift`. For `energy` it is the unit of work
+    # that the limit is for: "token" or "request".
+    of: str = ""
     window_ns: int = 0
     level: str = ""  # the other level that this one is compared with
     currency: str = ""
@@ -155,7 +157,11 @@ class ContractTerm(NamedTuple):
 
 
 def _check_above_zero(share: float) -> float:
-    """Refuse an upper bound of 0 %, which no sample can show."""
+    """Return an upper bound of a share, or refuse 0 %, which no sample can show.
+
+    Raises:
+        Wrong: The share is 0.
+    """
     if share == 0:
         raise Wrong(
             "out_of_range",
@@ -166,7 +172,13 @@ def _check_above_zero(share: float) -> float:
 
 
 def _check_between_zero_and_one(share: float) -> float:
-    """Refuse a lower bound of 100 %, which no sample can show, and of 0 %, which is always met."""
+    """Return a lower bound of a share, or refuse it.
+
+    A lower bound of 100 % can be shown by no sample, and one of 0 % is always met.
+
+    Raises:
+        Wrong: The share is 0 or 1. The error becomes a diagnostic at this place of the file.
+    """
     if share == 1:
         raise Wrong(
             "out_of_range",
@@ -178,45 +190,66 @@ def _check_between_zero_and_one(share: float) -> float:
     return share
 
 
-def _match(pattern: str, value: object) -> re.Match[str] | None:
+def _match(pattern: re.Pattern[str], value: object) -> re.Match[str] | None:
     """Match the pattern with the whole text. Return None for values that are not text."""
-    return re.fullmatch(pattern, value.strip()) if isinstance(value, str) else None
+    return pattern.fullmatch(value.strip()) if isinstance(value, str) else None
+
+
+MONEY_PATTERN = re.compile(r"(?P<amount>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<currency>[A-Z]{3})")
+FACTOR_PATTERN = re.compile(r"(?P<factor>[0-9]{1,6}(?:\.[0-9]{1,6})?) ?x")
+ENERGY_PATTERN = re.compile(
+    r"(?P<joules>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?J/(?P<unit_of_work>token|request)"
+)
 
 
 def _parse_money(value: object) -> tuple[Decimal, str]:
-    """Parse an amount and its currency, such as `0.45 USD`."""
-    match = _match(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Z]{3})", value)
-    if match is None or not Decimal(match[1]):
+    """Return the amount and the currency of a text such as `0.45 USD`.
+
+    Raises:
+        Wrong: The value is not such a text, or the amount is 0.
+    """
+    match = _match(MONEY_PATTERN, value)
+    if match is None or Decimal(match["amount"]) == 0:
         raise Wrong(
             "invalid_value",
             "is not an amount of money",
             "a number above zero and a currency, like 0.45 USD",
         )
-    return Decimal(match[1]), match[2]
+    return Decimal(match["amount"]), match["currency"]
 
 
 def _parse_factor(value: object) -> float:
-    """Parse a factor of at least 1, such as `1.5x`."""
-    match = _match(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?x", value)
-    if match is None or float(match[1]) < 1:
+    """Return the number of a text such as `1.5x`.
+
+    Raises:
+        Wrong: The value is not such a text, or the number is less than 1.
+    """
+    match = _match(FACTOR_PATTERN, value)
+    if match is None or float(match["factor"]) < 1:
         raise Wrong(
             "invalid_value",
             "is not how many times as long",
             "a number of at least 1 and x, like 1.5x",
         )
-    return float(match[1])
+    return float(match["factor"])
 
 
 def _parse_energy(value: object) -> tuple[float, str]:
-    """Parse an energy in J and what it is for, such as `0.5 J/token`."""
-    match = _match(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?J/(token|request)", value)
-    if match is None or not float(match[1]):
+    """Return the energy in J and the unit of work of a text such as `0.5 J/token`.
+
+    The unit of work, which may use so much energy, is an output token or an ok request.
+
+    Raises:
+        Wrong: The value is not such a text, or the energy is 0.
+    """
+    match = _match(ENERGY_PATTERN, value)
+    if match is None or float(match["joules"]) == 0:
         raise Wrong(
             "invalid_value",
             "is not an energy for a piece of work",
             "J for each output token or ok request, like 0.5 J/token",
         )
-    return float(match[1]), match[2]
+    return float(match["joules"]), match["unit_of_work"]
 
 
 def format_time(time_ns: float) -> str:
@@ -416,9 +449,11 @@ def latency_metrics(*, include_plugins: bool = True) -> tuple[str, ...]:
 def get_term_kind(keyword: str) -> TermKind:
     """Return the meaning of a keyword.
 
-    A keyword that is in no table is the name of a latency metric.
+    A keyword that is in no table is the name of a latency metric, such as `ttft`.
     """
-    return TERM_KINDS.get(keyword) or ANSWER_TERM_KINDS.get(keyword) or LATENCY_TERM
+    if keyword in TERM_KINDS:
+        return TERM_KINDS[keyword]
+    return ANSWER_TERM_KINDS.get(keyword, LATENCY_TERM)
 
 
 def can_be_about_class(keyword: str) -> bool:

@@ -45,7 +45,7 @@ def test_a_latency_needs_the_time_in_which_rare_events_are_seen(
     plan = plan_contract(tmp_path, f"workload: qa, rate: 12/s, {duration}{terms}")
     assert plan.duration_ns is not None
     assert 2_656 <= plan.duration_ns / 1e9 <= 3_000
-    assert plan.is_auto and "tpot" in plan.decisive_term
+    assert plan.is_auto and "tpot" in plan.longest_load_term
 
 
 def test_errors_need_a_number_of_requests(tmp_path: Path) -> None:

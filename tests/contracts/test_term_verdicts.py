@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from queueing import fail, rows, run
 
-from loadgen.contracts import load_shortage, quantile_interval, sections, verdict_text
+from loadgen.contracts import load_checks, quantile_interval, sections, verdict_text
 from loadgen.contracts.judge import judge_interim_analyses, judge_levels
-from loadgen.contracts.load_shortage import LoadLength
+from loadgen.contracts.load_checks import LoadLength
 from loadgen.contracts.page_sections import PageInputs
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
 from loadgen.contracts.sample_sizes import requests_without_miss
@@ -696,25 +696,21 @@ def test_each_interim_analysis_uses_a_higher_confidence(
 def test_sufficient_load_for_the_horizon_is_enough_for_the_next_analysis() -> None:
     horizon_s = 10.0
     load_s = intervals.length_to_meet_s(horizon_s, 0.95)
-    shortage = load_shortage.find_horizon_shortage(load_s, 0.95, horizon_s, "ttft p95")
-    assert not shortage.is_short
-    assert shortage.sufficient_load_s > load_s
-    next_shortage = load_shortage.find_horizon_shortage(
-        shortage.sufficient_load_s, 0.975, horizon_s, "ttft p95"
+    load_check = load_checks.check_horizon(load_s, 0.95, horizon_s, "ttft p95")
+    assert not load_check.is_short
+    assert load_check.sufficient_load_s > load_s
+    next_check = load_checks.check_horizon(
+        load_check.sufficient_load_s, 0.975, horizon_s, "ttft p95"
     )
-    assert not next_shortage.is_short
+    assert not next_check.is_short
 
 
 def test_sufficient_load_for_a_queue_tail_is_enough_for_the_next_analysis() -> None:
-    shortage = load_shortage.find_queue_tail_shortage(
-        40.0, LoadLength(50.0, 600.0), 0.95, 0.95, "ttft p95"
-    )
-    growth = shortage.sufficient_load_s / 600
-    longer_load = LoadLength(50.0 * growth, shortage.sufficient_load_s)
-    next_shortage = load_shortage.find_queue_tail_shortage(
-        40.0 * growth, longer_load, 0.95, 0.975, "ttft p95"
-    )
-    assert not next_shortage.is_short
+    load_check = load_checks.check_queue_tail(40.0, LoadLength(50.0, 600.0), 0.95, 0.95, "ttft p95")
+    growth = load_check.sufficient_load_s / 600
+    longer_load = LoadLength(50.0 * growth, load_check.sufficient_load_s)
+    next_check = load_checks.check_queue_tail(40.0 * growth, longer_load, 0.95, 0.975, "ttft p95")
+    assert not next_check.is_short
 
 
 # -- whole validations -------------------------------------------------------------------------
