@@ -16,6 +16,7 @@ import places
 import pytest
 from servers import start
 
+from loadgen import Result
 from loadgen.pytest_plugin import NotValid
 from loadgen.sim.server.options import Options
 
@@ -34,17 +35,28 @@ def url() -> Iterator[str]:
 def test_the_examples_run(
     example: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loadgen_run: Any
 ) -> None:
+    """A busy machine makes a measurement invalid, and then it may lack the figures asserted on."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
+    results: list[Result] = []
+
+    def recorded_run(*args: Any, **options: Any) -> Result:
+        results.append(loadgen_run(*args, **options))
+        return results[-1]
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotValid)
         warnings.simplefilter(
             "ignore", ResourceWarning
         )  # short examples leave their client to the end of the process
         exec(compile(example.replace("http://localhost:8000", url), str(PAGE), "exec"), names)
-        for name, found in list(names.items()):
+        for name, example_test in list(names.items()):
             if name.startswith("test_"):
-                found(loadgen_run)
+                try:
+                    example_test(recorded_run)
+                except (AssertionError, TypeError):
+                    if all(result.valid for result in results):
+                        raise
 
 
 def checked(tmp_path: Path, *command: str) -> None:
