@@ -21,12 +21,14 @@ CONFIDENCE = 0.95
 HIGHEST_LOAD_PASSED = "the highest load that was tried still kept the SLO"
 """Why a capacity is a lower bound, unless another reason is given."""
 HORIZON_S = 12 * 60.0
-"""The usual horizon: changes that recur within this time were looked for (see
-`contracts.schema.HORIZON_NS`).
+"""The usual recurrence horizon (see `contracts.schema.HORIZON_NS`).
+
+Servers have slow spells, for example while memory is collected. A load of limited length meets
+those that recur, on average, within its recurrence horizon.
 """
-TRIAL_NS = 600 * 10**9
-TRIAL_LENGTHS_OF_TASKS = 10
-"""The length of a trial of tasks, as a multiple of the time that a task may take."""
+DEFAULT_TRIAL_NS = 600 * 10**9
+TASK_LIMITS_PER_TRIAL = 10
+"""The length of a trial of tasks, as a multiple of the longest time that a task may take."""
 
 Unit = Literal["requests", "conversations", "starts"]
 """What a rate counts.
@@ -125,19 +127,17 @@ class Capacity(
     @property
     def description(self) -> str:
         """The capacity and its state in a few words, for example "29.82 requests/s, sustained"."""
-        rate = f"{self.rate_per_s:.4g} {self.unit}/s"
         if self.state == "none":
             return "no load held"
+        if self.state == "stopped" and self.rate_per_s == 0:
+            return "stopped, no load was shown to hold"
+        rate = f"{self.rate_per_s:.4g} {self.unit}/s"
         if self.state == "stopped":
-            return (
-                f"stopped, at least {rate}"
-                if self.rate_per_s
-                else "stopped, no load was shown to hold"
-            )
-        if self.lower_bound:
-            rate = f"at least {rate}"
+            return f"stopped, at least {rate}"
+        bound = "at least " if self.lower_bound else ""
         state = "" if self.state is None else f", {self.state}"
-        return f"{rate}{state}{describe_sustained_period(self.state, self.sustained_s)}"
+        sustained_period = describe_sustained_period(self.state, self.sustained_s)
+        return f"{bound}{rate}{state}{sustained_period}"
 
     @property
     def is_unfinished(self) -> bool:
@@ -151,17 +151,24 @@ class Capacity(
 
     @property
     def comparison_note(self) -> str:
-        """Which run of its search is compared, and how far its load was shown."""
-        if self.sustained:
-            state = "sustained"
-        else:
-            state = "confirmed" if self.confirmed else "the highest that held"
+        """Which run of its search is compared, and how far its load was shown.
+
+        A comparison needs a single run on each side, and the run at the capacity stands for the
+        whole search.
+        """
         interval = ""
         if self.low_per_s is not None:
             interval = f" ({self.low_per_s:.4g} to {self.high_per_s:.4g})"
-        run = "" if self.evidence == "." else f": {self.evidence}"
         rate = f"{self.rate_per_s:.4g} {self.unit}/s{interval}"
-        return f"the run of the search at its capacity, {rate}, {state}{run}"
+        run = "" if self.evidence == "." else f": {self.evidence}"
+        return f"the run of the search at its capacity, {rate}, {self._evidence_label}{run}"
+
+    @property
+    def _evidence_label(self) -> str:
+        """How far the run named by `evidence` shows its load, as text."""
+        if self.sustained:
+            return "sustained"
+        return "confirmed" if self.confirmed else "the highest that held"
 
 
 def default_trial_ns(workload: Workload) -> int:
@@ -174,30 +181,36 @@ def default_trial_ns(workload: Workload) -> int:
     """
     classes = getattr(workload.requests, "classes", {}).values()
     slos = [workload.slo, *(request_class.slo for request_class in classes)]
+    # A term of tasks may limit only their waits: then it has no `within_ns`, and asks for no more.
     task_limits_ns = [
         slo.task.within_ns or 0 for slo in slos if slo is not None and slo.task is not None
     ]
-    return max(TRIAL_NS, TRIAL_LENGTHS_OF_TASKS * max(task_limits_ns, default=0))
+    longest_task_limit_ns = max(task_limits_ns, default=0)
+    return max(DEFAULT_TRIAL_NS, TASK_LIMITS_PER_TRIAL * longest_task_limit_ns)
 
 
 def describe_horizon(horizon_s: float) -> str:
     """Return which changes of a server an interval or a verdict covers, by how often they recur.
 
-    Below the usual horizon, the text states what was not looked for.
+    `horizon_s` is the recurrence horizon: a slow spell of the server that recurs within this time
+    was most likely met by the load, and so is part of the result. If it is shorter than usual, the
+    text adds that rarer slow spells were not looked for.
     """
-    covered = f"what comes back within {format.duration(horizon_s)}"
+    covered_changes = f"what comes back within {format.duration(horizon_s)}"
     if horizon_s >= HORIZON_S:
-        return covered
-    usual = f"(usual: {format.duration(HORIZON_S)})"
+        return covered_changes
+    usual_horizon = f"(usual: {format.duration(HORIZON_S)})"
     return (
-        f"{covered} {usual}; slow spells of minutes that come back less often were not looked for"
+        f"{covered_changes} {usual_horizon}; "
+        "slow spells of minutes that come back less often were not looked for"
     )
 
 
 def describe_sustained_period(state: str | None, sustained_s: float | None) -> str:
-    """Return how long a sustained load was observed, to stand behind the state, or "".
+    """Return how long a load was observed, for example " (no trend within 20 min)".
 
-    A server that leaks memory and restarts each hour looks sustained within 20 minutes.
+    Return "" unless the load is known to be sustained. The time is stated because a server that
+    leaks memory and restarts each hour looks sustained within 20 minutes.
     """
     if state != "sustained" or sustained_s is None:
         return ""
@@ -205,10 +218,14 @@ def describe_sustained_period(state: str | None, sustained_s: float | None) -> s
 
 
 def rate_unit(summary: Summary) -> Unit:
-    """Return what a rate of a run counts."""
+    """Return what a rate of a run counts, for example "conversations".
+
+    The arrivals of a schedule start conversations, whose later turns follow by themselves, so that
+    a rate does not count requests there. A mix may have classes of both kinds.
+    """
     if summary.sessions is None:
         return "requests"
-    has_single_requests = any(part.sessions is None for part in summary.classes)
+    has_single_requests = any(request_class.sessions is None for request_class in summary.classes)
     return "starts" if has_single_requests else "conversations"
 
 
@@ -231,6 +248,12 @@ def load_capacity(data: bytes, where: str = CAPACITY_FILE) -> Capacity:
     _check_interval(capacity, where)
     _check_tokens(capacity.output_tokens_per_s, f"{where} (output_tokens_per_s)")
     _check_tokens(capacity.total_tokens_per_s, f"{where} (total_tokens_per_s)")
+    _check_confidence(capacity, where)
+    return capacity
+
+
+def _check_confidence(capacity: Capacity, where: str) -> None:
+    """Raise UserError unless the confidence level is between 0 and 1, both excluded."""
     if not 0 < capacity.confidence < 1:
         raise UserError(
             "out_of_range",
@@ -238,7 +261,6 @@ def load_capacity(data: bytes, where: str = CAPACITY_FILE) -> Capacity:
             f"{where} (confidence)",
             "a share, like 0.95",
         )
-    return capacity
 
 
 def _check_rate(capacity: Capacity, where: str) -> None:

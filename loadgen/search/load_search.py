@@ -63,6 +63,10 @@ class _CachedPosterior(NamedTuple):
     bounds: CapacityBounds
     posterior: CapacityPosterior
 
+    def is_of(self, result_count: int, bounds: CapacityBounds) -> bool:
+        """Return whether the posterior was computed from these bounds and so many results."""
+        return self.result_count == result_count and self.bounds == bounds
+
 
 class LoadSearch:
     """A search for the highest load under an SLO.
@@ -93,17 +97,23 @@ class LoadSearch:
 
         An invalid trial says nothing about its load, which is tried again; a second one in a row
         ends the search. A refusal for a quota or a rate limit ends it at once, because every
-        further trial would be refused too. If every load so far failed and the next one sends too
-        few requests to be judged, no load passes, because lower ones would send even fewer.
+        further trial would be refused too.
         """
         follows_invalid = bool(self.results) and not self.results[-1].is_valid
         self.results.append(result)
         if result.reason_code == REFUSED:
             self.stop_reason = "refused"
-        elif not result.is_valid and follows_invalid:
-            has_only_failed = self._highest_passed is None and self._lowest_failed is not None
-            no_load_passes = has_only_failed and result.reason_code == "too_few"
-            self.stop_reason = "none" if no_load_passes else "invalid"
+        elif follows_invalid and not result.is_valid:
+            self.stop_reason = self._reason_of_repeated_invalidity(result)
+
+    def _reason_of_repeated_invalidity(self, result: TrialResult) -> str:
+        """Return the stop reason after two invalid trials in a row, the second being `result`.
+
+        If every valid trial failed and this one sends too few requests to be judged, no load passes
+        at all, because lower loads would send even fewer.
+        """
+        has_only_failed = self._highest_passed is None and self._lowest_failed is not None
+        return "none" if has_only_failed and result.reason_code == "too_few" else "invalid"
 
     def stop(self, reason: str) -> None:
         """End the search for a reason from outside. The first reason stands."""
@@ -112,12 +122,14 @@ class LoadSearch:
     def next_trial(self) -> PlannedTrial | None:
         """Return the next trial, or None if the search has ended.
 
-        The trial stays the same until its result is added.
+        The search first finds the highest load within the SLO with trials of the ordinary length,
+        and then the highest load that is sustained, with longer ones. The trial stays the same
+        until its result is added.
         """
-        reason = self._ordinary_stop_reason()
-        if not reason:
+        ordinary_stop_reason = self._ordinary_stop_reason()
+        if not ordinary_stop_reason:
             return self._next_ordinary_trial()
-        if reason in HAS_LOAD_WITHIN_SLO and not self._is_out_of_time():
+        if ordinary_stop_reason in HAS_LOAD_WITHIN_SLO and not self._is_out_of_time():
             return self._next_longer_trial()
         return None
 
@@ -129,106 +141,124 @@ class LoadSearch:
         return self._plan_trial(longer_trial.load, "sustain", longer_trial.length_factor)
 
     def _next_ordinary_trial(self) -> PlannedTrial:
-        """Return the next trial that looks for the highest load within the SLO."""
+        """Return the next trial that looks for the highest load within the SLO.
+
+        The trials first find a bracket: one load that passes and one that fails. Then they narrow
+        the interval of the capacity, each at its median. If the interval is narrow enough, a trial
+        at full length confirms a load that most likely passes.
+        """
         bounds = self._bounds()
         if bounds is None:
             return self._plan_trial(self._bracketing_load(), "bracket")
         posterior = self._posterior(bounds)
-        end = self._untried_end(posterior)
-        if end is not None:
-            return self._plan_trial(end, "bracket")
+        untried_limit = self._untried_limit(posterior)
+        if untried_limit is not None:
+            return self._plan_trial(untried_limit, "bracket")
         if self._is_precise(posterior) or len(self.results) >= ENOUGH_TRIALS:
             return self._plan_trial(self._confirmation_load(posterior), "confirm")
         return self._plan_trial(posterior.quantile(0.5), "probe")
 
     @property
     def relative_width(self) -> float | None:
-        """The half width of the interval, divided by the requested one.
+        """How wide the interval of the capacity is, in units of the requested precision.
 
-        None while there are no bounds.
+        It is above 1 while the interval is wider than requested, for example 4.0, and None until
+        one load has passed and one has failed.
         """
         bounds = self._bounds()
         if bounds is None:
             return None
         interval = self._posterior(bounds).interval(PRECISION_CONFIDENCE)
-        return interval.half_width / interval.value / self.settings.precision
+        relative_half_width = interval.half_width / interval.value
+        return relative_half_width / self.settings.precision
 
     @property
     def result(self) -> SearchResult:
         """What the search has found so far."""
-        stop_reason = self._stop_reason()
-        load = self._highest_passed
-        interval = None
-        run_spread = self.settings.run_spread
-        bounds = self._bounds()
-        if bounds is not None and self._lowest_failed is not None and stop_reason != "none":
-            posterior = self._posterior(bounds)
-            interval = posterior.interval(INTERVAL_CONFIDENCE)
-            load = interval.value
-            if run_spread is None:
-                run_spread = posterior.run_spread
-        horizon_s = None
-        if interval is not None and self.settings.real_trial_s is not None:
-            horizon_s = longest_recurrence_s(self.settings.real_trial_s, INTERVAL_CONFIDENCE)
-        found = SearchResult(
-            load=None if stop_reason == "none" else load,
-            interval=interval,
-            confirmed_load=self._confirmed_load,
-            highest_passed=self._highest_passed,
-            lowest_failed=self._lowest_failed,
-            stop_reason=stop_reason,
-            trial_count=len(self.results),
-            duration_s=sum(result.duration_s for result in self.results),
-            confirmation_s=sum(
-                result.duration_s for result in self.results if result.kind in CONFIRMING_KINDS
-            ),
-            horizon_s=horizon_s,
-            run_spread=run_spread,
-            run_spread_source=self._run_spread_source(),
-            warmup_s=self.settings.warmup_s,
+        load_within_slo = self._with_interval(
+            SearchResult(
+                load=self._highest_passed,
+                interval=None,
+                confirmed_load=self._confirmed_load,
+                highest_passed=self._highest_passed,
+                lowest_failed=self._lowest_failed,
+                stop_reason=self._stop_reason(),
+                trial_count=len(self.results),
+                duration_s=sum(result.duration_s for result in self.results),
+                confirmation_s=sum(
+                    result.duration_s for result in self.results if result.kind in CONFIRMING_KINDS
+                ),
+                run_spread=self.settings.run_spread,
+                run_spread_source=self._run_spread_source(),
+                warmup_s=self.settings.warmup_s,
+            )
         )
-        return self._with_sustained_load(found)
+        return self._with_sustained_load(load_within_slo)
 
-    def _with_sustained_load(self, found: SearchResult) -> SearchResult:
-        """Return what was found, with the highest load that is sustained."""
+    def _with_interval(self, result: SearchResult) -> SearchResult:
+        """Return the result with the load that half of all runs pass, and its interval.
+
+        Without a load that failed, nothing bounds the capacity from above, so that there is no
+        interval. If even the lowest load failed, there is no load either.
+        """
+        if result.stop_reason == "none":
+            return msgspec.structs.replace(result, load=None)
+        bounds = self._bounds()
+        if bounds is None or result.lowest_failed is None:
+            return result
+        posterior = self._posterior(bounds)
+        interval = posterior.interval(INTERVAL_CONFIDENCE)
+        is_spread_known = self.settings.run_spread is not None
+        horizon_s = None
+        if self.settings.real_trial_s is not None:
+            horizon_s = longest_recurrence_s(self.settings.real_trial_s, INTERVAL_CONFIDENCE)
+        return msgspec.structs.replace(
+            result,
+            load=interval.value,
+            interval=interval,
+            run_spread=self.settings.run_spread if is_spread_known else posterior.run_spread,
+            horizon_s=horizon_s,
+        )
+
+    def _with_sustained_load(self, result: SearchResult) -> SearchResult:
+        """Return the result with the highest load that is sustained, and what is known of it."""
         sustained_search = self._sustained_search()
-        sustained, unsustained = sustained_search.bracket()
+        sustained_trial, unsustained_trial = sustained_search.bracket()
         sustainability = sustained_search.sustainability(self._confirmed_load)
         length_factor = self.settings.sustain_length_factor
         sustained_for_s = None
-        if sustained is not None:
-            length_factor = sustained.length_factor
+        if sustained_trial is not None:
+            length_factor = sustained_trial.length_factor
             if self.settings.trial_load_s is not None:
                 sustained_for_s = length_factor * self.settings.trial_load_s
         return msgspec.structs.replace(
-            found,
+            result,
             sustained=sustainability.sustained,
             sustained_reason=sustainability.reason,
-            sustained_load=None if sustained is None else sustained.load,
-            unsustained_load=None if unsustained is None else unsustained.load,
+            sustained_load=None if sustained_trial is None else sustained_trial.load,
+            unsustained_load=None if unsustained_trial is None else unsustained_trial.load,
             length_factor=length_factor,
             sustained_for_s=sustained_for_s,
             needed_load_s=sustained_search.needed_load_s,
         )
 
     def _run_spread_source(self) -> RunSpreadSource:
+        """Return how the variation from run to run is known. Only a simulation has none at all."""
         if self.settings.run_spread is None:
             return "learned"
         return "told" if self.settings.run_spread else "simulated"
 
     def _sustained_search(self) -> SustainedSearch:
+        """Return the search for the highest sustained load, after the results so far.
+
+        It starts from the confirmed load, or while none is confirmed from the best one known.
+        """
         highest = self._confirmed_load or self._highest_passed or self.settings.low
         return SustainedSearch(self.settings, self.results, highest)
 
     def _plan_trial(self, load: float, kind: TrialKind, length_factor: float = 1.0) -> PlannedTrial:
-        """Return a trial at a load, which is moved to the nearest one that is allowed."""
-        load = min(max(load, self.settings.low), self.settings.high)
-        if self.settings.is_integer:
-            load = float(round(load))
-            tried_loads = [result.load for result in self._ordinary_results()]
-            if kind == "probe" and load in tried_loads:
-                # The neighbour on the side on which the capacity lies.
-                load += 1 if self._highest_passed == load else -1
+        """Return a trial at the allowed load that is nearest to `load`."""
+        load = self._nearest_allowed_load(load, kind)
         # Within the precision of a load that failed, only a full-length trial shows the outcome.
         lowest_failed = math.inf if self._lowest_failed is None else self._lowest_failed
         is_clearly_lower = load * (1 + self.settings.precision) <= lowest_failed
@@ -242,6 +272,22 @@ class LoadSearch:
             length_factor=length_factor,
             warmup_load=self._warmup_load(load),
         )
+
+    def _nearest_allowed_load(self, load: float, kind: TrialKind) -> float:
+        """Return the load within the limits of the search and, if loads are integers, rounded.
+
+        Trials that narrow the interval do not repeat an integer load. They try its neighbour on the
+        side on which the capacity lies.
+        """
+        allowed_load = min(max(load, self.settings.low), self.settings.high)
+        if not self.settings.is_integer:
+            return allowed_load
+        rounded_load = float(round(allowed_load))
+        tried_loads = [result.load for result in self._ordinary_results()]
+        if kind != "probe" or rounded_load not in tried_loads:
+            return rounded_load
+        has_passed = self._highest_passed == rounded_load
+        return rounded_load + 1 if has_passed else rounded_load - 1
 
     def _warmup_load(self, load: float) -> float | None:
         """Return the load to which the warm-up before a trial rises, or None without a warm-up.
@@ -276,7 +322,11 @@ class LoadSearch:
         return max(passed, default=None)
 
     def _bounds(self) -> CapacityBounds | None:
-        """Return bounds of the capacity, or None until one load has passed and one has failed."""
+        """Return bounds of the capacity, or None until one load has passed and one has failed.
+
+        They lie somewhat outside of the tried loads, because the outcomes near the capacity are
+        partly due to chance. If the user gave both bounds, those apply from the beginning.
+        """
         low = self.settings.low
         high = self.settings.high
         if self.settings.start is None:
@@ -293,13 +343,15 @@ class LoadSearch:
     def _bracketing_load(self) -> float:
         """Return the load to try while no load has passed, or none has failed.
 
-        The factor to the next load grows with the number of trials.
+        The load rises from the highest one that passed, or falls from the lowest one that failed.
+        The factor grows with the number of trials, for example 1.2, 1.44, 1.73, and then stays 2: a
+        first load that was estimated well is near the capacity, and another one may be far off.
         """
         start = self.settings.start
         assert start is not None, "without a first load the bounds are known"
         first_step = self.settings.first_step
-        grown_step = min(first_step ** len(self._ordinary_results()), BRACKET_STEP)
-        step = max(first_step, grown_step)
+        grown_step = first_step ** len(self._ordinary_results())
+        step = max(first_step, min(grown_step, BRACKET_STEP))
         if self._highest_passed is not None:
             return min(self._highest_passed * step, self.settings.high)
         if self._lowest_failed is not None:
@@ -307,14 +359,24 @@ class LoadSearch:
         return start
 
     def _posterior(self, bounds: CapacityBounds) -> CapacityPosterior:
-        """Return the posterior of the capacity. It is computed once for each new result."""
+        """Return the posterior of the capacity, given the outcomes of all ordinary trials.
+
+        It takes milliseconds to compute and is needed several times per trial, so that the one
+        after the last result is kept.
+        """
         cached = self._cached_posterior
-        if (
-            cached is not None
-            and cached.result_count == len(self.results)
-            and cached.bounds == bounds
-        ):
+        if cached is not None and cached.is_of(len(self.results), bounds):
             return cached.posterior
+        posterior = self._compute_posterior(bounds)
+        self._cached_posterior = _CachedPosterior(len(self.results), bounds, posterior)
+        return posterior
+
+    def _compute_posterior(self, bounds: CapacityBounds) -> CapacityPosterior:
+        """Return the posterior of the capacity between two bounds, from the ordinary trials.
+
+        A trial that passed early is weaker evidence than one at full length: its outcome is more
+        often wrong (its lapse).
+        """
         results = self._ordinary_results()
         noises = [result.sampling_noise for result in results if result.sampling_noise > 0]
         posterior = CapacityPosterior(
@@ -327,13 +389,13 @@ class LoadSearch:
             is_early_pass = result.ended_early and result.has_passed
             lapse = EARLY_PASS_LAPSE if is_early_pass else FULL_LENGTH_LAPSE
             posterior.update(TrialOutcome(result.offered_load, result.has_passed, lapse))
-        self._cached_posterior = _CachedPosterior(len(self.results), bounds, posterior)
         return posterior
 
-    def _untried_end(self, posterior: CapacityPosterior) -> float | None:
-        """Return the end of the allowed loads that all trials point to, unless it was tried.
+    def _untried_limit(self, posterior: CapacityPosterior) -> float | None:
+        """Return the highest or lowest allowed load if the capacity seems to lie beyond it.
 
-        The capacity may lie outside of the bounds that the user gave.
+        The capacity may lie outside of the bounds that the user gave. Only a trial at the bound
+        itself shows this. Return None if the capacity lies within, or the bound was tried.
         """
         median = posterior.quantile(0.5)
         margin = max(self.settings.precision * median, self.settings.min_load_gap)
@@ -344,17 +406,26 @@ class LoadSearch:
         return None
 
     def _is_precise(self, posterior: CapacityPosterior) -> bool:
+        """Return whether the interval of the capacity is as narrow as requested.
+
+        An interval between two neighbouring integer loads cannot be narrowed any further.
+        """
         interval = posterior.interval(PRECISION_CONFIDENCE)
         if interval.high - interval.low < self.settings.min_load_gap:
             return True
         return interval.half_width <= self.settings.precision * interval.value
 
     def _confirmation_load(self, posterior: CapacityPosterior) -> float:
-        """Return the load of a confirmation: it most likely passes, and no lower one grew."""
-        likely = posterior.highest_load_passing(CONFIRMATION_PROBABILITY)
+        """Return the load at which a trial at full length is to confirm the capacity.
+
+        A confirmation at the median of the capacity would fail every other time. The load is
+        therefore lower, so that it passes with CONFIRMATION_PROBABILITY, and below any load at
+        which requests piled up. It is not lower than the interval that is reported.
+        """
+        likely_load = posterior.highest_load_passing(CONFIRMATION_PROBABILITY)
         interval_low = posterior.quantile((1 - INTERVAL_CONFIDENCE) / 2)
         below_growing = lowest_growing_load(self.results) * (1 - self.settings.precision)
-        load = min(max(likely, interval_low), below_growing)
+        load = min(max(likely_load, interval_low), below_growing)
         return math.floor(load) if self.settings.is_integer else load
 
     def _is_out_of_time(self) -> bool:
@@ -364,7 +435,11 @@ class LoadSearch:
         return max_time_s is not None and duration_s >= max_time_s
 
     def _stop_reason(self) -> str:
-        """Return why the search has ended, or "" while it goes on."""
+        """Return why the search has ended, or "" while it goes on.
+
+        A search that found a load within the SLO goes on until it is known whether the load is
+        sustained. The reasons are those of `SearchResult.stop_reason`.
+        """
         reason = self._ordinary_stop_reason()
         if reason not in HAS_LOAD_WITHIN_SLO:
             return reason
@@ -383,7 +458,10 @@ class LoadSearch:
         return "time" if self._is_out_of_time() else ""
 
     def _end_of_loads(self) -> str:
-        """Return "none" if the lowest load failed, "highest" if the highest passed, else ""."""
+        """Return why no other load can be tried, as a stop reason, or "" if one can.
+
+        It is "none" if the lowest allowed load failed, and "highest" if the highest one passed.
+        """
         passed = self._highest_passed
         failed = self._lowest_failed
         if passed is None and failed is not None and failed <= self.settings.low:
@@ -393,7 +471,11 @@ class LoadSearch:
         return ""
 
     def _confirmation_reason(self) -> str:
-        """Return whether a load is confirmed, as a stop reason, or "" if it is still to be."""
+        """Return whether a load is confirmed, as a stop reason, or "" if it is still to be.
+
+        It is "found" if the capacity is also known to the requested precision, "coarse" if it is
+        not after many trials, and "unconfirmed" if too many confirmations failed.
+        """
         if self._confirmed_load is None:
             has_tried_enough = len(self._confirmations()) >= MAX_CONFIRMATIONS
             return "unconfirmed" if has_tried_enough else ""

@@ -249,7 +249,11 @@ UNSOUND_STOPS = ("invalid", "refused", "gone", "nodes", "probes", "time")
 
 
 def exit_code(result: SearchResult) -> int:
-    """Return the exit code of a search."""
+    """Return the exit code of a search.
+
+    It is 0 if a load was found, 3 if the search was stopped without a sound result, 130 if the user
+    interrupted it, and else 1, because no load meets the SLO or none could be confirmed.
+    """
     if result.stop_reason in (*FOUND, "highest"):
         return OK
     if result.stop_reason in UNSOUND_STOPS:
@@ -258,13 +262,19 @@ def exit_code(result: SearchResult) -> int:
 
 
 def lowest_growing_load(results: Iterable[TrialResult]) -> float:
-    """Return the lowest load that a valid trial found not to be sustained, or infinity."""
+    """Return the lowest load at which a valid trial saw requests pile up.
+
+    Return infinity if no trial did, so that every load is below the returned one.
+    """
     growing = [result.load for result in results if result.is_valid and result.sustained is False]
     return min(growing, default=math.inf)
 
 
 def lowest_load_failed_longer(results: Iterable[TrialResult]) -> float:
-    """Return the lowest load that failed in a trial longer than the ordinary ones, or infinity."""
+    """Return the lowest load that failed in a trial longer than the ordinary ones.
+
+    Return infinity if none failed, so that every load is below the returned one.
+    """
     failed = [result.load for result in results if result.kind == "sustain" and result.has_failed]
     return min(failed, default=math.inf)
 
@@ -275,30 +285,31 @@ def _full_length_passes(results: Sequence[TrialResult]) -> list[TrialResult]:
     A load at or above one that grew does not count. One at or above a load that failed in a longer
     trial only counts if its own trial was a longer one.
     """
-    growing = lowest_growing_load(results)
-    failed_longer = lowest_load_failed_longer(results)
+    growing_load = lowest_growing_load(results)
+    load_limit_of_ordinary = min(growing_load, lowest_load_failed_longer(results))
     passes = []
     for result in results:
-        limit = growing if result.kind == "sustain" else min(growing, failed_longer)
-        if result.has_passed and not result.ended_early and result.load < limit:
+        load_limit = growing_load if result.kind == "sustain" else load_limit_of_ordinary
+        if result.has_passed and not result.ended_early and result.load < load_limit:
             passes.append(result)
     return passes
 
 
 def find_best_trial(results: Sequence[TrialResult]) -> TrialResult | None:
-    """Return the trial that shows the capacity best, or None if no trial does.
+    """Return the trial that shows the capacity best, or None if no trial does."""
+    return max(_full_length_passes(results), key=_rank_evidence, default=None)
 
-    A trial that showed that nothing grows comes before one that could not tell, a longer trial
-    before a confirmation, a confirmation before another trial, and a high load before a low one.
+
+def _rank_evidence(result: TrialResult) -> tuple[bool, bool, bool, float]:
+    """Return a key by which trials are ordered from the weakest evidence to the strongest.
+
+    A trial that showed that nothing grows ranks above one that could not tell, a longer trial above
+    a confirmation, a confirmation above another trial, and a high load above a low one.
     """
-
-    def rank(result: TrialResult) -> tuple[bool, bool, bool, float]:
-        is_confirming = result.kind in CONFIRMING_KINDS
-        is_longer = result.kind == "sustain"
-        is_shown_sustained = is_confirming and result.sustained is True
-        return is_shown_sustained, is_longer, is_confirming, result.load
-
-    return max(_full_length_passes(results), key=rank, default=None)
+    is_confirming = result.kind in CONFIRMING_KINDS
+    is_longer = result.kind == "sustain"
+    has_shown_no_growth = is_confirming and result.sustained is True
+    return has_shown_no_growth, is_longer, is_confirming, result.load
 
 
 def find_capacity_trial(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult | None:
@@ -311,14 +322,18 @@ def find_capacity_trial(result: SearchResult, trials: Sequence[TrialResult]) -> 
     best = find_best_trial(trials)
     if best is None or result.has_ended or not best.is_too_short:
         return best
-    long_enough = [trial for trial in _full_length_passes(trials) if not trial.is_too_short]
-    return max(long_enough, key=lambda trial: trial.load, default=None)
+    long_enough_passes = [trial for trial in _full_length_passes(trials) if not trial.is_too_short]
+    return max(long_enough_passes, key=lambda trial: trial.load, default=None)
 
 
 def capacity_state(
     result: SearchResult, *, confirmed: bool | None, sustained: bool | None
 ) -> State:
-    """Return how far the capacity of a search was shown.
+    """Return how far the capacity of a search was shown, as `capacity.State` defines it.
+
+    "sustained" is the strongest statement and "none" the weakest. A search that was stopped states
+    "stopped" instead, unless its best trial was a confirmation that passed and no longer trial was
+    still wanted.
 
     Args:
         result: What the search found.
@@ -326,16 +341,18 @@ def capacity_state(
             such trial.
         sustained: Whether that trial showed that its load is sustained.
     """
+    has_trial = confirmed is not None
     wants_longer_trial = result.length_factor > 1 or result.needed_load_s is not None
     if not result.has_ended and wants_longer_trial and not sustained:
         return "stopped"
-    if result.stop_reason == "undecided" and confirmed is not None:
+    if has_trial and result.stop_reason == "undecided":
         return "held"
-    if confirmed or (confirmed is not None and result.stop_reason == "highest"):
+    # The highest allowed load needs no confirmation: no search looks for a load above it.
+    if confirmed or (has_trial and result.stop_reason == "highest"):
         return "sustained" if sustained else "confirmed"
     if not result.has_ended:
         return "stopped"
-    return "held" if confirmed is not None and result.stop_reason in FOUND else "none"
+    return "held" if has_trial and result.stop_reason in FOUND else "none"
 
 
 def capacity_and_state(
@@ -343,11 +360,15 @@ def capacity_and_state(
 ) -> tuple[float | None, State]:
     """Return the load that is the result of a search, and how far it was shown.
 
-    The text, the page and `capacity.json` all state these two.
+    The text, the page and `capacity.json` all state these two, for example (29.82, "sustained").
+    The load is None if no trial shows one.
     """
-    best = find_capacity_trial(result, trials)
-    if best is None or result.load is None or result.stop_reason == "unconfirmed":
+    capacity_trial = find_capacity_trial(result, trials)
+    is_unconfirmed = result.load is None or result.stop_reason == "unconfirmed"
+    if capacity_trial is None or is_unconfirmed:
         return None, capacity_state(result, confirmed=None, sustained=None)
-    sustained = result.sustained if best.kind == "sustain" else None
-    is_confirming = best.kind in CONFIRMING_KINDS
-    return best.load, capacity_state(result, confirmed=is_confirming, sustained=sustained)
+    # Only a longer trial can show that its load is sustained.
+    sustained = result.sustained if capacity_trial.kind == "sustain" else None
+    is_confirming = capacity_trial.kind in CONFIRMING_KINDS
+    state = capacity_state(result, confirmed=is_confirming, sustained=sustained)
+    return capacity_trial.load, state
