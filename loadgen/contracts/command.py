@@ -26,7 +26,7 @@ from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, coll
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loadgen.contracts.level_plan import CheckedContract
+    from loadgen.contracts.level_plan import CheckedContract, LevelPlan
     from loadgen.contracts.run import ValidationOptions
     from loadgen.contracts.verdict import Validation
     from loadgen.core.execution.plan import Settings
@@ -278,7 +278,11 @@ def _parse_length(text: str | None, option: str) -> int | None:
 
 
 def _check_values(checked_contract: CheckedContract, settings: Settings) -> None:
-    """Raise CombinedError for terms about tokens if the API has answers without tokens."""
+    """Raise CombinedError for terms about tokens if the API has answers without tokens.
+
+    An API such as embeddings returns its answer at once. Of the latencies only `e2e` is defined
+    for it.
+    """
     from loadgen.contracts.terms import latency_metrics
 
     errors: list[LoadgenError] = []
@@ -338,9 +342,10 @@ def _with_contract_prices(invocation: Invocation, request: ValidateRequest) -> I
         return invocation
     priced = invocation.with_options(prices=prices)
     budget = priced.budget()
-    an_hour = Forecast(requests=1.0, seconds=3600.0, input_tokens=1.0, output_tokens=1.0)
     try:
         if budget is not None:
+            # Any load will do: the attempt shows whether the prices fit the target.
+            an_hour = Forecast(requests=1.0, seconds=3600.0, input_tokens=1.0, output_tokens=1.0)
             budget.forecast_cost(an_hour, target_facts(request.settings))
     except LoadgenError:
         return invocation
@@ -361,7 +366,11 @@ class Validator:
         self.execute = invocation.executor(show.hearers)
 
     def run(self, other_endpoint: Settings | None) -> tuple[Validation, Path]:
-        """Run a new validation. Return the verdict and the directory of the results."""
+        """Run a new validation. Return the verdict and the directory of the results.
+
+        A level with `duration: auto` is extended until it is decided. The length of its load, which
+        the user did not give, is shown before the run.
+        """
         from loadgen.contracts.level_plan import plan_text
         from loadgen.contracts.run import run_validation
 
@@ -385,7 +394,10 @@ class Validator:
         return self._add_runs(directory, added_run_ns)
 
     def _begin_progress(self, *, is_extension: bool) -> None:
-        """Start to show the progress of all runs, and say which levels are shortened."""
+        """Start to show the progress of all runs, and say which levels are shortened.
+
+        The weight of a run is its share of the progress bar.
+        """
         from loadgen.contracts.level_plan import plan_text
         from loadgen.repeated.repeats import Repetition
 
@@ -393,9 +405,9 @@ class Validator:
         weights: list[float] = []
         for plan in self.request.checked_contract.levels:
             is_virtual = self.request.settings.virtual
-            weight = (plan.requests if is_virtual else plan.duration_ns) or 0
             level_repetition = repetition or Repetition(count=plan.level.repeats)
-            weights += [weight] * level_repetition.max_runs
+            weights += [_run_weight(plan, is_virtual=is_virtual)] * level_repetition.max_runs
+        # Without a count, runs are repeated until they agree, and there may be fewer than planned.
         is_open_ended = repetition is not None and not repetition.count
         self.show.begin(len(weights), at_most=is_extension or is_open_ended, weights=weights)
         for plan in self.request.checked_contract.levels:
@@ -403,6 +415,7 @@ class Validator:
                 say(plan_text(plan))
 
     def _options(self) -> ValidationOptions:
+        """Return how runs are made: with progress, and with the seed, salt and repeats given."""
         from loadgen.contracts.run import ValidationOptions
 
         return ValidationOptions(
@@ -421,7 +434,10 @@ class Validator:
         return summary, run_dir
 
     def _add_runs(self, directory: Path, added_run_ns: int | None) -> Validation:
-        """Extend the validation in a directory, which no other process may change meanwhile."""
+        """Extend the validation in a directory, which no other process may change meanwhile.
+
+        The directory is locked until its new verdict is written.
+        """
         from loadgen.contracts.extension import extend_validation
         from loadgen.core.execution.folder_names import locked_folder
 
@@ -463,11 +479,26 @@ class Validator:
         return validation
 
 
+def _run_weight(plan: LevelPlan, *, is_virtual: bool) -> float:
+    """Return how long a run takes in comparison with the other runs, or 0 if this is not known.
+
+    A run in virtual time takes as long as it takes to compute its requests. Other runs take as long
+    as their load lasts. All runs of a validation are of the same kind, so the weights are
+    comparable.
+    """
+    weight = plan.requests if is_virtual else plan.duration_ns
+    return 0.0 if weight is None else float(weight)
+
+
 # -- output ---------------------------------------------------------------------------------------
 
 
 def _judge_stored(directory: Path, *, as_json: bool, bundle: Path | None) -> int:
-    """Judge a stored validation again, print the report, and return the exit code."""
+    """Judge a stored validation again, print the report, and return the exit code.
+
+    The verdict comes from the records. If it is INCONCLUSIVE, the user sees which command can
+    decide it.
+    """
     from loadgen.contracts import outputs, stored_validation
 
     validation = stored_validation.judge_again(directory)
@@ -491,14 +522,24 @@ def _bundle_results(validation: Validation, directory: Path, bundle: Path | None
 def _suggest_next_command(
     validation: Validation, repeats: Mapping[str, int], directory: Path
 ) -> None:
-    """Say which command decides an undecided validation."""
+    """Show the user which command can decide an undecided validation.
+
+    More load can decide a level that was measured. A level that could not be measured has to be run
+    again from the start.
+
+    Args:
+        validation: The validation, whose verdict is INCONCLUSIVE.
+        repeats: How many runs an extension adds to each level.
+        directory: The directory of the validation.
+    """
     from loadgen.contracts.stored_validation import read_original_command
     from loadgen.contracts.verdict import additional_load_per_run_s
 
     undecided = validation.undecided_levels
     not_measured = [level.name for level in undecided if level.failure_reason]
-    if len(not_measured) < len(undecided):
-        length = _format_time_option(additional_load_per_run_s(validation, repeats))
+    is_any_extendable = len(not_measured) < len(undecided)
+    if is_any_extendable:
+        length = _format_run_length(additional_load_per_run_s(validation, repeats))
         options = arguments_to_type_again(read_original_command(directory))
         arguments = ["validate", "--extend", str(directory), "--add", length, *options]
         say(f"to add load where it is undecided: loadgen {shlex.join(arguments)}")
@@ -506,9 +547,13 @@ def _suggest_next_command(
         say(f"to measure {', '.join(not_measured)} anew: the same command, with another --out")
 
 
-def _format_time_option(seconds: float) -> str:
-    """Return a length of time as the value of an option, rounded up. TIME if it is not known."""
-    if not seconds:
+def _format_run_length(seconds: float) -> str:
+    """Return the length of an added run as the value of `--add`, such as `90s` or `25m`.
+
+    It is rounded up, because a shorter run would decide nothing. Return `TIME`, for the user to
+    replace, if the length is 0, which means that it is not known.
+    """
+    if seconds == 0:
         return "TIME"
     if seconds < MAX_SECONDS_SHOWN:
         return f"{math.ceil(seconds)}s"

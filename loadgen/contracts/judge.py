@@ -147,7 +147,11 @@ def _at_analysis(level: LevelVerdict, number: int) -> LevelVerdict:
 
 
 def _keep_decided_terms(before: LevelVerdict, now: LevelVerdict) -> LevelVerdict:
-    """Return the latest verdict on a level, with terms decided earlier unchanged."""
+    """Return the latest verdict on a level, with terms decided earlier unchanged.
+
+    A term that passed or failed at an earlier interim analysis keeps that verdict. To judge it
+    again at each analysis would make a wrong verdict more likely each time.
+    """
     has_new_runs = len(before.runs) != len(now.runs)
     if not has_new_runs and all(term.is_decided for term in before.terms):
         return before
@@ -170,16 +174,15 @@ def _judge_level(
     measured_levels: Mapping[str, MeasuredLevel],
     cost_function: CostFunction | None,
 ) -> LevelVerdict:
-    """Return the verdict on one level."""
-    own = measured_levels.get(level.name, MeasuredLevel(failure_reason="it was not run"))
-    failure_reason = run_checks.find_level_failure(level, own)
-    dropped_reason = run_checks.find_dropped_load(own.runs)
-    sent = own
-    if dropped_reason:
-        # Requests that were not sent say nothing about the server.
-        sent = replace(own, runs=tuple(run.without_dropped() for run in own.runs))
+    """Return the verdict on one level, and what a reader needs to know about its runs.
+
+    If the runs cannot be used at all, for example because one is not valid, no term is judged.
+    """
+    not_run = MeasuredLevel(failure_reason="it was not run")
+    measured_level = measured_levels.get(level.name, not_run)
+    failure_reason = run_checks.find_level_failure(level, measured_level)
     evaluator = TermEvaluator(
-        sent,
+        _without_dropped_requests(measured_level),
         all_levels=measured_levels,
         confidence=contract.confidence,
         horizon_s=contract.horizon_ns / NS_PER_S,
@@ -187,29 +190,49 @@ def _judge_level(
     )
     judge = TermJudge(evaluator.evaluate, contract.confidence, level.name, failure_reason)
     terms = tuple(
-        _withdraw_unrepresentative(judge.judge(term, requirement), term, own.runs)
+        _withdraw_unrepresentative(judge.judge(term, requirement), term, measured_level.runs)
         for requirement, term in level.terms_by_requirement()
     )
-    summaries = [run.summary for run in own.runs]
-    notes = [dropped_reason] if dropped_reason else []
-    notes += [
-        reasons.format_reason(warning)
-        for summary in summaries
-        for warning in summary.verdict.warning_codes
-        if warning.code != "slo_samples" and warning.values.get("limit") not in JUDGED_HERE
-    ]
+    summaries = [run.summary for run in measured_level.runs]
     return LevelVerdict(
         name=level.name,
         verdict=level_verdict(terms),
         workload=level.workload,
         load=summaries[0].load.arrival if summaries else "",
-        runs=tuple(run.folder for run in own.runs),
+        runs=tuple(run.folder for run in measured_level.runs),
         requests=sum(summary.requests.scheduled for summary in summaries),
         ok=sum(summary.requests.ok for summary in summaries),
         terms=terms,
         failure_reason=failure_reason,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=_level_notes(measured_level.runs),
     )
+
+
+def _without_dropped_requests(level: MeasuredLevel) -> MeasuredLevel:
+    """Return a level without dropped requests, if the client dropped more than a few.
+
+    The client drops a request if too many are in flight. As it was not sent, it says nothing about
+    the server. A few dropped requests stay, and count as errors.
+    """
+    if not run_checks.find_dropped_load(level.runs):
+        return level
+    return replace(level, runs=tuple(run.without_dropped() for run in level.runs))
+
+
+def _level_notes(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
+    """Return the warnings about the runs of a level, each of them once.
+
+    A warning is left out if the contract judges the same thing itself: too few samples for an SLO,
+    and a limit of the workload that the contract lifts.
+    """
+    notes = [run_checks.find_dropped_load(runs)]
+    for run in runs:
+        for warning in run.summary.verdict.warning_codes:
+            is_judged_here = warning.values.get("limit") in JUDGED_HERE
+            if warning.code != "slo_samples" and not is_judged_here:
+                notes.append(reasons.format_reason(warning))
+    notes_without_duplicates = dict.fromkeys(note for note in notes if note)
+    return tuple(notes_without_duplicates)
 
 
 def _withdraw_unrepresentative(
@@ -237,7 +260,10 @@ def _withdraw_unrepresentative(
 def judge_answers(
     contract: Contract, check: AnswerCheck, scored_answers: ScoredAnswers
 ) -> LevelVerdict:
-    """Return the verdict on the terms about answers, in the form of one more level."""
+    """Return the verdict on the terms about answers, in the form of one more level.
+
+    Reports then show it like that on a load. It has no runs: its requests are the prompts.
+    """
     judge = TermJudge(
         scored_answers.evaluate, contract.confidence, ANSWERS_LEVEL, scored_answers.failure_reason
     )
@@ -277,8 +303,12 @@ class TermJudge(NamedTuple):
     failure_reason: str
 
     def judge(self, term: ContractTerm, requirement: Requirement) -> TermVerdict:
-        """Return the verdict on one term."""
-        undecided = TermVerdict(
+        """Return the verdict on one term.
+
+        It is INCONCLUSIVE without a metric if the level cannot be judged, or if the records do not
+        have the metric of the term.
+        """
+        not_judged = TermVerdict(
             term=term.text,
             level=self.level,
             requirement=requirement,
@@ -287,24 +317,38 @@ class TermJudge(NamedTuple):
             reason=self.failure_reason,
         )
         if self.failure_reason:
-            return undecided
+            return not_judged
         try:
             estimate = self.evaluate(term)
         except EstimateError as error:
             return replace(
-                undecided,
+                not_judged,
                 code="no_figure",
                 reason=str(error),
-                additional_load_s=error.additional_load_s or None,
+                additional_load_s=error.additional_load_s or None,  # 0 means that it is not known
             )
         decision = compare_with_limit(term, estimate, self.confidence)
+        return self._add_metric(not_judged, term, estimate, decision)
+
+    def _add_metric(
+        self,
+        verdict: TermVerdict,
+        term: ContractTerm,
+        estimate: TermEstimate,
+        decision: TermDecision,
+    ) -> TermVerdict:
+        """Return the verdict with the decision on a term and the metric that it rests on.
+
+        The horizon says how rare an event may be that this load would still have met. The
+        additional load is what an undecided term lacks.
+        """
         horizon_s = round(intervals.longest_recurrence_s(estimate.load_s, self.confidence), 3)
         additional_load_s = None
         if decision.sufficient_load_s > estimate.load_s:
             additional_load_s = round(decision.sufficient_load_s - estimate.load_s, 3)
         effective_size = estimate.effective_size
         return replace(
-            undecided,
+            verdict,
             verdict=decision.verdict,
             code=decision.code,
             reason=decision.reason,
@@ -314,7 +358,7 @@ class TermJudge(NamedTuple):
             limit=term.limit_in_unit,
             unit=term.unit,
             sample=estimate.sample_count,
-            horizon_s=horizon_s or None,
+            horizon_s=horizon_s or None,  # a term about answers has no load, and so no horizon
             effective_size=None if effective_size is None else round(effective_size),
             additional_load_s=additional_load_s,
         )
@@ -330,7 +374,13 @@ def _finite(value: float) -> float | None:
 def compare_with_limit(
     term: ContractTerm, estimate: TermEstimate, confidence: float
 ) -> TermDecision:
-    """Return the verdict on a term from the interval of its metric."""
+    """Return the verdict on a term from the interval of its metric.
+
+    The whole interval has to be on one side of the limit. If it is not, the term is INCONCLUSIVE:
+    either the sample bounds the metric on one side only, which the caveat of the estimate
+    explains, or the limit is inside the interval, and the reason says how large a sample would
+    decide.
+    """
     interval = estimate.interval
     limit = term.limit_in_unit
     if term.is_upper_bound:
@@ -383,7 +433,11 @@ class RequiredSample(NamedTuple):
 def _find_required_sample(
     term: ContractTerm, estimate: TermEstimate, confidence: float
 ) -> RequiredSample:
-    """Return the sample that would decide a term whose limit is inside the interval."""
+    """Return the sample that would decide a term whose limit is inside the interval.
+
+    It assumes that the metric stays as it is and that only its interval shrinks as the sample
+    grows.
+    """
     factor = _required_factor(estimate.interval, term.limit_in_unit, confidence)
     if factor is None:
         return RequiredSample("more are needed")

@@ -80,7 +80,7 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
         sections.append(usage_section(validation, inputs.contract))
     sections += [_level_section(level, common_notes, inputs) for level in validation.levels]
     sections.append(section("Said of every level", Bullets(common_notes, "warn")))
-    conditions = _conditions(validation, inputs)
+    conditions = _build_conditions(validation, inputs)
     sections.append(section("What was measured, and from where", conditions))
     if inputs is not None:
         sections += [signature_section(validation), *annex_sections(validation, inputs)]
@@ -118,7 +118,12 @@ def _introduction(validation: Validation, inputs: PageInputs | None) -> Section:
 def _level_section(
     level: LevelVerdict, common_notes: Sequence[str], inputs: PageInputs | None
 ) -> Section:
-    """Return the section of a level: its load, its throughput, its terms and its own notes."""
+    """Return the section of a level: its load, its throughput, its terms and its own notes.
+
+    What is the same for most of its terms is not repeated in each row: why no term could be
+    judged, and what the PASS verdicts hold for. Notes that all levels share are in a section of
+    their own.
+    """
     throughput = "" if inputs is None else throughput_text(level.runs, inputs.summaries)
     failure = f"NOTHING SHOWN: {level.failure_reason}" if level.failure_reason else ""
     validity = _most_common_validity(level.terms)
@@ -127,7 +132,7 @@ def _level_section(
         exceptions = ", unless a row says otherwise" if validity.has_exceptions else ""
         validity_sentence = f"Kept {validity.text}{exceptions}."
     rows = [_term_row(term, level.failure_reason, validity.text) for term in level.terms]
-    own_notes = [note for note in level.notes if note not in common_notes]
+    level_notes = [note for note in level.notes if note not in common_notes]
     return section(
         f"{level.name}: {level.verdict}",
         Paragraph(_load_text(level), "soft"),
@@ -135,7 +140,7 @@ def _level_section(
         Paragraph(failure, "warn"),
         Table(("verdict", "", "promise", "measured"), rows, "words"),
         Paragraph(validity_sentence, "soft"),
-        Bullets(own_notes, "warn"),
+        Bullets(level_notes, "warn"),
     )
 
 
@@ -154,8 +159,12 @@ class CommonValidity(NamedTuple):
 
 
 def _most_common_validity(terms: Sequence[TermVerdict]) -> CommonValidity:
-    """Return what most PASS verdicts of a level hold for. It is printed once, below the terms."""
-    counts = Counter(text for term in terms if (text := validity_text(term)))
+    """Return what most PASS verdicts of a level hold for. It is printed once, below the terms.
+
+    A PASS holds for events that recur within a time, which depends on the length of the load.
+    """
+    texts = [validity_text(term) for term in terms]
+    counts = Counter(text for text in texts if text)
     if not counts:
         return CommonValidity("", has_exceptions=False)
     ((most_common, _),) = counts.most_common(1)
@@ -165,17 +174,27 @@ def _most_common_validity(terms: Sequence[TermVerdict]) -> CommonValidity:
 def _term_row(term: TermVerdict, level_failure: str, common_validity: str) -> tuple[str, ...]:
     """Return the row of a term: verdict, requirement, text, and reason.
 
-    What is printed elsewhere is left out.
+    The reason why no term of the level could be judged, and the validity that is common to the
+    terms, are printed once for the level and left out here.
     """
-    measured = [format.NONE if term.reason == level_failure else term.reason]
+    reasons = [format.NONE if term.reason == level_failure else term.reason]
     validity = validity_text(term)
-    if validity and validity != common_validity:
-        measured.append(validity)
-    return term.verdict, term.requirement, term.term, ", ".join(filter(None, measured))
+    if validity not in ("", common_validity):
+        reasons.append(validity)
+    measured = ", ".join(reason for reason in reasons if reason)
+    return term.verdict, term.requirement, term.term, measured
 
 
 def throughput_text(run_names: Sequence[str], summaries: Mapping[str, Summary]) -> str:
-    """Return the headline rates of a level: the means over its valid runs, or "" without one."""
+    """Return the throughput of a level as a sentence, such as "Throughput: 12.5 requests/s, ...".
+
+    Each rate is the mean over the valid runs, and is left out if one of them does not have it.
+    Return "" if no run is valid.
+
+    Args:
+        run_names: The directories of the runs of the level.
+        summaries: The summaries of all runs, by their directories.
+    """
     valid_runs = [
         summaries[name] for name in run_names if name in summaries and summaries[name].verdict.valid
     ]
@@ -202,9 +221,11 @@ def throughput_text(run_names: Sequence[str], summaries: Mapping[str, Summary]) 
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean, or None if a value is unknown."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
+    """Return the mean, or None if a value is unknown or there are no values."""
+    known_values = [value for value in values if value is not None]
+    if not known_values or len(known_values) < len(values):
+        return None
+    return fmean(known_values)
 
 
 def _common_notes(levels: Sequence[LevelVerdict]) -> list[str]:
@@ -214,8 +235,13 @@ def _common_notes(levels: Sequence[LevelVerdict]) -> list[str]:
     return [note for note in levels[0].notes if all(note in level.notes for level in levels)]
 
 
-def _conditions(validation: Validation, inputs: PageInputs | None) -> Facts:
-    """Return what was measured, from where, and with what, according to the first run."""
+def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Facts:
+    """Return the conditions of the measurement as a list of labels with values.
+
+    They say which target was measured, when, from which host and with which versions. All runs of a
+    validation have the same target and host, so the summary of the first run is used. Values that
+    are not known are left out of the list.
+    """
     first_summary = None
     contract_gpus = None
     if inputs is not None:
@@ -227,39 +253,48 @@ def _conditions(validation: Validation, inputs: PageInputs | None) -> Facts:
         target = first_summary.target
         host = first_summary.run.host
     horizon = f"asked for what comes back within {format.duration(validation.horizon_s)}"
-    return facts(
-        Target=(validation.target, target.url),
-        Model=validation.model,
-        Server=validation.server,
-        Software=target.software,
-        Hardware=_hardware_text(first_summary, contract_gpus),
-        Region=validation.region,
+    cpus = f"{host.cpus} CPUs" if host.cpus else ""
+    python = f"Python {host.python}" if host.python else ""
+    values_by_label: dict[str, str | Sequence[str]] = {
+        "Target": (validation.target, target.url),
+        "Model": validation.model,
+        "Server": validation.server,
+        "Software": target.software,
+        "Hardware": _hardware_texts(first_summary, contract_gpus),
+        "Region": validation.region,
         **format.said(validation.metadata),
-        When=f"{validation.started} to {validation.ended}".replace("T", " "),
-        Confidence=(confidence_text(validation), horizon),
-        Client=(host.name, host.cpu, f"{host.cpus} CPUs" if host.cpus else "", host.kernel),
-        Clock=host.clock,
-        Made_by=(f"loadgen {validation.version}", f"Python {host.python}" if host.python else ""),
-        Contract=f"SHA-256 {validation.contract_sha256}",
-    )
+        "When": f"{validation.started} to {validation.ended}".replace("T", " "),
+        "Confidence": (confidence_text(validation), horizon),
+        "Client": (host.name, host.cpu, cpus, host.kernel),
+        "Clock": host.clock,
+        "Made by": (f"loadgen {validation.version}", python),
+        "Contract": f"SHA-256 {validation.contract_sha256}",
+    }
+    return facts(**values_by_label)
 
 
-def _hardware_text(summary: Summary | None, contract_gpus: int | None) -> list[str]:
-    """Return the hardware behind the endpoint, named once, and how it differs from the contract."""
+def _hardware_texts(summary: Summary | None, contract_gpus: int | None) -> list[str]:
+    """Return the texts that describe the hardware behind the endpoint.
+
+    The hardware that was detected comes before the number of GPUs that the user gave. A last text
+    says so if the contract is for another number of GPUs, because rates per GPU then differ.
+    """
     if summary is None:
         return []
     target = summary.target
     if summary.hardware is not None and summary.hardware.words:
-        parts = [*summary.hardware.words, target.shape]
+        texts = [*summary.hardware.words, target.shape]
+    elif target.gpus is not None:
+        texts = [format.counted(target.gpus, "GPU"), target.shape]
     else:
-        parts = ["" if target.gpus is None else format.counted(target.gpus, "GPU"), target.shape]
+        texts = [target.shape]
     if contract_gpus is not None and target.gpus is not None and contract_gpus != target.gpus:
         contract = format.counted(contract_gpus, "GPU")
-        parts.append(
+        texts.append(
             f"the contract is for {contract}, "
             f"and figures per GPU are of the {target.gpus} that are here"
         )
-    return [part for part in parts if part]
+    return [text for text in texts if text]
 
 
 # -- the forecast ---------------------------------------------------------------------------------
@@ -289,7 +324,11 @@ def build_forecast_report(
 
 
 def _forecast_section(forecast: LevelForecast) -> Section:
-    """Return the section of a level: the load that each of its terms needs."""
+    """Return the section of a level: the load that each of its terms needs.
+
+    Each row has the needed load and the verdict that is expected after the load of the contract.
+    The reason of a term that stays undecided comes below the table.
+    """
     rows = [
         (
             term.requirement,
@@ -321,25 +360,26 @@ def _needed_load_text(term: NeededLoad, forecast: LevelForecast) -> str:
 def junit_cases(validation: Validation) -> list[Case]:
     """Return a JUnit case per term.
 
-    An undecided term, and a should term that fails, is skipped with its reason.
+    A failed case makes a pipeline fail, so only a term of the list `must` can be one. An undecided
+    term, and a failed term of the list `should`, is a skipped case with its reason.
     """
     cases = [simulated_case(validation.contract)] if validation.simulated else []
     for level in validation.levels:
         for term in level.terms:
-            message = [f"{term.verdict}: {term.reason}", validity_text(term)]
+            sentences = [f"{term.verdict}: {term.reason}", validity_text(term)]
             cases.append(
                 Case(
                     group=level.name,
                     name=f"{term.requirement} {term.term}",
                     outcome=_junit_outcome(term),
-                    text=", ".join(part for part in message if part),
+                    text=", ".join(sentence for sentence in sentences if sentence),
                 )
             )
     return cases
 
 
 def _junit_outcome(term: TermVerdict) -> Outcome:
-    """Return the JUnit outcome of a term."""
+    """Return the JUnit outcome of a term. Only a term of the list `must` can fail."""
     if term.verdict == PASS:
         return "passed"
     if term.verdict == FAIL and term.requirement == "must":
