@@ -94,7 +94,12 @@ TOKEN_METRICS = ("output_per_gpu", "tokens_per_gpu", "token")
 
 
 class EnergyMetric(NamedTuple):
-    """The field of a run's energy, and what is counted to estimate its interval."""
+    """How the energy for a unit of work is computed.
+
+    Attributes:
+        field: The field of the summary's energy that has it.
+        counter: Counts the units of work in a span of a run, for the interval of their rate.
+    """
 
     field: str
     counter: CountInSpan
@@ -104,7 +109,7 @@ ENERGY_METRICS = {
     "token": EnergyMetric("joules_per_output_token", count_output_tokens),
     "request": EnergyMetric("joules_per_request", count_ok_requests),
 }
-"""What an energy is for -> how it is computed."""
+"""Unit of work that an energy is for -> how the energy is computed."""
 
 
 class NodeLatency(NamedTuple):
@@ -147,10 +152,15 @@ class TermEvaluator:
         self.loaded_runs = [LoadedRun(run, run.columns()) for run in level.runs]
 
     def evaluate(self, term: ContractTerm) -> TermEstimate:
-        """Return the metric of a term. Raise EstimateError if the records do not have it."""
+        """Return the metric of a term, from the requests or tasks that the term is about.
+
+        Raises:
+            EstimateError: The records do not have the metric.
+        """
         runs = _select_runs(self.runs, term)
         if runs is self.runs:
             return self._evaluate_all(term)
+        # The columns of the records are kept per evaluator, so the selected runs need another one.
         evaluator = TermEvaluator(
             MeasuredLevel(runs=runs),
             all_levels=self.all_levels,
@@ -161,7 +171,11 @@ class TermEvaluator:
         return evaluator._evaluate_all(term)
 
     def _evaluate_all(self, term: ContractTerm) -> TermEstimate:
-        """Return the metric of a term from all requests of the runs, in the unit of its limit."""
+        """Return the metric of a term from all requests of the runs, in the unit of its limit.
+
+        The estimate also gets the length of the load and its independent samples of the server. An
+        estimator of a latency has set them already, for the part of the load that it used.
+        """
         self._require_sound_metrics(term)
         estimate_metric = ESTIMATORS.get(term.kind, TermEvaluator.latency)
         estimate = estimate_metric(self, term)
@@ -176,7 +190,11 @@ class TermEvaluator:
         )
 
     def _require_sound_metrics(self, term: ContractTerm) -> None:
-        """Raise EstimateError if the term is computed from a metric that a run withholds."""
+        """Raise EstimateError if the term is computed from a metric that a run withholds.
+
+        A summary withholds a metric that it knows to be wrong, for example because token counts
+        contradict each other.
+        """
         other_level = self.all_levels.get(term.level, MeasuredLevel())
         for run in (*self.runs, *other_level.runs):
             for metric in _metrics_behind(term, run):
@@ -185,6 +203,7 @@ class TermEvaluator:
                     raise EstimateError(f"withheld in {run.folder}: {reason}")
 
     def _query(self, metric: str, p: float, text: str) -> QuantileQuery:
+        """Return the query for a quantile at the confidence and horizon of the contract."""
         return QuantileQuery(metric, p, self.confidence, self.horizon_s, text)
 
     def _ok_requests(self) -> int:
@@ -220,7 +239,14 @@ class TermEvaluator:
         return _estimate_with_check(interval, self._ok_requests(), load_check)
 
     def drift(self, term: ContractTerm) -> TermEstimate:
-        """Return the relative change of a latency from the first window of the load to the last."""
+        """Return the relative change of a latency from the first window of the load to the last.
+
+        A server with a leak becomes slower over hours, for example. The quantile is estimated in
+        both windows, and their ratio becomes a change, such as 0.1 for 10 % slower.
+
+        Raises:
+            EstimateError: A run is shorter than two windows, or a window has too few requests.
+        """
         spans = first_and_last_windows(self.loaded_runs, term.window_ns)
         first = self._windows_values(term.of, spans.first)
         last = self._windows_values(term.of, spans.last)
@@ -240,9 +266,8 @@ class TermEvaluator:
             if quantile.load_check.is_short
         ]
         sample_count = min(map(steady_samples.count_values, (first, last)))
-        return TermEstimate(
-            ratio.map(_relative_change), sample_count, caveats[0] if caveats else ""
-        )
+        caveat = caveats[0] if caveats else ""
+        return TermEstimate(ratio.map(_relative_change), sample_count, caveat)
 
     def _windows_values(self, metric: str, spans: Sequence[windows.Span]) -> RunSeries:
         """Return the values of a metric for the requests that are due in one span of each run."""
@@ -256,11 +281,18 @@ class TermEvaluator:
         ]
 
     def between_nodes(self, term: ContractTerm) -> TermEstimate:
-        """Return the largest relative difference of a latency between two nodes."""
+        """Return the largest relative difference of a latency between two nodes.
+
+        All pairs of nodes are compared, so the confidence of each pair is higher than that of the
+        contract: all pairs together then keep it (Bonferroni).
+
+        Raises:
+            EstimateError: There is one node, or so many requests failed at one that it has no such
+                quantile.
+        """
         node_count = len(self.runs[0].header.targets)
         if node_count < 2:
             raise EstimateError("there was one target: nothing to compare between nodes")
-        # Bonferroni: all pairs of nodes together keep the confidence.
         pair_count = node_count * (node_count - 1) / 2
         confidence = 1 - (1 - self.confidence) / pair_count
         nodes = [self._node_latency(term, node, confidence) for node in range(node_count)]
@@ -270,6 +302,17 @@ class TermEvaluator:
                 f"too many requests failed at {', '.join(failed_nodes)}: "
                 f"no {term.percentile} to compare"
             )
+        difference = self._largest_ratio(nodes).map(_relative_change)
+        load_check = combine_load_checks([node.load_check for node in nodes])
+        sample_count = min(node.sample_count for node in nodes)
+        return _estimate_with_check(difference, sample_count, load_check)
+
+    def _largest_ratio(self, nodes: Sequence[NodeLatency]) -> Interval:
+        """Return the largest ratio of the latencies of two nodes, at the contract's confidence.
+
+        The largest of several unknown values is at least the largest of their lower ends and at
+        most the largest of their upper ends.
+        """
         ratios = [
             widen_ratio_by_runs(
                 intervals.ratio_of_intervals(first.interval, second.interval),
@@ -278,18 +321,19 @@ class TermEvaluator:
             )
             for first, second in permutations(nodes, 2)
         ]
-        largest_ratio = Interval(
+        return Interval(
             max(ratio.value for ratio in ratios),
             max(ratio.low for ratio in ratios),
             max(ratio.high for ratio in ratios),
             self.confidence,
         )
-        load_check = combine_load_checks([node.load_check for node in nodes])
-        sample_count = min(node.sample_count for node in nodes)
-        return _estimate_with_check(largest_ratio.map(_relative_change), sample_count, load_check)
 
     def _node_latency(self, term: ContractTerm, node: int, confidence: float) -> NodeLatency:
-        """Return the quantile of a latency at one node, which is given by its index."""
+        """Return the quantile of a latency at one node, which is given by its index.
+
+        The quantile of each run is kept too, because the interval of a comparison has to be at
+        least as wide as the runs differ.
+        """
         values = [
             metric_values(loaded_run.columns, term.of, loaded_run.columns["target"] == node)
             for loaded_run in self.loaded_runs
@@ -308,39 +352,54 @@ class TermEvaluator:
         )
 
     def against_other_level(self, term: ContractTerm) -> TermEstimate:
-        """Return a latency as a multiple of the same latency at another level."""
+        """Return a latency as a multiple of the same latency at another level.
+
+        If the term is about a class of requests, it is the latency of this class at both levels.
+        The other level may not have the class, for example if it is the quiet load that a mixed
+        load is compared with. Then all of its requests are used.
+
+        Raises:
+            EstimateError: The other level was not run or is not valid.
+        """
         other_level = self.all_levels.get(term.level, MeasuredLevel())
         if not other_level.runs or other_level.failure_reason:
             reason = other_level.failure_reason or "it was not run"
             raise EstimateError(f"there is no run of {term.level}: {reason}")
-        # A level without this class is as a whole what the class is compared with.
         other_runs = [
             run.only_class(term.class_name) if run.has_class(term.class_name) else run
             for run in other_level.runs
         ]
         query = self._query(term.of, term.quantile, f"{term.of} {term.percentile_label}")
-        own = estimate_latency(self.loaded_runs, query, term.of)
+        latency = estimate_latency(self.loaded_runs, query, term.of)
         other_loaded_runs = [LoadedRun(run, run.columns()) for run in other_runs]
-        other = estimate_latency(other_loaded_runs, query, term.of)
+        other_latency = estimate_latency(other_loaded_runs, query, term.of)
         load_check = combine_load_checks(
-            [own.sample.load_check, other.sample.load_check.with_prefix(term.level)]
+            [latency.sample.load_check, other_latency.sample.load_check.with_prefix(term.level)]
         )
-        ratio = divide_latencies(own.interval, other.interval, term.level)
-        sample_count = min(own.sample.request_count, other.sample.request_count)
+        ratio = divide_latencies(latency.interval, other_latency.interval, term.level)
+        sample_count = min(latency.sample.request_count, other_latency.sample.request_count)
         return _estimate_with_check(ratio, sample_count, load_check)
 
     # -- shares -----------------------------------------------------------------------------------
 
     def errors(self, _term: ContractTerm) -> TermEstimate:
-        """Return the share of requests that are not ok."""
-        marks = []
+        """Return the share of requests that are not ok.
+
+        A mark is 1.0 for a request that is not ok and 0.0 for another one.
+        """
+        marks_of_runs = []
         for loaded_run in self.loaded_runs:
             is_error = loaded_run.columns["status"] != OK
-            marks.append(is_error[counted_requests(loaded_run.columns)].astype(float))
-        return self._share(marks)
+            is_counted = counted_requests(loaded_run.columns)
+            marks_of_runs.append(is_error[is_counted].astype(float))
+        return self._share(marks_of_runs)
 
     def goodput(self, term: ContractTerm) -> TermEstimate:
-        """Return the share of requests that meet the SLO."""
+        """Return the share of requests that meet the SLO, in the steady part of the load.
+
+        If the load is too short, more requests could miss the SLO than were seen to, so the share
+        has no lower end.
+        """
         misses = [_slo_misses(loaded_run) for loaded_run in self.loaded_runs]
         query = self._query(QUEUE_METRIC, term.limit, f"a share of {format.percent(term.limit)}")
         sample = steady_samples.select_steady_sample(self.runs, misses, query)
@@ -351,11 +410,15 @@ class TermEvaluator:
         return _estimate_of_sample(interval, share.sample_count, sample)
 
     def _share(self, marks: RunSeries) -> TermEstimate:
-        """Return the share of 1 among 0/1 marks of the requests of each run."""
+        """Return the share of requests that are marked with 1.
+
+        Args:
+            marks: An array per run, with 0.0 or 1.0 for each request in order of time.
+        """
         count = steady_samples.count_values(marks)
         if count == 0:
             raise EstimateError("no request was counted")
-        run_shares = [float(run.mean()) for run in marks if len(run)]
+        run_shares = [float(run_marks.mean()) for run_marks in marks if len(run_marks)]
         interval = quantile_interval.estimate_share(marks, self.confidence)
         interval = intervals.widen_by_runs(interval, run_shares)
         interval = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
@@ -364,30 +427,38 @@ class TermEvaluator:
     def fairness(self, term: ContractTerm) -> TermEstimate:
         """Return Jain's index of the tenants' shares of good requests.
 
+        The index is 1 if all tenants have the same share, and 1/n if one of n has all good
+        requests. A tenant may have several classes of requests.
+
         Each share may be anywhere in its own interval. That all are at their ends at once is rarer
         than that one is, so the interval of the index has at least the confidence of theirs.
         """
-        plans = self.runs[0].header.classes
-        tenants = fairness.tenants_of({plan.name: plan.tenant for plan in plans})
-        if not tenants:
+        request_classes = self.runs[0].header.classes
+        class_names_by_tenant = fairness.tenants_of(
+            {request_class.name: request_class.tenant for request_class in request_classes}
+        )
+        if not class_names_by_tenant:
             raise EstimateError("all requests are of one tenant")
-        classes = {
-            plan.name: self.evaluate(term._replace(kind="goodput", class_name=plan.name))
-            for plan in plans
+        goodput_by_class = {
+            request_class.name: self.evaluate(
+                term._replace(kind="goodput", class_name=request_class.name)
+            )
+            for request_class in request_classes
         }
-        shares = [
-            combine_shares([classes[name] for name in class_names])
-            for class_names in tenants.values()
+        tenant_shares = [
+            combine_shares([goodput_by_class[name] for name in class_names])
+            for class_names in class_names_by_tenant.values()
         ]
-        index = estimate_jain_index(shares)
+        index = estimate_jain_index(tenant_shares)
         if index is None:
             raise EstimateError("no request of any tenant was good")
-        caveats = dict.fromkeys(share.caveat for share in classes.values() if share.caveat)
+        estimates = list(goodput_by_class.values())
+        unique_caveats = dict.fromkeys(estimate.caveat for estimate in estimates if estimate.caveat)
         return TermEstimate(
             index,
-            sum(share.sample_count for share in classes.values()),
-            "; ".join(caveats),
-            max(share.sufficient_load_s for share in classes.values()),
+            sample_count=sum(estimate.sample_count for estimate in estimates),
+            caveat="; ".join(unique_caveats),
+            sufficient_load_s=max(estimate.sufficient_load_s for estimate in estimates),
         )
 
     # -- rates ------------------------------------------------------------------------------------
@@ -400,19 +471,29 @@ class TermEvaluator:
             gpus = self.runs[0].summary.target.gpus
             if not gpus:
                 raise EstimateError("nobody says how many GPUs there are: --gpus")
-            interval = interval.map((1 / gpus).__mul__)
+            per_gpu = 1 / gpus
+            interval = interval.map(lambda rate_per_s: rate_per_s * per_gpu)
         return TermEstimate(interval, self._ok_requests(), rate.caveat)
 
     def sustained(self, term: ContractTerm) -> TermEstimate:
-        """Return the rate of ok requests in the last window as a share of that in the first."""
+        """Return the rate of ok requests in the last window as a share of that in the first.
+
+        The interval comes from the rates in short batches of each window, and is at least as wide
+        as the ratios of the single runs differ.
+        """
         spans = first_and_last_windows(self.loaded_runs, term.window_ns)
-        first = batch_rates(self.loaded_runs, spans.first, count_ok_requests)
-        last = batch_rates(self.loaded_runs, spans.last, count_ok_requests)
-        ratio = intervals.ratio(last, first, level=self.confidence)
-        first_of_runs = np.array(first).reshape(len(self.runs), -1).mean(axis=1)
-        last_of_runs = np.array(last).reshape(len(self.runs), -1).mean(axis=1)
-        ratio = widen_ratio_by_runs(ratio, last_of_runs.tolist(), first_of_runs.tolist())
+        first_rates = batch_rates(self.loaded_runs, spans.first, count_ok_requests)
+        last_rates = batch_rates(self.loaded_runs, spans.last, count_ok_requests)
+        ratio = intervals.ratio(last_rates, first_rates, level=self.confidence)
+        ratio = widen_ratio_by_runs(
+            ratio, self._mean_of_each_run(last_rates), self._mean_of_each_run(first_rates)
+        )
         return TermEstimate(ratio, self._ok_requests())
+
+    def _mean_of_each_run(self, rates: Sequence[float]) -> list[float]:
+        """Return the mean rate of each run. Each run has the same number of rates, run after run."""
+        run_means: list[float] = np.array(rates).reshape(len(self.runs), -1).mean(axis=1).tolist()
+        return run_means
 
     def energy(self, term: ContractTerm) -> TermEstimate:
         """Return the energy per output token or ok request.
@@ -445,7 +526,15 @@ class TermEvaluator:
         return TermEstimate(interval, self._ok_requests(), rate.caveat)
 
     def cost(self, term: ContractTerm) -> TermEstimate:
-        """Return the cost of a thousand good requests or tasks."""
+        """Return the cost of a thousand good requests or tasks.
+
+        A machine costs money per hour, so the cost is that of the time in which it completes a
+        thousand good requests.
+
+        Raises:
+            EstimateError: No price fits, no request was good, or the rate of good ones is not
+                known.
+        """
         if self.cost_function is None:
             raise EstimateError("there are no prices")
         good_rate = estimate_rate(self.loaded_runs, count_good_requests, self.confidence)
@@ -469,7 +558,14 @@ class TermEvaluator:
     # -- events -----------------------------------------------------------------------------------
 
     def recovery(self, _term: ContractTerm) -> TermEstimate:
-        """Return the longest time until the SLO was met again after an event, in ns."""
+        """Return the longest time until the SLO was met again after an event, in ns.
+
+        An event is a spike of the load, the loss of a replica, or a scale-up. The metric is
+        infinite if the SLO was not met again before the load ended.
+
+        Raises:
+            EstimateError: There was no event, or nothing shows when it was over.
+        """
         events = [event for run in self.runs for event in run.summary.recovery]
         for event in events:
             if event.why:
@@ -478,12 +574,13 @@ class TermEvaluator:
             raise EstimateError(
                 "there was no spike, no loss and no scale-up, or no SLO of the whole load"
             )
-        times_s = [_recovery_time_s(event) for event in events]
-        longest_ns = Interval(
-            max(time.value for time in times_s) * 1e9,
-            max(time.low for time in times_s) * 1e9,
-            max(time.high for time in times_s) * 1e9,
+        recovery_times_s = [_recovery_time_s(event) for event in events]
+        longest_s = Interval(
+            max(time.value for time in recovery_times_s),
+            max(time.low for time in recovery_times_s),
+            max(time.high for time in recovery_times_s),
         )
+        longest_ns = longest_s.map(lambda seconds: seconds * 1e9)
         unrecovered = [event for event in events if event.back_s is None]
         caveat = ""
         if unrecovered:
@@ -521,11 +618,11 @@ def _select_runs(runs: tuple[RecordedRun, ...], term: ContractTerm) -> tuple[Rec
         runs = tuple(run.only_class(term.class_name) for run in runs)
     if term.is_about_tasks:
         runs = tuple(run.as_tasks() for run in runs)
-    with_windows = tuple(run for run in runs if has_two_windows(run, term.window_ns))
-    if 0 < len(with_windows) < len(runs):
-        # The first run of a validation that was extended may have been shorter than two windows.
-        return with_windows
-    return runs
+    runs_with_windows = tuple(run for run in runs if has_two_windows(run, term.window_ns))
+    if not runs_with_windows or len(runs_with_windows) == len(runs):
+        return runs
+    # The first run of a validation that was extended may have been shorter than two windows.
+    return runs_with_windows
 
 
 def _metrics_behind(term: ContractTerm, run: RecordedRun) -> list[str]:
@@ -552,10 +649,11 @@ def _withheld_reason(summary: Summary, metric: str, p: float) -> str:
 
     A quantile that a summary does not have is withheld with the next higher one that it has.
     """
-    if not p:
-        return summary.withheld_reason(metric, "mean")
-    higher = [name for name, share in QUANTILES if share >= p]
-    return summary.withheld_reason(metric, higher[0] if higher else "mean")
+    statistic = "mean"
+    if p > 0:  # 0 stands for a term without a quantile
+        higher_quantiles = [name for name, share in QUANTILES if share >= p]
+        statistic = higher_quantiles[0] if higher_quantiles else "mean"
+    return summary.withheld_reason(metric, statistic)
 
 
 def _estimate_of_sample(
@@ -591,7 +689,11 @@ def _slo_misses(loaded_run: LoadedRun) -> TimedValues:
 
 
 def _recovery_time_s(event: Recovery) -> Interval:
-    """Return the time until the SLO was met again, as uncertain as the request spacing."""
+    """Return the time until the SLO was met again, as uncertain as the time between requests.
+
+    The SLO is only observed when a request ends. If it was not met again, the time is longer than
+    what was observed.
+    """
     if event.back_s is None:
         return Interval(math.inf, event.seen_s, math.inf)
     if event.back_s == 0:

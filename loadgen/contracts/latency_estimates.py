@@ -45,7 +45,7 @@ class LatencyEstimate(NamedTuple):
 
 
 class BoundedQuantile(NamedTuple):
-    """A quantile with its interval, and why the sample does not bound it from above."""
+    """A quantile with its interval, and the check whether the load bounds it from above."""
 
     interval: Interval
     load_check: LoadCheck

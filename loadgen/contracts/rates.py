@@ -126,7 +126,14 @@ def stop_ns(span: Span) -> float:
 
 
 def steady_span(loaded_run: LoadedRun) -> Span:
-    """Return the steady-state window of a run. Raise EstimateError if it has none."""
+    """Return the steady-state window of a run, in which the load is complete.
+
+    It excludes the times in which requests of the warm-up are still in flight, and in which the
+    virtual users of a closed loop begin or end.
+
+    Raises:
+        EstimateError: The run has no such window.
+    """
     span = loaded_run.run.summary.window.steady
     if span.duration_s is not None:
         return span
@@ -152,11 +159,13 @@ def has_two_windows(run: RecordedRun, window_ns: int) -> bool:
 
 
 def first_and_last_windows(loaded_runs: Sequence[LoadedRun], window_ns: int) -> FirstAndLastWindows:
-    """Return the first and the last window of each run.
+    """Return the first and the last window of each run, such as its first and its last hour.
 
-    Raise EstimateError for a run without two windows.
+    Raises:
+        EstimateError: A run is shorter than two windows. The error says how much load an extension
+            would have to add.
     """
-    found = FirstAndLastWindows([], [])
+    windows_of_runs = FirstAndLastWindows([], [])
     for loaded_run in loaded_runs:
         span = steady_span(loaded_run)
         first_ns = round(start_ns(span))
@@ -167,9 +176,9 @@ def first_and_last_windows(loaded_runs: Sequence[LoadedRun], window_ns: int) -> 
             # An extension adds runs, so each added run has to have two windows.
             additional_s = PLANNING_MARGIN * 2 * window_ns / 1e9 * len(loaded_runs)
             raise EstimateError(f"a load of {length} has no two windows of {window}", additional_s)
-        found.first.append(windows.span(first_ns, first_ns + window_ns))
-        found.last.append(windows.span(last_ns - window_ns, last_ns))
-    return found
+        windows_of_runs.first.append(windows.span(first_ns, first_ns + window_ns))
+        windows_of_runs.last.append(windows.span(last_ns - window_ns, last_ns))
+    return windows_of_runs
 
 
 # -- rates ----------------------------------------------------------------------------------------
@@ -184,17 +193,21 @@ def estimate_rate(
     short for the time that requests take.
     """
     spans = [steady_span(loaded_run) for loaded_run in loaded_runs]
-    settled_spans = []
-    caveat = ""
+    used_spans = []
+    startup_caveat = ""
     for loaded_run, span in zip(loaded_runs, spans, strict=True):
-        settled_span = _span_after_startup(loaded_run, span, count_in_span)
-        if settled_span is None:
-            caveat = describe_unfinished_startup(span.duration_s or 0.0).sentence()
-        settled_spans.append(settled_span or span)
-    caveat = _find_short_load(loaded_runs, spans) or caveat
-    rates = batch_rates(loaded_runs, settled_spans, count_in_span)
+        span_after_startup = _span_after_startup(loaded_run, span, count_in_span)
+        if span_after_startup is None:
+            startup_caveat = describe_unfinished_startup(span.duration_s or 0.0).sentence()
+            used_spans.append(span)
+        else:
+            used_spans.append(span_after_startup)
+    short_load_caveat = _find_short_load(loaded_runs, spans)
+    caveat = short_load_caveat if short_load_caveat else startup_caveat
+    rates = batch_rates(loaded_runs, used_spans, count_in_span)
     interval = intervals.batch_means(rates, batches=len(rates), level=confidence)
-    run_rates = [float(np.mean(run)) for run in np.split(np.array(rates), len(spans))]
+    batches_of_runs = np.split(np.array(rates), len(spans))
+    run_rates = [float(np.mean(run_batches)) for run_batches in batches_of_runs]
     interval = intervals.widen_by_runs(interval, run_rates)
     if caveat:
         interval = replace(interval, high=math.inf)
@@ -204,7 +217,11 @@ def estimate_rate(
 def _span_after_startup(
     loaded_run: LoadedRun, span: Span, count_in_span: CountInSpan
 ) -> Span | None:
-    """Return the part of a span after the start-up, or None if the start-up did not end."""
+    """Return the part of a span after the start-up, or None if the start-up did not end.
+
+    The start-up is the beginning of the span in which the rate is lower than in the rest. It is
+    looked for in short pieces of the span.
+    """
     pieces = split_span(span, STARTUP_BATCHES)
     counts = [count_in_span(loaded_run.run, loaded_run.columns, piece) for piece in pieces]
     startup_pieces = steady_state.count_startup_values(np.array(counts))
@@ -218,7 +235,11 @@ def _span_after_startup(
 def batch_rates(
     loaded_runs: Sequence[LoadedRun], spans: Sequence[Span], count_in_span: CountInSpan
 ) -> list[float]:
-    """Return the rates per second in equal parts of one span of each run, run after run."""
+    """Return the rates per second in equal parts of one span of each run, run after run.
+
+    All runs together have about as many parts as an interval from batch means needs, and each run
+    has at least two.
+    """
     parts_per_run = max(RATE_BATCHES // len(loaded_runs), 2)
     return [
         count_in_span(loaded_run.run, loaded_run.columns, piece) / (piece.duration_s or 1)

@@ -12,12 +12,15 @@ from loadgen.contracts.term_estimate import TermEstimate
 from loadgen.core.analysis import fairness
 from loadgen.core.stats.intervals import Interval
 
-JAIN_CENTRES = 200
-"""Values that all tenants may have in common of which the most even one is searched."""
+COMMON_SHARES_TRIED = 200
+"""Steps in which the share is searched that all tenants come nearest to having in common."""
 
 
 def combine_shares(shares: Sequence[TermEstimate]) -> Interval:
-    """Return the share of several classes together, weighted by their requests."""
+    """Return the share of several classes together, weighted by their requests.
+
+    The value and both ends of the interval are each the weighted mean of those of the classes.
+    """
     request_count = sum(share.sample_count for share in shares)
 
     def weighted_mean(ends: Sequence[float]) -> float:
@@ -41,20 +44,36 @@ def estimate_jain_index(shares: Sequence[Interval]) -> Interval | None:
     value = fairness.jain([share.value for share in shares])
     if value is None:
         return None
+    candidates = [*_uneven_shares(shares), *_even_shares(shares)]
+    indices = [fairness.jain(candidate) for candidate in candidates]
+    known_indices = [value, *(index for index in indices if index is not None)]
+    return Interval(value, min(known_indices), max(known_indices))
+
+
+def _uneven_shares(shares: Sequence[Interval]) -> list[list[float]]:
+    """Return possible shares of the tenants, of which one list is the most uneven.
+
+    The smaller shares are at their low ends and the larger ones at their high ends. Each number of
+    small shares is tried.
+    """
     ordered = sorted(shares, key=lambda share: share.low + share.high)
     candidates = []
     for split in range(len(shares) + 1):
         lows = [share.low for share in ordered[:split]]
         highs = [share.high for share in ordered[split:]]
         candidates.append([*lows, *highs])
+    return candidates
+
+
+def _even_shares(shares: Sequence[Interval]) -> list[list[float]]:
+    """Return possible shares of the tenants, of which one list is nearly the most even.
+
+    Each tenant has the value of its interval that is nearest to a common share.
+    """
     least = min(share.low for share in shares)
     most = max(share.high for share in shares)
-    for step in range(JAIN_CENTRES + 1):
-        centre = least + (most - least) * step / JAIN_CENTRES
-        candidates.append([min(max(centre, share.low), share.high) for share in shares])
-    indices = [value]
-    for candidate in candidates:
-        index = fairness.jain(candidate)
-        if index is not None:
-            indices.append(index)
-    return Interval(value, min(indices), max(indices))
+    candidates = []
+    for step in range(COMMON_SHARES_TRIED + 1):
+        common_share = least + (most - least) * step / COMMON_SHARES_TRIED
+        candidates.append([min(max(common_share, share.low), share.high) for share in shares])
+    return candidates
