@@ -27,16 +27,22 @@ if TYPE_CHECKING:
     from loadgen.core.workload.request_kinds import FromFile
 
 DEFAULT_OUTPUT_LIMIT = 1024
-"""Most output tokens of a row that does not say how long its response should be."""
+"""The limit of output tokens for a row that does not say how long its response should be."""
 UNLIMITED = "unlimited"
-"""The `output_tokens` with which such rows are sent without a limit."""
+"""The value of `output_tokens` with which rows that have no length are sent without a limit."""
 
 MAX_CACHED_FILE_BYTES = 1 << 23
 """The rows of a larger file are read from the file again whenever they are sent."""
 
 
 class OutputLength(NamedTuple):
-    """The requested output tokens. They are an upper bound if they are not exact."""
+    """The requested output tokens of a row.
+
+    Attributes:
+        tokens: The number of tokens, or None if the request has no limit.
+        is_exact: Whether the response must have exactly so many tokens. Otherwise they are an upper
+            bound.
+    """
 
     tokens: int | None
     is_exact: bool
@@ -47,37 +53,49 @@ class FilePrompts:
 
     After the last row the first one follows again. A row is sent as written and its prompt is not
     counted first: servers report their count, and `input_tokens` counts on demand if they do not.
+
+    Attributes:
+        turns: 1, as each row is a request that stands alone.
+        history: "scripted", as no row contains a response of the server.
+        rows: The rows of the file.
     """
 
     turns = 1
     history = "scripted"
 
     def __init__(
-        self, requests: FromFile, seed: int, tokenizer: Tokenizer, api: str = "chat"
+        self, source: FromFile, seed: int, tokenizer: Tokenizer, api: str = "chat"
     ) -> None:
+        """Read and check the file.
+
+        Args:
+            source: Which file, in which order, and how long the responses are.
+            seed: Decides the order of the rows and the lengths that are drawn.
+            tokenizer: Counts the tokens of prompts and of recorded responses.
+            api: The API that requests are sent to.
+        """
         # Workers without a data set do not need this module.
         from loadgen.core.workload.dataset import read_rows
 
-        self.rows = read_rows(requests.path)
-        is_small_file = self.rows.starts[-1] <= MAX_CACHED_FILE_BYTES
-        self._read_row = (
-            functools.cache(self.rows.__getitem__) if is_small_file else self.rows.__getitem__
-        )
+        self.rows = read_rows(source.path)
+        is_small_file = self.rows.byte_count <= MAX_CACHED_FILE_BYTES
+        self._read_row = functools.cache(self.rows.read) if is_small_file else self.rows.read
         self._tokenizer = tokenizer
         self._lengths_key = derive_key(seed)
-        self._sample_output: LengthSampler | None = None
-        self._default_limit: int | None = DEFAULT_OUTPUT_LIMIT
-        if requests.output_tokens == UNLIMITED or api in NON_GENERATIVE_APIS:
-            self._default_limit = None
-        elif requests.output_tokens:
-            self._sample_output = length_sampler(requests.output_tokens)
-        self._row_order = self._shuffled_order() if requests.order == "shuffled" else None
+        self._output_sampler = _output_sampler(source, api)
+        self._default_output_limit = _default_output_limit(source, api)
+        self._row_order = self._shuffled_order() if source.order == "shuffled" else None
 
     def _shuffled_order(self) -> NDArray[np.int64]:
-        drawn = random_bytes(self._lengths_key, "order", 0, 8 * len(self.rows))
-        return np.argsort(np.frombuffer(drawn, dtype="<u8"), kind="stable")
+        """Return the indices of all rows in an order that is drawn from the seed.
+
+        The rows are sorted by a random integer of 64 bits for each.
+        """
+        random_integers = random_bytes(self._lengths_key, "order", 0, 8 * len(self.rows))
+        return np.argsort(np.frombuffer(random_integers, dtype="<u8"), kind="stable")
 
     def __getitem__(self, number: int) -> Request:
+        """Build a request, whose id tells the data set and the number."""
         index = number % len(self.rows)
         if self._row_order is not None:
             index = int(self._row_order[index])
@@ -93,15 +111,19 @@ class FilePrompts:
         )
 
     def _output_length(self, row: DatasetRow, number: int) -> OutputLength:
-        """Return the output length of a row, or that of the workload or of the recorded answer."""
+        """Return the output length of a row, from the first source that has one.
+
+        These are the row itself, `output_tokens` of the workload, the response that is recorded in
+        the row, and the default limit.
+        """
         if row.output_tokens is not None:
             return OutputLength(row.output_tokens, row.exact_output)
-        if self._sample_output is not None:
-            tokens = self._sample_output(self._lengths_key, "output", number)
+        if self._output_sampler is not None:
+            tokens = self._output_sampler(self._lengths_key, "output", number)
             return OutputLength(tokens, is_exact=True)
         if row.answer:
             return OutputLength(max(self._tokenizer.count(row.answer), 1), is_exact=True)
-        return OutputLength(self._default_limit, is_exact=False)
+        return OutputLength(self._default_output_limit, is_exact=False)
 
     def with_replies(
         self,
@@ -134,7 +156,8 @@ class FilePrompts:
     def sequence_lengths(self, number: int) -> tuple[int, ...]:
         """Return the tokens of each sequence of a request for embeddings or a ranking.
 
-        The sequences are the text of the row, or each of its documents together with that text.
+        The sequences are the text of the row, or each of its documents together with that text. A
+        text that cannot be counted, or that is empty, counts as one token.
         """
         text_tokens = self.input_tokens(number) or 1
         documents = self[number].extra.get("documents")
@@ -150,13 +173,13 @@ class FilePrompts:
         self,
         request_count: int,  # noqa: ARG002 - part of the protocol
     ) -> list[str]:
-        """Return sentences about what was read, and about what of it is not sent."""
+        """Return sentences about how the file was read, the default limit, and unsent fields."""
         messages = [*self.rows.notes]
-        has_default_limit = self._default_limit is not None and self._sample_output is None
+        has_default_limit = self._default_output_limit is not None and self._output_sampler is None
         if self.rows.without_length and has_default_limit:
             rows = format.counted(self.rows.without_length, "row")
             messages.append(
-                f"{rows} without an output length: a limit of {self._default_limit:,} "
+                f"{rows} without an output length: a limit of {self._default_output_limit:,} "
                 "output tokens is sent; --output-tokens N sets the length, "
                 "--output-tokens unlimited sends none"
             )
@@ -165,3 +188,20 @@ class FilePrompts:
                 f"fields of {self.rows.path.name} that are not sent: {', '.join(self.rows.ignored)}"
             )
         return messages
+
+
+def _output_sampler(source: FromFile, api: str) -> LengthSampler | None:
+    """Return the sampler of `output_tokens`, or None if the workload sets no length."""
+    if api in NON_GENERATIVE_APIS or source.output_tokens in (None, UNLIMITED):
+        return None
+    return length_sampler(source.output_tokens)
+
+
+def _default_output_limit(source: FromFile, api: str) -> int | None:
+    """Return the limit for rows without any output length, or None if they are sent without one.
+
+    Embeddings and rankings have no output tokens to limit.
+    """
+    if api in NON_GENERATIVE_APIS or source.output_tokens == UNLIMITED:
+        return None
+    return DEFAULT_OUTPUT_LIMIT

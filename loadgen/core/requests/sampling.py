@@ -26,11 +26,15 @@ KEY_BYTES = 32
 
 MAX_REDRAWS = 100  # attempts to draw a value inside [min, max] before it is clamped
 MAX_EXPONENT = 700.0  # exp() of a larger number overflows
-UNIT_OF_53_BITS = 2.0**-53
+UNIT_OF_53_BITS = 2.0**-53  # turns an integer of 53 bits into a fraction from 0 to below 1
 LOW_64_BITS = (1 << 64) - 1
 
 ROUNDING_MARGIN = 1e-6
-"""Distance from a half below which arrays and single numbers can be rounded differently."""
+"""Values closer than this to the middle between two integers are not rounded as an array.
+
+numpy and the math module may differ in the last bit of a logarithm, cosine or exponential. The
+margin is far above that difference.
+"""
 
 LengthSampler = Callable[[bytes, str, int], int]
 """A function of (key, purpose, index) that returns a length."""
@@ -56,7 +60,10 @@ def random_integer(key: bytes, purpose: str, index: int, size: int) -> int:
 
 
 def length_sampler(length: Any) -> LengthSampler:
-    """Return a function that draws from a length distribution of `workload.distributions`."""
+    """Return a function that draws from a length distribution of `workload.distributions`.
+
+    Raises ValueError if the distribution is of an unknown kind.
+    """
     match length.tag:
         case "fixed":
             return _fixed_sampler(length.value)
@@ -77,34 +84,60 @@ def length_sampler(length: Any) -> LengthSampler:
             raise ValueError(f"no length law {other!r}")
 
 
-def sample_lengths(length: Any, key: bytes, purpose: str, numbers: Sequence[int]) -> list[int]:
-    """Return what `length_sampler(length)` returns for each number.
+def sample_lengths(length: Any, key: bytes, purpose: str, indices: Sequence[int]) -> list[int]:
+    """Return the length that `length_sampler(length)` draws for each index, in their order.
 
-    For normal and log-normal distributions this is several times faster than single calls.
+    For normal and log-normal distributions this is several times faster than single calls, because
+    most of the lengths are computed as one array.
     """
     if length.tag == "fixed":
-        return [length.value] * len(numbers)
+        return [length.value] * len(indices)
+    if length.tag in ("normal", "lognormal"):
+        return _sample_truncated_lengths(length, key, purpose, indices)
     sampler = length_sampler(length)
-    if length.tag not in ("normal", "lognormal"):
-        return [sampler(key, purpose, number) for number in numbers]
-    normal = _standard_normal_values(key, purpose, numbers)
-    if length.tag == "normal":
-        unrounded = length.mean + length.stddev * normal
-    else:
-        exponents = np.minimum(lognormal_mu(length) + length.sigma * normal, MAX_EXPONENT)
-        unrounded = np.exp(exponents)
+    return [sampler(key, purpose, index) for index in indices]
+
+
+def _sample_truncated_lengths(
+    length: Any, key: bytes, purpose: str, indices: Sequence[int]
+) -> list[int]:
+    """Return normal or log-normal lengths, exactly as single calls of the sampler draw them.
+
+    The array holds the first attempt for each index. Two kinds of values are not taken from it but
+    drawn with the sampler: those that the sampler rejects and draws again, and those that it might
+    round to the other neighbour.
+    """
+    unrounded = _unrounded_lengths(length, _standard_normal_values(key, purpose, indices))
     rounded = np.rint(unrounded)
     low, high = _bounds(length)
-    is_near_half = np.abs(np.abs(unrounded - rounded) - 0.5) < ROUNDING_MARGIN
-    needs_single_draw = is_near_half | (rounded < low) | (rounded > high)
-    lengths: list[int] = np.where(needs_single_draw, 0, rounded).astype(np.int64).tolist()
-    for position in np.flatnonzero(needs_single_draw).tolist():
-        lengths[position] = sampler(key, purpose, numbers[position])
+    is_rejected = (rounded < low) | (rounded > high)
+    distance_from_middle = np.abs(np.abs(unrounded - rounded) - 0.5)
+    may_round_differently = distance_from_middle < ROUNDING_MARGIN
+    needs_sampler = is_rejected | may_round_differently
+    # The 0 is a placeholder: a rejected value may be too large for 64 bits. The loop replaces it.
+    lengths: list[int] = np.where(needs_sampler, 0, rounded).astype(np.int64).tolist()
+    sampler = length_sampler(length)
+    for position in np.flatnonzero(needs_sampler).tolist():
+        lengths[position] = sampler(key, purpose, indices[position])
     return lengths
 
 
+def _unrounded_lengths(length: Any, normal_values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the lengths that belong to values of the standard normal distribution."""
+    if length.tag == "normal":
+        normal_lengths: NDArray[np.float64] = length.mean + length.stddev * normal_values
+        return normal_lengths
+    exponents = np.minimum(lognormal_mu(length) + length.sigma * normal_values, MAX_EXPONENT)
+    lognormal_lengths: NDArray[np.float64] = np.exp(exponents)
+    return lognormal_lengths
+
+
 def lognormal_mu(length: Any) -> float:
-    """Return the mean of the logarithm of a log-normal distribution."""
+    """Return the mean of the logarithm of a log-normal distribution.
+
+    The workload sets either the median, which is exp(mu), or the mean, which is
+    exp(mu + sigma^2 / 2).
+    """
     if length.median:
         return math.log(length.median)
     mean_log: float = math.log(length.mean) - length.sigma**2 / 2
@@ -112,24 +145,35 @@ def lognormal_mu(length: Any) -> float:
 
 
 def _standard_normal_values(
-    key: bytes, purpose: str, numbers: Sequence[int]
+    key: bytes, purpose: str, indices: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Return the first standard normal value that `_truncated_sampler` draws for each number."""
+    """Return the standard normal value of the first attempt of `_truncated_sampler` for each index.
+
+    The random bytes are those of `random_bytes(key, f"{purpose} 0", index, 16)`. The hash of the
+    key is computed once and copied, because it is the same for all indices.
+    """
     copy_hash_of_key = hashlib.shake_128(key).copy
-    suffix = f"{purpose} 0".encode()
+    purpose_of_first_attempt = f"{purpose} 0".encode()
     drawn_bytes = bytearray()
-    for number in numbers:
+    for index in indices:
         hasher = copy_hash_of_key()
-        hasher.update(number.to_bytes(8, "little") + suffix)
+        hasher.update(index.to_bytes(8, "little") + purpose_of_first_attempt)
         drawn_bytes += hasher.digest(16)
+    # Two 64-bit integers for each index, of which the upper 53 bits are used, as a float has 53.
     integers = np.frombuffer(drawn_bytes, "<u8").reshape(-1, 2) >> 11
+    # u and v are uniform between 0 and 1. The 0.5 keeps u above 0, where its logarithm is finite.
     u, v = (integers + 0.5).T * UNIT_OF_53_BITS
+    # Box-Muller transform
     normal: NDArray[np.float64] = np.sqrt(-2.0 * np.log(u)) * np.cos(2.0 * math.pi * v)
     return normal
 
 
 def _bounds(length: Any) -> tuple[int, int]:
-    """Return the smallest and the largest value of a normal or log-normal length."""
+    """Return the smallest and the largest value of a normal or log-normal length.
+
+    Without bounds in the workload, a length is at least one token and at most what a request may
+    have.
+    """
     low = 1 if length.min is None else length.min
     high = MOST_TOKENS if length.max is None else length.max
     return low, high
@@ -163,7 +207,8 @@ def _listed_sampler(values: Sequence[int]) -> LengthSampler:
 def _truncated_sampler(length: Any, transform: Callable[[float], float]) -> LengthSampler:
     """Return a sampler of `transform(z)`, where z has a standard normal distribution.
 
-    The result is rounded, and drawn again while it is outside the bounds of `length`.
+    The result is rounded to an integer. If it is outside the bounds of `length`, it is drawn again,
+    which truncates the distribution. After MAX_REDRAWS attempts it is set to the nearer bound.
     """
     low, high = _bounds(length)
 
@@ -171,6 +216,7 @@ def _truncated_sampler(length: Any, transform: Callable[[float], float]) -> Leng
         value = 0
         for attempt in range(MAX_REDRAWS):
             bits = random_integer(key, f"{purpose} {attempt}", index, 16)
+            # The upper 53 bits of each half, as in `_standard_normal_values`: 75 = 64 + 11.
             u = (((bits & LOW_64_BITS) >> 11) + 0.5) * UNIT_OF_53_BITS
             v = (bits >> 75) + 0.5
             # Box-Muller transform
@@ -187,11 +233,13 @@ def _weighted_sampler(values: Sequence[int], weights: Iterable[float]) -> Length
     """Return a sampler that draws each value with a probability in proportion to its weight."""
     cumulative_weights = list(accumulate(weights))
     total_weight = cumulative_weights[-1]
-    # Rounding can make the share equal to 1. A last value of weight 0 must not be drawn then.
+    # `drawn_weight` can be rounded up to the total. The last value of a weight above 0 is drawn
+    # then, and not one behind it whose weight is 0.
     last_index = bisect_left(cumulative_weights, total_weight)
 
     def sample(key: bytes, purpose: str, index: int) -> int:
-        share = (random_integer(key, purpose, index, 8) >> 11) * UNIT_OF_53_BITS
-        return values[min(bisect_right(cumulative_weights, share * total_weight), last_index)]
+        drawn_weight = (random_integer(key, purpose, index, 8) >> 11) * UNIT_OF_53_BITS
+        drawn_weight *= total_weight
+        return values[min(bisect_right(cumulative_weights, drawn_weight), last_index)]
 
     return sample

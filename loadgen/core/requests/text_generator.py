@@ -1,6 +1,9 @@
 """Build texts that have an exact number of tokens, from random words or passages of a book.
 
 A text is a function of the key of the generator, a purpose and an index.
+
+The first words of a prompt that no other prompt begins with are called its head. A prefix cache of
+the server can then reuse a prompt only as far as the workload lets prompts share a prefix.
 """
 
 from __future__ import annotations
@@ -17,7 +20,13 @@ from loadgen.core.requests.sampling import random_bytes, random_integer
 from loadgen.core.requests.tokenizer import DATA, Tokenizer, read_packaged_data
 
 HEAD_TOKENS = 4
-"""The number of words at the start of a prompt that make it different from all others."""
+"""The number of words in the head of a prompt, which makes it different from all others.
+
+With thousands of words to choose from, four words give more heads than any run has prompts.
+"""
+
+BYTES_PER_CHOICE = 2
+"""The random bytes from which `text_writer` chooses one word."""
 
 MAX_FITTING_ATTEMPTS = 8
 SHARED_TEXTS_CACHED = 256
@@ -40,19 +49,32 @@ NO_TEXT = Text("", 0)
 class TextGenerator:
     """A source of texts of an exact length, made of words that are one token each.
 
-    If the generator is natural, a text is a few random words followed by a passage of a book.
+    Attributes:
+        shared_text: `exact_text` with a cache, for texts that many prompts contain: prefixes,
+            chunks and system messages.
+        history_text: `exact_text` with a cache of its own, for replies and tool results, which each
+            later turn of a conversation contains again. They are many, so they would displace the
+            few shared texts from a common cache.
     """
 
     def __init__(self, tokenizer: Tokenizer, key: bytes, *, is_natural: bool = False) -> None:
+        """Create a generator whose texts depend on `key`.
+
+        If `is_natural`, a text is its head followed by a passage of a book. Otherwise all words
+        are random.
+        """
         self._tokenizer = tokenizer
         self._key = key
-        self._starts = tokenizer.starts
+        # Words for the beginning of a text have no space before them, all others have one.
+        self._start_words = tokenizer.starts
         self._words = tokenizer.words
         self._book = Book(tokenizer) if is_natural else None
-        head_count = len(self._starts) * len(self._words) ** (HEAD_TOKENS - 1)
+        # A head is one start word followed by HEAD_TOKENS - 1 other words. Indices are mapped to
+        # heads in a random order that depends on the key. In the order of the words, prompts with
+        # successive indices would look alike, and every run would begin with the same heads.
+        head_count = len(self._start_words) * len(self._words) ** (HEAD_TOKENS - 1)
         self._head_order = _Permutation(head_count, key)
         self.shared_text = functools.lru_cache(SHARED_TEXTS_CACHED)(self.exact_text)
-        # Each later turn of a conversation contains these texts again.
         self.history_text = functools.lru_cache(HISTORY_TEXTS_CACHED)(self.exact_text)
 
     @functools.cached_property
@@ -61,20 +83,22 @@ class TextGenerator:
 
     def start_word(self, index: int) -> str:
         """Return a word that can stand at the beginning of a text, one for each index in turn."""
-        return self._starts[index % len(self._starts)]
+        return self._start_words[index % len(self._start_words)]
 
     def unique_head(self, index: int, tokens: int) -> list[str]:
-        """Return the first words of a text, at most HEAD_TOKENS and at most `tokens` of them.
+        """Return the head of a text: HEAD_TOKENS words, or `tokens` words if that is less.
 
-        They are different for every index, as far as so few words allow: they are the digits of a
-        number that is unique for the index.
+        Two indices have different heads if these are complete. The position of the index among all
+        heads is written as a number in which each word is a digit, so that no two are equal. A head
+        that is cut to fewer words can occur more than once.
         """
         word_count = len(self._words)
-        number, start = divmod(self._head_order.position_of(index), len(self._starts))
-        head = [self._starts[start]]
+        position = self._head_order.position_of(index)
+        remaining_digits, start_digit = divmod(position, len(self._start_words))
+        head = [self._start_words[start_digit]]
         for _ in range(HEAD_TOKENS - 1):
-            number, word = divmod(number, word_count)
-            head.append(self._words[word])
+            remaining_digits, digit = divmod(remaining_digits, word_count)
+            head.append(self._words[digit])
         return head if tokens >= HEAD_TOKENS else head[:tokens]
 
     def exact_text(
@@ -85,15 +109,26 @@ class TextGenerator:
         head: Sequence[str] = (),
         prefix: Text = NO_TEXT,
     ) -> Text:
-        """Return `prefix` followed by a text of so many tokens that begins with `head`.
+        """Return `prefix` followed by a text of `tokens` tokens that begins with `head`.
 
-        The number of tokens in the result is that of both parts. It can differ from the requested
-        number if the tokenizer is not additive.
+        If the tokenizer is not additive, the length of a text is not the sum of the lengths of its
+        words, and the returned number of tokens can differ from the requested number.
+
+        Args:
+            purpose: What the text is for, such as "user". Texts for different purposes differ.
+            index: The number of the text among those for its purpose.
+            tokens: The tokens of the text without the prefix.
+            head: The first words of the text. If empty, it begins with one random word.
+            prefix: A text before it, with its number of tokens.
+
+        Returns:
+            The whole text with its number of tokens, the prefix included.
         """
         if tokens <= 0:
             return prefix
         if not head:
-            head = (self.start_word(random_integer(self._key, purpose + " start", index, 4)),)
+            random_index = random_integer(self._key, purpose + " start", index, 4)
+            head = (self.start_word(random_index),)
         if not self._tokenizer.additive:
             return self._fitted_text(purpose, index, tokens, head, prefix)
         text = self.random_text(purpose, index, tokens, head, prefix.text)
@@ -125,7 +160,10 @@ class TextGenerator:
     def random_text(
         self, purpose: str, index: int, word_count: int, head: Sequence[str], prefix: str = ""
     ) -> str:
-        """Return `prefix`, then `head`, then words, so that head and words are `word_count`."""
+        """Return `prefix` and after it `word_count` words, of which the first are `head`.
+
+        The words after the head are a passage of the book, if there is one, and random words.
+        """
         remaining_words = word_count - len(head)
         if remaining_words <= 0:
             return prefix + "".join(head[:word_count])
@@ -134,7 +172,7 @@ class TextGenerator:
             position = random_integer(self._key, purpose + " passage", index, 4)
             passage, remaining_words = self._book.passage(position, remaining_words)
         beginning = "".join((prefix, *head, passage))
-        choices = random_bytes(self._key, purpose, index, 2 * remaining_words)
+        choices = random_bytes(self._key, purpose, index, BYTES_PER_CHOICE * remaining_words)
         return self._write_words(beginning, choices)
 
 
@@ -142,10 +180,13 @@ class _Permutation:
     """A one-to-one mapping of the integers below `size` that looks random, also in its low digits.
 
     Number n is mapped to (step * n + offset) mod size, where step and size have no common factor.
+    This is a linear congruence, which visits every integer below `size` once before it repeats.
     """
 
     def __init__(self, size: int, key: bytes) -> None:
+        """Draw the step and the offset from the key, as 128-bit numbers."""
         offset = random_integer(key, "offset", 0, 16)
+        # A step is odd, as it must have no common factor with an even size.
         step = random_integer(key, "step", 0, 16) | 1
         while math.gcd(step, size) != 1:
             step += 2
@@ -154,6 +195,7 @@ class _Permutation:
         self._offset = offset % size
 
     def position_of(self, number: int) -> int:
+        """Return the integer that `number` is mapped to."""
         return (self._step * number + self._offset) % self._size
 
 
@@ -166,12 +208,14 @@ class Book:
         self._tokens = np.array([tokenizer.count(word) for word in self._words])
 
     def passage(self, position: int, max_tokens: int) -> tuple[str, int]:
-        """Return a passage from a position on, and by how many tokens it is shorter than requested.
+        """Return a passage of whole words, and how many tokens are missing to `max_tokens`.
 
-        The book begins again after its last word. Token counts of words add up if the tokenizer
-        splits texts at spaces.
+        The passage begins at the word number `position`, and the book begins again after its last
+        word. Tokens are missing if the next word has more tokens than are left. The token counts of
+        words are added up, which is right for tokenizers that split texts at spaces.
         """
         start = position % len(self._words)
+        # One repetition more than needed leaves a word after the passage in any case.
         repetitions = max_tokens // int(self._tokens.sum()) + 2
         cumulative_tokens = np.cumsum(np.tile(np.roll(self._tokens, -start), repetitions))
         word_count = int(np.searchsorted(cumulative_tokens, max_tokens, side="right"))

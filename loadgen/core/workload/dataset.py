@@ -59,8 +59,19 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.starts) - 1
 
+    @property
+    def byte_count(self) -> int:
+        """The size of the rows in bytes."""
+        return self.starts[-1]
+
     def __getitem__(self, index: int) -> DatasetRow:
-        """Read a row. Raises UserError if the file has changed since it was checked."""
+        return self.read(index)
+
+    def read(self, index: int) -> DatasetRow:
+        """Read a row from the file.
+
+        Raises UserError if the file has changed since it was checked.
+        """
         try:
             return parse_row(self.line(index))
         except (OSError, BadRow) as error:
@@ -68,7 +79,10 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError("changed_file", problem, str(self.path)) from None
 
     def line(self, index: int) -> bytes:
-        """Return the bytes of a row. Raises OSError."""
+        """Return the bytes of a row. Raises OSError.
+
+        Between two rows of a JSONL file there may be blank lines, which are cut off.
+        """
         start = self.starts[index]
         size = self.starts[index + 1] - start
         if self.converted is not None:
@@ -119,9 +133,18 @@ class _RowChecker:
         self._without_length = 0
 
     def add(self, line: bytes, start: int, where: str) -> bool:
-        """Check a row that begins at the offset `start`, and return True if it is used.
+        """Check a row and return True if it becomes a request.
 
-        `where` names the row in error messages. Raises CombinedError if there are many errors.
+        A conversation in which nobody asks anything is left out and counted. Errors are collected,
+        so that the user sees the first of them together.
+
+        Args:
+            line: The row as JSON.
+            start: The byte offset at which it begins.
+            where: The file and line, for error messages.
+
+        Raises:
+            CombinedError: There are as many errors as are shown together.
         """
         try:
             row = parse_row(line)
@@ -143,12 +166,16 @@ class _RowChecker:
         return True
 
     def finish(self, content: _DataSetContent) -> Rows:
-        """Return the rows. Raises CombinedError or UserError if they have mistakes."""
+        """Return the rows of the data set after all of them were added.
+
+        Raises CombinedError if rows have mistakes, or UserError if there are no rows.
+        """
         if self._errors:
             raise CombinedError(self._errors)
         if not self._starts:
             hint = 'write one per line, like {"prompt": "Hello"}'
             raise UserError("empty_file", "no requests in the file", str(self._path), hint)
+        # The end of the last row is stored like the start of a next one.
         self._starts.append(content.size)
         return Rows(
             path=self._path,
@@ -161,6 +188,7 @@ class _RowChecker:
         )
 
     def _notes(self, source_note: str) -> Iterator[str]:
+        """Yield sentences about renamed fields and rows that were left out."""
         if source_note:
             yield source_note
         for read_as in self._read_as:
@@ -173,7 +201,9 @@ class _RowChecker:
 
 
 def read_rows(path: str | Path) -> Rows:
-    """Check every row of a data set. A data set that was read before is only read if it changed.
+    """Check every row of a data set and return its rows.
+
+    A data set that was read before is read again only if the size or the time of a file changed.
 
     Raises CombinedError with the first errors in the rows, or UserError for the file.
     """
@@ -195,12 +225,14 @@ def _read_cached(
     source_note: str,
     sizes_and_times: tuple[tuple[int, int], ...],  # noqa: ARG001 - part of the key of the cache
 ) -> Rows:
+    """Read a data set. `sizes_and_times` makes the cache miss if a file has changed."""
     if len(files) == 1 and data_files.is_jsonl(files[0]):
         return _read_jsonl(files[0], source_note)
     return _read_converted(path, files, source_note)
 
 
 def _read_jsonl(path: Path, source_note: str) -> Rows:
+    """Check a JSONL file and return its rows, which stay in the file."""
     checker = _RowChecker(path)
     digest = hashlib.sha256()
     offset = 0
@@ -210,6 +242,7 @@ def _read_jsonl(path: Path, source_note: str) -> Rows:
             line = raw_line
             if number == 1:
                 line = raw_line.removeprefix(codecs.BOM_UTF8)
+            # The first row starts after the byte order mark, if there is one.
             start = offset + len(raw_line) - len(line)
             offset += len(raw_line)
             if line.strip():
