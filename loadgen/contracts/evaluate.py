@@ -491,7 +491,10 @@ class TermEvaluator:
         return TermEstimate(ratio, self._ok_requests())
 
     def _mean_of_each_run(self, rates: Sequence[float]) -> list[float]:
-        """Return the mean rate of each run. Each run has the same number of rates, run after run."""
+        """Return the mean rate of each run from the rates of all runs, run after run.
+
+        Each run has the same number of rates.
+        """
         run_means: list[float] = np.array(rates).reshape(len(self.runs), -1).mean(axis=1).tolist()
         return run_means
 

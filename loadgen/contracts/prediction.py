@@ -21,9 +21,9 @@ from loadgen.contracts.evaluate import CostFunction
 from loadgen.contracts.judge import judge_levels
 from loadgen.contracts.level_plan import CheckedContract, LevelPlan, with_measured_duration
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
-from loadgen.contracts.schema import ContractLevel
+from loadgen.contracts.schema import ContractLevel, Requirement
 from loadgen.contracts.stored_validation import read_run
-from loadgen.contracts.terms import NS_PER_S
+from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.contracts.verdict import INCONCLUSIVE, LevelForecast, NeededLoad, TermVerdict
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, TargetError, codes
@@ -92,11 +92,16 @@ def simulated_settings(settings: Settings) -> Settings:
 
 
 def step_weights(checked_contract: CheckedContract) -> list[float]:
-    """Return the expected relative time of each step of a forecast. 0 if it is not known before."""
+    """Return the expected time of each step of a forecast, in arbitrary units.
+
+    The steps are one per simulated run and one per judged level. Their time grows with the number
+    of requests, and is 0 if this number is not known before the run.
+    """
     simulating = []
     judging = []
     for plan in checked_contract.levels:
-        requests_per_run = (plan.requests or 0) * _length_factor(plan, MAX_LENGTH_FACTOR)
+        planned_requests = 0 if plan.requests is None else plan.requests
+        requests_per_run = planned_requests * _length_factor(plan, MAX_LENGTH_FACTOR)
         simulating += [requests_per_run] * plan.level.repeats
         judging.append(JUDGING_SHARE * requests_per_run * plan.level.repeats)
     return simulating + judging
@@ -105,7 +110,11 @@ def step_weights(checked_contract: CheckedContract) -> list[float]:
 def forecast_levels(
     checked_contract: CheckedContract, settings: Settings, options: ForecastOptions
 ) -> tuple[LevelForecast, ...]:
-    """Return the load that each term of a contract needs on a simulated server, for each level."""
+    """Return the load that each term of a contract needs on a simulated server, for each level.
+
+    All levels are simulated before the first is judged, because a term may compare two of them. A
+    level that cannot be simulated has a forecast with the reason.
+    """
     simulated_levels = SimulatedLevels()
     failed_forecasts: dict[str, LevelForecast] = {}
     for plan in checked_contract.levels:
@@ -167,7 +176,10 @@ class OrderedRun(NamedTuple):
         return cls(replace(run, rows=rows), began_ns[order], rows)
 
     def cut_to(self, length_s: float) -> RecordedRun:
-        """Return the run as if its measured load had ended after this time."""
+        """Return the run as if its measured load had ended after this time.
+
+        It keeps the requests whose session began before that, and computes their summary anew.
+        """
         header = self.run.header
         measured_stages = [number for number, stage in enumerate(header.stages) if stage.measured]
         start_ns = min((header.stages[number].start_ns for number in measured_stages), default=0)
@@ -195,7 +207,10 @@ class OrderedRun(NamedTuple):
 
 
 def _length_factor(plan: LevelPlan, max_factor: float) -> float:
-    """Return the length that is simulated as a multiple of the planned length of a level."""
+    """Return the length that is simulated as a multiple of the planned length of a level.
+
+    It is at most `max_factor`, less for a level with many requests, and at least 1.
+    """
     if not plan.requests:
         return max_factor
     return max(1.0, min(max_factor, MAX_REQUESTS / (plan.requests * plan.level.repeats)))
@@ -204,7 +219,11 @@ def _length_factor(plan: LevelPlan, max_factor: float) -> float:
 def _simulate_level(
     plan: LevelPlan, settings: Settings, options: ForecastOptions
 ) -> tuple[OrderedRun, ...]:
-    """Return the runs of a level, each several times as long as planned."""
+    """Return the runs of a level, each several times as long as planned.
+
+    Each run is later judged as if it had ended earlier. So one long run shows what loads of many
+    lengths would decide.
+    """
     factor = _length_factor(plan, options.max_length_factor)
     level = plan.level
     workload = plan.workload
@@ -230,7 +249,11 @@ def _simulate_level(
 
 
 def measured_length_s(run: RecordedRun) -> float:
-    """Return how long the measured load of a run was, in seconds."""
+    """Return how long the measured load of a run was, in seconds.
+
+    Stages that end by a count have no planned end. Then the load lasts from the first due time to
+    the last.
+    """
     planned_ns = [
         stage.end_ns - stage.start_ns
         for stage in run.header.stages
@@ -296,7 +319,11 @@ class LevelForecaster:
         self.simulated_s = simulated_levels.simulated_s(level.name)
 
     def forecast(self) -> LevelForecast:
-        """Return the load that each term of the level needs."""
+        """Return the load that each term of the level needs.
+
+        The level is judged after its planned load and after the longest simulated one, and then
+        after lengths in between, to find from which on a term stays decided.
+        """
         lengths_s = sorted({self.planned_s, *candidate_lengths(self.planned_s, self.simulated_s)})
         at_planned = self.judge_after(self.planned_s)
         at_longest = self.judge_after(lengths_s[-1])
@@ -355,7 +382,11 @@ class LevelForecaster:
     def judge_after(
         self, length_s: float, term_indices: Collection[int] | None = None
     ) -> tuple[TermVerdict, ...]:
-        """Return the verdicts on the terms, or on some of them, after this length of each run."""
+        """Return the verdicts on the terms, or on some of them, after this length of each run.
+
+        Levels that a term compares this one with are cut to the same share of their planned
+        length.
+        """
         level = self.level
         if term_indices is not None:
             level = _with_terms(level, term_indices)
@@ -372,20 +403,23 @@ class LevelForecaster:
 
 def _with_terms(level: ContractLevel, indices: Collection[int]) -> ContractLevel:
     """Return the level with some of its terms, given by their index among all of them."""
-    terms = level.terms_by_requirement()
-    chosen = [terms[index] for index in sorted(indices)]
-    return level.model_copy(
-        update={
-            "must": tuple(term for requirement, term in chosen if requirement == "must"),
-            "should": tuple(term for requirement, term in chosen if requirement == "should"),
-        }
-    )
+    all_terms = level.terms_by_requirement()
+    terms: dict[Requirement, list[ContractTerm]] = {"must": [], "should": []}
+    for index in sorted(indices):
+        requirement, term = all_terms[index]
+        terms[requirement].append(term)
+    return level.model_copy(update={"must": tuple(terms["must"]), "should": tuple(terms["should"])})
 
 
 def candidate_lengths(planned_s: float, simulated_s: float) -> list[float]:
-    """Return the lengths of a run that are judged besides its planned length, in seconds."""
+    """Return the lengths of a run that are judged besides its planned length, in seconds.
+
+    They are the planned length times powers of `LENGTH_RATIO`, from a small share of it up to the
+    length that was simulated.
+    """
     first_step = np.ceil(np.log(MIN_LENGTH_SHARE) / np.log(LENGTH_RATIO))
     last_step = np.log(simulated_s / planned_s) / np.log(LENGTH_RATIO)
     rounding = 1e-9
     steps = np.arange(first_step, last_step + rounding)
-    return [float(planned_s * LENGTH_RATIO**step) for step in steps if step]
+    # Step 0 is the planned length itself.
+    return [float(planned_s * LENGTH_RATIO**step) for step in steps if step != 0]

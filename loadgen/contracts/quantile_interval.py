@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.core.stats import intervals, students_t
@@ -57,22 +58,26 @@ def effective_sample_size(marks: RunSeries, confidence: float = intervals.LEVEL)
     mean = float(np.concatenate(marks).mean())
     if mean in (0.0, 1.0):
         return float(mark_count)
-    runs = [run for run in marks if len(run)]
+    runs = [run_marks for run_marks in marks if len(run_marks)]
     if min(map(len, runs)) < 2:
         return 0.0
-    run_intervals = [intervals.batch_means(run, level=confidence) for run in runs]
+    run_intervals = [intervals.batch_means(run_marks, level=confidence) for run_marks in runs]
     weighted_errors = [
-        len(run) / mark_count * run_interval.standard_error
-        for run, run_interval in zip(runs, run_intervals, strict=True)
+        len(run_marks) / mark_count * run_interval.standard_error
+        for run_marks, run_interval in zip(runs, run_intervals, strict=True)
     ]
     standard_error = math.hypot(*weighted_errors)
-    cluster_size = max(1.0, standard_error**2 * mark_count / (mean * (1 - mean)))
+    variance_of_a_mark = mean * (1 - mean)
+    # Independent marks would have a squared error of variance_of_a_mark / mark_count.
+    cluster_size = max(1.0, standard_error**2 * mark_count / variance_of_a_mark)
     rare_mark = 1.0 if mean <= 0.5 else 0.0
-    batches_hit = sum(_count_batches_with(run, rare_mark) for run in runs)
+    batches_hit = sum(_count_batches_with(run_marks, rare_mark) for run_marks in runs)
+    few_clusters_factor = 1 + 1 / max(batches_hit, 1)
     degrees_of_freedom = sum(run_interval.count - 1 for run_interval in run_intervals)
     t = students_t.t_quantile(0.5 + confidence / 2, degrees_of_freedom)
     t_to_normal = t / students_t.z_quantile(confidence)
-    excess = (cluster_size - 1) * (1 + 1 / max(batches_hit, 1)) * t_to_normal**2
+    # A sample size is a variance, so the ratio of two widths is squared.
+    excess = (cluster_size - 1) * few_clusters_factor * t_to_normal**2
     return mark_count / (1 + excess)
 
 
@@ -92,7 +97,11 @@ def estimate_share(marks: RunSeries, confidence: float) -> Interval:
 
 
 def quantile_sample_size(values: RunSeries, p: float, confidence: float) -> float:
-    """Return the effective sample size of values for the estimate of their p quantile."""
+    """Return the effective sample size of values for the estimate of their p quantile.
+
+    A quantile is as certain as the share of values above it, so the sample size is that of marks
+    which say whether a value is above the quantile.
+    """
     quantile = quantile_of(np.concatenate(values), p)
     marks_above = [(run > quantile).astype(np.float64) for run in values]
     return effective_sample_size(marks_above, confidence)
@@ -107,28 +116,38 @@ def estimate_quantile(values: RunSeries, p: float, confidence: float) -> Interva
     infinite (failed requests).
     """
     ordered = np.sort(np.concatenate(values))
-    count = len(ordered)
-    low = -math.inf
-    high = math.inf
+    value = float(ordered[quantile_index(len(ordered), p)])
     effective_size = quantile_sample_size(values, p, confidence)
     if effective_size < MIN_EFFECTIVE_SIZE:
         # Such a sample shows no more than its own range.
         effective_size = MIN_EFFECTIVE_SIZE
-        low = float(ordered[0])
-        high = float(ordered[-1])
+        interval = Interval(value, float(ordered[0]), float(ordered[-1]), confidence)
     else:
-        low_share, high_share = intervals.wilson(p, effective_size, confidence)
-        low_index = math.floor(count * low_share)
-        high_index = math.ceil(count * high_share)
-        if low_index > 0:
-            low = float(ordered[low_index])
-        if high_index < count:
-            high = float(ordered[high_index])
+        interval = _order_statistics_interval(ordered, p, effective_size, confidence)
+    # So few values could all be above the quantile, or all below it.
     if effective_size < intervals.observations_to_see(1 - p, confidence):
-        low = -math.inf
+        interval = replace(interval, low=-math.inf)
     if effective_size < intervals.observations_to_see(p, confidence):
-        high = math.inf
-    return Interval(float(ordered[quantile_index(count, p)]), low, high, confidence)
+        interval = replace(interval, high=math.inf)
+    return interval
+
+
+def _order_statistics_interval(
+    ordered: NDArray[np.float64], p: float, effective_size: float, confidence: float
+) -> Interval:
+    """Return the p quantile of ordered values. The ends of its interval are values of the sample.
+
+    For p = 0.5 and a Wilson interval from 0.4 to 0.6, these are the 40th and the 60th of 100
+    values. An end is infinite if it would be past the first or the last value.
+    """
+    count = len(ordered)
+    low_share, high_share = intervals.wilson(p, effective_size, confidence)
+    low_index = math.floor(count * low_share)
+    high_index = math.ceil(count * high_share)
+    value = float(ordered[quantile_index(count, p)])
+    low = float(ordered[low_index]) if low_index > 0 else -math.inf
+    high = float(ordered[high_index]) if high_index < count else math.inf
+    return Interval(value, low, high, confidence)
 
 
 def tolerance_limit(values: RunSeries, p: float, confidence: float) -> float:
@@ -140,7 +159,7 @@ def tolerance_limit(values: RunSeries, p: float, confidence: float) -> float:
     speeds.
     """
     batch_quantiles = _batch_quantiles(values, p)
-    log_quantiles = np.log(np.maximum(batch_quantiles, 1.0))
+    log_quantiles = np.log(np.maximum(batch_quantiles, 1.0))  # at least 1 ns: log(0) is infinite
     log_limit = intervals.upper_tolerance_limit(log_quantiles, p, confidence)
     limit = math.exp(min(log_limit, MAX_EXPONENT))
     finite = batch_quantiles[np.isfinite(batch_quantiles)]
@@ -158,16 +177,17 @@ def outlying_batch_quantile(values: RunSeries, p: float) -> float:
 
     Such a batch met another state of the server, once. How often this state comes back is not
     known, so it may affect more than the share 1 - p of the requests, however many requests there
-    are.
+    are. Latencies vary by factors, so the batches are compared on a logarithmic scale, by their
+    median and median deviation, which the outlier itself hardly changes.
     """
     log_quantiles = np.log(np.maximum(_batch_quantiles(values, p), 1.0))
-    finite = log_quantiles[np.isfinite(log_quantiles)]
-    if len(finite) < MIN_EFFECTIVE_SIZE or len(finite) < len(log_quantiles):
+    has_failed_requests = not np.isfinite(log_quantiles).all()
+    if len(log_quantiles) < MIN_EFFECTIVE_SIZE or has_failed_requests:
         return 0.0
-    median = float(np.median(finite))
-    median_deviation = float(np.median(np.abs(finite - median)))
+    median = float(np.median(log_quantiles))
+    median_deviation = float(np.median(np.abs(log_quantiles - median)))
     standard_deviation = median_deviation * MAD_TO_STANDARD_DEVIATION
-    highest = float(finite.max())
+    highest = float(log_quantiles.max())
     if highest - median <= OUTLIER_DEVIATIONS * standard_deviation:
         return 0.0
     return math.exp(highest)

@@ -2,7 +2,8 @@
 
 A contract is about a load that continues, but a run begins with an empty server and ends with one
 that empties. MSER finds the end of the start-up, and the correlation of neighbours in time gives
-the effective sample size; both are in `core/stats/intervals.py`. This module is pure.
+the effective sample size; both are in `core/stats/intervals.py`. Values are replaced by their
+ranks, so that infinite values and heavy tails do no harm. This module is pure.
 """
 
 from __future__ import annotations
@@ -83,8 +84,10 @@ def find_steady_part(samples: TimedValues, residence_ns: float) -> SteadyPart:
     count = len(values)
     if count == 0:
         return SteadyPart(0, 0, is_settled=True)
-    end = int(np.searchsorted(due_ns, due_ns[-1] - residence_ns, "right"))
+    last_steady_due_ns = due_ns[-1] - residence_ns
+    end = int(np.searchsorted(due_ns, last_steady_due_ns, "right"))
     if end <= count // 2:
+        # The load is so short that most of it is its own end.
         return SteadyPart(0, count, is_settled=False)
     batch_ns = (due_ns[end - 1] - due_ns[0]) / STARTUP_BATCHES
     batches = _mean_ranks(due_ns[:end], _ranks(values[:end]), batch_ns)
@@ -103,9 +106,8 @@ def count_startup_values(series: NDArray[np.float64]) -> int | None:
         return 0
     startup_end = intervals.startup_length(series)
     split = len(series) // 2 if startup_end is None else startup_end
-    if split == 0 or series[:split].mean() >= series[split:].mean():
-        return 0
-    return startup_end
+    is_lower = split > 0 and series[:split].mean() < series[split:].mean()
+    return startup_end if is_lower else 0
 
 
 def effective_sample_size(
@@ -134,16 +136,17 @@ def slow_effective_sample_size(samples: TimedValues, residence_ns: float) -> flo
     time and the next.
     """
     ranks = _ranks(samples.values)
-    width_ns = residence_ns
-    smallest = _ranked_sample_size(samples.due_ns, ranks, width_ns, correlation_z=0.0)
-    while smallest and _duration_ns(samples) / (2 * width_ns) >= intervals.BATCHES:
-        width_ns *= 2
-        sample_size = _ranked_sample_size(samples.due_ns, ranks, width_ns, correlation_z=0.0)
-        smallest = min(smallest, sample_size)
-    return smallest
+    interval_ns = residence_ns
+    smallest_size = _ranked_sample_size(samples.due_ns, ranks, interval_ns, correlation_z=0.0)
+    while smallest_size > 0 and _duration_ns(samples) / (2 * interval_ns) >= intervals.BATCHES:
+        interval_ns *= 2
+        sample_size = _ranked_sample_size(samples.due_ns, ranks, interval_ns, correlation_z=0.0)
+        smallest_size = min(smallest_size, sample_size)
+    return smallest_size
 
 
 def _duration_ns(samples: TimedValues) -> float:
+    """Return the time from the first to the last due time."""
     return float(samples.due_ns[-1] - samples.due_ns[0])
 
 
@@ -153,22 +156,30 @@ def load_for_sample_size_ns(sample_size: float, samples: TimedValues, residence_
     The load is assumed to be as correlated as these samples. With too few samples to estimate the
     correlation it is taken as 0, so the result is then a lower bound.
     """
-    correlation = _correlate(samples.due_ns, _ranks(samples.values), residence_ns).correlation
+    estimated = _correlate(samples.due_ns, _ranks(samples.values), residence_ns).correlation
+    correlation = 0.0 if estimated is None else estimated
+    # The effective sample size grows with the number of intervals: find the least that is enough.
     interval_count = bisect.bisect_left(
         range(MAX_PLANNED_INTERVALS),
         sample_size,
-        MIN_INTERVALS,
-        key=lambda count: _discounted(count, correlation or 0.0, UPPER_CORRELATION_Z),
+        lo=MIN_INTERVALS,
+        key=lambda count: _discounted(count, correlation, UPPER_CORRELATION_Z),
     )
     return residence_ns * interval_count
 
 
 def worst_interval_quantile(samples: TimedValues, residence_ns: float, p: float) -> float:
-    """Return the largest p quantile of the values in any interval of one residence time."""
+    """Return the largest p quantile of the values in any interval of one residence time.
+
+    Requests that are due within one residence time meet the same queue, so this is the worst state
+    of the queue that the load saw.
+    """
     due_ns, values = samples
     interval_numbers = ((due_ns - due_ns[0]) / max(residence_ns, 1.0)).astype(np.int64)
     _, first_indexes = np.unique(interval_numbers, return_index=True)
-    return max(quantile_of(part, p) for part in np.split(values, first_indexes[1:]))
+    return max(
+        quantile_of(interval_values, p) for interval_values in np.split(values, first_indexes[1:])
+    )
 
 
 def _ranked_sample_size(
@@ -177,7 +188,10 @@ def _ranked_sample_size(
     interval_ns: float,
     correlation_z: float,
 ) -> float:
-    """Return the effective sample size of ranked values, for intervals of this length."""
+    """Return the effective sample size of ranked values, for intervals of this length.
+
+    It is 0 if there are too few intervals to estimate their correlation.
+    """
     series = _correlate(due_ns, ranks, interval_ns)
     if series.correlation is None:
         return 0.0
@@ -199,17 +213,21 @@ def _correlate(
 def _discounted(count: int, correlation: float, correlation_z: float) -> float:
     """Return the effective sample size of `count` values, each correlated with the next one.
 
-    The correlation is first increased by `correlation_z` standard errors of Fisher's z.
+    Values with a correlation of 0.5 are worth a third of their number, for example. The correlation
+    is first increased by `correlation_z` standard errors of Fisher's z.
     """
-    # The standard error of Fisher's z is 1 / sqrt(n - 3).
-    upper = math.tanh(math.atanh(correlation) + correlation_z / math.sqrt(count - 3))
+    # Fisher's z is the atanh of a correlation. Its standard error is 1 / sqrt(count - 3).
+    increase_of_z = correlation_z / math.sqrt(count - 3)
+    upper = math.tanh(math.atanh(correlation) + increase_of_z)
     return count * (1 - upper) / (1 + upper)
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rank of each value among all values. Equal values get their mean rank."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    """Return the rank of each value among all values, from 1. Equal values get their mean rank."""
+    _, unique_indexes, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last_ranks = np.cumsum(counts)
+    mean_ranks = last_ranks - (counts - 1) / 2
+    ranks: NDArray[np.float64] = mean_ranks[unique_indexes]
     return ranks
 
 
@@ -217,6 +235,7 @@ def _mean_ranks(
     due_ns: NDArray[np.int64], ranks: NDArray[np.float64], interval_ns: float
 ) -> IntervalMeans:
     """Return the mean rank of the values in each interval of this length that has values."""
+    # Values are in order of time, so an interval begins at each value with another number.
     interval_numbers = ((due_ns - due_ns[0]) / max(interval_ns, 1.0)).astype(np.int64)
     first_indexes = np.flatnonzero(np.diff(interval_numbers, prepend=-1))
     value_counts = np.diff(first_indexes, append=len(ranks))
