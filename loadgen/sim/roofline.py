@@ -1,7 +1,9 @@
 """Estimates the load at which a simulated machine is full, by the roofline of its preset.
 
 A search starts at this load. Nothing is simulated: there is no queue, and every request is the mean
-of a sample.
+of a sample. The roofline model (Williams, Waterman and Patterson 2009) says that an iteration takes
+as long as its memory traffic or its computation, whichever is longer; `engine.replica.Costs` has
+its terms. A session is a single request, a conversation or a task.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from loadgen.sim.presets.preset import Preset
 
 SAMPLED_REQUESTS = 1_000  # the first half of them only fills the caches
-BISECTION_STEPS = 20
+BISECTION_STEPS = 20  # narrow an interval to a millionth of its width
 # Multiples of this number look random in their upper bits (Knuth's multiplicative hash), so that
 # consecutive turns of a conversation meet the replicas by chance.
 HASH_MULTIPLIER = 2_654_435_761
@@ -38,7 +40,7 @@ HASH_SHIFT = 16
 
 
 class Work(NamedTuple):
-    """What requests ask of a machine, summed over some of them."""
+    """The load that requests put on a machine, as the sum over one or several requests."""
 
     requests: float
     computed_tokens: float  # of prompts, without those found in the cache
@@ -85,8 +87,13 @@ def _all_slos(workload: Workload) -> Iterator[Slo]:
 def _replica_rate(work: Work, costs: Costs, limits: ServerLimits, max_iteration_ns: float) -> float:
     """Return the sessions per second that fill one replica.
 
-    `work` is that of a mean session. The load is limited by the size of a batch, by the cache, and
-    by the time that an iteration may take.
+    `work` is that of a mean session. The number of sessions whose work is done per iteration (a
+    fraction, because a session takes many iterations) is limited by four things:
+
+    - the tokens that an iteration may compute
+    - the size of a batch: each sequence in it generates one token per iteration
+    - the cache: a generated token reads all tokens of its sequence, which have to be in the cache
+    - the time that an iteration may take
     """
     sessions = limits.max_num_tokens / (work.computed_tokens + work.generated_tokens)
     if work.generated_tokens:
@@ -94,7 +101,7 @@ def _replica_rate(work: Work, costs: Costs, limits: ServerLimits, max_iteration_
         sessions = min(
             sessions,
             limits.max_batch_size / work.generated_tokens,
-            cache_tokens / max(work.read_tokens, 1.0),
+            cache_tokens / max(work.read_tokens, 1.0),  # 1.0 avoids a division by 0
         )
     if _iteration_ns(sessions, work, costs) > max_iteration_ns:
         sessions = _sessions_within(max_iteration_ns, sessions, work, costs)
@@ -104,7 +111,10 @@ def _replica_rate(work: Work, costs: Costs, limits: ServerLimits, max_iteration_
 def _sessions_within(
     max_iteration_ns: float, max_sessions: float, work: Work, costs: Costs
 ) -> float:
-    """Return the most sessions per iteration with which an iteration takes at most so long."""
+    """Return the most sessions per iteration with which an iteration takes at most so long.
+
+    The duration grows with the sessions, so the number is found by bisection.
+    """
     low = 0.0
     high = max_sessions
     for _ in range(BISECTION_STEPS):
@@ -119,9 +129,11 @@ def _sessions_within(
 def _iteration_ns(sessions: float, work: Work, costs: Costs) -> float:
     """Return the mean duration of an iteration that does the work of this many sessions.
 
-    The number is a fraction: a session takes many iterations. Prompts arrive by chance. An
-    iteration with prompts takes as long as the memory or the computation of prompts and outputs,
-    whatever is longer. Any other takes as long as its outputs alone.
+    The number is a fraction, because a session takes many iterations. Prompts arrive at random, so
+    their number in an iteration has a Poisson distribution: a share of 1 - exp(-mean) of the
+    iterations has at least one. In these, the prompts are computed together with the outputs. By
+    the roofline model, an iteration of either kind takes as long as its memory traffic or its
+    computation, whichever is longer.
     """
     memory_ns = costs.weights_ns + sessions * costs.kv_token_ns * work.read_tokens
     output_ns = sessions * (
@@ -130,7 +142,9 @@ def _iteration_ns(sessions: float, work: Work, costs: Costs) -> float:
     prompt_ns = sessions * (
         costs.token_ns * work.computed_tokens + costs.attended_ns * work.attended_tokens
     )
-    share_with_prompts = -math.expm1(-sessions * work.requests)
+    prompts_per_iteration = sessions * work.requests
+    share_with_prompts = -math.expm1(-prompts_per_iteration)
+    # All prompts fall on these iterations, so their time is not multiplied by the share.
     with_prompts_ns = max(
         share_with_prompts * memory_ns, share_with_prompts * output_ns + prompt_ns
     )
@@ -149,7 +163,9 @@ class _TimedTask:
     def duration_ns(self, iteration_ns: float) -> float:
         """Return how long the task takes if every iteration takes so long.
 
-        Each request of it gets one token per iteration.
+        Each of its requests gets one token per iteration, and starts when the last of the requests
+        that it depends on has ended and its pause is over. Requests come after those that they
+        depend on.
         """
         starts_ns = [0.0] * len(self._works)
         end_ns = 0.0
@@ -165,7 +181,7 @@ class _TimedTask:
 def _timed_tasks(
     workload: Workload, sample: dict[int, SessionWork], costs: Costs
 ) -> list[_TimedTask]:
-    """Return the tasks all of whose requests were sampled."""
+    """Return the sampled tasks, without those of which a request is missing in the sample."""
     sessions = build_sessions(workload.requests, workload.seed or 0)
     tasks = []
     for number, works in sample.items():
@@ -176,7 +192,11 @@ def _timed_tasks(
 
 
 def _slowest_iteration_ns(tasks: Sequence[_TimedTask], within_ns: int, share: float) -> float:
-    """Return the longest time of an iteration with which this share of the tasks ends in time."""
+    """Return the longest time of an iteration with which this share of the tasks ends in time.
+
+    The longer iterations take, the fewer tasks end within `within_ns`, so the time is found by
+    bisection. It is at most `within_ns`, which is also returned if there are no tasks.
+    """
     low = 0.0
     high = float(within_ns)
     if not tasks:
@@ -200,7 +220,11 @@ def _mean_session_work(sample: dict[int, SessionWork]) -> Work | None:
 
 
 def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWork]:
-    """Return the work of the requests of some sessions, by the number of the session."""
+    """Return the work of the requests of some sessions, by the number of the session.
+
+    Each request finds in the cache of its replica what the requests before it have left there. The
+    first half of the sample only fills these caches, as the start of a run does, and is left out.
+    """
     preset = preset_of(settings)
     prompts = build_prompts(
         workload,
@@ -227,19 +251,34 @@ def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWor
 def _work_of_request(size: RequestSize, cache: set[Hashable], preset: Preset) -> Work:
     """Return the work of one request, and add its blocks to the cache of its replica."""
     limits = preset.limits
-    computed_tokens = size.input_tokens
-    output_tokens = size.output_tokens
-    if output_tokens:
-        cached_tokens = _count_cached_blocks(size.blocks, cache) * limits.tokens_per_block
-        cache.update(size.blocks)
-        computed_tokens = max(1, size.input_tokens - cached_tokens)
-        output_tokens = max(0, min(output_tokens, limits.max_seq_len - size.input_tokens))
+    if not size.output_tokens:
+        # A request for values (embeddings, rerank) shares no blocks and is computed as a whole.
+        return _work_of_lengths(size.input_tokens, size.input_tokens, output_tokens=0)
+    cached_tokens = _count_cached_blocks(size.blocks, cache) * limits.tokens_per_block
+    cache.update(size.blocks)
+    # At least the last token of a prompt is computed, because the first output follows from it.
+    computed_tokens = max(1, size.input_tokens - cached_tokens)
+    output_tokens = max(0, min(size.output_tokens, limits.max_seq_len - size.input_tokens))
+    return _work_of_lengths(size.input_tokens, computed_tokens, output_tokens)
+
+
+def _work_of_lengths(input_tokens: int, computed_tokens: int, output_tokens: int) -> Work:
+    """Return the work of a request with these lengths.
+
+    In a transformer with causal attention, a token attends to all tokens up to its own, whose keys
+    and values are read from the cache. `engine.replica` counts the same tokens one by one; here
+    the sums are taken by their means.
+    """
+    # The computed tokens are the last ones of the prompt, from `input - computed` to `input`.
+    mean_position_of_computed = input_tokens - computed_tokens / 2
+    # The generated tokens follow the prompt, from `input` to `input + output`.
+    mean_position_of_generated = input_tokens + output_tokens / 2
     return Work(
         requests=1,
         computed_tokens=computed_tokens,
         generated_tokens=output_tokens,
-        attended_tokens=computed_tokens * (size.input_tokens - computed_tokens / 2),
-        read_tokens=output_tokens * (size.input_tokens + output_tokens / 2),
+        attended_tokens=computed_tokens * mean_position_of_computed,
+        read_tokens=output_tokens * mean_position_of_generated,
     )
 
 

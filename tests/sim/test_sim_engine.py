@@ -55,9 +55,9 @@ def assert_all_blocks_are_free(replica: Replica) -> None:
     assert (replica.active, replica.decoding, replica.queued, replica.blocks_used) == (0, 0, 0, 0)
     if isinstance(replica, reference.Replica):
         assert (
-            not replica._running
-            and not replica._ending_in
-            and not any(replica._growing)
+            not replica._decoding_requests
+            and not replica._ending_by_iteration
+            and not any(replica._growing_by_phase)
             and replica._kv_tokens == 0
         )
 

@@ -32,8 +32,8 @@ DistributionKind = Literal["fixed", "normal", "lognormal"]
 
 _MASK_64_BITS = (1 << 64) - 1
 _DRAWN_GAPS = 4096  # times between tokens drawn in advance: a draw costs more than a token
-_GAP_STRIDE = 977  # places between the drawn gaps of consecutive requests
-_MAX_SIGMA = 10.0
+_GAP_STRIDE = 977  # a prime: requests that arrive together begin far apart among the drawn gaps
+_MAX_SIGMA = 10.0  # exp(10) is 22,000: no latency spreads that much, so it is a mistake
 # Numbers of the random streams that this module draws from; fault_injection.py uses 3 and 4.
 _TTFT_STREAM = 1
 _ITL_STREAM = 2
@@ -50,7 +50,13 @@ def parse_duration_ns(text: str, where: str = "") -> int:
 def draw_uniform(seed: int, *path: int) -> float:
     """Return a number in [0, 1) that depends on the arguments only.
 
-    The hash function splitmix64 is applied to each number of the path in turn.
+    The hash function splitmix64 (Steele, Lea and Flood 2014), whose constants these are, is applied
+    to each number of the path in turn. A hash instead of a random generator gives each request the
+    same number in whatever order requests are drawn.
+
+    Args:
+        seed: The seed of the server.
+        path: Numbers that tell draws apart, such as the stream and the request.
     """
     state = seed & _MASK_64_BITS
     for number in path:
@@ -58,7 +64,8 @@ def draw_uniform(seed: int, *path: int) -> float:
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64_BITS
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64_BITS
         state ^= state >> 31
-    return (state >> 11) * 2.0**-53
+    upper_53_bits = state >> 11  # as many as the significand of a float has
+    return upper_53_bits * 2.0**-53
 
 
 class DurationDistribution(Struct, frozen=True, kw_only=True):
@@ -80,11 +87,12 @@ class DurationDistribution(Struct, frozen=True, kw_only=True):
         """
         if self.kind == "fixed":
             return self.at_ns
+        # The first uniform number may be 0, which has no logarithm; 1 minus it never is.
         radius = math.sqrt(-2.0 * math.log(1.0 - draw_uniform(seed, *path, 0)))
-        z = radius * math.cos(2.0 * math.pi * draw_uniform(seed, *path, 1))
+        standard_normal = radius * math.cos(2.0 * math.pi * draw_uniform(seed, *path, 1))
         if self.kind == "normal":
-            return max(0, round(self.at_ns + self.spread * z))
-        return round(self.at_ns * math.exp(self.spread * z))
+            return max(0, round(self.at_ns + self.spread * standard_normal))
+        return round(self.at_ns * math.exp(self.spread * standard_normal))
 
 
 def parse_distribution(text: str, where: str = "") -> DurationDistribution:
@@ -119,7 +127,7 @@ def _parse_sigma(text: str, where: str) -> float:
     try:
         sigma = float(text)
     except ValueError:
-        sigma = math.nan
+        sigma = math.nan  # in no range, so it is refused below
     if not 0.0 <= sigma < _MAX_SIGMA:
         problem = f'not a deviation of the logarithm: "{text}"'
         raise UserError("invalid_value", problem, where, "write it as lognormal:120ms,0.25")
@@ -127,7 +135,16 @@ def _parse_sigma(text: str, where: str) -> float:
 
 
 class _Stream:
-    """The state of one request."""
+    """The state of one request whose tokens are emitted one after the other.
+
+    Attributes:
+        key: Names the request to the caller. None after a cancellation, because a stream cannot be
+            removed from the middle of the heap or queue; it is skipped when it comes to the front.
+        number: Counts the requests by arrival, from 0.
+        next_tokens: How many tokens the next emission has. The first token is emitted alone.
+        remaining_tokens: How many tokens are not emitted yet, those of the next emission included.
+        has_started: Whether the request has got a slot.
+    """
 
     __slots__ = (
         "arrival_ns",
@@ -142,13 +159,12 @@ class _Stream:
     def __init__(
         self, key: Hashable, number: int, arrival_ns: int, input_tokens: int, output_tokens: int
     ) -> None:
-        # None after a cancellation: the entry in heap or queue is skipped.
         self.key: Hashable | None = key
         self.number = number
         self.arrival_ns = arrival_ns
         self.input_tokens = input_tokens
         self.remaining_tokens = output_tokens
-        self.next_tokens = 1  # the first token is emitted alone
+        self.next_tokens = 1
         self.has_started = False
 
 
@@ -172,7 +188,8 @@ class LatencyOptions(Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise UserError if the options contradict each other."""
-        if self.lockstep and (self.itl.kind != "fixed" or self.itl.at_ns <= 0):
+        has_fixed_gap = self.itl.kind == "fixed" and self.itl.at_ns > 0
+        if self.lockstep and not has_fixed_gap:
             problem = "lockstep needs a fixed inter-token time above 0"
             raise UserError("conflict", problem, "--lockstep", "for example --itl 20ms")
         if self.tokens_per_emission < 1 or (self.slots is not None and self.slots < 1):
@@ -184,6 +201,9 @@ class LatencyModel:
     """A server whose times are drawn: the first token after `ttft`, the others `itl` apart.
 
     An emission costs one heap operation.
+
+    Attributes:
+        active: Number of requests that have a slot and are not finished.
     """
 
     def __init__(self, options: LatencyOptions) -> None:
@@ -245,7 +265,11 @@ class LatencyModel:
         return heap[0][0] if heap else None
 
     def advance(self, now_ns: int) -> list[Emission]:
-        """Return all emissions that are due by `now_ns`, in order of their due times."""
+        """Return all emissions that are due by `now_ns`, in order of their due times.
+
+        A slot that becomes free is given to the next request at the due time of the last token, not
+        at the time of the call, so that a late caller delays nothing that follows.
+        """
         self._now_ns = now_ns
         heap = self._heap
         emissions: list[Emission] = []
@@ -281,7 +305,7 @@ class LatencyModel:
     def _next_due_ns(self, stream: _Stream, due_ns: int, remaining: int) -> int:
         """Choose how many of the remaining tokens a stream emits next, and return when."""
         tokens = self._tokens_per_emission
-        if tokens > remaining:
+        if tokens > remaining:  # instead of `min`, because this runs once per emission
             tokens = remaining
         stream.next_tokens = tokens
         if self._flood:
@@ -289,13 +313,19 @@ class LatencyModel:
         gaps_ns = self._drawn_gaps_ns
         if not gaps_ns:
             return due_ns + self._fixed_gap_ns * tokens
+        # The drawn gaps are used again in a circle. Each request starts at a place of its own, and
+        # goes on as its tokens become fewer.
         first_gap = stream.number * _GAP_STRIDE + stream.remaining_tokens
         for index in range(first_gap, first_gap + tokens):
             due_ns += gaps_ns[index % _DRAWN_GAPS]
         return due_ns
 
     def _start(self, stream: _Stream, start_ns: int) -> None:
-        """Plan the first token of a request that gets a slot."""
+        """Plan the first token of a request that gets a slot.
+
+        With `lockstep` it is delayed to the next multiple of the time between tokens, so that all
+        streams emit at the same times.
+        """
         stream.has_started = True
         self.active += 1
         options = self._options
@@ -306,7 +336,10 @@ class LatencyModel:
         heapq.heappush(self._heap, (due_ns, stream.number, stream))
 
     def _free_slot(self, now_ns: int) -> None:
-        """Free the slot of a request that ends, and start those that waited for it."""
+        """Free the slot of a request that ends, and start the requests that waited for it.
+
+        Requests that were cancelled while they waited are skipped.
+        """
         self.active -= 1
         queue = self._queue
         while queue and self._slots is not None and self.active < self._slots:

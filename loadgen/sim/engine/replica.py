@@ -23,7 +23,12 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 NEVER = 1 << 62
-"""A time that is never reached, in ns."""
+"""A time that is never reached, in ns: an integer, so that `min` needs no check for None."""
+
+
+def _divide_rounding_up(tokens: int, tokens_per_block: int) -> int:
+    """Return the number of blocks that hold so many tokens; the last one may be partly empty."""
+    return -(-tokens // tokens_per_block)
 
 
 class Costs(Struct, frozen=True, kw_only=True):
@@ -82,7 +87,11 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
     block_reuse: bool = False
 
 
-WAITING, PREFILLING, DECODING, DONE = range(4)
+# The states of a request, in their order. Integers, because the C implementation uses the same.
+WAITING = 0
+PREFILLING = 1
+DECODING = 2
+DONE = 3
 
 
 REQUEST_FIELDS = (
@@ -107,8 +116,12 @@ class SimRequest:
     """One sequence in a replica.
 
     `blocks` has one hash per full block of the prompt, which covers the prompt up to the end of
-    that block. Iterations are numbered from 0; -1 stands for none. `replica_index`, `failure` and
-    `failed_ns` are for the caller's use.
+    that block. Iterations are numbered from 0; -1 stands for none, and also for a time or a count
+    that is not known yet. All fields are integers, so that they can be packed into rows.
+    `replica_index`, `failure` and `failed_ns` are for the caller's use.
+
+    A request that is paused is admitted a second time. `first_iteration` stays what it was, and
+    `resumed_iteration` becomes the iteration of its first token after the pause.
     """
 
     def __init__(
@@ -162,14 +175,22 @@ class _Work:
         self.attended = float(self.tokens_read)
 
     def add_chunk(self, start: int, tokens: int) -> None:
-        """Add a part of a prompt that begins after `start` of its tokens."""
+        """Add a part of a prompt that begins after `start` of its tokens.
+
+        Each of its tokens attends to all tokens before it, which are `start` plus, on average over
+        the part, half of the part.
+        """
         self.tokens_read += start + tokens
         self.attended += tokens * (start + 0.5 * tokens)
         self.context_tokens += tokens
         self.context_requests += 1
 
     def duration_ns(self, costs: Costs) -> int:
-        """Return how long the iteration takes."""
+        """Return how long the iteration takes, by the roofline model of `Costs`.
+
+        Memory is read while the processor computes, so the longer of both counts. The result is
+        rounded up, so that an iteration always takes some time.
+        """
         memory_ns = costs.weights_ns + self.tokens_read * costs.kv_token_ns
         tokens = self.decoding + self.context_tokens
         compute_ns = tokens * costs.token_ns + self.attended * costs.attended_ns
@@ -177,10 +198,15 @@ class _Work:
 
 
 class _SharedBlocks:
-    """The blocks that several prompts may share: those in use, and a cache of the others."""
+    """The blocks that several prompts may share: those in use, and a cache of unused ones.
+
+    A block is named by its hash. It stays in the cache when the last request that uses it ends,
+    until its memory is needed.
+    """
 
     def __init__(self) -> None:
-        self._users: dict[Hashable, int] = {}  # blocks in use -> number of requests that use them
+        # Number of requests that use each block that is in use.
+        self._user_counts: dict[Hashable, int] = {}
         # Blocks that no request uses, least recently used first. A plain dict would keep a hole for
         # each block that has left it, and a search for the first block would step over them all.
         self._unused: OrderedDict[Hashable, None] = OrderedDict()
@@ -188,49 +214,56 @@ class _SharedBlocks:
     @property
     def used_count(self) -> int:
         """Number of blocks in use."""
-        return len(self._users)
+        return len(self._user_counts)
 
     def match(self, blocks: Sequence[Hashable]) -> Sequence[Hashable]:
         """Return the blocks at the beginning of a prompt that exist."""
         for count, block in enumerate(blocks):
-            if block not in self._users and block not in self._unused:
+            if block not in self._user_counts and block not in self._unused:
                 return blocks[:count]
         return blocks
 
     def count_unused(self, blocks: Sequence[Hashable]) -> int:
         """Return how many existing blocks no request uses."""
-        return sum(block not in self._users for block in blocks)
+        return sum(block not in self._user_counts for block in blocks)
 
     def use(self, blocks: Sequence[Hashable]) -> None:
-        """Add one user to each of the blocks, which exist."""
+        """Count one more request that uses each of the blocks, which exist."""
         for block in blocks:
             self._unused.pop(block, None)
-            self._users[block] = self._users.get(block, 0) + 1
+            self._user_counts[block] = self._user_counts.get(block, 0) + 1
 
     def add(self, blocks: Sequence[Hashable]) -> list[Hashable]:
-        """Add blocks with one user each, up to the first that exists. Return the added ones."""
-        added = []
+        """Create blocks that one request uses, up to the first that exists. Return those created.
+
+        The blocks after an existing one are not created: their prefix is shared already, so they
+        are likely to exist, too.
+        """
+        created = []
         for block in blocks:
-            if block in self._users or block in self._unused:
+            if block in self._user_counts or block in self._unused:
                 break
-            self._users[block] = 1
-            added.append(block)
-        return added
+            self._user_counts[block] = 1
+            created.append(block)
+        return created
 
     def release(self, blocks: Sequence[Hashable]) -> None:
-        """Remove one user from each of the blocks.
+        """Count one request less that uses each of the blocks.
 
-        The end of a prefix becomes unused first, because its beginning is more useful and is
-        evicted last.
+        The end of a prefix becomes unused first, so that it is evicted first: its beginning is
+        shared by more prompts, and the end is useless without the beginning.
         """
         for block in reversed(blocks):
-            self._users[block] -= 1
-            if not self._users[block]:
-                del self._users[block]
+            self._user_counts[block] -= 1
+            if not self._user_counts[block]:
+                del self._user_counts[block]
                 self._unused[block] = None
 
     def evict(self, capacity: int) -> None:
-        """Remove the least recently used blocks until at most `capacity` unused ones are left."""
+        """Remove the least recently used blocks until at most `capacity` unused ones are left.
+
+        A negative capacity counts as 0.
+        """
         while len(self._unused) > max(0, capacity):
             self._unused.popitem(last=False)
 
@@ -249,7 +282,8 @@ class Replica:
         paused: The requests paused by the last `begin`, as (request, first iteration, last
             iteration). These are the iterations in which it got tokens since it was last admitted.
         waiting: The requests that wait for admission, in order.
-        active: Number of requests that are admitted and not finished.
+        active: Number of requests in the batch: admitted, and neither finished nor paused. Some of
+            them are in prefill, the others decode.
         decoding: Number of active requests that have finished their prefill.
         decoded: Sum of `decoding` over all finished iterations.
         iteration: Number of finished iterations.
@@ -284,17 +318,20 @@ class Replica:
         self._kv_tokens = 0  # in the key-value cache, of decoding requests
         self._private_blocks = 0  # blocks in use that are not shared
         self._shared = _SharedBlocks()
-        # Prefilled in part; served before the queue.
+        # The request whose prompt is prefilled in part. It is served before the queue.
         self._partial: SimRequest | None = None
-        # Their prefill ends with the current iteration.
+        # The requests whose prefill ends with the current iteration.
         self._ready: list[SimRequest] = []
-        # Decoding requests, in order of admission.
-        self._running: dict[SimRequest, None] = {}
-        # Decoding requests by the iteration of their last token.
-        self._ending_in: dict[int, list[SimRequest]] = {}
-        # Number of decoding requests that need a new block when iteration % tokens_per_block is
-        # the index.
-        self._growing = [0] * limits.tokens_per_block
+        # The decoding requests in order of admission: a dict without values, because any of them
+        # can be removed quickly, and the last one found.
+        self._decoding_requests: dict[SimRequest, None] = {}
+        # The decoding requests by the iteration of their last token, which is known in advance.
+        self._ending_by_iteration: dict[int, list[SimRequest]] = {}
+        # A decoding request gets a token per iteration, so it fills a block and needs a new one
+        # every `tokens_per_block` iterations, always at the same iteration % tokens_per_block: its
+        # phase. This is the number of decoding requests by phase, so that an iteration need not
+        # visit each of them. Unused with `guaranteed`, where blocks are taken at admission.
+        self._growing_by_phase = [0] * limits.tokens_per_block
 
     @property
     def queued(self) -> int:
@@ -364,15 +401,17 @@ class Replica:
         self._is_under_way = False
         self._kv_tokens += self.decoding
         self.decoded += self.decoding
-        done = self._ending_in.pop(finished_iteration, [])
-        self._remove_finished(done)
+        done = self._ending_by_iteration.pop(finished_iteration, [])
+        for request in done:
+            request.state = DONE
+            self._remove_from_batch(request)
         self.started = self._ready
         self._ready = []
         for request in self.started:
             self._start_decoding(request, finished_iteration)
             if request.state == DONE:
                 done.append(request)
-        self.decoding = len(self._running)
+        self.decoding = len(self._decoding_requests)
         return done
 
     @staticmethod
@@ -395,7 +434,7 @@ class Replica:
         if request.state == WAITING:
             self.waiting.remove(request)
         elif request.state == DECODING:
-            self._remove_decoding(request)
+            self._cancel_decoding(request)
         elif request.state == PREFILLING:
             if request is self._partial:
                 self._partial = None
@@ -406,7 +445,12 @@ class Replica:
         request.state = DONE
 
     def generated(self, request: SimRequest) -> int:
-        """Return the tokens that a request has got by the end of the last finished iteration."""
+        """Return the tokens that a request has got by the end of the last finished iteration.
+
+        Tokens are not counted one by one. Since its admission, a request has got one token in each
+        iteration from `resumed_iteration` on; after a pause, `remaining_tokens` says how many it
+        lacked then.
+        """
         tokens_before_pause = request.output_tokens - request.remaining_tokens
         is_done_after_decoding = request.state == DONE and request.last_iteration >= 0
         if request.state != DECODING and not is_done_after_decoding:
@@ -429,17 +473,21 @@ class Replica:
         """
         if not self.decoding and self._partial is None:
             return False  # all were cancelled: the replica becomes idle
-        if self._ready or self.iteration in self._ending_in:
+        if self._ready or self.iteration in self._ending_by_iteration:
             return False
         if self._limits.guaranteed:
             return True
-        growing = self._growing[(self.iteration + 1) % self._limits.tokens_per_block]
-        return growing <= self._free_blocks()
+        next_phase = (self.iteration + 1) % self._limits.tokens_per_block
+        return self._growing_by_phase[next_phase] <= self._free_blocks()
 
     # Admission and prefill
 
     def _prefill(self, work: _Work, budget: int, now_ns: int) -> None:
-        """Compute at most `budget` tokens of prompts, in order of arrival."""
+        """Add the prefill of at most `budget` prompt tokens to an iteration, in order of arrival.
+
+        A prompt that exceeds the rest of the budget is prefilled in part and continued in the next
+        iteration (chunked prefill).
+        """
         while budget > 0:
             request = self._partial or self._admit_next(budget, now_ns)
             if request is None:
@@ -453,7 +501,11 @@ class Replica:
                 self._ready.append(request)
 
     def _admit_next(self, budget: int, now_ns: int) -> SimRequest | None:
-        """Admit the request that waits first, and return it. Return None if it has to wait."""
+        """Admit the request that waits first, and return it. Return None if it has to wait.
+
+        It waits if the batch is full, if it is not due yet, if its prompt exceeds the budget and
+        cannot be prefilled in parts, or if too few blocks are free. No later request overtakes it.
+        """
         limits = self._limits
         if not self.waiting or self.active >= limits.max_batch_size:
             return None
@@ -472,16 +524,21 @@ class Replica:
         return request
 
     def _take_blocks(self, request: SimRequest) -> bool:
-        """Take the blocks for a waiting request. Return False if there are not enough."""
+        """Take the blocks for a waiting request. Return False if there are not enough.
+
+        The blocks at the beginning of its prompt that exist already are shared. The rest are
+        private: no other request uses them. Cached blocks that no request uses count as free, and
+        are evicted where private blocks need their memory.
+        """
         limits = self._limits
         per_block = limits.tokens_per_block
         tokens = request.prefill_tokens
         if limits.guaranteed:
-            tokens += request.remaining_tokens
+            tokens += request.remaining_tokens  # space for the whole output is reserved now
         # At least one token of a prompt is computed, even if all its blocks are in the cache.
         reusable_count = (request.prefill_tokens - 1) // per_block if limits.block_reuse else 0
         shared = self._shared.match(request.blocks[:reusable_count])
-        private_count = -(-tokens // per_block) - len(shared)  # rounded up
+        private_count = _divide_rounding_up(tokens, per_block) - len(shared)
         if private_count + self._shared.count_unused(shared) > self._free_blocks():
             return False
         self._shared.use(shared)
@@ -490,7 +547,7 @@ class Replica:
         request.shared_blocks = shared
         request.private_blocks = private_count
         request.prefill_left = request.prefill_tokens - len(shared) * per_block
-        if request.cached_tokens < 0:
+        if request.cached_tokens < 0:  # the first admission; one after a pause is not counted
             request.cached_tokens = len(shared) * per_block
             if limits.block_reuse:
                 self.hits += len(shared)
@@ -500,7 +557,10 @@ class Replica:
     # Decoding
 
     def _start_decoding(self, request: SimRequest, iteration: int) -> None:
-        """Note that this iteration has given a request its first token since its admission."""
+        """Begin to decode a request whose prefill has ended with this iteration.
+
+        The prefill has given it its first token. A request that needs no other token is done.
+        """
         limits = self._limits
         if request.first_iteration < 0:
             request.first_iteration = iteration
@@ -516,9 +576,9 @@ class Replica:
         request.state = DECODING
         self._kv_tokens += request.prefill_tokens
         if not limits.guaranteed:
-            self._growing[self._growing_phase(request)] += 1
-        self._running[request] = None
-        self._ending_in.setdefault(request.last_iteration, []).append(request)
+            self._growing_by_phase[self._growth_phase(request)] += 1
+        self._decoding_requests[request] = None
+        self._ending_by_iteration.setdefault(request.last_iteration, []).append(request)
 
     def _share_prompt_blocks(self, request: SimRequest) -> None:
         """Share the full blocks of a prompt that has been computed with later requests.
@@ -527,38 +587,51 @@ class Replica:
         """
         full_blocks = request.input_tokens // self._limits.tokens_per_block
         already_shared = len(request.shared_blocks)
-        added = self._shared.add(request.blocks[already_shared:full_blocks])
-        request.shared_blocks = [*request.shared_blocks, *added]
-        request.private_blocks -= len(added)
-        self._private_blocks -= len(added)
+        newly_shared = self._shared.add(request.blocks[already_shared:full_blocks])
+        request.shared_blocks = [*request.shared_blocks, *newly_shared]
+        request.private_blocks -= len(newly_shared)
+        self._private_blocks -= len(newly_shared)
 
-    def _growing_phase(self, request: SimRequest) -> int:
-        """Return in which iterations, modulo tokens_per_block, a request needs a new block."""
-        first_growth = request.resumed_iteration + 1 - request.prefill_tokens
-        return first_growth % self._limits.tokens_per_block
+    def _growth_phase(self, request: SimRequest) -> int:
+        """Return in which iterations, modulo tokens_per_block, a request needs a new block.
+
+        In iteration `resumed_iteration + 1 + n` it has `prefill_tokens + n` tokens in the cache and
+        adds one. It needs a new block if these fill their blocks exactly, so if `prefill_tokens +
+        n` is a multiple of tokens_per_block.
+        """
+        iteration_minus_cached_tokens = request.resumed_iteration + 1 - request.prefill_tokens
+        return iteration_minus_cached_tokens % self._limits.tokens_per_block
 
     def _grow_decoding(self) -> None:
-        """Take the blocks that decoding requests need now; pause some if there are too few."""
+        """Take the blocks that decoding requests need now; pause some if there are too few.
+
+        Each pause frees the blocks of one request, and may also lower the number of blocks needed.
+        """
         phase = self.iteration % self._limits.tokens_per_block
-        if self._growing[phase] > self._free_blocks():
-            while self._growing[phase] > self._free_blocks():
+        if self._growing_by_phase[phase] > self._free_blocks():
+            while self._growing_by_phase[phase] > self._free_blocks():
                 self._pause_one()
-            self._shared.evict(self._free_blocks() - self._growing[phase])
-        self._private_blocks += self._growing[phase]
+            self._shared.evict(self._free_blocks() - self._growing_by_phase[phase])
+        self._private_blocks += self._growing_by_phase[phase]
 
     def _pause_one(self) -> None:
-        """Pause the request admitted last. It waits first, and is computed again later."""
+        """Pause the request admitted last, which frees its blocks.
+
+        It is the next to be admitted. Its prompt and the tokens that it has got are then prefilled
+        again, because their keys and values are lost. A request that is still in prefill is newer
+        than all decoding ones.
+        """
         if self._partial is not None:
             request = self._partial
             self._partial = None
             self._release_blocks(request, request.private_blocks)
             self.active -= 1
-            self.paused.append((request, 0, -1))
+            self.paused.append((request, 0, -1))  # an empty range: it has got no token
         else:
-            request = next(reversed(self._running))
+            request = next(reversed(self._decoding_requests))
             generated = self.generated(request)
             self.paused.append((request, request.resumed_iteration, self.iteration - 1))
-            self._remove_decoding(request)
+            self._cancel_decoding(request)
             request.prefill_tokens = request.input_tokens + generated
             request.remaining_tokens = request.output_tokens - generated
         request.prefill_left = request.prefill_tokens
@@ -566,51 +639,38 @@ class Replica:
         self.waiting.appendleft(request)
         self.pauses += 1
 
-    def _remove_finished(self, done: list[SimRequest]) -> None:
-        """Remove requests that have got their last token."""
-        limits = self._limits
-        for request in done:
-            request.state = DONE
-            del self._running[request]
-            # The key and the value of the last token are never computed.
-            cached_tokens = request.prefill_tokens + request.remaining_tokens - 1
-            self._kv_tokens -= cached_tokens
-            private_blocks = request.private_blocks
-            if not limits.guaranteed:
-                self._growing[self._growing_phase(request)] -= 1
-                cached_blocks = -(-cached_tokens // limits.tokens_per_block)  # rounded up
-                private_blocks = cached_blocks - len(request.shared_blocks)
-            self._release_blocks(request, private_blocks)
-        self.decoding -= len(done)
-        self.active -= len(done)
-
-    def _remove_decoding(self, request: SimRequest) -> None:
-        """Remove a decoding request from the batch before its end."""
-        last_iteration = min(self.iteration - 1, request.last_iteration)
-        cached_tokens = request.prefill_tokens + last_iteration - request.resumed_iteration
-        ending_together = self._ending_in[request.last_iteration]
+    def _cancel_decoding(self, request: SimRequest) -> None:
+        """Remove a decoding request from the batch before it has got its last token."""
+        ending_together = self._ending_by_iteration[request.last_iteration]
         ending_together.remove(request)
         if not ending_together:
-            del self._ending_in[request.last_iteration]
-        del self._running[request]
+            del self._ending_by_iteration[request.last_iteration]
+        self._remove_from_batch(request)
+
+    def _remove_from_batch(self, request: SimRequest) -> None:
+        """Remove a decoding request that has ended or is paused, and free all of its blocks.
+
+        The caller removes it from `_ending_by_iteration`.
+        """
+        limits = self._limits
+        last_iteration = min(self.iteration - 1, request.last_iteration)
+        # The key and the value of the last token are not in the cache: they are computed together
+        # with the token after it. So the first token, at `resumed_iteration`, has added none.
+        cached_tokens = request.prefill_tokens + last_iteration - request.resumed_iteration
+        if limits.guaranteed:
+            private_blocks = request.private_blocks  # also those of the output, since admission
+        else:
+            phase = self._growth_phase(request)
+            self._growing_by_phase[phase] -= 1
+            cached_blocks = _divide_rounding_up(cached_tokens, limits.tokens_per_block)
+            private_blocks = cached_blocks - len(request.shared_blocks)
+            if self._is_under_way and self.iteration % limits.tokens_per_block == phase:
+                private_blocks += 1  # the current iteration has already taken a block for it
+        del self._decoding_requests[request]
+        self._kv_tokens -= cached_tokens
         self.decoding -= 1
         self.active -= 1
-        self._kv_tokens -= cached_tokens
-        private_blocks = request.private_blocks
-        if not self._limits.guaranteed:
-            phase = self._growing_phase(request)
-            self._growing[phase] -= 1
-            private_blocks += self._blocks_grown(request, cached_tokens)
-            if self._is_under_way and self.iteration % self._limits.tokens_per_block == phase:
-                private_blocks += 1  # the current iteration has already taken a block for it
         self._release_blocks(request, private_blocks)
-
-    def _blocks_grown(self, request: SimRequest, cached_tokens: int) -> int:
-        """Return how many blocks a request has taken since its prefill."""
-        per_block = self._limits.tokens_per_block
-        blocks_now = -(-cached_tokens // per_block)  # rounded up
-        blocks_after_prefill = -(-request.prefill_tokens // per_block)
-        return blocks_now - blocks_after_prefill
 
     def _release_blocks(self, request: SimRequest, private_blocks: int) -> None:
         """Free the private blocks of a request, and stop using its shared ones."""

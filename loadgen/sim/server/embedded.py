@@ -22,6 +22,7 @@ from loadgen.sim.server.options import Options
 
 READY_TIMEOUT_S = 60.0  # a start takes 0.2 s, and much longer on an overloaded machine
 STOP_TIMEOUT_S = 10.0  # time to write the log of a long run
+READ_BYTES = 4096  # more than the line of a child ever has
 SERVER_MODULE = "loadgen.sim.server.process"
 
 
@@ -97,25 +98,44 @@ def wait_until_ready(child: subprocess.Popen[bytes], options: Options) -> Embedd
 
 
 def _read_ready_message(child: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Read the line with which a child reports its URL or an error, or return an error."""
+    """Read the line with which a child reports that it listens, or why it cannot.
+
+    Returns:
+        A JSON object with `url`, or with `error` and the error code `code`. An error is also
+        returned if the child ends or stays silent.
+    """
+    no_message: dict[str, Any] = {"error": "it ended or said nothing", "code": "process_failed"}
+    line = _read_line(child, READY_TIMEOUT_S)
+    if line is None:
+        return no_message
+    return no_message | msgspec.json.decode(line)
+
+
+def _read_line(child: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
+    """Read the first line of a child's output, or return None if it ends or takes too long.
+
+    The file descriptor is read directly, because `readline` has no timeout and would wait for ever
+    for a child that hangs.
+    """
     assert child.stdout is not None
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     line = b""
     while not line.endswith(b"\n"):
         remaining_s = deadline_s - time.monotonic()
-        if remaining_s <= 0 or not select.select([child.stdout], [], [], remaining_s)[0]:
-            break
-        data = os.read(child.stdout.fileno(), 4096)
-        if not data:
-            break
+        if remaining_s <= 0:
+            return None
+        readable, _, _ = select.select([child.stdout], [], [], remaining_s)
+        if not readable:
+            return None
+        data = os.read(child.stdout.fileno(), READ_BYTES)
+        if not data:  # the child has closed its output
+            return None
         line += data
-    message: dict[str, Any] = {"error": "it ended or said nothing", "code": "process_failed"}
-    if line.endswith(b"\n"):
-        message = {"error": message["error"], **msgspec.json.decode(line)}
-    return message
+    return line
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End a child that did not start properly, and close its pipes."""
     child.kill()
     child.wait()
     for stream in (child.stdin, child.stdout):

@@ -54,7 +54,7 @@ TOKEN_FAILURES = frozenset(
 COUNT_FAILURES: dict[str, int | None] = {"wrong_count": None, "clamp": 8}
 """Failures whose `@` is a number of tokens, with the default."""
 
-_MAX_DIGITS = 9
+_MAX_DIGITS = 9  # of a number of tokens, so that it fits into 32 bits
 _ROUNDING = 1e-9  # shares such as 0.1 are not exact, so their sum may exceed 1 by this much
 # Numbers of the random streams that this module draws from; the latency model uses 1 and 2.
 _FAILURE_STREAM = 3
@@ -86,7 +86,12 @@ class FailurePlan(msgspec.Struct, frozen=True):
     seed: int = 0
 
     def draw(self, number: int, output_tokens: int) -> InjectedFailure | None:
-        """Return the failure of a request, or None. `number` counts requests by arrival, from 0."""
+        """Return the failure of a request, or None. `number` counts requests by arrival, from 0.
+
+        Each failure covers an interval between 0 and 1 that is as long as its share, one after the
+        other. `point` is a uniform number, and then its distance from the start of the interval. A
+        point beyond the last interval means no failure.
+        """
         if not self.shares:
             return None
         point = draw_uniform(self.seed, _FAILURE_STREAM, number)
@@ -100,7 +105,11 @@ class FailurePlan(msgspec.Struct, frozen=True):
 def with_drawn_token(
     failure: InjectedFailure, output_tokens: int, seed: int, number: int
 ) -> InjectedFailure:
-    """Return `failure` with the token at which it happens, which is never after the last one."""
+    """Return `failure` with the token at which it happens, which is never after the last one.
+
+    The token is the one that the user specified, or is drawn from the seed and the number of the
+    request. A failure that happens at no token is returned as it is.
+    """
     if failure.name not in TOKEN_FAILURES:
         return failure
     if failure.at is not None:
@@ -112,26 +121,49 @@ def with_drawn_token(
 def parse_failure(text: str, where: str = "") -> InjectedFailure:
     """Parse one failure of a header or flag: `truncate`, `truncate@3`, `http_429@2s`.
 
-    Raises UserError. `where` is the place of the text in an error.
+    What follows the `@` is a duration, a number of tokens or a token index, depending on the
+    failure; most failures that have one also have a default.
+
+    Args:
+        text: The text to parse.
+        where: The place of the text in an error, such as the name of the flag.
+
+    Raises:
+        UserError: The failure does not exist, or its argument is not valid.
     """
-    name, at_sign, argument = (part.strip() for part in text.partition("@"))
+    name, at_sign, argument = (piece.strip() for piece in text.partition("@"))
     if name not in FAILURE_EFFECTS:
         hint = "known: " + ", ".join(FAILURE_EFFECTS)
         raise UserError("unknown_name", f'unknown fault "{name}"', where, hint)
-    if name in DURATION_FAILURES:
-        delay_ns = parse_duration_ns(argument, where) if at_sign else DURATION_FAILURES[name]
-        return InjectedFailure(name, delay_ns)
     if not at_sign:
-        return InjectedFailure(name, COUNT_FAILURES.get(name))
-    if name not in TOKEN_FAILURES and name not in COUNT_FAILURES:
-        known = ", ".join((*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES)))
-        hint = f"only these do: {known}"
-        raise UserError("unsupported", f'"{name}" takes no "@"', where, hint)
+        return InjectedFailure(name, _default_argument(name))
+    if name in DURATION_FAILURES:
+        return InjectedFailure(name, parse_duration_ns(argument, where))
+    if name in TOKEN_FAILURES or name in COUNT_FAILURES:
+        return InjectedFailure(name, _parse_token_number(name, argument, where))
+    known = ", ".join((*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES)))
+    raise UserError("unsupported", f'"{name}" takes no "@"', where, f"only these do: {known}")
+
+
+def _default_argument(name: str) -> int | None:
+    """Return the argument of a failure that is written without one.
+
+    This is ns or a number of tokens. None is for a failure that takes no argument, that draws its
+    token for each request, or that does without a number.
+    """
+    if name in DURATION_FAILURES:
+        return DURATION_FAILURES[name]
+    return COUNT_FAILURES.get(name)
+
+
+def _parse_token_number(name: str, argument: str, where: str) -> int:
+    """Parse the token index or number of tokens that follows the `@`. Raises UserError."""
+    # `int` alone would also accept a sign, spaces, underscores and digits of other scripts.
     is_number = argument.isascii() and argument.isdigit() and len(argument) <= _MAX_DIGITS
     if not is_number:
         hint = f"write it as {name}@3; 0 is the first token"
         raise UserError("invalid_value", f'not a token index: "{argument}"', where, hint)
-    return InjectedFailure(name, int(argument))
+    return int(argument)
 
 
 def parse_failure_plan(text: str, seed: int = 0, where: str = "--fault") -> FailurePlan:
@@ -143,7 +175,7 @@ def parse_failure_plan(text: str, seed: int = 0, where: str = "--fault") -> Fail
     for entry in text.split(","):
         if not entry.strip():
             continue
-        name, colon, share = (part.strip() for part in entry.partition(":"))
+        name, colon, share = (piece.strip() for piece in entry.partition(":"))
         if name in shares:
             raise UserError("duplicate", f"{name} has two shares", where, "keep one of them")
         shares[name] = share if colon else 1.0
@@ -180,7 +212,7 @@ def _parse_share(failure_text: str, value: Any, where: str) -> float:
     try:
         share = float(value)
     except (TypeError, ValueError):
-        share = math.nan
+        share = math.nan  # in no range, so it is refused below
     if not 0.0 <= share <= 1.0:
         problem = f'share of "{failure_text}" is {value!r}'
         raise UserError("out_of_range", problem, where, "a share is a number from 0 to 1")

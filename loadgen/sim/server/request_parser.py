@@ -23,8 +23,10 @@ SPACE = ord(" ")
 # An output that ends by itself has 0.6 to 1.6 times the requested tokens, so about 40 % of them end
 # before the limit.
 MIN_NATURAL_SHARE = 0.6
-# Differs from zero in four bits, so that the word at the changed index is another one.
+# XORed to the index of a word, which chooses a different one of the 256 words. Any number from 1 to
+# 255 would do.
 CHANGED_WORD_MASK = 0x55
+BYTE_VALUES = 256
 
 CompletionsApi = Literal["chat", "completions"]
 BodyDecoder = Callable[[bytes], Any]
@@ -41,6 +43,10 @@ class RequestRules(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     worse: float = 0.0  # share of the words of a text that differ from those of a server without it
     tokens_per_block: int = 0  # block size of the prefix cache; 0: no prefix cache
+
+
+# The types of the request bodies. Their fields and default values are those of trtllm-serve's
+# protocol and of OpenAI's API reference.
 
 
 class _TrtllmStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -184,8 +190,9 @@ def body_decoder(fields: type[msgspec.Struct], *ignored: IgnoredFields) -> BodyD
 
     The decoder raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError.
     """
+    default = None
     ignored_fields = [
-        (name, field_type, None)
+        (name, field_type, default)
         for names_by_type in ignored
         for field_type, names in names_by_type.items()
         for name in names.split()
@@ -212,6 +219,9 @@ _DECODERS: dict[tuple[ApiFlavor, CompletionsApi], BodyDecoder] = {
 
 def parse_request(body: bytes, api: CompletionsApi, rules: RequestRules) -> ParsedRequest:
     """Parse and check a request to the chat or completions API.
+
+    The text of the completion is not generated here: the digest of the prompt and the seed
+    determines it.
 
     Raises RefusalError, in the form of the flavor, for everything that this server does not accept.
     """
@@ -257,7 +267,13 @@ def parse_request(body: bytes, api: CompletionsApi, rules: RequestRules) -> Pars
 
 
 def _read_max_tokens(request: Any, api: CompletionsApi, rules: RequestRules) -> int | None:
-    """Return the limit of output tokens, and check it and `n`. Raises RefusalError."""
+    """Return the limit of output tokens, or None if the request sets none, and check it and `n`.
+
+    The chat API has two names for the limit: `max_tokens` and its successor
+    `max_completion_tokens`. `n` is the number of completions, of which this server writes one.
+
+    Raises RefusalError.
+    """
     max_tokens: int | None = request.max_tokens
     if api == "chat" and request.max_completion_tokens is not None:
         if max_tokens is not None:
@@ -286,18 +302,24 @@ def _check_openai_fields(request: Any) -> None:
 def _read_completion_prompt(
     prompt: str | list[int | str | list[int]], flavor: ApiFlavor
 ) -> tuple[int, bytes]:
-    """Return the token count of a completions prompt, and its content as bytes."""
-    single: Any = prompt
+    """Return the token count of a completions prompt, and its content as bytes.
+
+    A prompt is a text or a list of token ids, or a list with one of these. The bytes only have to
+    be equal for equal prompts; lone surrogates in a text are encoded, because JSON may contain
+    them. Raises RefusalError.
+    """
+    single_prompt: Any = prompt
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
             raise refusal(flavor, "several prompts in one request are not simulated", "prompt")
-        single = prompt[0]
-    if isinstance(single, str):
-        return max(1, count_tokens(single)), single.encode("utf-8", "surrogatepass")
-    if not single or not all(isinstance(token_id, int) for token_id in single):
+        single_prompt = prompt[0]
+    if isinstance(single_prompt, str):
+        content = single_prompt.encode("utf-8", "surrogatepass")
+        return max(1, count_tokens(single_prompt)), content
+    if not single_prompt or not all(isinstance(token_id, int) for token_id in single_prompt):
         raise malformed_body(flavor, "prompt must be a text or a list of token ids")
     try:
-        return len(single), msgspec.msgpack.encode(single)
+        return len(single_prompt), msgspec.msgpack.encode(single_prompt)
     except OverflowError:
         text = "prompt has a token id of more than 64 bits"
         raise malformed_body(flavor, text) from None
@@ -306,7 +328,8 @@ def _read_completion_prompt(
 def _read_chat_prompt(request: Any, flavor: ApiFlavor) -> tuple[int, bytes]:
     """Return the token count of a chat, and its content as bytes.
 
-    trtllm-serve accepts the token ids of the whole prompt as a field; then these are counted.
+    The content are all texts that the model reads, one after the other. trtllm-serve accepts the
+    token ids of the whole prompt as a field; then these are counted. Raises RefusalError.
     """
     if not request.messages:
         raise malformed_body(flavor, "messages must not be empty")
@@ -323,7 +346,10 @@ def _read_chat_prompt(request: Any, flavor: ApiFlavor) -> tuple[int, bytes]:
 
 
 def _called_tool(request: Any) -> str:
-    """Return the tool that the request forces the completion to call, or "" if it is text."""
+    """Return the tool that the request forces the completion to call, or "" if it is text.
+
+    A request forces a call by naming a tool, or with "required", which calls the first tool.
+    """
     choice = request.tool_choice
     if isinstance(choice, _Tool):
         return choice.function.name
@@ -335,13 +361,19 @@ def _called_tool(request: Any) -> str:
 def _change_words(digest: bytes, share: float) -> bytes:
     """Return the digest of the same text with this share of its words changed.
 
-    Which words change is a function of the digest.
+    The option `--worse` imitates a server whose outputs differ from those of another one, for
+    example because its model is quantized, so that a comparison of outputs has something to find.
+    Each of the 64 bytes of a digest chooses the words at every 64th position of the text (see
+    `wire_format.token_ids`), so a changed byte changes these words. Which bytes change is drawn
+    from a hash of the digest: equal prompts get equal texts here, too.
     """
-    draws = hashlib.blake2b(digest, digest_size=64).digest()
-    return bytes(
-        word ^ CHANGED_WORD_MASK if draw < share * 256 else word
-        for word, draw in zip(digest, draws, strict=True)
-    )
+    random_bytes = hashlib.blake2b(digest, digest_size=len(digest)).digest()
+    threshold = share * BYTE_VALUES
+    changed_digest = bytearray(digest)
+    for position, random_byte in enumerate(random_bytes):
+        if random_byte < threshold:
+            changed_digest[position] ^= CHANGED_WORD_MASK
+    return bytes(changed_digest)
 
 
 # Common to all APIs
@@ -367,8 +399,9 @@ def count_tokens(text: str) -> int:
 def hash_blocks(content: bytes, tokens: int, tokens_per_block: int) -> tuple[int, ...]:
     """Return one hash per full block of a prompt, which covers the prompt up to the block's end.
 
-    Tokens begin at spaces, which are found without splitting the prompt. Without a prefix cache
-    (`tokens_per_block` 0) there are no blocks.
+    So two prompts have the hashes in common that belong to their common beginning, as in the prefix
+    cache of an inference server. Tokens begin at spaces, which are found without splitting the
+    prompt. Without a prefix cache (`tokens_per_block` 0) there are no blocks.
     """
     if not tokens_per_block:
         return ()
@@ -392,9 +425,19 @@ def choose_output_length(
 ) -> tuple[int, str]:
     """Return the number of output tokens and the finish reason.
 
-    Without `ignore_eos` a completion ends by itself at about the requested length.
+    With `ignore_eos` a completion has exactly the requested length. Without it, the simulated model
+    ends the text by itself ("stop") at about that length, unless the limit comes first ("length").
+    The natural length is a function of the digest, so that equal prompts get equal completions.
 
-    Raises RefusalError if the prompt is too long, or if the completion would be.
+    Args:
+        request: The decoded body, of any API. `ignore_eos` and `min_tokens` may be missing.
+        max_tokens: The limit that the request sets, or None.
+        input_tokens: The length of the prompt.
+        digest: The digest of the prompt and the seed.
+        rules: The options of the server.
+
+    Raises:
+        RefusalError: The prompt is too long, or the completion would be.
     """
     _check_context_length(max_tokens, input_tokens, rules)
     free_tokens = rules.max_seq_len - input_tokens
@@ -405,8 +448,9 @@ def choose_output_length(
             text = f"an answer of {output_limit} tokens is not simulated"
             raise refusal(rules.flavor, text, "max_tokens")
         return output_limit, "length"
-    share = MIN_NATURAL_SHARE + int.from_bytes(digest[:4], "little") / 2**32
-    natural_tokens = round(share * (max_tokens or NATURAL_TOKENS))
+    uniform = int.from_bytes(digest[:4], "little") / 2**32  # from 0 to 1
+    share_of_requested = MIN_NATURAL_SHARE + uniform
+    natural_tokens = round(share_of_requested * (max_tokens or NATURAL_TOKENS))
     natural_tokens = max(1, natural_tokens, getattr(request, "min_tokens", 0))
     if natural_tokens < output_limit:
         return natural_tokens, "stop"
@@ -414,7 +458,10 @@ def choose_output_length(
 
 
 def _check_context_length(max_tokens: int | None, input_tokens: int, rules: RequestRules) -> None:
-    """Raise RefusalError if the prompt (with OpenAI's API also the limit) exceeds the context."""
+    """Raise RefusalError if the prompt (with OpenAI's API also the limit) exceeds the context.
+
+    The texts are those of vLLM and of trtllm-serve, because clients recognize the error by them.
+    """
     max_seq_len = rules.max_seq_len
     if rules.flavor == "openai":
         if input_tokens + (max_tokens or 1) > max_seq_len:

@@ -28,20 +28,20 @@ from loadgen.sim.server.wire_format import (
     format_chunk,
 )
 
-WRONG_COUNT_EXCESS = 7  # tokens that the usage reports too many with `wrong_count`
-OVERSIZED_BYTES = 1 << 20
+WRONG_COUNT_EXCESS = 7  # tokens that the usage reports too many with the failure `wrong_count`
+OVERSIZED_BYTES = 1 << 20  # text that the failure `oversized` adds to an event or body
 MALFORMED_CUT = 5  # bytes that are missing at the end of a `malformed` event or body
 SSE = "text/event-stream; charset=utf-8"
 
 
 class Continuation(Enum):
-    """What follows the bytes of a response that are due."""
+    """What happens on the connection after the bytes of a response that are due are sent."""
 
-    MORE_BYTES = auto()
-    NEXT_REQUEST = auto()  # the response is complete
-    CLOSE = auto()
-    RESET = auto()
-    SILENCE = auto()  # nothing more, and the connection stays open
+    MORE_BYTES = auto()  # the response is not complete: more of it follows when tokens are due
+    NEXT_REQUEST = auto()  # the response is complete, and the connection may be used again
+    CLOSE = auto()  # the server closes the connection
+    RESET = auto()  # the server resets the connection (TCP RST)
+    SILENCE = auto()  # nothing more is sent, and the connection stays open
 
 
 class Output(NamedTuple):
@@ -52,18 +52,18 @@ class Output(NamedTuple):
 
 
 class _Events(NamedTuple):
-    """The events of a stream that are due, and what follows them."""
+    """The server-sent events of a stream that are due, and what follows them."""
 
     events: list[bytes]
     continuation: Continuation
 
 
-_CUTS = {
+_CONTINUATION_AFTER_CUT = {
     "truncate": Continuation.CLOSE,
     "reset_after": Continuation.RESET,
     "stall": Continuation.SILENCE,
 }
-"""Failures that end a response in the middle."""
+"""Failures that end a response in the middle, and what follows the end."""
 
 
 class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +79,7 @@ class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True):
 class PrefillSequence:
     """One of several sequences that a response waits for. It is their key in the engine."""
 
+    # The server handles it like a SimResponse that sends nothing for its tokens.
     is_plain = False
     tokens_sent = 0
 
@@ -90,8 +91,18 @@ class PrefillSequence:
 class SimResponse:
     """The state of one response.
 
-    `connection` and `engine_request` are stored for the server. `is_plain` tells it that most token
-    events are exactly `head + word + tail`, which it can send without a call of `next_output`.
+    Tokens are counted from 0 over the whole response, and an event contains the tokens `start` to
+    `stop` (exclusive).
+
+    Attributes:
+        connection: Stored for the server.
+        engine_request: Stored for the server; it has the time of admission and the cached tokens.
+            None if the engine is no physical model.
+        is_plain: Tells the server that most token events are exactly `head + word + tail`, which it
+            can send without a call of `next_output`.
+        failure_name: A name of `fault_injection.FAILURE_EFFECTS`, or "" without a failure.
+        first_token_ns: When the first token was sent; 0 if none was.
+        sequences: If the response waits for several sequences, those that are not finished.
     """
 
     def __init__(
@@ -114,8 +125,8 @@ class SimResponse:
         self.tokens_sent = 0
         self.events_sent = 0
         self.first_token_ns = 0
-        self.sequences: list[PrefillSequence] = []  # not finished yet, if there are several
-        self.engine_request: Any = None  # has the time of admission and the cached tokens
+        self.sequences: list[PrefillSequence] = []
+        self.engine_request: Any = None
         self.keep_alive = http_request.keep_alive and self.failure_name not in (
             "close_delimited",
             "connection_close",
@@ -134,7 +145,11 @@ class SimResponse:
         self._reports_timing = settings.can_report_timing and wants_timing
 
     def opening_output(self) -> Output:
-        """Return what is sent at once: trtllm-serve sends the head of a stream before any token."""
+        """Return what is sent as soon as the request is accepted, before any token.
+
+        trtllm-serve sends the head of a stream then, and nothing of any other response. The
+        failures `empty` and `reset_before` send a head in both cases, and end the response.
+        """
         if self.failure_name not in ("empty", "reset_before") and not self.request.stream:
             return Output(b"", Continuation.MORE_BYTES)
         is_close_delimited = self.failure_name == "close_delimited"
@@ -147,7 +162,15 @@ class SimResponse:
         return Output(head, Continuation.MORE_BYTES)
 
     def next_output(self, tokens: int, is_last: bool, now_ns: int) -> Output:
-        """Return the bytes of the next `tokens` tokens and, after the last, everything else."""
+        """Return the bytes of the next `tokens` tokens and, after the last, everything else.
+
+        A response that is not streamed sends nothing before its last token.
+
+        Args:
+            tokens: How many tokens the engine has just generated.
+            is_last: Whether the last token of the response is among them.
+            now_ns: The time at which they are sent.
+        """
         if not self.request.stream:
             self.first_token_ns = self.first_token_ns or now_ns
             if is_last:
@@ -155,12 +178,14 @@ class SimResponse:
             return Output(b"", Continuation.MORE_BYTES)
         start = self.tokens_sent
         self.tokens_sent += tokens
+        # The first and the last event are not plain: they carry the role and the finish reason.
         if self.is_plain and start and not is_last and self._tokens_per_event == 1:
             self.events_sent += tokens
             return Output(self._plain_events(start), Continuation.MORE_BYTES)
         self.first_token_ns = self.first_token_ns or now_ns
         events, continuation = self._stream_events(start, is_last, now_ns)
         if self.failure_name == "close_delimited":
+            # Without chunked framing, the body ends where the connection is closed.
             if continuation is not Continuation.MORE_BYTES:
                 continuation = Continuation.CLOSE
             return Output(b"".join(events), continuation)
@@ -183,9 +208,10 @@ class SimResponse:
         )
 
     def _plain_events(self, start: int) -> bytes:
-        """Return the chunks of tokens from `start` on, each with an event of its own.
+        """Return the HTTP chunks of the tokens from number `start` on, one event per token.
 
-        Their ids are those of `token_ids`.
+        The ids of the tokens are those of `wire_format.token_ids`. Its formula is repeated here,
+        because this runs once per token.
         """
         digest = self.digest
         return b"".join(
@@ -196,38 +222,58 @@ class SimResponse:
         )
 
     def _stream_events(self, start: int, is_last: bool, now_ns: int) -> _Events:
-        """Return the events of the tokens from `start` on and, if `is_last`, those after them."""
-        formatter = self._formatter
-        events = [] if start else formatter.format_opening()
+        """Return the events of the tokens that have just been generated, and what follows them.
+
+        An injected failure may end the stream at one of the tokens. Then the events after it are
+        missing.
+
+        Args:
+            start: The number of the first of these tokens; 0 is the first of the response.
+            is_last: Whether the last token of the response is among them. Then the closing events,
+                such as the usage and `[DONE]`, are returned, too.
+            now_ns: The current time.
+        """
+        events = [] if start else self._formatter.format_opening()
         for event_start in range(start, self.tokens_sent, self._tokens_per_event):
             event_stop = min(event_start + self._tokens_per_event, self.tokens_sent)
-            is_last_event = is_last and event_stop == self.tokens_sent
-            if self._sends_no_text(event_start):
-                if is_last_event:
-                    events.append(formatter.format_event(event_stop, event_stop, is_last=True))
+            has_last_token = is_last and event_stop == self.tokens_sent
+            if self._is_text_withheld(event_start):
+                if has_last_token:
+                    events.append(self._event_without_text(event_stop))
                 continue
-            events.append(self._token_event(event_start, event_stop, is_last_event))
+            events.append(self._token_event(event_start, event_stop, has_last_token))
             self.events_sent += 1
             if self._is_failing_event(event_start, event_stop):
-                failure_events = self._failure_events()
-                if failure_events is not None:
-                    return _Events(events + failure_events.events, failure_events.continuation)
+                end_of_stream = self._end_of_failed_stream()
+                if end_of_stream is not None:
+                    return _Events(events + end_of_stream.events, end_of_stream.continuation)
         if not is_last:
             return _Events(events, Continuation.MORE_BYTES)
         return _Events(events + self._closing_events(now_ns), Continuation.NEXT_REQUEST)
 
-    def _sends_no_text(self, event_start: int) -> bool:
-        """Return whether an injected failure leaves the text out of an event."""
+    def _is_text_withheld(self, event_start: int) -> bool:
+        """Return whether an injected failure keeps the text of an event from being sent.
+
+        `one_event` sends the first event only, and `no_text` none.
+        """
         if self.failure_name == "one_event":
             return event_start > 0
         return self.failure_name == "no_text"
+
+    def _event_without_text(self, tokens_sent: int) -> bytes:
+        """Return the last token event of a response, with its finish reason but without a token."""
+        return self._formatter.format_event(start=tokens_sent, stop=tokens_sent, is_last=True)
 
     def _is_failing_event(self, start: int, stop: int) -> bool:
         """Return whether the failure happens at one of the tokens of this event."""
         return self._failure_at is not None and start <= self._failure_at < stop
 
     def _token_event(self, start: int, stop: int, is_last: bool) -> bytes:
-        """Return the event with tokens `start` to `stop`, with what a failure changes in it."""
+        """Return the event with tokens `start` to `stop`, changed by an injected failure if any.
+
+        `oversized` adds text, `malformed` cuts off the end of the JSON, and `no_finish` leaves out
+        the finish reason of the last event.
+        """
         failure_name = self.failure_name if self._is_failing_event(start, stop) else ""
         filler = b"a" * OVERSIZED_BYTES if failure_name == "oversized" else b""
         has_finish = is_last and self.failure_name != "no_finish"
@@ -236,10 +282,13 @@ class SimResponse:
             return event[:-MALFORMED_CUT] + b"\n\n"
         return event
 
-    def _failure_events(self) -> _Events | None:
-        """Return the events that follow the failing token, or None if the stream goes on."""
-        if self.failure_name in _CUTS:
-            return _Events([], _CUTS[self.failure_name])
+    def _end_of_failed_stream(self) -> _Events | None:
+        """Return how the stream ends after the failing token, or None if it goes on.
+
+        It goes on after a failure that changes only its own event, such as `malformed`.
+        """
+        if self.failure_name in _CONTINUATION_AFTER_CUT:
+            return _Events([], _CONTINUATION_AFTER_CUT[self.failure_name])
         if self.failure_name == "error_event":
             events = [format_error_event("simulated error"), DONE_EVENT]
             return _Events(events, Continuation.NEXT_REQUEST)
@@ -263,7 +312,11 @@ class SimResponse:
         return events
 
     def _usage_tokens(self) -> int:
-        """Return the output tokens that the usage reports."""
+        """Return the output tokens that the usage reports.
+
+        With the failure `wrong_count` these are the number that the user specified, or else some
+        more than were sent.
+        """
         if self.failure_name != "wrong_count":
             return self.tokens_sent
         if self._failure_at is None:
@@ -271,7 +324,11 @@ class SimResponse:
         return self._failure_at
 
     def _whole_output(self, now_ns: int) -> Output:
-        """Return a response that is not streamed. Failures of streams apply where they can."""
+        """Return a complete response that is not streamed.
+
+        Failures that are defined for streams are applied in a similar way: a cut, for example, ends
+        the response in the middle of its body.
+        """
         if self.failure_name in ("error_event", "engine_error"):
             return self._engine_error_output()
         self.tokens_sent = self.request.output_tokens
@@ -286,8 +343,8 @@ class SimResponse:
             headers=tuple(trtllm_timing_headers(timing).items()) if self._reports_timing else (),
             keep_alive=self.keep_alive,
         )
-        if self.failure_name in _CUTS:
-            return Output(head + body[: len(body) // 2], _CUTS[self.failure_name])
+        if self.failure_name in _CONTINUATION_AFTER_CUT:
+            return Output(head + body[: len(body) // 2], _CONTINUATION_AFTER_CUT[self.failure_name])
         continuation = Continuation.CLOSE if is_close_delimited else Continuation.NEXT_REQUEST
         return Output(head + body, continuation)
 
@@ -300,10 +357,12 @@ class SimResponse:
         return Output(head + body, Continuation.NEXT_REQUEST)
 
     def _whole_body(self, timing: RequestTiming) -> bytes:
+        """Return the JSON body of a response that is not streamed, changed by a failure if any."""
         with_finish = self.failure_name != "no_finish"
         body = self._formatter.format_body(self._usage_tokens(), timing, with_finish=with_finish)
         if self.failure_name == "malformed":
             return body[:-MALFORMED_CUT]
         if self.failure_name == "oversized":
-            return body.replace(b'":"', b'":"' + b"a" * OVERSIZED_BYTES, 1)
+            text_start = b'":"'  # the end of a key and the start of its text
+            return body.replace(text_start, text_start + b"a" * OVERSIZED_BYTES, 1)
         return body
