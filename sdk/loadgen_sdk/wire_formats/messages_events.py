@@ -1,17 +1,39 @@
-"""Reads the events of Anthropic's Messages API as events of a chat. Pure."""
+"""Reads the events of Anthropic's Messages API as events of a chat. Pure.
+
+A message of this API is a list of content blocks: texts, thinking, and tool uses. A stream has the
+events `message_start`, then `content_block_start`, `content_block_delta` and `content_block_stop`
+for each block, and at last `message_delta` (stop reason and usage) and `message_stop`. The `event`
+of the functions here is the decoded JSON of one event, whose field `type` has its name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from .event_fields import ChoiceFields, CountDetails, DeltaFields, EventFields, UsageFields
 from .implementation import token_count
 
-_TEXT_FIELDS = {"text_delta": ("text", "content"), "thinking_delta": ("thinking", "reasoning")}
-"""Type of a delta -> its field with the text, and the field of a chat's delta with that meaning."""
+
+class _TextField(NamedTuple):
+    """Where a delta of the Messages API has its text, and where a chat has the same text.
+
+    Attributes:
+        field: The field of the delta.
+        chat_field: The field of `DeltaFields` with this meaning.
+    """
+
+    field: str
+    chat_field: str
+
+
+_TEXT_FIELDS = {
+    "text_delta": _TextField("text", "content"),
+    "thinking_delta": _TextField("thinking", "reasoning"),
+}
+"""Type of a delta -> the fields with its text. The other types of deltas have no text."""
 
 _FINISH_REASONS = {
     "end_turn": "stop",
@@ -25,69 +47,84 @@ _FINISH_REASONS = {
 """Stop reason -> finish reason of a chat. Any other stop reason is kept as it is."""
 
 
-def is_message_event(value: dict[str, Any]) -> bool:
+def is_message_event(event: dict[str, Any]) -> bool:
     """Return True for an event of the Messages API, and for a message that was not streamed."""
-    event_type = value.get("type")
+    event_type = event.get("type")
     return isinstance(event_type, str) and event_type in _READERS
 
 
-def read_message_event(value: dict[str, Any]) -> EventFields:
+def read_message_event(event: dict[str, Any]) -> EventFields:
     """Return an event, or a message that was not streamed, as an event of a chat.
 
     An event without output, such as `ping`, has no choices. A tool call is output from its name on,
-    as in a chat.
+    as in a chat. `event` is one of which `is_message_event` is true.
     """
-    return _READERS[value["type"]](value)
+    read = _READERS[event["type"]]
+    return read(event)
 
 
-def _read_nothing(_value: dict[str, Any]) -> EventFields:
+def _read_nothing(_event: dict[str, Any]) -> EventFields:
     return EventFields()
 
 
-def _read_error(value: dict[str, Any]) -> EventFields:
-    error = value.get("error") or {"message": "an error event"}
+def _read_error(event: dict[str, Any]) -> EventFields:
+    error = event.get("error") or {"message": "an error event"}
     return EventFields(error=msgspec.Raw(msgspec.json.encode(error)))
 
 
-def _read_message_start(value: dict[str, Any]) -> EventFields:
-    message = value.get("message")
-    return EventFields(usage=_read_usage(message)) if isinstance(message, dict) else EventFields()
+def _read_message_start(event: dict[str, Any]) -> EventFields:
+    """Return the usage of the message that begins, which has the number of prompt tokens."""
+    message = event.get("message")
+    if not isinstance(message, dict):
+        return EventFields()
+    return EventFields(usage=_read_usage(message))
 
 
-def _read_block_start(value: dict[str, Any]) -> EventFields:
-    block = value.get("content_block")
-    if isinstance(block, dict) and _is_tool_use(block):
-        return _event_of_call(value.get("index"), _read_call(block, ""))
-    return EventFields()
+def _read_block_start(event: dict[str, Any]) -> EventFields:
+    """Return the name of a tool call. The start of any other block has no output."""
+    block = event.get("content_block")
+    if not isinstance(block, dict) or not _is_tool_use(block):
+        return EventFields()
+    return _tool_call_event(event.get("index"), _convert_tool_use(block, arguments=""))
 
 
-def _read_block_delta(value: dict[str, Any]) -> EventFields:
-    delta = value.get("delta")
+def _read_block_delta(event: dict[str, Any]) -> EventFields:
+    """Return a piece of a content block: text, thinking, or arguments of a tool call.
+
+    Other deltas, such as the signature of the thinking, are not output.
+    """
+    delta = event.get("delta")
     if not isinstance(delta, dict):
         return EventFields()
-    text_field, chat_field = _TEXT_FIELDS.get(str(delta.get("type")), ("", ""))
-    text = delta.get(text_field)
-    if isinstance(text, str):
-        fields: dict[str, Any] = {chat_field: text}
-        return EventFields(choices=[ChoiceFields(delta=DeltaFields(**fields))])
+    text_field = _TEXT_FIELDS.get(str(delta.get("type")))
+    if text_field is not None:
+        text = delta.get(text_field.field)
+        if isinstance(text, str):
+            fields: dict[str, Any] = {text_field.chat_field: text}
+            return EventFields(choices=[ChoiceFields(delta=DeltaFields(**fields))])
     arguments = delta.get("partial_json")
     if arguments:
-        return _event_of_call(value.get("index"), {"function": {"arguments": arguments}})
+        return _tool_call_event(event.get("index"), {"function": {"arguments": arguments}})
     return EventFields()
 
 
-def _read_message_delta(value: dict[str, Any]) -> EventFields:
-    delta = value.get("delta")
+def _read_message_delta(event: dict[str, Any]) -> EventFields:
+    """Return the finish reason and the usage, which come when all blocks are complete."""
+    delta = event.get("delta")
     stop_reason = delta.get("stop_reason") if isinstance(delta, dict) else None
     choice = ChoiceFields(finish_reason=_finish_reason(stop_reason))
-    return EventFields(choices=[choice], usage=_read_usage(value))
+    return EventFields(choices=[choice], usage=_read_usage(event))
 
 
-def _read_message(value: dict[str, Any]) -> EventFields:
-    """Return a message that was not streamed: its content, the reason of its end, its usage."""
-    choices = [ChoiceFields(message=part) for part in _read_content(value.get("content"))]
-    choices.append(ChoiceFields(finish_reason=_finish_reason(value.get("stop_reason"))))
-    return EventFields(choices=choices, usage=_read_usage(value))
+def _read_message(message: dict[str, Any]) -> EventFields:
+    """Return a message that was not streamed: its content, the reason of its end, its usage.
+
+    Each kind of content is a choice of its own, so that all of it is read. The reader looks at one
+    kind of output per choice.
+    """
+    choices = [ChoiceFields(message=piece) for piece in _read_content(message.get("content"))]
+    choices.append(ChoiceFields(finish_reason=_finish_reason(message.get("stop_reason"))))
+    return EventFields(choices=choices, usage=_read_usage(message))
 
 
 _READERS: dict[str, Callable[[dict[str, Any]], EventFields]] = {
@@ -105,6 +142,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], EventFields]] = {
 
 
 def _finish_reason(stop_reason: object) -> str | None:
+    """Return the finish reason of a chat, or None if there is no stop reason yet."""
     if not isinstance(stop_reason, str):
         return None
     return _FINISH_REASONS.get(stop_reason, stop_reason)
@@ -115,11 +153,13 @@ def _is_tool_use(block: dict[str, Any]) -> bool:
     return str(block.get("type")).endswith("tool_use")
 
 
-def _read_call(block: dict[str, Any], arguments: str) -> dict[str, Any]:
+def _convert_tool_use(block: dict[str, Any], arguments: str) -> dict[str, Any]:
+    """Return a tool use as a tool call of a chat. `arguments` is JSON, as text."""
     return {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": arguments}}
 
 
-def _event_of_call(index: object, call: dict[str, Any]) -> EventFields:
+def _tool_call_event(index: object, call: dict[str, Any]) -> EventFields:
+    """Return the event of a chat with a piece of the tool call at `index`."""
     tool_calls = msgspec.Raw(msgspec.json.encode([{"index": index, **call}]))
     return EventFields(choices=[ChoiceFields(delta=DeltaFields(tool_calls=tool_calls))])
 
@@ -129,39 +169,43 @@ def _read_content(content: object) -> list[DeltaFields]:
     if not isinstance(content, list):
         return []
     blocks = [block for block in content if isinstance(block, dict)]
-    parts = [
+    pieces = [
         DeltaFields(reasoning=_joined_texts(blocks, "thinking")),
         DeltaFields(content=_joined_texts(blocks, "text")),
     ]
-    calls = [
-        _read_call(block, msgspec.json.encode(block.get("input")).decode())
+    tool_calls = [
+        _convert_tool_use(block, arguments=msgspec.json.encode(block.get("input")).decode())
         for block in blocks
         if _is_tool_use(block)
     ]
-    if calls:
-        parts.append(DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode(calls))))
-    return parts
+    if tool_calls:
+        pieces.append(DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode(tool_calls))))
+    return pieces
 
 
 def _joined_texts(blocks: list[dict[str, Any]], field: str) -> str | None:
     """Return the texts in a field of all blocks, or None if there are none."""
-    return "".join(block[field] for block in blocks if isinstance(block.get(field), str)) or None
+    texts = [block[field] for block in blocks if isinstance(block.get(field), str)]
+    return "".join(texts) or None
 
 
-def _read_usage(value: dict[str, Any]) -> UsageFields | None:
-    """Return the usage of a message.
+def _read_usage(message: dict[str, Any]) -> UsageFields | None:
+    """Return the usage of a message or of a `message_delta`, or None if it has none.
 
-    `input_tokens` does not include the tokens that were read from a cache or written to one. The
-    prompt is the sum of the three.
+    The prompt is the sum of three counts, because `input_tokens` does not include the tokens that
+    were read from the prompt cache or written to it. Every other API includes them.
     """
-    usage = value.get("usage")
+    usage = message.get("usage")
     if not isinstance(usage, dict):
         return None
     uncached = token_count(usage.get("input_tokens"))
     cached = token_count(usage.get("cache_read_input_tokens"))
     written = token_count(usage.get("cache_creation_input_tokens"))
+    prompt_tokens = None
+    if uncached is not None:
+        prompt_tokens = uncached + (cached or 0) + (written or 0)
     return UsageFields(
-        input_tokens=None if uncached is None else uncached + (cached or 0) + (written or 0),
+        input_tokens=prompt_tokens,
         output_tokens=token_count(usage.get("output_tokens")),
         input_tokens_details=None if cached is None else CountDetails(cached_tokens=cached),
         cache_creation_input_tokens=written,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 NO_MORE_TEMPLATES = 1 << 60
 """A value of `ReadingState.learned` with which no template of plain events is learned."""
 
+_MAX_TOKEN_COUNT = (1 << 31) - 1
+
 _BYTES_OF_PLAIN_TEXT = bytes(byte for byte in range(0x20, 0x100) if byte not in b'"\\')
 """The bytes that stand for themselves in a JSON string."""
 
@@ -36,27 +38,49 @@ class DecoderState:
     __slots__ = ("_after_cr", "_earlier", "_earlier_bytes", "_unparsed", "started")
 
     def __init__(self) -> None:
-        self._unparsed = b""
-        self._earlier: list[bytes] = []  # reads before `_unparsed` that belong to the same event
-        self._earlier_bytes = 0
-        self._after_cr = False
+        self._unparsed = b""  # the newest bytes of an incomplete event
+        self._earlier: list[bytes] = []  # the reads before `_unparsed` with bytes of that event
+        self._earlier_bytes = 0  # the size of the reads in `_earlier`
+        self._after_cr = False  # the last byte was a CR, which an LF may follow
         self.started = False
 
 
 class ResponseReaderState:
     """The fields of a reader of events (see `response_reader.ResponseReader`).
 
-    Times are monotonic, in ns.
+    Timestamps are monotonic, in ns, and NEVER for events that have not happened. The compiled code
+    reads and writes these fields by their names.
 
     Attributes:
-        template: The bytes before and after the text of a plain event, once one was learned.
-        learned: How many templates were learned.
-        plain_events: How many events were recognised by a template.
-        unsure_at: The timestamp of the last output event, if it is uncertain by `unsure_error`.
-        usage_counts: The last usage with output tokens that came, or else the first usage.
-        remark: What is unusual about a response that is read all the same; "" for nothing.
+        first_event: The timestamp of the first event of any kind.
+        first_token: The timestamp of the first output event.
+        first_answer: The timestamp of the first output event that is not reasoning.
+        last_token: The timestamp of the last output event.
+        end: The timestamp of the last output event or finish reason.
+        output_events: How many events with output came.
+        max_gap: The largest gap between consecutive output events, in ns.
+        max_gap_error: The uncertainty of `max_gap`, in ns.
+        stamp_error: The uncertainty of `first_token`, in ns.
+        first_event_tokens: The output tokens of the first output event by the server's usage, or 0
+            if that is not known.
+        unsure_at: The timestamp of the newest output event whose timestamp is uncertain. The last
+            output event is uncertain if this is also its timestamp (see `last_token_error`).
+        unsure_error: The uncertainty of the timestamp `unsure_at`, in ns.
         unknown_outputs: How many events before the first known output had a text in a field of
             the delta that is not known.
+        finish_reason: The finish reason, or "" if none came yet.
+        error: The text of the first error event, or "".
+        malformed: What is wrong with the first event that cannot be parsed, or "".
+        remark: What is unusual about a response that is read all the same; "" for nothing.
+        response_id: The id of the response, if the text is kept.
+        usage_counts: The last usage with output tokens that came, or else the first usage.
+        pieces: The pieces of the text, or None if the text is not kept.
+        reasoning_pieces: The pieces of the reasoning, or None if the text is not kept.
+        server_timing: The name of each format of the server's own timing with its value.
+        tool_deltas: The pieces of tool calls, if the text is kept.
+        template: The bytes before and after the text of a plain event, once one was learned.
+        plain_events: How many events were recognised by a template.
+        learned: How many templates were learned, or NO_MORE_TEMPLATES.
         sink: A function called with (text, reasoning, timestamp) for each output event.
     """
 
@@ -68,7 +92,6 @@ class ResponseReaderState:
         "first_event",
         "first_event_tokens",
         "first_token",
-        "timeline",
         "last_token",
         "learned",
         "malformed",
@@ -84,6 +107,7 @@ class ResponseReaderState:
         "sink",
         "stamp_error",
         "template",
+        "timeline",
         "tool_deltas",
         "unknown_outputs",
         "unsure_at",
@@ -143,8 +167,15 @@ class ResponseReaderState:
 
 
 def is_plain_text(text: bytes) -> bool:
-    """Return True if the content of a JSON string is a non-empty text without escapes."""
-    if not text or text.translate(None, _BYTES_OF_PLAIN_TEXT):
+    """Return True if the content of a JSON string is a non-empty text without escapes.
+
+    The text must also be UTF-8 and without control characters, so that a JSON decoder would accept
+    it as it is.
+    """
+    if not text:
+        return False
+    special_bytes = text.translate(None, _BYTES_OF_PLAIN_TEXT)
+    if special_bytes:
         return False
     if text.isascii():
         return True
@@ -158,10 +189,14 @@ def is_plain_text(text: bytes) -> bool:
 def plain_run(
     events: Sequence[EventOrCount], start: int, before: bytes, after: bytes
 ) -> tuple[int, int]:
-    """Count the plain events at the beginning of `events[start:]`.
+    """Count the consecutive plain events from the index `start` on, up to the first other event.
+
+    The result is a plain tuple and not a NamedTuple, as in the compiled function that is compared
+    with this one.
 
     Args:
-        events: Payloads of events. A number stands for that many plain events.
+        events: Payloads of events. A number stands for that many plain events, which were counted
+            by the receiver and whose payloads are gone.
         start: The index of the first item to look at.
         before: The bytes before the text of a plain event.
         after: The bytes after its text.
@@ -169,20 +204,21 @@ def plain_run(
     Returns:
         The number of items that are plain events, and the number of events that they stand for.
     """
-    items = 0
+    plain_items = 0
     plain_events = 0
-    for payload in events[start:]:
-        if isinstance(payload, int):
-            plain_events += payload
-        elif isinstance(payload, bytes) and _is_plain_event(payload, before, after):
+    for event_or_count in events[start:]:
+        if isinstance(event_or_count, int):
+            plain_events += event_or_count
+        elif isinstance(event_or_count, bytes) and _is_plain_event(event_or_count, before, after):
             plain_events += 1
         else:
             break
-        items += 1
-    return items, plain_events
+        plain_items += 1
+    return plain_items, plain_events
 
 
 def _is_plain_event(payload: bytes, before: bytes, after: bytes) -> bool:
+    """Return True if a payload differs from the template in its text alone."""
     if not payload.startswith(before) or not payload.endswith(after):
         return False
     return is_plain_text(payload[len(before) : -len(after)])
@@ -191,10 +227,11 @@ def _is_plain_event(payload: bytes, before: bytes, after: bytes) -> bool:
 def token_count(value: object) -> int | None:
     """Return `value` as an integer if it is a count of tokens, else None.
 
-    A count is a whole number of at most 31 bits. Some servers write it as 8.0.
+    A count is a whole number of at most 31 bits, which is what the columns of the results can
+    hold. Some servers write it as 8.0. A bool is no count, although it is an int in Python.
     """
     if type(value) is float and value.is_integer():
         value = int(value)
-    if type(value) is int and 0 <= value < 1 << 31:
+    if type(value) is int and 0 <= value <= _MAX_TOKEN_COUNT:
         return value
     return None

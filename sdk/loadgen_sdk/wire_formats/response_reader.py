@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import sub
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -78,30 +78,22 @@ _FREE_TEMPLATES = 3
 _EVENTS_PER_TEMPLATE = 4
 """Templates are learned as long as each one after the first three recognises four plain events."""
 
-
-class _Output(NamedTuple):
-    """What an event contains.
-
-    Attributes:
-        has_output: The event has output.
-        is_answer: The output is part of the answer, and not reasoning.
-    """
-
-    has_output: bool
-    is_answer: bool
-
-
-_ANSWER = _Output(has_output=True, is_answer=True)
-_REASONING = _Output(has_output=True, is_answer=False)
+_OutputKind = Literal["answer", "reasoning"]
+"""The answer is everything that is not reasoning: text, tool calls, refusals and token ids."""
 
 
 class ResponseReader(ResponseReaderState):
     """Reads one response while it arrives.
 
-    Timestamps are monotonic and in ns. The timestamp of an event is that of its read, which is the
-    arrival of the newest bytes of that read. An event that came in an earlier packet of the read
+    A *read* is what one call of `recv` returned. It may hold several packets of the network, and so
+    several events. Timestamps are monotonic and in ns. All events of a read have the same
+    timestamp, which is the arrival of its newest bytes. An event in an earlier packet of the read
     may have arrived at any time since the socket was last known to be empty. The time from there
-    to the timestamp is the uncertainty of the timestamp.
+    to the timestamp is the *uncertainty* of the timestamp.
+
+    An *output event* is an event with a piece of the output, which is usually one token. A *plain
+    event* is an output event that differs from an earlier one in its text alone. It is recognised
+    by a *template*, the bytes before and after that text, and is counted without being decoded.
     """
 
     __slots__ = ()
@@ -117,54 +109,60 @@ class ResponseReader(ResponseReaderState):
     ) -> None:
         """Process the events of a read of which some may have arrived earlier.
 
-        The end of a response (finish reason, usage, `[DONE]`) is sent right after its last output,
-        or with the next step of the server. If only that follows an output event in its read, the
-        first token keeps its uncertainty, the last one is wrong by a mean gap at most, and the
-        timeline and the largest gap count the event as exact. Otherwise they would state a property
-        of servers, and not of this client.
+        The last output event is a special case if nothing but the end of the response (finish
+        reason, usage, `[DONE]`) came after it. Servers send this end together with the last output
+        or one step later, so the two often share a read even if the client reads without delay.
+        The last output is therefore at most about one gap older than its timestamp, and the
+        timeline and the largest gap count it as exact. Reporting the full uncertainty would blame
+        the client for how servers end their responses.
 
         Args:
             uncertain: The events that may have arrived earlier than `timestamp`.
-            certain: The other events.
+            certain: The events that arrived at `timestamp`. They follow the uncertain ones.
             timestamp: The timestamp of the read.
             uncertainty: How much earlier the uncertain events may have arrived, in ns.
-            one_write: All events came in one write of the server, so that the timeline and the
-                largest gap are exact.
+            one_write: All events came in one write of the server, so that they arrived together.
+                The timeline and the largest gap are exact then.
         """
-        events_before = self.output_events
-        max_gap_before = self.max_gap
+        outputs_before_read = self.output_events
+        max_gap_before_read = self.max_gap
         if uncertain:
             self.feed(uncertain, timestamp, uncertainty)
-        uncertain_outputs = self.output_events - events_before
+        uncertain_outputs = self.output_events - outputs_before_read
         if certain:
             self.feed(certain, timestamp)
-        if self.output_events > events_before + uncertain_outputs:
-            self.unsure_at = NEVER
+        certain_outputs = self.output_events - outputs_before_read - uncertain_outputs
+        if certain_outputs:
+            self.unsure_at = NEVER  # the timestamp of the last output event is exact
         elif uncertain_outputs:
             self.unsure_at = timestamp
             self.unsure_error = uncertainty
             if self.finish_reason:
                 uncertain_outputs -= 1
-                self.unsure_error = min(uncertainty, self._mean_gap_until(timestamp, uncertainty))
+                self.unsure_error = self._uncertainty_before_end(timestamp, uncertainty)
         if uncertain_outputs and not one_write:
             self.timeline.errors.append((uncertainty, uncertain_outputs))
-        is_exact = one_write or not uncertain_outputs
-        if is_exact and self.max_gap > max_gap_before:
+        gaps_are_exact = one_write or not uncertain_outputs
+        if gaps_are_exact and self.max_gap > max_gap_before_read:
             self.max_gap_error = 0
 
     def feed(self, events: Sequence[EventOrCount], timestamp: int, uncertainty: int = 0) -> None:
-        """Process events that came at `timestamp`, or earlier by at most `uncertainty` ns."""
-        if events and self.first_event < 0:
+        """Process events that came at `timestamp`, or earlier by at most `uncertainty` ns.
+
+        Runs of plain events are counted together. Every other event is decoded.
+        """
+        if events and self.first_event == NEVER:
             self.first_event = timestamp
         position = 0
         while position < len(events):
             if self.template is not None:
-                items, plain_events = plain_run(events, position, *self.template)
-                if items:
+                plain_items, plain_events = plain_run(events, position, *self.template)
+                if plain_items:
                     self.count_plain_events(plain_events, timestamp, uncertainty)
-                    position += items
+                    position += plain_items
                     continue
-            # Counts of plain events come only after a template was learned.
+            # This item is no count: counts come only once there is a template, and the template
+            # recognises every count.
             payload: bytes | NamedEvent = events[position]  # type: ignore[assignment]
             position += 1
             if payload != b"[DONE]":
@@ -173,7 +171,8 @@ class ResponseReader(ResponseReaderState):
     def count_plain_events(self, count: int, timestamp: int, uncertainty: int = 0) -> None:
         """Count plain events that came together at `timestamp`.
 
-        They may have arrived earlier by at most `uncertainty` ns.
+        They may have arrived earlier by at most `uncertainty` ns. There always is an earlier output
+        event, from which the template was learned.
         """
         if not count:
             return
@@ -183,7 +182,7 @@ class ResponseReader(ResponseReaderState):
             self.max_gap_error = uncertainty
         self.timeline.gaps.append(gap)
         self.timeline.instants.append(timestamp)
-        if count > 1:
+        if count > 1:  # the events after the first one have a gap of 0
             self.timeline.together.append((timestamp, count - 1))
         self.output_events += count
         self.plain_events += count
@@ -191,8 +190,13 @@ class ResponseReader(ResponseReaderState):
         self.end = timestamp
 
     def count_plain_events_at(self, timestamps: list[int]) -> None:
-        """Count plain events that each have an exact timestamp of their own."""
-        gaps = list(map(sub, timestamps, [self.last_token, *timestamps]))
+        """Count plain events that each have an exact timestamp of their own.
+
+        `timestamps` has at least one item. Its gaps are computed by `map`, because a loop in
+        Python would cost more than the rest of the work per event.
+        """
+        previous_timestamps = [self.last_token, *timestamps]
+        gaps = list(map(sub, timestamps, previous_timestamps))
         longest_gap = max(gaps)
         if longest_gap > self.max_gap:
             self.max_gap = longest_gap
@@ -214,28 +218,40 @@ class ResponseReader(ResponseReaderState):
 
     @property
     def usage_is_absurd(self) -> bool:
-        """Whether the server sent a number of output tokens that no response can have."""
+        """Whether the server sent a number of output tokens that no response can have.
+
+        Such a number is negative, has a fraction, or needs more than 31 bits.
+        """
         counts = self.usage_counts
         if counts is None:
             return False
-        output_tokens = counts.completion_tokens
-        if output_tokens is msgspec.UNSET:
-            output_tokens = counts.output_tokens
-        return output_tokens is not None and counts.output() is None
+        sent_tokens = counts.completion_tokens
+        if sent_tokens is msgspec.UNSET:
+            sent_tokens = counts.output_tokens
+        return sent_tokens is not None and counts.output() is None
 
     @property
     def output_is_hidden(self) -> bool:
-        """Whether output of several tokens came in fields that are not known."""
+        """Whether output of several tokens came in fields that are not known.
+
+        The usage shows it too: it counts several output tokens, but no event had any. A single
+        token is no sign of it, because that may be the end-of-sequence token, which has no text.
+        """
         if self.unknown_outputs >= UNKNOWN_OUTPUTS:
             return True
-        return not self.output_events and (self.usage().output or 0) > 1
+        output_tokens = self.usage().output or 0
+        return not self.output_events and output_tokens > 1
 
     def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
         """Return the failure of the request, or None if it is ok (metrics.md has the rules).
 
+        If several rules apply, the first one is the cause: an error event explains why the body
+        ended early, and an early end explains why the last event cannot be parsed.
+
         Args:
             framing_ended: The body ended as its HTTP framing announced.
-            until_close: The end of the connection ended the body.
+            until_close: The framing announced no end, so that the body ended with the connection.
+                It cannot be told from a broken connection unless there is a finish reason.
             streamed: The response is an event stream.
         """
         if self.error:
@@ -245,12 +261,15 @@ class ResponseReader(ResponseReaderState):
             return Failure("truncated", text)
         if self.malformed:
             return Failure("malformed", self.malformed[:ERROR_TEXT_CHARS])
-        if self.first_event < 0:
+        if self.first_event == NEVER:
             return Failure("empty", "an answer without a single event")
         return self._finish_failure()
 
     def _finish_failure(self) -> Failure | None:
-        """Return the failure of a response without a finish reason, or with one of an error."""
+        """Return the failure if there is no finish reason or one that states an error, else None.
+
+        Every other finish reason is a normal end, because servers have many of their own.
+        """
         position = f"after {self.output_events} output events"
         if not self.finish_reason:
             return Failure("no_finish_reason", f"no finish reason {position}")
@@ -258,19 +277,29 @@ class ResponseReader(ResponseReaderState):
             return Failure("error_event", f"finish reason {self.finish_reason!r} {position}")
         return None
 
-    def _mean_gap_until(self, timestamp: int, uncertainty: int) -> int:
-        """Return the mean gap between output events, or the uncertainty of a single event."""
+    def _uncertainty_before_end(self, timestamp: int, uncertainty: int) -> int:
+        """Return the uncertainty of the last output event if only the end of the response follows.
+
+        It is limited to the mean gap between output events, because a server sends the end at most
+        one step after the last output. With a single output event there is no gap to compare with.
+        """
         if self.output_events <= 1:
             return uncertainty
-        return (timestamp - self.first_token) // (self.output_events - 1)
+        mean_gap = (timestamp - self.first_token) // (self.output_events - 1)
+        return min(uncertainty, mean_gap)
 
     def _feed_payload(self, payload: bytes | NamedEvent, timestamp: int, uncertainty: int) -> None:
-        """Process one event that is not known to be plain."""
-        is_usual = False
+        """Process one event that is not known to be plain.
+
+        Most events are decoded in one step by msgspec. Those that it refuses, and those of other
+        APIs, are converted to the same fields first. Only an event of the first kind can become a
+        template, and only if no text is kept or passed on, because plain events are not decoded.
+        """
+        can_be_template = False
         try:
             # A NamedEvent raises TypeError, which is cheaper than a test of each event.
             event: EventFields | None = decode_event(payload)  # type: ignore[arg-type]
-            is_usual = self.pieces is None and self.sink is None
+            can_be_template = self.pieces is None and self.sink is None
         except (*NOT_JSON, TypeError):
             event = self._read_unusual_event(payload)
         if event is None:
@@ -279,17 +308,21 @@ class ResponseReader(ResponseReaderState):
             event_with_choices = with_choices(event, payload, self._decode_leniently)
             if event_with_choices is not None:
                 event = event_with_choices
-                is_usual = False
+                can_be_template = False
         if self.pieces is not None and not self.response_id:
             self.response_id = id_of(payload)
         if event.choices:
             has_output = self._feed_choices(event.choices, payload, timestamp, uncertainty)
-            if has_output and is_usual and self._may_learn_template():
+            if has_output and can_be_template and self._may_learn_template():
                 self._learn_template(event, payload)  # type: ignore[arg-type]
         self._read_other_fields(event, payload)
 
     def _read_other_fields(self, event: EventFields, payload: bytes | NamedEvent) -> None:
-        """Read the usage, the error and the server's own timing of an event."""
+        """Read the usage, the error and the server's own timing of an event.
+
+        The fields are compared with ABSENT here, so that the usual event, which has none of them,
+        costs no further call.
+        """
         if event.usage is not None:
             self._read_usage(event.usage)
         if event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT:
@@ -304,75 +337,72 @@ class ResponseReader(ResponseReaderState):
         timestamp: int,
         uncertainty: int,
     ) -> bool:
-        """Process the choices of an event, which together are one output event or none.
+        """Process the choices of an event and return whether the event has output.
 
-        Return True if the event has output.
+        An event with several choices, as with `n: 2`, is still one output event, because its
+        choices arrived together.
         """
         has_output = False
         for choice in choices:
-            has_output = self._feed_choice(choice, has_output, timestamp, uncertainty)
-        if not has_output:
-            if self.last_token < 0:
-                self._count_unknown_output(payload)
-            return False
-        self._count_output_event(timestamp, uncertainty)
-        if self.sink is not None:
-            _pass_on_texts(self.sink, choices, timestamp)
-        return True
+            if self._feed_choice(choice, timestamp):
+                has_output = True
+        if has_output:
+            self._count_output_event(timestamp, uncertainty)
+            if self.sink is not None:
+                _pass_on_texts(self.sink, choices, timestamp)
+        elif self.last_token == NEVER:
+            self._count_unknown_output(payload)
+        return has_output
 
-    def _feed_choice(
-        self, choice: ChoiceFields, has_output: bool, timestamp: int, uncertainty: int
-    ) -> bool:
-        """Process one choice and return whether the event has output so far.
+    def _feed_choice(self, choice: ChoiceFields, timestamp: int) -> bool:
+        """Process one choice of an event and return whether the choice has output.
 
-        `has_output` says whether an earlier choice of the event has output.
+        Its text is kept if the texts of the response are kept. Streams have a `delta`, other chats
+        a `message`, and completions a `text`.
         """
         delta = choice.message if choice.delta is None else choice.delta
         text = choice.text if delta is None else delta.content
-        if text:
-            has_output = True
-            is_answer = True
-            if self.pieces is not None:
-                self.pieces.append(text)
-                if delta is not None and is_set(delta.tool_calls):
-                    self.tool_deltas.append(delta.tool_calls)
-        else:
-            output = self._read_output_without_text(choice, delta)
-            is_answer = output is not None and output.is_answer
-            has_output = has_output or output is not None
-        if has_output and self.last_token < 0:
-            self.first_token = timestamp
-            self.stamp_error = uncertainty
-        if has_output and is_answer and self.first_answer < 0:
+        output_kind: _OutputKind | None = "answer"
+        if not text:
+            output_kind = self._read_output_without_text(choice, delta)
+        elif self.pieces is not None:
+            self.pieces.append(text)
+            if delta is not None and is_set(delta.tool_calls):
+                self.tool_deltas.append(delta.tool_calls)
+        if output_kind == "answer" and self.first_answer == NEVER:
             self.first_answer = timestamp
         if choice.finish_reason:
             self._finish(choice, choice.finish_reason, timestamp)
-        return has_output
+        return output_kind is not None
 
     def _read_output_without_text(
         self, choice: ChoiceFields, delta: DeltaFields | None
-    ) -> _Output | None:
-        """Return what a choice without text has as output, or None if it has none.
+    ) -> _OutputKind | None:
+        """Return the kind of output of a choice without text, or None if it has no output.
 
-        Output without text is reasoning, a tool call, a refusal or token ids.
+        Output without text is reasoning, a tool call, a refusal or token ids. Reasoning and tool
+        calls are kept if the texts of the response are kept.
         """
         if delta is not None:
             reasoning = delta.reasoning_content or delta.reasoning
             if reasoning:
                 if self.reasoning_pieces is not None:
                     self.reasoning_pieces.append(reasoning)
-                return _REASONING
+                return "reasoning"
             for call in (delta.tool_calls, delta.function_call):
                 if call is not ABSENT and bytes(call) not in EMPTY:
                     if self.pieces is not None:
                         self.tool_deltas.append(call)
-                    return _ANSWER
+                    return "answer"
             if delta.refusal or delta.token_ids:
-                return _ANSWER
-        return _ANSWER if choice.token_ids else None
+                return "answer"
+        return "answer" if choice.token_ids else None
 
     def _finish(self, choice: ChoiceFields, finish_reason: str, timestamp: int) -> None:
-        """Keep the finish reason of a choice and the server's timing that comes with it."""
+        """Keep the finish reason of a choice and the server's timing that comes with it.
+
+        Only SGLang and TensorRT-LLM put timing into the choice itself.
+        """
         self.finish_reason = finish_reason
         self.end = timestamp
         if choice.meta_info is not ABSENT:
@@ -381,8 +411,11 @@ class ResponseReader(ResponseReaderState):
             self._keep_timing("speculative_decoding", bytes(choice.speculative_decoding))
 
     def _count_output_event(self, timestamp: int, uncertainty: int) -> None:
-        """Count an event with output and the gap before it."""
-        if self.last_token >= 0:
+        """Count an event with output and the gap before it. The first one is the first token."""
+        if self.last_token == NEVER:
+            self.first_token = timestamp
+            self.stamp_error = uncertainty
+        else:
             gap = timestamp - self.last_token
             self.timeline.gaps.append(gap)
             if gap > self.max_gap:
@@ -394,79 +427,94 @@ class ResponseReader(ResponseReaderState):
         self.end = timestamp
 
     def _count_unknown_output(self, payload: bytes | NamedEvent) -> None:
-        """Count an event before the first known output if an unknown field has a text."""
-        field = unknown_text_field(_data_of(payload))
-        if not field:
+        """Count an event without known output if a field that is not known has a text.
+
+        A server that streams its reasoning under a name that is not known here sends such events
+        before the first known output. If there are UNKNOWN_OUTPUTS of them, the time of the first
+        token is not known (`output_is_hidden`), and the remark of the response names the field.
+        """
+        field_name = unknown_text_field(_data_of(payload))
+        if not field_name:
             return
         self.unknown_outputs += 1
         if self.unknown_outputs == UNKNOWN_OUTPUTS:
-            self.remark = HIDDEN_OUTPUT.format(field[:_MAX_FIELD_NAME_CHARS])
+            self.remark = HIDDEN_OUTPUT.format(field_name[:_MAX_FIELD_NAME_CHARS])
 
     def _may_learn_template(self) -> bool:
         """Return False if earlier templates recognised too few events.
 
         The events of such a stream differ in more than their text, for example in a time or a
-        usage.
+        usage, so that learning costs more than it saves.
         """
-        return self.learned <= _FREE_TEMPLATES + self.plain_events // _EVENTS_PER_TEMPLATE
+        earned_templates = self.plain_events // _EVENTS_PER_TEMPLATE
+        return self.learned <= _FREE_TEMPLATES + earned_templates
 
     def _learn_template(self, event: EventFields, payload: bytes) -> None:
         """Make the template of plain events from an event that was decoded.
 
         A plain event differs from it in its text alone, so that it need not be decoded: it has the
-        same bytes before and after its text, is the same JSON, and says only that output came.
+        same bytes before and after its text, is the same JSON, and says only that output came. For
+        the payload `{"text":"Hi","n":1}` the template is `{"text":"` and `","n":1}`.
+
+        No template is learned from a payload with escapes or line ends, or if the text is in the
+        payload twice, because the place of the text would not be certain.
         """
         text = _only_text_of(event)
         if not text or b"\\" in payload or b"\n" in payload:
             return
-        # The text must be in the payload exactly once, and nothing in it may be escaped.
         json_string = b'"%s"' % text.encode()
-        start = payload.find(json_string)
-        if start >= 0 and payload.rfind(json_string) == start:
+        string_start = payload.find(json_string)
+        is_in_payload_once = string_start >= 0 and payload.rfind(json_string) == string_start
+        if is_in_payload_once:
             self.learned += 1
-            text_end = start + len(json_string) - 1
-            self.template = payload[: start + 1], payload[text_end:]
+            text_start = string_start + len(b'"')
+            text_end = string_start + len(json_string) - len(b'"')
+            self.template = payload[:text_start], payload[text_end:]
 
     def _read_usage(self, counts: UsageFields) -> None:
         """Keep the last usage with output tokens, or else the first one.
 
-        A usage that comes with the first output event states how many tokens the event has.
+        With continuous usage, each event has the counts so far. A usage that comes with the first
+        output event, and is not that of the complete response, therefore states how many tokens
+        this event has.
         """
-        if (
-            counts.input_tokens is None
-            and counts.prompt_tokens is msgspec.UNSET
-            and self.usage_counts is not None
-        ):
+        has_prompt_count = (
+            counts.input_tokens is not None or counts.prompt_tokens is not msgspec.UNSET
+        )
+        if not has_prompt_count and self.usage_counts is not None:
             counts = _with_prompt_counts(counts, self.usage_counts)
         output_tokens = counts.output()
         if not output_tokens:
             self.usage_counts = self.usage_counts or counts
             return
         self.usage_counts = counts
-        if self.output_events == 1 and not self.first_event_tokens and not self.finish_reason:
+        is_at_first_output = self.output_events == 1 and not self.finish_reason
+        if is_at_first_output and not self.first_event_tokens:
             self.first_event_tokens = output_tokens
 
     def _read_unusual_event(self, payload: bytes | NamedEvent) -> EventFields | None:
-        """Read an event that is named, `[DONE]`, `null`, or JSON of an unexpected shape.
+        """Return the fields of an event that `decode_event` refuses.
 
-        Return None if nothing more is to be read.
+        Such an event is named, `[DONE]`, `null`, or JSON of an unexpected shape. Return None if it
+        has no fields to process. Errors, timings and text that is not JSON are kept here at once.
         """
         if isinstance(payload, NamedEvent):
             if payload.event == b"error":
                 self.error = self.error or error_text(payload.data)
                 return None
-            if payload.event.endswith(b"metrics"):
+            if payload.event.endswith(b"metrics"):  # `trtllm.perf_metrics` of trtllm-serve
                 self._keep_timing(payload.event.decode("latin-1"), payload.data)
                 return None
-        text = _data_of(payload).strip()
-        if text == b"[DONE]":
+        json_text = _data_of(payload).strip()
+        if json_text == b"[DONE]":
             return None
         try:
-            value = self._decode_leniently(text)
+            value = self._decode_leniently(json_text)
         except NOT_JSON:
-            if not isinstance(payload, NamedEvent):
-                shown_text = text[:_MAX_SHOWN_EVENT_BYTES]
-                self.malformed = self.malformed or f"an event that is not JSON: {shown_text!r}"
+            # Named events are extensions of a server, which need not be JSON.
+            if not isinstance(payload, NamedEvent) and not self.malformed:
+                shown_text = json_text[:_MAX_SHOWN_EVENT_BYTES]
+                self.malformed = f"an event that is not JSON: {shown_text!r}"
             return None
         if not isinstance(value, dict):
             return None
@@ -482,9 +530,10 @@ class ResponseReader(ResponseReaderState):
         return value
 
     def _read_error(self, event: EventFields, payload: bytes | NamedEvent) -> None:
-        """Keep the error of an event.
+        """Keep the first error of the response.
 
-        `message` and `detail` are errors only if the event has neither choices nor a usage.
+        `message` and `detail` are errors only if the event has neither choices nor a usage, and an
+        empty `error`, such as `{}`, is one only in that case.
         """
         if not (is_set(event.error) or is_set(event.message) or is_set(event.detail)):
             return
@@ -493,13 +542,17 @@ class ResponseReader(ResponseReaderState):
             self.error = self.error or error_text(_data_of(payload))
 
     def _read_timing(self, event: EventFields) -> None:
+        """Keep the server's own timing of llama-server, Dynamo or vLLM."""
         for name in ("timings", "nvext", "metrics"):
             timing = getattr(event, name)
             if is_set(timing):
                 self._keep_timing(name, bytes(timing))
 
     def _keep_timing(self, name: str, json_text: bytes) -> None:
-        """Keep the server's own timing under the name of its format."""
+        """Keep the server's own timing under the name of its format, unless it is damaged.
+
+        It is parsed only when the record of the request is made (`server_timing_lookup.py`).
+        """
         try:
             value = decode_any(json_text)
         except NOT_JSON:
@@ -513,13 +566,17 @@ def _data_of(payload: bytes | NamedEvent) -> bytes:
 
 
 def _only_text_of(event: EventFields) -> str | None:
-    """Return the text of an event that has a text and nothing else, or None."""
+    """Return the text of an event that has a text and nothing else, or None.
+
+    Only such an event can be a template: the other fields of an event may change with each event,
+    and must be read each time.
+    """
     if event.choices is None or len(event.choices) != 1 or event.usage is not None:
         return None
     choice = event.choices[0]
     if choice.finish_reason:
         return None
-    for field in (
+    for raw_value in (
         event.error,
         event.message,
         event.detail,
@@ -527,7 +584,8 @@ def _only_text_of(event: EventFields) -> str | None:
         event.nvext,
         event.metrics,
     ):
-        if field is not ABSENT and is_set(field):
+        # The identity is tested first, because it spares the usual event a call per field.
+        if raw_value is not ABSENT and is_set(raw_value):
             return None
     delta = choice.delta or choice.message
     if delta is None:
@@ -554,7 +612,10 @@ def _with_prompt_counts(counts: UsageFields, earlier: UsageFields) -> UsageField
 def _pass_on_texts(
     sink: Callable[[str, str, int], None], choices: list[ChoiceFields], timestamp: int
 ) -> None:
-    """Pass the text and the reasoning of each choice on to an application."""
+    """Pass the text and the reasoning of each choice on to an application.
+
+    `sink` is called with (text, reasoning, timestamp). A missing text is passed as "".
+    """
     for choice in choices:
         delta = choice.delta or choice.message
         if delta is None:

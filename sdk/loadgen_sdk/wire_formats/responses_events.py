@@ -1,4 +1,10 @@
-"""Reads the events of OpenAI's Responses API as events of a chat. Pure."""
+"""Reads the events of OpenAI's Responses API as events of a chat. Pure.
+
+The output of a response is a list of items: messages, reasoning, and function calls. A stream has
+events such as `response.output_text.delta` with pieces of an item, and ends with an event that has
+the complete response in its field `response`. The `event` of the functions here is the decoded JSON
+of one event.
+"""
 
 from __future__ import annotations
 
@@ -22,40 +28,48 @@ _FINISH_REASONS = {"max_output_tokens": "length"}
 """Reasons of incomplete responses that chat has another word for."""
 
 
-def is_response_event(value: dict[str, Any]) -> bool:
+def is_response_event(event: dict[str, Any]) -> bool:
     """Return True for an event of the Responses API, and for a response that was not streamed."""
-    event_type = value.get("type")
+    event_type = event.get("type")
     if isinstance(event_type, str) and event_type.startswith("response."):
         return True
-    return value.get("object") == "response"
+    return event.get("object") == "response"
 
 
-def read_response_event(value: dict[str, Any]) -> EventFields:
+def read_response_event(event: dict[str, Any]) -> EventFields:
     """Return an event, or a response that was not streamed, as an event of a chat.
 
     An event without output, such as `response.created`, has no choices.
     """
-    delta = value.get("delta")
-    event_type = str(value.get("type"))
+    delta = event.get("delta")
+    event_type = str(event.get("type"))
     if isinstance(delta, str) and event_type.endswith(".delta"):
-        return EventFields(choices=[ChoiceFields(delta=_read_delta(value, event_type, delta))])
-    if value.get("object") == "response":
-        return _read_end(value, is_streamed=False)
-    response = value.get("response")
-    return _read_end(response, is_streamed=True) if isinstance(response, dict) else EventFields()
+        return EventFields(choices=[ChoiceFields(delta=_read_delta(event, event_type, delta))])
+    if event.get("object") == "response":
+        return _read_end(event, is_streamed=False)
+    response = event.get("response")
+    if isinstance(response, dict):
+        return _read_end(response, is_streamed=True)
+    return EventFields()
 
 
-def _read_delta(value: dict[str, Any], event_type: str, text: str) -> DeltaFields:
+def _read_delta(event: dict[str, Any], event_type: str, text: str) -> DeltaFields:
     """Return a piece of output. One that chat has no field for is a piece of a tool call."""
-    if event_type in _DELTA_FIELDS:
-        fields: dict[str, Any] = {_DELTA_FIELDS[event_type]: text}
+    chat_field = _DELTA_FIELDS.get(event_type)
+    if chat_field is not None:
+        fields: dict[str, Any] = {chat_field: text}
         return DeltaFields(**fields)
-    call = {"index": value.get("output_index"), "function": {"arguments": text}}
+    call = {"index": event.get("output_index"), "function": {"arguments": text}}
     return DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode([call])))
 
 
 def _read_end(response: dict[str, Any], *, is_streamed: bool) -> EventFields:
-    """Return the end of a response, and its output if it was not streamed."""
+    """Return the finish reason, the usage and the error of a complete response.
+
+    The output of a response that was not streamed is returned too. That of a stream came before,
+    in its deltas. Events of an incomplete response, such as `response.in_progress`, have nothing
+    that is read.
+    """
     status = response.get("status")
     if status not in _END_STATES:
         return EventFields()
@@ -63,17 +77,21 @@ def _read_end(response: dict[str, Any], *, is_streamed: bool) -> EventFields:
         error = response.get("error") or {"message": "the response failed"}
         return EventFields(error=msgspec.Raw(msgspec.json.encode(error)))
     items = [item for item in response.get("output") or () if isinstance(item, dict)]
-    usage = response.get("usage")
     choice = ChoiceFields(
         message=None if is_streamed else _read_output(items),
         finish_reason=_finish_reason(response, items),
     )
-    return EventFields(
-        choices=[choice], usage=read_counts(usage) if isinstance(usage, dict) else None
-    )
+    usage = response.get("usage")
+    counts = read_counts(usage) if isinstance(usage, dict) else None
+    return EventFields(choices=[choice], usage=counts)
 
 
 def _finish_reason(response: dict[str, Any], items: list[dict[str, Any]]) -> str:
+    """Return the finish reason that a chat would have for the status of a complete response.
+
+    `items` is the output of the response. A chat that ends with function calls says `tool_calls`,
+    while the status here is "completed" as for any other output.
+    """
     status = str(response["status"])
     if status == "incomplete":
         reason = nested_value(response, "incomplete_details", "reason")
@@ -103,9 +121,13 @@ def _read_output(items: list[dict[str, Any]]) -> DeltaFields:
 
 def _joined_texts(items: list[dict[str, Any]], item_type: str) -> str | None:
     """Return the texts of all items of a type, or None if there are none."""
-    parts: list[Any] = []
+    content_parts: list[Any] = []
     for item in items:
         if item.get("type") == item_type:
-            parts.extend(item.get("content") or ())
-    texts = [str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")]
+            content_parts.extend(item.get("content") or ())
+    texts = [
+        str(content_part["text"])
+        for content_part in content_parts
+        if isinstance(content_part, dict) and content_part.get("text")
+    ]
     return "".join(texts) or None

@@ -5,6 +5,13 @@ Any split of the bytes gives the same events. Pure.
 The decoder follows the WHATWG grammar of event streams: line ends LF, CRLF and CR, `data:` with or
 without one space, several data lines, comments, and a byte order mark. It works on bytes, so that
 U+2028 inside a token does not end a line.
+
+An event is a *block* of lines, and a blank line ends the block. A usual stream is
+
+    data: {"choices": [{"delta": {"content": "Hi"}}]}
+
+    data: [DONE]
+
 """
 
 from __future__ import annotations
@@ -42,6 +49,11 @@ class SseDecoder(DecoderState):
     and events without data are dropped, as the grammar requires. llama-server of 2025 reports an
     error in a field named `error`, which the grammar does not have. It is returned as an event
     with that name.
+
+    The bytes of an incomplete event wait in two places. `_unparsed` has the newest read, with LF
+    line ends. `_earlier` has the reads before it, which are known to contain no end of an event.
+    They are joined only when the event is complete, because joining them at each read would cost
+    quadratic time for a large event, such as a long embedding.
     """
 
     __slots__ = ()
@@ -62,25 +74,26 @@ class SseDecoder(DecoderState):
         Raises:
             EventTooLargeError: An event is larger than MAX_EVENT_BYTES.
         """
-        if self._is_one_plain_event(data):
+        if self._is_single_usual_event(data):
             return [data[len(_DATA_FIELD) : -len(_END_OF_EVENT)]]
         data = self._with_lf_line_ends(data)
         if not data:
             return []
         if self._unparsed:
-            if self._continues_event(data):
-                self._keep(data)
+            if self._event_stays_incomplete(data):
+                self._add_to_incomplete_event(data)
                 return []
             data = b"".join((*self._earlier, self._unparsed, data))
             self._earlier.clear()
             self._earlier_bytes = 0
         if not self.started:
-            if len(data) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(data):
+            may_be_part_of_mark = len(data) < len(_BYTE_ORDER_MARK)
+            if may_be_part_of_mark and _BYTE_ORDER_MARK.startswith(data):
                 self._unparsed = data
                 return []
             self.started = True
             data = data.removeprefix(_BYTE_ORDER_MARK)
-        return self._decode_blocks(data)
+        return self._decode_complete_blocks(data)
 
     def end(self) -> list[bytes | NamedEvent]:
         """Return the last event of a body that ends without a blank line.
@@ -94,8 +107,11 @@ class SseDecoder(DecoderState):
         self._earlier.clear()
         return _parse_block(block)
 
-    def _is_one_plain_event(self, data: bytes) -> bool:
-        """Return True for the usual read, which is exactly one event of one line."""
+    def _is_single_usual_event(self, data: bytes) -> bool:
+        """Return True for the usual read, which is exactly one event: `data: `, one line, LF LF.
+
+        Nothing may be left from the read before it, and the line must not be empty or contain CR.
+        """
         return (
             not self._unparsed
             and self.started
@@ -108,7 +124,11 @@ class SseDecoder(DecoderState):
         )
 
     def _with_lf_line_ends(self, data: bytes) -> bytes:
-        """Return the bytes with LF line ends. A CRLF may be split between two reads."""
+        """Return the bytes with LF line ends.
+
+        A CRLF may be split between two reads. The CR of the first read has become a line end by
+        then, so that the LF at the start of the second read is dropped.
+        """
         if not data:
             return data
         if self._after_cr:
@@ -119,33 +139,43 @@ class SseDecoder(DecoderState):
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         return data
 
-    def _continues_event(self, data: bytes) -> bool:
-        """Return True if the incomplete event goes on after these bytes."""
-        ends_event = data.startswith(b"\n") and self._unparsed.endswith(b"\n")
-        return self.started and _END_OF_EVENT not in data and not ends_event
+    def _event_stays_incomplete(self, data: bytes) -> bool:
+        """Return True if `data` does not complete the incomplete event.
 
-    def _keep(self, data: bytes) -> None:
-        """Keep one more read of an incomplete event, without copying the earlier ones."""
+        The blank line that ends an event may be split between the earlier bytes and `data`.
+        """
+        completes_blank_line = data.startswith(b"\n") and self._unparsed.endswith(b"\n")
+        return self.started and _END_OF_EVENT not in data and not completes_blank_line
+
+    def _add_to_incomplete_event(self, data: bytes) -> None:
+        """Store one more read of an incomplete event, without copying the earlier reads.
+
+        Raises:
+            EventTooLargeError: The event is larger than MAX_EVENT_BYTES.
+        """
         self._earlier.append(self._unparsed)
         self._earlier_bytes += len(self._unparsed)
         self._unparsed = data
         if self._earlier_bytes + len(data) > MAX_EVENT_BYTES:
             raise _event_too_large()
 
-    def _decode_blocks(self, data: bytes) -> list[bytes | NamedEvent]:
-        """Return the complete events of the bytes and keep the rest.
+    def _decode_complete_blocks(self, data: bytes) -> list[bytes | NamedEvent]:
+        """Return the events of the complete blocks and store what follows the last of them.
 
-        A single LF at the start of the rest does no harm: the blank line that it belongs to is
-        found when the rest is joined with the next bytes.
+        Several blank lines in a row give blocks that begin with LF or are empty. They do no harm,
+        because `_parse_block` skips empty lines.
+
+        Raises:
+            EventTooLargeError: The incomplete block is larger than MAX_EVENT_BYTES.
         """
-        *blocks, unparsed = data.split(_END_OF_EVENT)
-        self._unparsed = unparsed
-        if len(unparsed) > MAX_EVENT_BYTES:
+        *complete_blocks, incomplete_block = data.split(_END_OF_EVENT)
+        self._unparsed = incomplete_block
+        if len(incomplete_block) > MAX_EVENT_BYTES:
             raise _event_too_large()
         events: list[bytes | NamedEvent] = []
-        for block in blocks:
-            is_one_line = block.startswith(_DATA_FIELD) and b"\n" not in block
-            if is_one_line and len(block) > len(_DATA_FIELD):
+        for block in complete_blocks:
+            is_data_line = block.startswith(_DATA_FIELD) and b"\n" not in block
+            if is_data_line and len(block) > len(_DATA_FIELD):
                 events.append(block[len(_DATA_FIELD) :])
             else:
                 events += _parse_block(block)
@@ -157,7 +187,11 @@ def _event_too_large() -> EventTooLargeError:
 
 
 def _parse_block(block: bytes) -> list[bytes | NamedEvent]:
-    """Return the event of a block of lines, and the error that it may have beside it."""
+    """Return the events of a block of lines: none, its data, or its error as a NamedEvent.
+
+    A line is `field: value`. Comments are lines without a field name (`: keep-alive`). They are
+    skipped, as are empty lines and unknown fields.
+    """
     name = b""
     error = b""
     data_lines: list[bytes] = []
