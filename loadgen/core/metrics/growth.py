@@ -33,13 +33,18 @@ BLOCKS = 16
 SAMPLES_PER_BLOCK = 8
 """The requests in flight are counted so many times per block."""
 
-MAX_POSSIBLE_CHANCE = 0.05
-"""A growth that chance alone makes this rarely may be a growth, if it is large enough."""
+MAX_POSSIBLE_P_VALUE = 0.05
+"""A trend with a smaller p-value than this is a possible growth, if it is large enough."""
 
 MIN_POSSIBLE_GROWTH_SHARE = 0.25
 """A growth that may be one prevents a load from being called sustained from this share on."""
 
 NO_BLOCK = -1
+"""The block of a request that is not due in the time tested."""
+
+NO_TOKEN_COUNT = -1
+"""The value of a column of tokens in a record whose tokens were not counted."""
+
 SeriesName = Literal["requests in flight", "TTFT"]
 
 
@@ -104,15 +109,18 @@ def measure_replicas(
             due_requests=len(rows),
             in_flight=in_flight[key].reshape(BLOCKS, SAMPLES_PER_BLOCK).mean(axis=1),
             ttft_ns=_block_means(ttft_ns[rows], block_of_request[rows], missing=UNDEFINED),
-            prompt_tokens=_block_means(prompt_tokens[rows], block_of_request[rows], missing=-1),
-            output_tokens=_block_means(output_tokens[rows], block_of_request[rows], missing=-1),
+            prompt_tokens=_block_means(prompt_tokens[rows], block_of_request[rows], missing=NO_TOKEN_COUNT),
+            output_tokens=_block_means(output_tokens[rows], block_of_request[rows], missing=NO_TOKEN_COUNT),
         )
         for key, rows in group_by_key(keys)
     ]
 
 
 def _number_blocks(due_ns: NDArray[np.int64], time: TestedTime) -> NDArray[np.int8]:
-    """Return the block in which each request is due, NO_BLOCK if it is due at another time."""
+    """Return the block in which each request is due, NO_BLOCK if it is due at another time.
+
+    The requests are numbered in slices, since the temporary arrays of floats take much memory.
+    """
     blocks = np.empty(len(due_ns), np.int8)
     block_ns = (time.end_ns - time.start_ns) / BLOCKS
     for rows in block_slices(len(due_ns)):
@@ -122,13 +130,17 @@ def _number_blocks(due_ns: NDArray[np.int64], time: TestedTime) -> NDArray[np.in
 
 
 def _ok_ttft_ns(columns: Columns) -> NDArray[np.int64]:
+    """Return the TTFT of each ok request, UNDEFINED for other requests."""
     return np.where(columns.where(OK), columns.measure("ttft"), UNDEFINED)
 
 
 def _count_in_flight(
     everything: Sequence[Columns], time: TestedTime
 ) -> dict[int, NDArray[np.int64]]:
-    """Return by replica key how many requests are in flight at evenly spaced times."""
+    """Return by replica key how many requests are in flight at evenly spaced times.
+
+    They are the requests sent until a time less the requests done until then.
+    """
     times_ns = np.linspace(time.start_ns, time.end_ns, BLOCKS * SAMPLES_PER_BLOCK + 1)[:-1]
     in_flight: dict[int, NDArray[np.int64]] = defaultdict(lambda: np.zeros(len(times_ns), np.int64))
     for part in everything:
@@ -155,7 +167,15 @@ def _block_means(
 
 
 class Growth(NamedTuple):
-    """The growth of one series over the time tested. `share` is relative to its mean."""
+    """The growth of one series of a replica over the time tested.
+
+    Attributes:
+        share: The growth by a straight line, as a share of the mean of the series.
+        replica: The name of the replica.
+        series: The name of the series.
+        first: The value of the first block that has one.
+        last: The value of the last block that has one.
+    """
 
     share: float
     replica: str
@@ -165,13 +185,13 @@ class Growth(NamedTuple):
 
 
 class GrowthTest(NamedTuple):
-    """What was found in the series of all replicas.
+    """The result of testing the series of all replicas for growth.
 
     Attributes:
         certain: Growth beyond chance.
         possible: Growth that is large and that chance alone could make too.
-        visible_share: The smallest growth that would have been seen at every replica, infinite if
-            none would have been.
+        visible_share: The smallest growth that would have been seen at every replica, as a share of
+            the mean. Infinite if a replica has no series that can be tested.
         work_growth_share: How much longer prompts or responses became; None if not beyond chance.
             The growth of the series is then relative to this.
     """
@@ -183,7 +203,11 @@ class GrowthTest(NamedTuple):
 
 
 def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
-    """Test the series of all replicas, relative to the work of their requests if that grows."""
+    """Test the series of all replicas for growth.
+
+    A server whose requests become longer has a growing latency also if it keeps up. So if prompts
+    or responses became longer, the series are tested again relative to the work of the requests.
+    """
     test = _test_series(replicas)
     if not test.certain and not test.possible:
         return test
@@ -197,26 +221,46 @@ def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
 def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     """Test all series of all replicas at once, so that Holm's correction covers all of them."""
     all_series = [series for replica in replicas for _, series in replica.tested]
+    # The trends have the order of `all_series`, in which the loops below take them.
     trends = iter(trend.find_trends(all_series))
-    test = GrowthTest([], [], 0.0)
-    visible_shares = []
+    certain: list[Growth] = []
+    possible: list[Growth] = []
+    visible_share_of_replica = []
     for replica in replicas:
         visible_share = math.inf
         for series_name, series in replica.tested:
-            found = next(trends)
-            if found is None or found.mean <= 0:
+            series_trend = next(trends)
+            if series_trend is None or series_trend.mean <= 0:
                 continue
-            visible_share = min(visible_share, found.visible / found.mean)
-            share = found.growth / found.mean
-            known = series[np.isfinite(series)]
-            growth = Growth(share, replica.name, series_name, float(known[0]), float(known[-1]))
-            is_possible = found.chance < MAX_POSSIBLE_CHANCE and share > MIN_POSSIBLE_GROWTH_SHARE
-            if found.grows and (share > MIN_GROWTH_SHARE or is_possible):
-                test.certain.append(growth)
+            visible_share = min(visible_share, series_trend.detectable_growth / series_trend.mean)
+            growth = _describe_growth(replica.name, series_name, series, series_trend)
+            is_possible = (
+                series_trend.p_value < MAX_POSSIBLE_P_VALUE
+                and growth.share > MIN_POSSIBLE_GROWTH_SHARE
+            )
+            if series_trend.grows and (growth.share > MIN_GROWTH_SHARE or is_possible):
+                certain.append(growth)
             elif is_possible:
-                test.possible.append(growth)
-        visible_shares.append(visible_share)
-    return test._replace(visible_share=max(visible_shares))
+                possible.append(growth)
+        visible_share_of_replica.append(visible_share)
+    return GrowthTest(certain, possible, visible_share=max(visible_share_of_replica))
+
+
+def _describe_growth(
+    replica_name: str,
+    series_name: SeriesName,
+    series: NDArray[np.float64],
+    series_trend: trend.Trend,
+) -> Growth:
+    """Return the growth of a series as a share of its mean, with its first and its last value."""
+    known_values = series[np.isfinite(series)]
+    return Growth(
+        share=series_trend.growth / series_trend.mean,
+        replica=replica_name,
+        series=series_name,
+        first=float(known_values[0]),
+        last=float(known_values[-1]),
+    )
 
 
 def _relative_to_work(replica: ReplicaSeries) -> ReplicaSeries:
@@ -251,7 +295,8 @@ def _work_growth_share(replica: ReplicaSeries) -> float:
 
 def _growth_share_beyond_chance(tokens: NDArray[np.float64]) -> float:
     """Return the growth of a series as a share of its mean, 0 if it is small or may be chance."""
-    (found,) = trend.find_trends([tokens])
-    if found is None or not found.grows or found.growth <= MIN_GROWTH_SHARE * found.mean:
+    (tokens_trend,) = trend.find_trends([tokens])
+    if tokens_trend is None or not tokens_trend.grows:
         return 0.0
-    return found.growth / found.mean
+    is_small = tokens_trend.growth <= MIN_GROWTH_SHARE * tokens_trend.mean
+    return 0.0 if is_small else tokens_trend.growth / tokens_trend.mean

@@ -92,7 +92,7 @@ def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
     for values in flat:
         (before,) = trend.find_trends([values])
         assert before is not None and not before.grows
-        (after,) = trend.find_trends([values + before.visible * line])
+        (after,) = trend.find_trends([values + before.detectable_growth * line])
         seen += after is not None and after.grows
     assert seen >= 0.85 * len(flat)
 
@@ -122,7 +122,7 @@ def test_bent_growth_is_not_noise_and_missing_blocks_are_skipped() -> None:
     bend = (np.arange(16.0) - 3) ** 2
     bend[[2, 11]] = math.nan
     (found,) = trend.find_trends([bend])
-    assert found is not None and (found.grows, found.visible) == (True, 0)
+    assert found is not None and (found.grows, found.detectable_growth) == (True, 0)
 
 
 # -- rows of a run
