@@ -26,7 +26,7 @@ from loadgen.core.stats.quantiles import ks_distance
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.core.metrics.validity import VerdictInputs
+    from loadgen.core.metrics.run_evidence import VerdictInputs
     from loadgen.core.results.manifest import RunManifest
 
 CHANCE = 0.001  # probability with which chance alone fails a check of a sound run

@@ -109,8 +109,12 @@ def measure_replicas(
             due_requests=len(rows),
             in_flight=in_flight[key].reshape(BLOCKS, SAMPLES_PER_BLOCK).mean(axis=1),
             ttft_ns=_block_means(ttft_ns[rows], block_of_request[rows], missing=UNDEFINED),
-            prompt_tokens=_block_means(prompt_tokens[rows], block_of_request[rows], missing=NO_TOKEN_COUNT),
-            output_tokens=_block_means(output_tokens[rows], block_of_request[rows], missing=NO_TOKEN_COUNT),
+            prompt_tokens=_block_means(
+                prompt_tokens[rows], block_of_request[rows], missing=NO_TOKEN_COUNT
+            ),
+            output_tokens=_block_means(
+                output_tokens[rows], block_of_request[rows], missing=NO_TOKEN_COUNT
+            ),
         )
         for key, rows in group_by_key(keys)
     ]

@@ -59,7 +59,7 @@ def summarize_machines(
     Args:
         header: The manifest of the run.
         window: The measurement window.
-        scale_ms: The latency by which lateness is judged, see `validity.LatenessScale`.
+        scale_ms: The latency by which lateness is judged, see `run_evidence.LatenessScale`.
         measured: The measured records.
         samples: The samples that each worker takes of itself.
     """

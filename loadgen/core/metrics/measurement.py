@@ -31,6 +31,7 @@ from loadgen.core.metrics.request_counts import (
     count_stalls,
     total_bytes,
 )
+from loadgen.core.metrics.run_evidence import LatenessScale, RunEvidence, VerdictInputs
 from loadgen.core.metrics.step_times import measure_step_times
 from loadgen.core.metrics.summary import SCHEMA, RunFacts, Summary
 from loadgen.core.metrics.sustainable import Sustainable, judge_load
@@ -41,7 +42,6 @@ from loadgen.core.metrics.token_usage import (
     prompt_count_difference,
     whole_output_per_s,
 )
-from loadgen.core.metrics.validity import LatenessScale, VerdictInputs
 from loadgen.core.metrics.verdict import Verdict
 from loadgen.core.metrics.windows import full_load_time, measure_window
 from loadgen.core.metrics.withholding import (
@@ -155,7 +155,7 @@ def apply_verdict(
     header: RunManifest, run: MeasuredRun, summary: Summary, samples: Sequence[WorkerSample]
 ) -> Summary:
     """Return the complete summary with its verdict, and as the verdict lets it be read."""
-    verdict = validity.judge_run(header, summary, run.verdict_inputs, samples)
+    verdict = validity.judge_run(RunEvidence(header, summary, run.verdict_inputs, samples))
     return without_outcomes_if_invalid(msgspec.structs.replace(summary, verdict=verdict))
 
 
@@ -393,7 +393,9 @@ class _RunMeasurement:
             repeated_prompts=count_repeated_prompts(measured),
             requested_tokens=measured.sum("requested_tokens") if are_tokens_counted else 0,
             received_tokens=measured.sum("received_tokens"),
-            missed=self._parts.is_missed_without_dropped(self._gaps, self._unrecorded_measured),
+            is_slo_missed=self._parts.is_missed_without_dropped(
+                self._gaps, self._unrecorded_measured
+            ),
             remarks=measured.sums_with_prefix(REMARK_PREFIX),
         )
 

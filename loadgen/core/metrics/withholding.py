@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from loadgen.core.metrics import drift, timing_evidence, uncertainty, validity
+from loadgen.core.metrics import drift, timing_evidence, uncertainty, untrusted_metrics
 from loadgen.core.metrics.goodput import without_slo_result
 from loadgen.core.metrics.part_summaries import TargetSummary
 from loadgen.core.metrics.token_usage import itl_absent_reason, without_output_counts
@@ -90,9 +90,9 @@ def _find_unsound(
     header: RunManifest, measured: MetricAccumulator, evidence: TimingEvidence
 ) -> dict[str, str]:
     """Return the metrics of which no statistic can be trusted, with the reason."""
-    unsound = validity.token_count_conflicts(measured) | not_here(header.slos)
+    unsound = untrusted_metrics.token_count_conflicts(measured) | not_here(header.slos)
     if header.stream:
-        unsound |= validity.without_first_token(measured)
+        unsound |= untrusted_metrics.without_first_token(measured)
     if uncertainty.are_stalls_uncertain(measured, header.limits):
         unsound["stalls"] = timing_evidence.timing_reason(evidence)
     return unsound

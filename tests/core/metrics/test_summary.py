@@ -30,7 +30,13 @@ from loadgen.core import errors as codes
 from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
-from loadgen.core.metrics import reasons, timing_evidence, validity
+from loadgen.core.metrics import (
+    reasons,
+    timing_evidence,
+    untrusted_metrics,
+    validity,
+    validity_warnings,
+)
 from loadgen.core.metrics.request_counts import ErrorKind, RequestCounts
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary
 from loadgen.core.metrics.windows import Window
@@ -1109,7 +1115,7 @@ def test_every_code_has_a_sentence_and_is_documented() -> None:
         "first_event_uncertain",
     }  # in `unsound` of a summary
     assert listed == set(reasons.SENTENCES) - only_words
-    modules = (validity, timing_evidence)
+    modules = (timing_evidence, untrusted_metrics, validity, validity_warnings)
     source = "".join(Path(module.__file__).read_text() for module in modules)
     raised = re.findall(r'(?:_code\(|code=)\s*"(\w+)"', source)
     assert set(raised) <= set(reasons.SENTENCES)
