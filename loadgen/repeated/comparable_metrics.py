@@ -1,6 +1,7 @@
 """The metrics of a run that can be compared, by their path in `summary.json`.
 
-An example of a path is `ttft_ms.p99`.
+A path names an object of that file and a field of it, for example `ttft_ms.p99` or
+`sessions.duration_ms.p50`.
 
 One more path, `ok_share`, is not in `summary.json`: the share of ok requests among all that were
 neither cancelled nor unfinished.
@@ -17,6 +18,10 @@ from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
+
+LOWER_IS_BETTER = -1
+HIGHER_IS_BETTER = 1
+NO_DIRECTION = 0
 
 OK_SHARE = "ok_share"
 SHARE_PATHS = (
@@ -73,15 +78,17 @@ class SessionMetric(NamedTuple):
 
 
 SESSION_METRICS = {
-    "sessions.steady_ok_per_s": SessionMetric("tasks", "/s", 1),
-    "sessions.ok_per_s": SessionMetric("tasks, measurement window", "/s", 1),
-    "sessions.goodput.share": SessionMetric("tasks within the SLO", "", 1),
-    "sessions.goodput.steady_rps": SessionMetric("tasks within the SLO", "/s", 1),
-    "sessions.goodput.rps": SessionMetric("tasks within the SLO, measurement window", "/s", 1),
-    "sessions.requests": SessionMetric("requests of a task", "", 0),
-    "sessions.input_tokens": SessionMetric("prompt tokens of a task", "", 0),
-    "sessions.cached_tokens": SessionMetric("cached tokens of a task", "", 1),
-    "sessions.output_tokens": SessionMetric("output tokens of a task", "", 0),
+    "sessions.steady_ok_per_s": SessionMetric("tasks", "/s", HIGHER_IS_BETTER),
+    "sessions.ok_per_s": SessionMetric("tasks, measurement window", "/s", HIGHER_IS_BETTER),
+    "sessions.goodput.share": SessionMetric("tasks within the SLO", "", HIGHER_IS_BETTER),
+    "sessions.goodput.steady_rps": SessionMetric("tasks within the SLO", "/s", HIGHER_IS_BETTER),
+    "sessions.goodput.rps": SessionMetric(
+        "tasks within the SLO, measurement window", "/s", HIGHER_IS_BETTER
+    ),
+    "sessions.requests": SessionMetric("requests of a task", "", NO_DIRECTION),
+    "sessions.input_tokens": SessionMetric("prompt tokens of a task", "", NO_DIRECTION),
+    "sessions.cached_tokens": SessionMetric("cached tokens of a task", "", HIGHER_IS_BETTER),
+    "sessions.output_tokens": SessionMetric("output tokens of a task", "", NO_DIRECTION),
 }
 """The metrics of sessions that have a single value, by their path."""
 
@@ -99,7 +106,7 @@ class Metric(Struct, frozen=True):
         path: Its path in `summary.json`.
         name: Its name for readers.
         unit: Its unit.
-        better: -1 if lower is better, +1 if higher is, 0 if neither.
+        better: LOWER_IS_BETTER, HIGHER_IS_BETTER or NO_DIRECTION.
         per_request: The name of the metric of single requests in `loadgen.figures` that it
             summarizes. Empty if it has no value for each request.
         p: The quantile of these values. None for their mean.
@@ -137,12 +144,16 @@ def metric_paths() -> list[str]:
 
 
 def find_metric(path: str) -> Metric | None:
-    """Return the metric with a path, or None if there is none."""
+    """Return the metric with a path, or None if no metric has it.
+
+    There are three groups: statistics of latencies such as `ttft_ms.p99`, times and counts of
+    sessions such as `sessions.requests`, and single numbers such as `goodput.share`.
+    """
     latency = _find_latency(path)
     if latency is not None:
         return latency
     if path == OK_SHARE:
-        return Metric(path, "requests ok", "", 1)
+        return Metric(path, "requests ok", "", HIGHER_IS_BETTER)
     if path.startswith("sessions."):
         return _find_session_metric(path)
     if path not in _block_paths():
@@ -152,26 +163,37 @@ def find_metric(path: str) -> Metric | None:
 
 
 def metric_value(summary: Summary, path: str) -> float | None:
-    """Return the value at a path of a summary, or None if it has none."""
+    """Return the value at a path of a summary, or None if the summary has no number there."""
     if path == OK_SHARE:
-        decided_count = summary.requests.decided
-        return summary.requests.ok / decided_count if decided_count else None
-    value: object = summary
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
-    return float(value) if isinstance(value, int | float) else None
+        return _ok_share(summary)
+    node: object = summary
+    for name in path.split("."):
+        # The quantiles of a latency are in a dict; all other levels are structs.
+        node = node.get(name) if isinstance(node, dict) else getattr(node, name, None)
+    return float(node) if isinstance(node, int | float) else None
+
+
+def _ok_share(summary: Summary) -> float | None:
+    """Return the share of ok requests, or None if no request succeeded or failed."""
+    decided_count = summary.requests.decided
+    return summary.requests.ok / decided_count if decided_count else None
 
 
 def _find_latency(path: str) -> Metric | None:
-    """Return the metric with a path if it is a statistic of a row of `loadgen.figures`."""
+    """Return the metric with a path if it is a statistic of a latency, else None.
+
+    The latencies are the rows of `loadgen.figures`. The path `ttft_ms.p99` consists of the path of
+    the row, `ttft_ms`, and of the statistic, `p99`.
+    """
     row_path, _, statistic = path.rpartition(".")
     row = next((row for row in FIGURES.here() if row.path == row_path), None)
     if row is None or statistic not in _STATISTICS:
         return None
+    # Of a minimum or maximum, single requests give no interval.
     has_samples = row.values is not None and (statistic in _QUANTILES or statistic == "mean")
     return Metric(
         path,
-        f"{row.words} {statistic.replace('_', '.')}",
+        f"{row.words} {_statistic_label(statistic)}",
         row.unit,
         row.better,
         per_request=row.name if has_samples else "",
@@ -180,27 +202,43 @@ def _find_latency(path: str) -> Metric | None:
 
 
 def _find_session_metric(path: str) -> Metric | None:
-    """Return the metric with a path below `sessions`."""
+    """Return the metric with a path below `sessions`, or None if no metric has it.
+
+    It is a single number, such as `sessions.requests`, or a statistic of a time, such as
+    `sessions.duration_ms.p50`.
+    """
     single_value = SESSION_METRICS.get(path)
     if single_value is not None:
         return Metric(path, single_value.name, single_value.unit, single_value.better)
-    _, _, time_path = path.partition(".")
-    time, _, statistic = time_path.partition(".")
-    if time not in SESSION_TIMES or statistic not in _STATISTICS:
+    time_name, _, statistic = path.removeprefix("sessions.").partition(".")
+    if time_name not in SESSION_TIMES or statistic not in _STATISTICS:
         return None
-    return Metric(path, f"{SESSION_TIMES[time]} {statistic.replace('_', '.')}", "ms", -1)
+    name = f"{SESSION_TIMES[time_name]} {_statistic_label(statistic)}"
+    return Metric(path, name, "ms", LOWER_IS_BETTER)
+
+
+def _statistic_label(statistic: str) -> str:
+    """Return a statistic for readers. JSON keys have no dot, so that `p99_9` stands for p99.9."""
+    return statistic.replace("_", ".")
 
 
 def _block_direction(path: str) -> int:
-    """Return +1 if a metric of a block is better if it is higher, -1 if lower, 0 if neither."""
+    """Return whether a number in a block of the summary is better if it is higher or lower.
+
+    Rates and goodput are better if they are higher. Of most other numbers, such as those of tokens,
+    neither can be said.
+    """
     if path in LOWER_IS_BETTER_PATHS:
-        return -1
+        return LOWER_IS_BETTER
     is_rate = path.endswith(("_per_s", "completed_rps"))
-    return 1 if is_rate or path.startswith("goodput.") else 0
+    return HIGHER_IS_BETTER if is_rate or path.startswith("goodput.") else NO_DIRECTION
 
 
 def _block_paths() -> set[str]:
-    """Return the paths of the numbers in the blocks of a summary."""
+    """Return the paths of the numbers in the blocks of a summary, for example `goodput.share`.
+
+    They are read from the types of the blocks, so that a new field can be compared at once.
+    """
     from loadgen.core.metrics.client_use import ClientUse
     from loadgen.core.metrics.goodput import Goodput
     from loadgen.core.metrics.load import Load
@@ -214,9 +252,9 @@ def _block_paths() -> set[str]:
         "requests": RequestCounts,
         "client": ClientUse,
     }
-    paths = {f"stalls.{field}" for field in Stalls.__struct_fields__}
-    for name, block in blocks.items():
-        for field in block.__struct_fields__:
-            if field not in NOT_COMPARABLE_FIELDS:
-                paths.add(f"{name}.{field}")
+    paths = {f"stalls.{field_name}" for field_name in Stalls.__struct_fields__}
+    for block_name, block_type in blocks.items():
+        for field_name in block_type.__struct_fields__:
+            if field_name not in NOT_COMPARABLE_FIELDS:
+                paths.add(f"{block_name}.{field_name}")
     return paths

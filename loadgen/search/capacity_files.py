@@ -46,7 +46,12 @@ UNRECOVERABLE_CODES = ("too_few", "unfinished", "all_unfinished", "none_due", "d
 too.
 """
 EXTRA_TRIALS = 20
-"""Half of the default limit of a search: enough for most confirmations."""
+"""By how much the limit of the trials is raised when a search that reached it is resumed.
+
+It is half of the default limit, and enough for most confirmations.
+"""
+EXTRA_TIME_FACTOR = 2
+"""The raised limit of the time, in units of the time that the search has taken."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,9 @@ class ExperimentOutcome:
     curve: levels.SweepCurve | None = None
 
 
-class _Interval(NamedTuple):
+class _RateInterval(NamedTuple):
+    """The lowest and the highest rate that the capacity may have."""
+
     low: float
     high: float
 
@@ -141,11 +148,14 @@ def usable_resume_command(
 
 
 def _raised_limit(result: SearchResult) -> str:
-    """Return the option that raises the limit at which a search stopped, or "" without one."""
+    """Return the option that raises the limit at which a search stopped, or "" without one.
+
+    With the same limit the search would stop again at once. An example is " --max-probes 60".
+    """
     if result.stop_reason == "probes":
         return f" --max-probes {result.trial_count + EXTRA_TRIALS}"
     if result.stop_reason == "time":
-        return f" --max-time {math.ceil(2 * result.duration_s)}s"
+        return f" --max-time {math.ceil(EXTRA_TIME_FACTOR * result.duration_s)}s"
     return ""
 
 
@@ -216,46 +226,69 @@ def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) 
     failed where they should have passed.
     """
     result = outcome.result
-    best = _find_evidence(outcome)
-    if best is None or result.load is None or result.stop_reason == "unconfirmed":
+    best_trial = _find_evidence(outcome)
+    if best_trial is None or result.load is None or result.stop_reason == "unconfirmed":
         return None
-    summary = run_folder.kept_summary(outcome.output_dir / best.run_name)
-    if not promises(summary):
+    summary = run_folder.kept_summary(outcome.output_dir / best_trial.run_name)
+    rate_per_s = _rate_of_run(best_trial, summary)
+    if not promises(summary) or not rate_per_s:
         return None
-    measured_stages = [stage for stage in summary.stages if stage.measured]
-    is_closed_loop = any(stage.concurrency is not None for stage in measured_stages)
-    rate = best.metrics.get("steady_completed_rps") if is_closed_loop else best.load
-    if not rate:
-        return None
-    # In a closed loop the interval of the result is in virtual users, and not in requests.
-    interval = None if is_closed_loop else _interval_with(rate, result)
-    is_load_point = best.kind == "level"
-    is_longer_trial = best.kind == "sustain"
+    bounded = _capacity_of_run(best_trial, summary, result, rate_per_s)
     lower_bound_reason = _lower_bound_reason(outcome)
+    return msgspec.structs.replace(
+        bounded,
+        lower_bound=bool(lower_bound_reason),
+        lower_bound_reason=lower_bound_reason,
+        recipe="" if workload is None else _recipe(workload, summary),
+    )
+
+
+def _capacity_of_run(
+    best_trial: TrialResult, summary: Summary, result: SearchResult, rate_per_s: float
+) -> Capacity:
+    """Return the capacity that one run shows, with the interval that the whole search gives it."""
+    is_closed_loop = _is_closed_loop_run(summary)
+    # In a closed loop the interval of the result is in virtual users, and not in requests.
+    interval = None if is_closed_loop else _interval_with(rate_per_s, result)
+    is_load_point = best_trial.kind == "level"
+    is_longer_trial = best_trial.kind == "sustain"
     return Capacity(
-        rate_per_s=rate,
+        rate_per_s=rate_per_s,
         low_per_s=None if interval is None else interval.low,
         high_per_s=None if interval is None else interval.high,
         horizon_s=None if interval is None else result.horizon_s,
-        lower_bound=bool(lower_bound_reason),
-        lower_bound_reason=lower_bound_reason,
         unit="requests" if is_closed_loop else capacity.rate_unit(summary),
         method="sweep" if is_load_point else "search",
-        recipe="" if workload is None else _recipe(workload, summary),
-        evidence=best.run_name or ".",
-        confirmed=best.kind in CONFIRMING_KINDS,
+        evidence=best_trial.run_name or ".",
+        confirmed=best_trial.kind in CONFIRMING_KINDS,
         output_tokens_per_s=summary.tokens.steady_output_per_s,
         total_tokens_per_s=summary.tokens.steady_total_per_s,
-        sustained=_is_sustained(best, result),
-        sustained_reason=result.sustained_reason or best.sustained_reason,
+        sustained=_is_sustained(best_trial, result),
+        sustained_reason=result.sustained_reason or best_trial.sustained_reason,
         sustained_s=result.sustained_for_s if is_longer_trial else None,
         warnings=describe_other_work(summary),
         state="held" if is_load_point else None,
     )
 
 
+def _is_closed_loop_run(summary: Summary) -> bool:
+    """Return whether virtual users sent the measured load of a run."""
+    return any(stage.measured and stage.concurrency is not None for stage in summary.stages)
+
+
+def _rate_of_run(trial: TrialResult, summary: Summary) -> float | None:
+    """Return the rate of a run, or None if it is not known.
+
+    The load of a closed loop is a number of virtual users, so that its rate is that of the requests
+    that it completed.
+    """
+    if _is_closed_loop_run(summary):
+        return trial.metrics.get("steady_completed_rps")
+    return trial.load
+
+
 def _find_evidence(outcome: ExperimentOutcome) -> TrialResult | None:
-    """Return the run that shows the capacity."""
+    """Return the run that shows the capacity, or None if no run does."""
     if outcome.curve is None:
         return find_capacity_trial(outcome.result, outcome.trials)
     best_name = outcome.curve.best
@@ -269,7 +302,7 @@ def _lower_bound_reason(outcome: ExperimentOutcome) -> str:
     return capacity.HIGHEST_LOAD_PASSED if outcome.result.lowest_failed is None else ""
 
 
-def _interval_with(rate: float, result: SearchResult) -> _Interval | None:
+def _interval_with(rate: float, result: SearchResult) -> _RateInterval | None:
     """Return the interval of a search, widened to include `rate`.
 
     A load that was not sustained bounds it from above.
@@ -279,7 +312,7 @@ def _interval_with(rate: float, result: SearchResult) -> _Interval | None:
     high = result.interval.high
     if result.unsustained_load is not None:
         high = min(high, result.unsustained_load)
-    return _Interval(min(result.interval.low, rate), max(high, rate))
+    return _RateInterval(min(result.interval.low, rate), max(high, rate))
 
 
 def _is_sustained(best: TrialResult, result: SearchResult) -> bool | None:

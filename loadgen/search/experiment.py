@@ -138,10 +138,17 @@ class StoredSearch(
 
 
 def request_options(settings: Settings) -> dict[str, str]:
-    """Return the settings that change the requests and differ from their default, as text."""
+    """Return the settings that change the requests and differ from their default, as text.
+
+    They are part of a plan, because results of other requests must not be mixed with those of this
+    experiment. Defaults are left out, so that a new setting does not make old plans differ.
+    """
     defaults = type(settings)()
-    values = {name: getattr(settings, name) for name in REQUEST_SETTINGS}
-    return {name: str(value) for name, value in values.items() if value != getattr(defaults, name)}
+    return {
+        name: str(getattr(settings, name))
+        for name in REQUEST_SETTINGS
+        if getattr(settings, name) != getattr(defaults, name)
+    }
 
 
 # Plans
@@ -189,17 +196,23 @@ def is_search(output_dir: Path) -> bool:
 
 
 def is_sweep(output_dir: Path) -> bool:
-    """Return whether a directory with a plan is that of a sweep, or the plan is damaged."""
+    """Return whether a directory with a plan is that of a sweep.
+
+    A damaged plan counts as that of a sweep, whose runs can be read without it.
+    """
     return command_of(output_dir) != "search"
 
 
 def choose_seed(output_dir: Path, requested: int | None) -> int:
-    """Return the seed of an experiment: the requested one, the one in its plan, or a new one."""
+    """Return the seed of an experiment: the requested one, the one in its plan, or a new one.
+
+    The stored seed makes the later trials of a resumed experiment those that it would have run.
+    """
     if requested is not None:
         return requested
     plan_file = output_dir / PLAN_FILE
-    stored = _decode_plan(plan_file).seed if plan_file.is_file() else None
-    return seeds.fresh() if stored is None else stored
+    stored_seed = _decode_plan(plan_file).seed if plan_file.is_file() else None
+    return seeds.fresh() if stored_seed is None else stored_seed
 
 
 def begin(output_dir: Path, plan: ExperimentPlan) -> list[TrialResult]:
@@ -226,6 +239,7 @@ def begin(output_dir: Path, plan: ExperimentPlan) -> list[TrialResult]:
 
 
 def _holds_runs(output_dir: Path) -> bool:
+    """Return whether a directory is that of a run, or has directories of runs in it."""
     is_run = (output_dir / "run.json").exists()
     return is_run or any(entry.is_dir() for entry in output_dir.iterdir())
 
@@ -233,15 +247,18 @@ def _holds_runs(output_dir: Path) -> bool:
 def check_same_experiment(
     stored: ExperimentPlan, requested: ExperimentPlan, output_dir: Path
 ) -> None:
-    """Raise UserError if the stored plan is of another experiment than the requested one."""
-    changed = [
-        label
-        for field, label in IDENTITY_FIELDS.items()
-        if getattr(stored, field) != getattr(requested, field)
-    ]
-    if not changed:
+    """Raise UserError if the stored plan is of another experiment than the requested one.
+
+    The message names each difference once, for example "workload, flags (slo: 1 there, 2 here)".
+    """
+    changed_labels: list[str] = []
+    for field_name, label in IDENTITY_FIELDS.items():
+        is_changed = getattr(stored, field_name) != getattr(requested, field_name)
+        if is_changed and label not in changed_labels:  # Two fields describe the workload.
+            changed_labels.append(label)
+    if not changed_labels:
         return
-    labels = ", ".join(dict.fromkeys(changed))
+    labels = ", ".join(changed_labels)
     changed_options = _describe_changed_options(stored, requested)
     raise UserError(
         "mismatch",
@@ -255,10 +272,10 @@ def _describe_changed_options(stored: ExperimentPlan, requested: ExperimentPlan)
     """Return the options that differ, for example " (slo: 1 there, 2 here)", or ""."""
     differences = []
     for name in sorted(stored.options.keys() | requested.options.keys()):
-        there = stored.options.get(name, "none")
-        here = requested.options.get(name, "none")
-        if there != here:
-            differences.append(f"{name}: {there} there, {here} here")
+        stored_value = stored.options.get(name, "none")
+        requested_value = requested.options.get(name, "none")
+        if stored_value != requested_value:
+            differences.append(f"{name}: {stored_value} there, {requested_value} here")
     return f" ({'; '.join(differences)})" if differences else ""
 
 
@@ -269,7 +286,10 @@ def _decode_plan(path: Path) -> ExperimentPlan:
 
 
 def resume_command(output_dir: Path, plan: ExperimentPlan) -> str:
-    """Return the command that resumes a search, with the arguments that are not stored."""
+    """Return the command that resumes a search, for example "loadgen search --resume out".
+
+    Options that a search does not store, such as the URL, are part of the returned command.
+    """
     arguments = ["--resume", str(output_dir), *arguments_to_type_again(plan.command)]
     return f"{_command_words(plan)} {shlex.join(arguments)}"
 
@@ -289,7 +309,7 @@ def _command_words(plan: ExperimentPlan) -> str:
 def load_unit(plan: ExperimentPlan, counted: Unit) -> str:
     """Return the unit of the loads of a search, as it is written after a number.
 
-    `counted` is what its rates count.
+    Examples are "/s", " conversations/s" and " in flight". `counted` is what its rates count.
     """
     if plan.load_kind == "concurrency":
         return " in flight"
@@ -299,15 +319,22 @@ def load_unit(plan: ExperimentPlan, counted: Unit) -> str:
 
 
 def counted_unit(workload: Workload) -> Unit:
-    """Return what a rate of a workload counts, before a run of it shows this."""
+    """Return what a rate of a workload counts, before a run of it shows this.
+
+    A mix has several classes of requests. If only some of them are conversations, its rate counts
+    what is started, which is a conversation or a single request.
+    """
     requests = workload.requests
-    parts = [requests]
+    requests_by_class = [requests]
     if isinstance(requests, Mix):
-        parts = [request_class.requests for request_class in requests.classes.values()]
-    has_sessions = [build_sessions(part, 0).max_turns > 1 for part in parts]
-    if all(has_sessions):
+        requests_by_class = [request_class.requests for request_class in requests.classes.values()]
+    # How many turns a conversation has at most does not depend on the seed, which is 0 here.
+    are_conversations = [
+        build_sessions(class_requests, 0).max_turns > 1 for class_requests in requests_by_class
+    ]
+    if all(are_conversations):
         return "conversations"
-    return "starts" if any(has_sessions) else "requests"
+    return "starts" if any(are_conversations) else "requests"
 
 
 # Results
@@ -316,22 +343,30 @@ def counted_unit(workload: Workload) -> Unit:
 def read_results(output_dir: Path, *, include_invalid: bool = False) -> list[TrialResult]:
     """Return the results of the runs so far, in their order.
 
-    Left out, and so run again, are an incomplete line with all lines after it, a run whose
-    directory is gone, and, unless `include_invalid`, a trial that was not valid.
+    Some runs are left out, and so run again: those from the first incomplete line of the file on,
+    those whose directory is gone, and those that were not valid, unless `include_invalid`. If a
+    trial was run again, only its last result counts.
     """
     path = output_dir / TRIALS_FILE
     lines = path.read_bytes().splitlines() if path.is_file() else []
-    by_number = {result.number: result for result in decoded_lines(lines, TrialResult)}
+    last_results = {result.number: result for result in decoded_lines(lines, TrialResult)}
     return [
         result
-        for result in by_number.values()
-        if (include_invalid or result.is_valid)
-        and (output_dir / result.run_name / run_folder.SUMMARY).is_file()
+        for result in last_results.values()
+        if (include_invalid or result.is_valid) and _has_run(output_dir, result)
     ]
 
 
+def _has_run(output_dir: Path, result: TrialResult) -> bool:
+    """Return whether the directory of the run of a trial still exists and is complete."""
+    return (output_dir / result.run_name / run_folder.SUMMARY).is_file()
+
+
 def append_result(output_dir: Path, result: TrialResult) -> None:
-    """Append a result as a line of its own. A last line that was cut off is removed."""
+    """Append a result to the file of the trials, as a line of its own.
+
+    If an earlier process was killed while it wrote, its incomplete last line is removed first.
+    """
     output_dir.mkdir(parents=True, exist_ok=True)
     path = output_dir / TRIALS_FILE
     content = path.read_bytes() if path.is_file() else b""
@@ -343,12 +378,16 @@ def append_result(output_dir: Path, result: TrialResult) -> None:
 
 
 def new_run_dir(output_dir: Path, name: str) -> Path:
-    """Return the directory of a new run, after moving an earlier attempt to `unfinished/`."""
+    """Return the directory of a new run, after moving an earlier attempt to `unfinished/`.
+
+    The earlier attempt gets the time in its name, because there may be more than one.
+    """
     run_dir = output_dir / name
     if run_dir.exists():
         unfinished_dir = output_dir / UNFINISHED_DIR
         unfinished_dir.mkdir(exist_ok=True)
-        run_dir.rename(unfinished_dir / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}")
+        timestamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
+        run_dir.rename(unfinished_dir / f"{name}-{timestamp}")
     return run_dir
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,24 +52,29 @@ def forecast_search(
         runs_to_end: Whether every trial runs to its end instead of stopping once it is decided.
     """
     settings = search.settings
-    ordinary_trials = settings.max_trials - len(search.results)
-    if ordinary_trials <= 0 or search.next_trial() is None:
+    max_ordinary_trials = settings.max_trials - len(search.results)
+    if max_ordinary_trials <= 0 or search.next_trial() is None:
         return None
-    longer_trials = MAX_SUSTAIN_TRIALS if settings.has_longer_trials else 0
-    most_trials: int | None = ordinary_trials + longer_trials
-    most_lengths = ordinary_trials + longer_trials * settings.sustain_length_factor
-    warmup_s = (ordinary_trials + longer_trials) * settings.warmup_s
-    most_seconds = most_lengths * trial_s + warmup_s
-    if settings.max_time_s is not None and settings.max_time_s < most_seconds:
-        most_seconds = settings.max_time_s
-        most_trials = None
-    left = estimate_trials_left(search, runs_to_end=runs_to_end, trial_s=trial_s)
-    seconds = left.lengths * trial_s + left.trials * settings.warmup_s
-    return SearchForecast(left.trials, seconds, most_trials, most_seconds)
+    max_longer_trials = MAX_SUSTAIN_TRIALS if settings.has_longer_trials else 0
+    max_trials = max_ordinary_trials + max_longer_trials
+    max_lengths = max_ordinary_trials + max_longer_trials * settings.sustain_length_factor
+    max_load_s = max_lengths * trial_s + max_trials * settings.warmup_s
+    estimate = estimate_trials_left(search, runs_to_end=runs_to_end, trial_s=trial_s)
+    expected_load_s = estimate.lengths * trial_s + estimate.trials * settings.warmup_s
+    max_time_s = math.inf if settings.max_time_s is None else settings.max_time_s
+    return SearchForecast(
+        trials=estimate.trials,
+        seconds=expected_load_s,
+        most_trials=None if max_time_s < max_load_s else max_trials,
+        most_seconds=min(max_load_s, max_time_s),
+    )
 
 
 def describe_forecast(forecast: SearchForecast, *, virtual: bool) -> str:
-    """Return a forecast as text: the expected trials and time, and the largest possible ones."""
+    """Return a forecast as text: the expected trials and time, and the largest possible ones.
+
+    An example is "about 9 trials, 1 h 12 min of load (...); at most 40 trials, 6 h 40 min".
+    """
     most = f"at most {format.duration(forecast.most_seconds)}"
     if forecast.most_trials is not None:
         trials = format.counted(forecast.most_trials, "trial")
@@ -127,31 +133,39 @@ class DryRun(NamedTuple):
         self._show_cost(forecast, load, self.budget)
 
     def _show_cost(self, forecast: SearchForecast, first_load: Forecast, budget: Budget) -> None:
-        """Print the expected and the largest cost. Raises UserError over --max-cost."""
-        cost = _cost(first_load, forecast.seconds, self.settings, budget)
-        most_cost = _cost(first_load, forecast.most_seconds, self.settings, budget)
-        if cost is None or most_cost is None:
+        """Print the expected and the largest cost of the search.
+
+        Both assume that every trial sends what the first one sends per second. Raises UserError if
+        the expected cost exceeds --max-cost.
+        """
+        expected_cost = _forecast_cost(first_load, forecast.seconds, self.settings, budget)
+        largest_cost = _forecast_cost(first_load, forecast.most_seconds, self.settings, budget)
+        if expected_cost is None or largest_cost is None:
             print(
                 "cost: unknown, since the price depends on requests and the load is not known yet"
             )
             return
         is_virtual = self.settings.virtual
         note = " on a real server; a simulation costs nothing" if is_virtual else ""
-        expected = budget.format_amount(cost)
-        largest = budget.format_amount(most_cost)
-        print(f"cost: about {expected}, at most {largest}{note}")
+        expected_amount = budget.format_amount(expected_cost)
+        largest_amount = budget.format_amount(largest_cost)
+        print(f"cost: about {expected_amount}, at most {largest_amount}{note}")
         if not is_virtual:
-            budget.check_limit(cost, "this search")
+            budget.check_limit(expected_cost, "this search")
 
 
-def _cost(
+def _forecast_cost(
     first_load: Forecast, seconds: float, settings: Settings, budget: Budget
 ) -> Decimal | None:
-    """Return the cost of sending the first load for this time, or None if it is not known."""
+    """Return the cost of sending the first load for this time, in seconds.
+
+    Return None if the price is by the request or token, and their number is not known.
+    """
     from loadgen.runs.show import target_facts
 
-    requests = None
+    request_count = None
     if first_load.requests is not None and first_load.seconds:
-        requests = first_load.requests / first_load.seconds * seconds
-    load = first_load._replace(requests=requests, seconds=seconds)
+        requests_per_s = first_load.requests / first_load.seconds
+        request_count = requests_per_s * seconds
+    load = first_load._replace(requests=request_count, seconds=seconds)
     return budget.forecast_cost(load, target_facts(settings))

@@ -20,18 +20,31 @@ from loadgen.core.stats.students_t import normal_cdf
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-RUN_SPREAD = 0.025  # median of the run-to-run variation of servers, where it is not known
-RUN_SPREAD_FACTOR = 2.0  # one standard deviation of that variation around its median, as a factor
-RUN_SPREAD_STEPS = 9  # values that stand for its distribution, over two standard deviations
-SIGMA_FACTOR = 1.4  # one standard deviation of sigma around its expected value, as a factor
+MEDIAN_RUN_SPREAD = 0.025
+"""The median of the variation of servers from run to run, if that of this server is not known."""
+RUN_SPREAD_FACTOR = 2.0
+"""One standard deviation of that variation around its median, as a factor."""
+RUN_SPREAD_STEPS = 9
+"""The number of values that stand for its distribution."""
+RUN_SPREAD_DEVIATIONS = 2.0
+"""How far those values reach to either side of the median, in standard deviations."""
+SIGMA_FACTOR = 1.4
+"""One standard deviation of sigma around its expected value, as a factor."""
 SIGMAS = tuple(float(sigma) for sigma in np.geomspace(1e-3, 0.1, 24))
-GRID_POINTS = 2000  # of theta
-MIN_DENSITY = 1e-300  # so that a logarithm can be taken
-CERTAIN = (
-    10.0  # standard deviations; a probability further out, 1e-23, is negligible beside a lapse
-)
-NEGLIGIBLE_WEIGHT = 1e-14  # of a grid point: all of these together change no probability by 1e-9
+"""The grid of sigma."""
+GRID_POINTS = 2000
+"""The number of grid points of theta."""
+MIN_DENSITY = 1e-300
+"""Keeps a density above zero, so that its logarithm can be taken."""
+CERTAIN_DEVIATIONS = 10.0
+"""Standard deviations from which an outcome counts as certain.
+
+The probability of the other outcome, 1e-23, is negligible beside that of a lapse.
+"""
+NEGLIGIBLE_WEIGHT = 1e-14
+"""Grid points of a lower probability are left out. Together they change no result by 1e-9."""
 BISECTIONS = 16
+"""Halvings of the range of loads. Of bounds that are a factor of 2 apart, 0.001 % is left."""
 
 
 class TrialOutcome(NamedTuple):
@@ -48,8 +61,20 @@ class TrialOutcome(NamedTuple):
     lapse: float
 
 
+class _WeightedSpread(NamedTuple):
+    """A possible variation from run to run, as a share of the load, and its probability."""
+
+    run_spread: float
+    probability: float
+
+
 class CapacityPosterior:
     """The posterior of theta and sigma.
+
+    Theta is the logarithm of the load that half of all full-length runs pass. Sigma is the width of
+    the range of loads around it in which a run may pass or fail, on the same scale: with 0.02, the
+    outcome is uncertain within about 2 % of that load. The weight of a grid point is the
+    probability of its pair of theta and sigma.
 
     The prior of theta is uniform in the logarithm of the load between two bounds. The prior of
     sigma is lognormal around the value that is expected from the sampling of one run and from the
@@ -72,16 +97,12 @@ class CapacityPosterior:
         self.sigmas = np.array(SIGMAS)
         self._bounds = (low, high)
         self._weights: NDArray[np.float64] | None = None
-        density = np.zeros(len(self.sigmas))
-        for spread, weight in _run_spread_prior(run_spread):
-            log_center = math.log(math.hypot(sampling_sigma, spread))
-            deviations = (np.log(self.sigmas) - log_center) / math.log(SIGMA_FACTOR)
-            density += weight * np.exp(-0.5 * deviations**2)
-        log_prior = np.log(np.maximum(density, MIN_DENSITY))
+        log_prior = _log_prior_of_sigma(self.sigmas, sampling_sigma, run_spread)
+        # The prior of theta is uniform, so that every theta starts with the same weights.
         self._log_weights = np.broadcast_to(log_prior, (GRID_POINTS, len(self.sigmas))).copy()
 
     def update(self, outcome: TrialOutcome) -> None:
-        """Take the outcome of a trial into account."""
+        """Take the outcome of a trial into account, by Bayes' rule on every grid point."""
         self._log_weights += _log_likelihood(*self._bounds, outcome)
         self._weights = None
 
@@ -89,6 +110,7 @@ class CapacityPosterior:
     def weights(self) -> NDArray[np.float64]:
         """The probability of every grid point, with the shape (thetas, sigmas)."""
         if self._weights is None:
+            # Without the largest logarithm, all exponentials could be too small to represent.
             unscaled = np.exp(self._log_weights - self._log_weights.max())
             self._weights = unscaled / unscaled.sum()
         return self._weights
@@ -115,17 +137,21 @@ class CapacityPosterior:
         )
 
     def highest_load_passing(self, probability: float) -> float:
-        """Return the highest load that a full-length run passes with this probability."""
-        matters = self.weights > NEGLIGIBLE_WEIGHT
-        log_loads = np.broadcast_to(self.log_loads[:, None], matters.shape)[matters]
-        sigmas = np.broadcast_to(self.sigmas, matters.shape)[matters]
-        weights = self.weights[matters]
+        """Return the highest load that a full-length run passes with this probability.
+
+        The probability to pass is averaged over all pairs of theta and sigma by their weights.
+        """
+        is_relevant = self.weights > NEGLIGIBLE_WEIGHT
+        thetas = np.broadcast_to(self.log_loads[:, None], is_relevant.shape)[is_relevant]
+        sigmas = np.broadcast_to(self.sigmas, is_relevant.shape)[is_relevant]
+        weights = self.weights[is_relevant]
         # The probability to pass falls with the load, so that the load is found by bisection.
         low = float(self.log_loads[0])
         high = float(self.log_loads[-1])
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            pass_probability = float((weights * normal_cdf((log_loads - middle) / sigmas)).sum())
+            pass_probabilities = normal_cdf((thetas - middle) / sigmas)
+            pass_probability = float((weights * pass_probabilities).sum())
             if pass_probability >= probability:
                 low = middle
             else:
@@ -134,6 +160,7 @@ class CapacityPosterior:
 
 
 def _log_load_grid(low: float, high: float) -> NDArray[np.float64]:
+    """Return the grid of theta: evenly spaced logarithms of the loads between two bounds."""
     return np.linspace(math.log(low), math.log(high), GRID_POINTS)
 
 
@@ -141,14 +168,20 @@ def _log_load_grid(low: float, high: float) -> NDArray[np.float64]:
 # Each cached array takes 384 kB.
 @lru_cache(maxsize=48)
 def _log_likelihood(low: float, high: float, outcome: TrialOutcome) -> NDArray[np.float64]:
-    """Return the log likelihood of an outcome at each grid point between two bounds."""
+    """Return the log likelihood of an outcome at each grid point between two bounds.
+
+    The array has the shape (thetas, sigmas). A pass is likely where theta is above the load of the
+    trial, a failure where it is below. With the probability of a lapse the outcome is a matter of
+    chance, so that no single trial rules a load out.
+    """
     distances = _log_load_grid(low, high)[:, None] - math.log(outcome.load)
     deviations = distances / np.array(SIGMAS)[None, :]
     if not outcome.passed:
         deviations = -deviations
     probabilities = (deviations > 0).astype(np.float64)
-    # Only a third of a narrow grid, and a fiftieth of a wide one, is not certain.
-    is_uncertain = np.abs(deviations) < CERTAIN
+    # The normal distribution is slow to compute, and only needed where the outcome is not certain:
+    # in a third of a narrow grid, and in a fiftieth of a wide one.
+    is_uncertain = np.abs(deviations) < CERTAIN_DEVIATIONS
     probabilities[is_uncertain] = normal_cdf(deviations[is_uncertain])
     likelihoods = outcome.lapse / 2 + (1 - outcome.lapse) * probabilities
     log_likelihoods: NDArray[np.float64] = np.log(likelihoods)
@@ -156,11 +189,36 @@ def _log_likelihood(low: float, high: float, outcome: TrialOutcome) -> NDArray[n
     return log_likelihoods
 
 
-def _run_spread_prior(run_spread: float | None) -> list[tuple[float, float]]:
-    """Return the possible variations from run to run, each with its probability."""
+def _log_prior_of_sigma(
+    sigmas: NDArray[np.float64], sampling_sigma: float, run_spread: float | None
+) -> NDArray[np.float64]:
+    """Return the logarithm of the prior density of each sigma, up to a constant.
+
+    The outcome of a run varies because it is a sample of requests, and because the server varies
+    from run to run. The variances of the two add up. Around the sum sigma is lognormal, because it
+    is known only roughly beforehand.
+    """
+    density = np.zeros(len(sigmas))
+    for possible in _run_spread_prior(run_spread):
+        expected_log_sigma = math.log(math.hypot(sampling_sigma, possible.run_spread))
+        deviations = (np.log(sigmas) - expected_log_sigma) / math.log(SIGMA_FACTOR)
+        density += possible.probability * np.exp(-0.5 * deviations**2)
+    return np.log(np.maximum(density, MIN_DENSITY))
+
+
+def _run_spread_prior(run_spread: float | None) -> list[_WeightedSpread]:
+    """Return the possible variations from run to run, each with its probability.
+
+    A known variation is the only one. An unknown one is lognormal around the median of servers, and
+    evenly spaced values stand for that distribution.
+    """
     if run_spread is not None:
-        return [(run_spread, 1.0)]
-    deviations = np.linspace(-2, 2, RUN_SPREAD_STEPS)
-    weights = np.exp(-0.5 * deviations**2)
-    spreads = RUN_SPREAD * RUN_SPREAD_FACTOR**deviations
-    return list(zip(spreads.tolist(), (weights / weights.sum()).tolist(), strict=True))
+        return [_WeightedSpread(run_spread, 1.0)]
+    deviations = np.linspace(-RUN_SPREAD_DEVIATIONS, RUN_SPREAD_DEVIATIONS, RUN_SPREAD_STEPS)
+    densities = np.exp(-0.5 * deviations**2)
+    probabilities = densities / densities.sum()
+    run_spreads = MEDIAN_RUN_SPREAD * RUN_SPREAD_FACTOR**deviations
+    return [
+        _WeightedSpread(spread, probability)
+        for spread, probability in zip(run_spreads.tolist(), probabilities.tolist(), strict=True)
+    ]

@@ -35,8 +35,10 @@ SUSTAIN_TRIALS = 1.9
 """Longer trials: of nine packaged workloads, six took one, two took two and one took five."""
 LOWERING_TRIALS = 2.5
 """Longer trials left while each lower load fails: half of the time the next one is sustained."""
-LENGTH_OF_PROBE = 0.7
+MEAN_TRIAL_LENGTH = 0.7
 """The part of its full length that a trial lasts on average: most are decided before."""
+MIN_RELATIVE_WIDTH = 1e-9
+"""Keeps the width of an interval above zero, so that its logarithm can be taken."""
 
 
 class TrialsLeft(NamedTuple):
@@ -49,7 +51,11 @@ class TrialsLeft(NamedTuple):
 def estimate_trials_left(
     search: LoadSearch, *, runs_to_end: bool = False, trial_s: float = math.inf
 ) -> TrialsLeft:
-    """Return what is left of a search that has not ended.
+    """Return how many trials are left of a search that has not ended, and how long they take.
+
+    Three kinds of trials follow each other: those that narrow the interval, a confirmation, and
+    longer ones that show whether the load is sustained. A search that has reached one kind needs no
+    more of those before.
 
     Args:
         search: The search, with the results of its trials so far.
@@ -57,44 +63,80 @@ def estimate_trials_left(
         trial_s: The full length of a trial. With few requests in a trial its outcome varies more,
             so that more trials are needed.
     """
-    trial = search.next_trial()
-    kind = "" if trial is None else trial.kind
     settings = search.settings
-    probes = 0.0 if kind in CONFIRMING_KINDS else _probes_left(search, trial_s)
-    confirmations = 0.0 if kind == "sustain" else CONFIRMATION_TRIALS
-    has_longer_trials = settings.has_longer_trials or kind == "sustain"
-    longer_trials = _longer_trials_left(search) if has_longer_trials else 0.0
-    trials = probes + confirmations + longer_trials
-    probe_length = 1.0 if runs_to_end else LENGTH_OF_PROBE
-    lengths = probes * probe_length + confirmations + longer_trials * settings.sustain_length_factor
-    most_trials = max(settings.max_trials - len(search.results), 1)
-    return TrialsLeft(min(trials, most_trials), lengths * min(most_trials / trials, 1.0))
+    next_trial = search.next_trial()
+    next_kind = "" if next_trial is None else next_trial.kind
+    is_sustaining = next_kind == "sustain"
+    narrowing_trials = 0.0
+    if next_kind not in CONFIRMING_KINDS:
+        narrowing_trials = _trials_until_confirmation(search, trial_s)
+    confirmations = 0.0 if is_sustaining else CONFIRMATION_TRIALS
+    longer_trials = 0.0
+    if is_sustaining or settings.has_longer_trials:
+        longer_trials = _longer_trials_left(search)
+    trials = narrowing_trials + confirmations + longer_trials
+    lengths = (
+        narrowing_trials * (1.0 if runs_to_end else MEAN_TRIAL_LENGTH)
+        + confirmations
+        + longer_trials * settings.sustain_length_factor
+    )
+    allowed_trials = max(settings.max_trials - len(search.results), 1)
+    allowed_share = min(allowed_trials / trials, 1.0)
+    return TrialsLeft(min(trials, allowed_trials), lengths * allowed_share)
 
 
-def _probes_left(search: LoadSearch, trial_s: float) -> float:
-    """Return the number of trials until a load can be confirmed."""
+def _trials_until_confirmation(search: LoadSearch, trial_s: float) -> float:
+    """Return the number of trials until a load can be confirmed, for example 7.5.
+
+    It is the sum of the trials that find a bracket, of those that halve the interval until it is as
+    narrow as requested, and of those that make up for outcomes that vary by chance.
+    """
     settings = search.settings
-    until_enough = max(ENOUGH_TRIALS - len(search.results), 1.0)
+    trials_until_enough = ENOUGH_TRIALS - len(search.results)
     if settings.run_spread is None:
         # The variation has to be learned: most such searches end by their number of trials.
-        return max(ENOUGH_TRIALS - len(search.results) - CONFIRMATION_TRIALS, 1.0)
-    width = search.relative_width
+        return max(trials_until_enough - CONFIRMATION_TRIALS, 1.0)
+    relative_width = search.relative_width
     bracket_trials = 0.0
-    if width is None:
-        width = math.log(settings.first_step) / 2 / settings.precision
-        bracket_trials = BRACKET_TRIALS.get(settings.first_step, BRACKET_TRIALS[BRACKET_STEP])
-        if search.results:
-            bracket_trials /= 2
-    halvings = math.log2(max(width, 1e-9))
-    outcome_sigma = math.hypot(settings.run_spread, SIGMA_PER_NOISE * _noise(search, trial_s))
-    noise_trials = NOISE_TRIALS * (outcome_sigma / settings.precision) ** 2
-    noise_trials *= min(max(halvings, 0.0), 1.0)
-    trials = bracket_trials + max(halvings + EXTRA_TRIALS, 1.0) + noise_trials
-    return min(trials, until_enough)
+    if relative_width is None:
+        # The bracket that is still to be found will be one step wide, as a factor.
+        relative_width = math.log(settings.first_step) / 2 / settings.precision
+        bracket_trials = _bracket_trials_left(search)
+    halvings = math.log2(max(relative_width, MIN_RELATIVE_WIDTH))
+    halving_trials = max(halvings + EXTRA_TRIALS, 1.0)
+    # An interval that is nearly as narrow as requested needs fewer of these trials.
+    noise_trials = _noise_trials(search, settings.run_spread, trial_s) * min(
+        max(halvings, 0.0), 1.0
+    )
+    trials = bracket_trials + halving_trials + noise_trials
+    return min(trials, max(trials_until_enough, 1.0))
+
+
+def _bracket_trials_left(search: LoadSearch) -> float:
+    """Return the number of trials until a load has passed and one has failed.
+
+    After the first trial, half of them are taken to be done.
+    """
+    first_step = search.settings.first_step
+    trials = BRACKET_TRIALS.get(first_step, BRACKET_TRIALS[BRACKET_STEP])
+    return trials / 2 if search.results else trials
+
+
+def _noise_trials(search: LoadSearch, run_spread: float, trial_s: float) -> float:
+    """Return how many trials more a search needs because outcomes vary by chance.
+
+    They grow with the square of the variation of the outcomes, in units of the precision.
+    """
+    outcome_sigma = math.hypot(run_spread, SIGMA_PER_NOISE * _sampling_noise(search, trial_s))
+    return NOISE_TRIALS * (outcome_sigma / search.settings.precision) ** 2
 
 
 def _longer_trials_left(search: LoadSearch) -> float:
-    """Return the number of trials until the highest sustained load is known."""
+    """Return the number of trials until the highest sustained load is known.
+
+    Each trial halves the gap between the highest load that is sustained and the lowest one that is
+    not. While one of the two is not known, the number is an average over past searches.
+    """
     result = search.result
     if result.unsustained_load is None:
         return SUSTAIN_TRIALS
@@ -106,15 +148,18 @@ def _longer_trials_left(search: LoadSearch) -> float:
     return float(max(math.ceil(halvings), 1))
 
 
-def _noise(search: LoadSearch, trial_s: float) -> float:
+def _sampling_noise(search: LoadSearch, trial_s: float) -> float:
     """Return the share by which the outcome of a trial varies by chance.
 
-    It is 1 / sqrt(n) for n requests.
+    It is 1 / sqrt(n) for n requests: 0.02 for 2500 requests. Before the first trial, n is the rate
+    of the next one multiplied by its length. For numbers of virtual users n is not known, and the
+    noise is taken to be 0.
     """
-    known = [result.sampling_noise for result in search.results if result.sampling_noise > 0]
-    if known:
-        return known[-1]
-    trial = search.next_trial()
-    if trial is None or search.settings.is_integer:
+    known_noises = [result.sampling_noise for result in search.results if result.sampling_noise > 0]
+    if known_noises:
+        return known_noises[-1]
+    next_trial = search.next_trial()
+    if next_trial is None or search.settings.is_integer:
         return 0.0
-    return 1 / math.sqrt(max(trial.load * trial_s, 1.0))
+    expected_requests = max(next_trial.load * trial_s, 1.0)
+    return 1 / math.sqrt(expected_requests)

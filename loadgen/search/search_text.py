@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
+from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
 from loadgen.core.stats.intervals import length_to_meet_s
 from loadgen.render.section import Facts, Section, Table, section
 from loadgen.repeated import capacity
@@ -18,6 +19,7 @@ from loadgen.search.search_results import (
 )
 from loadgen.search.search_settings import ENOUGH_TRIALS, INTERVAL_CONFIDENCE
 
+SECONDS_PER_MINUTE = 60
 QUERIES_UNIT = " queries/s"
 """The unit of loads by MLPerf's rules."""
 
@@ -63,21 +65,27 @@ TRIAL_TABLE_HEADER = (
     "good requests/s",
     "why",
 )
-SEED_SPREAD = "1.9 %"
-"""Of the peak, between other official seeds of arrivals and sample orders (v5.1, v6.0, v6.1)."""
+MLPERF_SEED_VARIATION = "1.9 %"
+"""How much the capacity differs between MLPerf's official seeds (v5.1, v6.0 and v6.1).
+
+The seeds determine the arrivals and the order of the samples.
+"""
 USED_BY_COST = (
     "this is the load that loadgen cost and loadgen size use, with the steady tokens of that run"
 )
 MAX_INVALID_SHOWN = 2
-LENGTH_STEP_S = 10  # to which a proposed length of a trial is rounded up
-MUCH_LONGER = 2  # times its load: the last responses of a trial came late
+"""The number of invalid trials that the report names: the last ones, which ended the search."""
+PROPOSED_LENGTH_STEP_S = 10
+"""A proposed length of a trial is rounded up to a multiple of this."""
+LATE_RESPONSES_FACTOR = 2
+"""The last responses came late if a trial took so many times as long as its load."""
 
 
 # Progress: one line before and one after each trial
 
 
 def describe_planned_trial(trial: PlannedTrial, unit: str) -> str:
-    """Return the line that is printed before a trial."""
+    """Return the line that is printed before a trial, for example "trial 3: 12.5/s (trial)"."""
     length = f", {trial.length_factor:g} times the length" if trial.length_factor > 1 else ""
     return f"trial {trial.number}: {trial.load:.4g}{unit} ({KIND_LABELS[trial.kind]}{length})"
 
@@ -91,13 +99,18 @@ def describe_trial_result(result: TrialResult) -> str:
 
 
 def describe_late_responses(result: TrialResult, trial_s: float, warmup_s: float = 0.0) -> str:
-    """Return a note if the responses of a trial took longer than its load, else "".
+    """Return a note if the last responses of a trial came long after its load ended, else "".
 
-    `trial_s` is the full length of the load of a trial, `warmup_s` that of its warm-up.
+    A backlog that takes so long to work off would have grown further under a longer load.
+
+    Args:
+        result: The result of the trial.
+        trial_s: The full length of the load of an ordinary trial, in seconds.
+        warmup_s: The length of the warm-up before it.
     """
     load_s = trial_s * result.length_factor + warmup_s
-    is_timely = result.duration_s < MUCH_LONGER * load_s
-    if result.ended_early or not result.is_valid or is_timely:
+    is_timely = result.duration_s < LATE_RESPONSES_FACTOR * load_s
+    if is_timely or result.ended_early or not result.is_valid:
         return ""
     late_by = format.duration(result.duration_s - load_s)
     return (
@@ -116,7 +129,8 @@ def describe_stop(result: SearchResult) -> str:
     text = label.format(start=_start_label(result))
     if result.stop_reason != "undecided" or result.needed_load_s is None:
         return text
-    needed_s = math.ceil(result.needed_load_s / LENGTH_STEP_S) * LENGTH_STEP_S
+    step_count = math.ceil(result.needed_load_s / PROPOSED_LENGTH_STEP_S)
+    needed_s = step_count * PROPOSED_LENGTH_STEP_S
     return f"{text}. Search again with trials of {format.duration(needed_s)}: -d {needed_s}s"
 
 
@@ -136,29 +150,43 @@ def describe_capacity(result: SearchResult, trials: Sequence[TrialResult], unit:
 def headline(
     result: SearchResult, trials: Sequence[TrialResult], term_names: Sequence[str], unit: str
 ) -> str:
-    """Return the result of a search in one sentence or two. `term_names` are those of its goal."""
+    """Return the result of a search in one to four sentences.
+
+    They state the capacity, whether it is sustained if that is not known, and why the search ended.
+    `term_names` are the names of the objectives, for example "ttft p99".
+    """
     terms = ", ".join(term_names)
-    ending = describe_stop(result)
+    ending = f"The search ended: {describe_stop(result)}."
     load, state = capacity_and_state(result, trials)
     if load is None:
-        return f"No load is known that holds within the SLO ({terms}). The search ended: {ending}."
-    found = describe_capacity(result, trials, unit)
-    unknown = ""
-    if state == "confirmed":
-        unknown = f" Whether it is sustained is not known: {result.sustained_reason}."
-        if result.length_factor > 1:
-            option = "--min-duration" if unit == QUERIES_UNIT else "--duration"
-            unknown += f" Longer trials show it: {option}."
+        return f"No load is known that holds within the SLO ({terms}). {ending}"
+    capacity_text = describe_capacity(result, trials, unit)
+    open_question = _describe_unknown_sustainability(result, unit) if state == "confirmed" else ""
     return (
-        f"Highest load within the SLO ({terms}), by search: {found}.{unknown} "
-        f"The search ended: {ending}."
+        f"Highest load within the SLO ({terms}), by search: {capacity_text}.{open_question} "
+        f"{ending}"
     )
+
+
+def _describe_unknown_sustainability(result: SearchResult, unit: str) -> str:
+    """Return why it is not known whether a confirmed load is sustained, and what would show it.
+
+    The text begins with a space, so that it can follow another sentence.
+    """
+    text = f" Whether it is sustained is not known: {result.sustained_reason}."
+    if result.length_factor <= 1:
+        return text
+    option = "--min-duration" if unit == QUERIES_UNIT else "--duration"
+    return f"{text} Longer trials show it: {option}."
 
 
 def confirmation_section(
     result: SearchResult, trials: Sequence[TrialResult], unit: str, *, simulated: bool
 ) -> Section:
-    """Return the section with the capacity, what was confirmed, the interval and the effort."""
+    """Return the section with the capacity, what was confirmed, the interval and the effort.
+
+    `simulated` says that a performance model responded, whose error is then the largest.
+    """
     rows = [
         ("Capacity", describe_capacity(result, trials, unit)),
         *confirmation_rows(result, trials, unit),
@@ -183,6 +211,7 @@ def _interval_rows(result: SearchResult, unit: str, *, simulated: bool) -> list[
 
 
 def _describe_effort(result: SearchResult) -> str:
+    """Return how long the trials took, and how much of that time the confirmations took."""
     return (
         f"{format.duration(result.duration_s)} in {format.counted(result.trial_count, 'trial')}, "
         f"{format.duration(result.confirmation_s)} of it confirming"
@@ -190,6 +219,7 @@ def _describe_effort(result: SearchResult) -> str:
 
 
 def _invalid_trial_rows(trials: Sequence[TrialResult]) -> list[tuple[str, str]]:
+    """Return a row for each of the last invalid trials, with the reason why it is not valid."""
     invalid = [trial for trial in trials if not trial.is_valid]
     return [
         ("Not valid", f"trial {trial.number}: {trial.reason}")
@@ -198,12 +228,17 @@ def _invalid_trial_rows(trials: Sequence[TrialResult]) -> list[tuple[str, str]]:
 
 
 def describe_interval_coverage(result: SearchResult, *, simulated: bool) -> str:
-    """Return what the interval of a search covers and what it does not, the largest first."""
+    """Return which sources of error the interval of a search covers, and which it does not.
+
+    In a simulation the error of the performance model is the largest one, and not covered. On a
+    real server the interval covers the variation from run to run, and changes of the server that
+    recur within the trials.
+    """
     if simulated:
         return (
             f"the model is wrong by {format.shares(MODEL_ERROR)} (docs/simulation.md); other "
-            f"sample orders and seeds change it by up to {SEED_SPREAD}; this interval covers the "
-            "search's own noise, and neither of these"
+            f"sample orders and seeds change it by up to {MLPERF_SEED_VARIATION}; this interval "
+            "covers the search's own noise, and neither of these"
         )
     is_learned = result.run_spread_source == "learned"
     origin = "learned from these runs: --run-spread tells it" if is_learned else "as told"
@@ -215,46 +250,63 @@ def describe_interval_coverage(result: SearchResult, *, simulated: bool) -> str:
 
 
 def _describe_horizon(result: SearchResult) -> str:
-    """Return within which time changes recur that the interval covers, or "" if it covers none."""
+    """Return within which time changes recur that the interval covers, or "" if it covers none.
+
+    If that recurrence horizon is shorter than usual, the text states how long trials have to be for
+    the usual one, in whole minutes.
+    """
     if result.horizon_s is None:
         return ""
-    horizon = f", for {capacity.describe_horizon(result.horizon_s)}"
+    covered_changes = f", for {capacity.describe_horizon(result.horizon_s)}"
     if result.horizon_s >= capacity.HORIZON_S:
-        return horizon
+        return covered_changes
     needed_s = length_to_meet_s(capacity.HORIZON_S, INTERVAL_CONFIDENCE)
-    needed = format.duration(60 * math.ceil(needed_s / 60))
-    return f"{horizon} (trials of {needed} look for all of them: -d)"
+    needed_minutes = math.ceil(needed_s / SECONDS_PER_MINUTE)
+    needed_length = format.duration(SECONDS_PER_MINUTE * needed_minutes)
+    return f"{covered_changes} (trials of {needed_length} look for all of them: -d)"
 
 
 def confirmation_rows(
     result: SearchResult, trials: Sequence[TrialResult], unit: str
 ) -> list[tuple[str, str]]:
-    """Return the rows of the steady and of the confirmed load.
+    """Return the row of the highest sustained load, and that of the confirmed load.
 
-    The capacity is the load of a longer trial if there is one, else the confirmed load.
+    A row is left out if there is nothing to say. The sustained load comes first, because it is the
+    capacity if a longer trial showed it.
     """
-    is_shown_longer = result.sustained_load is not None and result.length_factor > 1
-    confirmed_rows = []
+    rows = []
+    sustained_load = _describe_steady_load(result, unit)
+    if sustained_load is not None:
+        rows.append(("Steady", sustained_load + _describe_evidence_of_steadiness(result, trials)))
     if result.confirmed_load is not None:
-        used = "" if is_shown_longer else f"; {USED_BY_COST}"
-        confirmed = (
-            f"{result.confirmed_load:.4g}{unit}, a run at full length {_start_label(result)} met "
-            f"every term{used}"
-        )
-        confirmed_rows = [(confirmed_load_label(result, trials), confirmed)]
-    steady = _describe_steady_load(result, unit)
-    if steady is None:
-        return confirmed_rows
-    has_reason = bool(result.sustained_reason) and result.sustained_load is not None
-    if has_reason and not result.is_by_rules_only:
-        steady += f"; {result.sustained_reason}"
+        label = confirmed_load_label(result, trials)
+        rows.append((label, _describe_confirmed_load(result, result.confirmed_load, unit)))
+    return rows
+
+
+def _describe_confirmed_load(result: SearchResult, confirmed_load: float, unit: str) -> str:
+    """Return the confirmed load as text, and that it is the capacity if no longer trial is."""
+    has_longer_trial = result.sustained_load is not None and result.length_factor > 1
+    use = "" if has_longer_trial else f"; {USED_BY_COST}"
+    return (
+        f"{confirmed_load:.4g}{unit}, a run at full length {_start_label(result)} met "
+        f"every term{use}"
+    )
+
+
+def _describe_evidence_of_steadiness(result: SearchResult, trials: Sequence[TrialResult]) -> str:
+    """Return why the sustained load is known, or is not, to stand behind the load, or ""."""
     if result.is_by_rules_only:
-        steady += f"; {describe_rules_only(result, trials)}"
-    return [("Steady", steady), *confirmed_rows]
+        return f"; {describe_rules_only(result, trials)}"
+    has_reason = bool(result.sustained_reason) and result.sustained_load is not None
+    return f"; {result.sustained_reason}" if has_reason else ""
 
 
 def _describe_steady_load(result: SearchResult, unit: str) -> str | None:
-    """Return the highest sustained load as text, or None if no load was confirmed at all."""
+    """Return the highest sustained load as text, or None if no load was confirmed at all.
+
+    The text states whether a longer trial or only an ordinary one showed it.
+    """
     unsustained = result.unsustained_load
     if result.sustained_load is not None and result.length_factor > 1:
         limit = "" if unsustained is None else f", and not at {unsustained:.4g}{unit}"
@@ -273,19 +325,29 @@ def _describe_steady_load(result: SearchResult, unit: str) -> str | None:
 
 
 def confirmed_load_label(result: SearchResult, trials: Sequence[TrialResult]) -> str:
-    """Return the label of the confirmed load. One that is not the capacity was not seen to last."""
+    """Return the label of the confirmed load.
+
+    It is "Confirmed" if the load is the capacity, else "Held once": it was not seen to last.
+    """
     capacity_load, _ = capacity_and_state(result, trials)
     return "Confirmed" if result.confirmed_load == capacity_load else "Held once"
 
 
 def describe_rules_only(result: SearchResult, trials: Sequence[TrialResult]) -> str:
-    """Return why a load is confirmed by the rules only, and what would show more."""
+    """Return why a load is confirmed by the rules only, and what would show more.
+
+    The rules are those of MLPerf, or the SLO: they do not ask whether the load is sustained. The
+    longer trials of `--sustain` would show it, and take twice as long as a confirmation.
+    """
     reason = f"rules only: {result.sustained_reason}"
     if result.length_factor > 1:
         return reason
-    confirmations = [trial.duration_s for trial in trials if trial.kind == "confirm"]
-    needed = format.duration(2 * max(confirmations, default=0.0))
-    return f"{reason}; --sustain --resume with this folder confirms it, in about {needed} a try"
+    confirmations_s = [trial.duration_s for trial in trials if trial.kind == "confirm"]
+    longer_trial_s = CONFIRMATION_FACTOR * max(confirmations_s, default=0.0)
+    needed_time = format.duration(longer_trial_s)
+    return (
+        f"{reason}; --sustain --resume with this folder confirms it, in about {needed_time} a try"
+    )
 
 
 def _start_label(result: SearchResult) -> str:
@@ -302,7 +364,7 @@ def trial_table(trials: Sequence[TrialResult]) -> Table:
 
 
 def _trial_row(trial: TrialResult) -> tuple[str, ...]:
-    """Return the row of a trial in the table of trials."""
+    """Return the row of a trial in the table of trials, with the cells of TRIAL_TABLE_HEADER."""
     outcome = OUTCOME_LABELS[trial.outcome]
     if trial.ended_early:
         outcome += ", early"
@@ -325,7 +387,7 @@ def describe_units(unit: str) -> str:
 
 
 def _kind_note(trial: TrialResult) -> str:
-    """Return what is special about a trial: a confirmation, its length, growth."""
+    """Return what is special about a trial, for example "2 x length, grows", or ""."""
     notes = []
     if trial.kind == "confirm":
         notes.append("confirmation")

@@ -1,4 +1,8 @@
-"""Finds the highest load that a server sustains, once the SLO alone allows a load."""
+"""Finds the highest load that a server sustains, once a load within the SLO is known.
+
+A load is sustained if the server keeps up with it, so that no queue grows. Within a short trial,
+a queue that grows slowly does not yet break the SLO, so that only a longer trial can show this.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,12 @@ from loadgen.search.search_settings import (
     SearchSettings,
 )
 
-LENGTH_MARGIN = 1.1  # times the length that a trial is expected to need
-MAX_REDUCTION = 0.5  # of the load from one trial to the next
-GAP_TOLERANCE = 1.1  # times the precision: a smaller gap between two loads is not halved again
+LENGTH_MARGIN = 1.1
+"""The length of an extended trial, in units of the length that it is expected to need."""
+MAX_LOAD_REDUCTION = 0.5
+"""The largest share by which the load is lowered from one trial to the next."""
+GAP_TOLERANCE = 1.1
+"""A gap between two loads is not halved again below so many times the requested precision."""
 
 
 class SustainedBracket(NamedTuple):
@@ -34,7 +41,7 @@ class LongerTrial(NamedTuple):
 
 
 class Sustainability(NamedTuple):
-    """Whether a load is sustained, None if it is not known, and the reason."""
+    """Whether a load is sustained, and the reason. `sustained` is None if it is not known."""
 
     sustained: bool | None
     reason: str
@@ -92,38 +99,57 @@ class SustainedSearch:
         return LongerTrial(load, max(factors, default=self.settings.sustain_length_factor))
 
     def sustainability(self, confirmed_load: float | None) -> Sustainability:
-        """Return whether the highest load is sustained. Only a longer trial can show that it is."""
-        bracket = self.bracket()
-        highest = bracket.highest_sustained
-        if highest is not None and highest.length_factor > 1:
-            length = f"held over {highest.length_factor:g} times the length of a trial"
-            return Sustainability(highest.sustained, f"{length}; {highest.sustained_reason}")
-        if bracket.lowest_unsustained is not None:
-            return self._explain_unsustained(bracket.lowest_unsustained)
-        too_short = [result for result in self._growth_trials() if self._needs_longer_trial(result)]
-        if highest is None and too_short:
-            return Sustainability(None, too_short[-1].sustained_reason)
+        """Return whether the highest load found is sustained, and why.
+
+        Only a longer trial can show that it is. Any trial can show that it is not.
+        """
+        highest_sustained, lowest_unsustained = self.bracket()
+        if highest_sustained is not None and highest_sustained.length_factor > 1:
+            length = f"held over {highest_sustained.length_factor:g} times the length of a trial"
+            reason = f"{length}; {highest_sustained.sustained_reason}"
+            return Sustainability(highest_sustained.sustained, reason)
+        if lowest_unsustained is not None:
+            return self._explain_unsustained(lowest_unsustained)
+        too_short_trials = [
+            result for result in self._growth_trials() if self._needs_longer_trial(result)
+        ]
+        if highest_sustained is None and too_short_trials:
+            return Sustainability(None, too_short_trials[-1].sustained_reason)
         if confirmed_load is None:
             return Sustainability(None, "no load was confirmed")
         return Sustainability(None, "no trial was longer than the rules ask for")
 
     def failure_reason(self) -> str:
-        """Return why no load is confirmed, as a stop reason, or "" if one is or may be."""
+        """Return why no load could be confirmed, as a stop reason, or "" if one is or may be.
+
+        It is "undecided" if a trial passed that could not show whether its load is sustained, and
+        "unconfirmed" if every trial failed or showed growth.
+        """
         if not self.settings.requires_sustained:
             return ""
-        bracket = self.bracket()
-        is_open = bracket.lowest_unsustained is None and not self._is_untested(self._highest_load())
-        if bracket.highest_sustained is not None or is_open:
+        highest_sustained, lowest_unsustained = self.bracket()
+        if highest_sustained is not None:
+            return ""
+        if lowest_unsustained is None and not self._is_untested(self._highest_load()):
             return ""
         growth_trials = self._growth_trials()
-        is_unknown = any(result.has_passed and result.sustained is None for result in growth_trials)
-        return "undecided" if is_unknown or not growth_trials else "unconfirmed"
+        has_unknown_growth = any(
+            result.has_passed and result.sustained is None for result in growth_trials
+        )
+        return "undecided" if has_unknown_growth or not growth_trials else "unconfirmed"
 
     @property
     def needed_load_s(self) -> float | None:
-        """How long the load of a trial has to last to show whether it is sustained, if known."""
-        needed = [result.needed_load_s or 0.0 for result in self._growth_trials()]
-        return max(needed, default=0.0) or None
+        """How long the load of a trial has to last to show whether it is sustained.
+
+        It is the longest time that any trial proposed, or None if no trial proposed one.
+        """
+        proposed_s = [
+            result.needed_load_s
+            for result in self._growth_trials()
+            if result.needed_load_s is not None and result.needed_load_s > 0
+        ]
+        return max(proposed_s, default=None)
 
     def _growth_trials(self) -> list[TrialResult]:
         """Return the longer trials, and the confirmations whose load may not be sustained."""
@@ -135,6 +161,7 @@ class SustainedSearch:
         ]
 
     def _is_doubtful_confirmation(self, result: TrialResult) -> bool:
+        """Return whether a confirmation met the SLO without showing that its load is sustained."""
         is_confirmation = result.kind == "confirm" and result.has_passed
         return is_confirmation and not self._is_sustained(result)
 
@@ -142,7 +169,11 @@ class SustainedSearch:
         return [result for result in self.results if result.is_valid and result.kind == "confirm"]
 
     def _is_sustained(self, result: TrialResult) -> bool:
-        """Return whether a trial passed and showed of growth what the settings require."""
+        """Return whether a trial passed, and its load counts as sustained.
+
+        By default a load counts as sustained until a trial shows growth. With `requires_sustained`
+        the trial has to show that nothing grows.
+        """
         if self.settings.requires_sustained:
             return result.has_passed and result.sustained is True
         return result.has_passed and result.sustained is not False
@@ -154,22 +185,27 @@ class SustainedSearch:
     def _extended_trial(self, result: TrialResult) -> LongerTrial | None:
         """Return a longer trial at the load of `result`.
 
-        Return None if trials may not be extended, or if the longest one would hardly decide either.
+        Return None if trials may not be extended, or if even the longest one would be shorter than
+        half of the needed length, and so would hardly decide either.
         """
         needed_factor = self._needed_length_factor(result)
         is_longest = result.length_factor >= MAX_LENGTH_FACTOR
-        is_hopeless = needed_factor > 2 * MAX_LENGTH_FACTOR
-        if not self.settings.may_extend_trials or is_longest or is_hopeless:
+        is_out_of_reach = needed_factor > 2 * MAX_LENGTH_FACTOR
+        if not self.settings.may_extend_trials or is_longest or is_out_of_reach:
             return None
         return LongerTrial(result.load, min(needed_factor, MAX_LENGTH_FACTOR))
 
     def _needed_length_factor(self, result: TrialResult) -> float:
-        """Return how long a trial has to be to decide, at least twice as long as `result` was."""
-        doubled = 2 * result.length_factor
+        """Return how long a trial has to be to decide, in lengths of an ordinary trial.
+
+        It is at least twice as long as `result` was, so that a few extensions are enough.
+        """
+        doubled_factor = 2 * result.length_factor
         if self.settings.trial_load_s is None or result.needed_load_s is None:
-            return doubled
+            return doubled_factor
         needed_s = LENGTH_MARGIN * result.needed_load_s
-        return max(doubled, float(math.ceil(needed_s / self.settings.trial_load_s)))
+        needed_factor = float(math.ceil(needed_s / self.settings.trial_load_s))
+        return max(doubled_factor, needed_factor)
 
     def _highest_load(self) -> float:
         """Return the highest load within the SLO, below any load that grew."""
@@ -177,37 +213,57 @@ class SustainedSearch:
         return min(self.highest_within_slo, below_growing)
 
     def _next_load(self) -> float | None:
-        """Return the load of the next longer trial, or None if there is none to try."""
-        highest_load = self._highest_load()
-        precision = self.settings.precision
-        sustained, unsustained = self.bracket()
-        if sustained is None and unsustained is None:
-            is_wanted = self.settings.has_longer_trials or self._is_untested(highest_load)
-            return highest_load if is_wanted else None
-        if unsustained is None:
-            return None  # The highest load within the SLO is sustained.
-        if sustained is None:
-            failed_count = len({result.load for result in self._growth_trials()})
-            reduction = min(precision * 2 ** (failed_count - 1), MAX_REDUCTION)
-            load = highest_load * (1 - reduction)
-            if load >= unsustained.load:
-                load = unsustained.load * (1 - precision)
-            return self._untried_load(load)
-        closest = sustained.load * (1 + GAP_TOLERANCE * precision) + self.settings.min_load_gap
-        if unsustained.load <= closest:
+        """Return the load of the next longer trial, or None if there is none to try.
+
+        The first trial runs at the highest load within the SLO. If that load is not sustained, the
+        load is lowered until one is, and then the gap between the two is halved.
+        """
+        sustained_trial, unsustained_trial = self.bracket()
+        if unsustained_trial is None:
+            return self._first_load() if sustained_trial is None else None
+        if sustained_trial is None:
+            return self._untried_load(self._lowered_load(unsustained_trial.load))
+        smallest_gap_end = sustained_trial.load * (1 + GAP_TOLERANCE * self.settings.precision)
+        if unsustained_trial.load <= smallest_gap_end + self.settings.min_load_gap:
             return None
-        return self._untried_load(math.sqrt(sustained.load * unsustained.load))
+        return self._untried_load(math.sqrt(sustained_trial.load * unsustained_trial.load))
+
+    def _first_load(self) -> float | None:
+        """Return the highest load within the SLO, or None if no trial has to show it as sustained.
+
+        The confirmation may have shown already that nothing grows at this load.
+        """
+        highest_load = self._highest_load()
+        needs_trial = self.settings.has_longer_trials or self._is_untested(highest_load)
+        return highest_load if needs_trial else None
+
+    def _lowered_load(self, unsustained_load: float) -> float:
+        """Return a lower load than all that were not sustained.
+
+        It lies below the highest load within the SLO by the precision, and by twice as much with
+        each further load that was not sustained: 2 %, 4 %, 8 % and so on.
+        """
+        precision = self.settings.precision
+        unsustained_count = len({result.load for result in self._growth_trials()})
+        reduction = min(precision * 2.0 ** (unsustained_count - 1), MAX_LOAD_REDUCTION)
+        load = self._highest_load() * (1 - reduction)
+        if load >= unsustained_load:
+            return unsustained_load * (1 - precision)
+        return load
 
     def _is_untested(self, load: float) -> bool:
-        """Return whether an ordinary trial still has to show that this load is sustained."""
+        """Return whether no ordinary trial has shown yet that this load is sustained.
+
+        A trial at a higher load shows it too.
+        """
         if not self.settings.requires_sustained:
             return False
-        ordinary = [
+        ordinary_results = [
             result
             for result in self.results
             if result.is_valid and result.kind != "sustain" and result.load >= load
         ]
-        return not any(self._is_sustained(result) for result in ordinary)
+        return not any(self._is_sustained(result) for result in ordinary_results)
 
     def _untried_load(self, load: float) -> float | None:
         """Return the load, or None if it was tried before or is too low."""
@@ -217,9 +273,13 @@ class SustainedSearch:
         return None if load < self.settings.low or load in tried_loads else load
 
     def _explain_unsustained(self, unsustained: TrialResult) -> Sustainability:
-        """Return why the lowest load that is not sustained is not, or may not be."""
-        has_passed = self.settings.requires_sustained and unsustained.has_passed
-        if has_passed and unsustained.sustained is None:
+        """Return why the lowest load of an unsustained trial is not sustained, or may not be.
+
+        Such a trial showed growth, or missed the SLO, or left open whether anything grows although
+        the settings require that it shows this.
+        """
+        is_left_open = unsustained.has_passed and unsustained.sustained is None
+        if self.settings.requires_sustained and is_left_open:
             return Sustainability(None, unsustained.sustained_reason)
         if unsustained.sustained is False:
             return Sustainability(False, unsustained.sustained_reason)

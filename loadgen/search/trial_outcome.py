@@ -154,9 +154,14 @@ def recompute_result(output_dir: Path, result: TrialResult, *, mlperf: bool) -> 
 
 
 def select_measured(rows: NDArray[np.void], summary: Summary) -> NDArray[np.void]:
-    """Return the rows of the measured stages."""
-    is_measured = [stage.measured for stage in summary.stages] or [True]
-    return picked(rows, np.array(is_measured)[rows["stage"]])
+    """Return the rows of the measured stages, without those of a warm-up.
+
+    A summary without stages is of a run with a single one, which is measured.
+    """
+    if not summary.stages:
+        return rows
+    is_stage_measured = np.array([stage.measured for stage in summary.stages])
+    return picked(rows, is_stage_measured[rows["stage"]])
 
 
 def judge_search_trial(
@@ -205,50 +210,54 @@ def judge_trial(goal: Goal, records: TrialRecords, early_decision: Decision | No
 
 
 def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
-    """Return the outcome of a trial that ran to its end, by its misses."""
+    """Return the outcome of a trial that ran to its end, by its misses.
+
+    The trial failed if it exceeds any term. It is invalid if so many requests were unfinished that
+    they could change the outcome.
+    """
     due_rows = records.due_rows
-    finished = due_rows[due_rows["status"] != columns.CANCELLED]
-    unfinished_count = int((finished["status"] == columns.UNFINISHED).sum())
-    is_undecided = outcomes.is_undecided(unfinished_count, len(finished))
-    exceeded = _describe_exceeded_terms(goal, finished, is_undecided=is_undecided)
-    if exceeded:
-        return Decision(FAILED, "misses", "; ".join(exceeded), records.end_ns)
+    counted_rows = due_rows[due_rows["status"] != columns.CANCELLED]
+    unfinished_count = int((counted_rows["status"] == columns.UNFINISHED).sum())
+    is_undecided = outcomes.is_undecided(unfinished_count, len(counted_rows))
+    exceeded_terms = _describe_exceeded_terms(goal, counted_rows, is_undecided=is_undecided)
+    if exceeded_terms:
+        return Decision(FAILED, "misses", "; ".join(exceeded_terms), records.end_ns)
     if records.summary.goodput.met is False:  # by the terms of tasks, or of a class of requests
         missed = "; ".join(missed_by(records.summary))
         return Decision(FAILED, "misses", missed, records.end_ns)
     if is_undecided and goal.request_terms:
-        reason = _describe_unfinished(unfinished_count, len(finished))
+        reason = _describe_unfinished(unfinished_count, len(counted_rows))
         return Decision(INVALID, "unfinished", reason, records.end_ns)
     return Decision(PASSED, "full_length", "at full length", records.end_ns)
 
 
 def _describe_exceeded_terms(
-    goal: Goal, finished: NDArray[np.void], *, is_undecided: bool
+    goal: Goal, counted_rows: NDArray[np.void], *, is_undecided: bool
 ) -> list[str]:
-    """Return for each term that more requests missed than it allows by how many it was missed.
+    """Return a text for each term that more requests missed than it allows.
 
-    Unfinished requests that have not missed a term yet are left out. If they are too many to be
-    left out, they count as if they had met it, so that a term is only exceeded for certain.
+    An example is "12 of 1,000 requests miss ttft p99, 10 allowed". Unfinished requests that have
+    not missed a term yet are left out. If they are too many to be left out (`is_undecided`), they
+    count as if they had met it, so that a term is only exceeded for certain.
     """
-    if not goal.request_terms:
-        return []
-    is_unfinished = finished["status"] == columns.UNFINISHED
-    exceeded = []
-    for index, (name, is_missed) in enumerate(
-        zip(goal.request_terms, goal.find_misses(finished), strict=True)
-    ):
+    is_unfinished = counted_rows["status"] == columns.UNFINISHED
+    request_count = len(counted_rows)
+    exceeded_terms = []
+    misses_by_term = zip(goal.request_terms, goal.find_misses(counted_rows), strict=True)
+    for term_index, (term_name, is_missed) in enumerate(misses_by_term):
         missed_count = int(is_missed.sum())
-        left_out = 0 if is_undecided else int((is_unfinished & ~is_missed).sum())
-        allowed = goal.allowed_misses(len(finished) - left_out)[index]
+        left_out_count = 0 if is_undecided else int((is_unfinished & ~is_missed).sum())
+        allowed = goal.allowed_misses(request_count - left_out_count)[term_index]
         if missed_count > allowed:
-            requests = format.counted(len(finished), "request")
-            exceeded.append(
-                f"{missed_count:,} of {requests} miss {name}, {max(allowed, 0):,} allowed"
+            requests = format.counted(request_count, "request")
+            exceeded_terms.append(
+                f"{missed_count:,} of {requests} miss {term_name}, {max(allowed, 0):,} allowed"
             )
-    return exceeded
+    return exceeded_terms
 
 
 def _describe_unfinished(unfinished_count: int, count: int) -> str:
+    """Return that too many requests were unfinished to judge the trial, and what helps."""
     return (
         f"{unfinished_count:,} of {count:,} requests were unfinished when the drain ended: too "
         "many to say whether the SLO holds; give a longer --grace, or none"
@@ -258,52 +267,70 @@ def _describe_unfinished(unfinished_count: int, count: int) -> str:
 def _find_invalidity(records: TrialRecords, *, ended_early: bool) -> _Invalidity | None:
     """Return why a trial says nothing about its load, or None if it does.
 
-    Few requests are enough for a trial that ended early, because its misses were counted against
-    the planned number of requests.
+    That is so if the run is not a valid measurement, if the metric of a term cannot be trusted, or
+    if the server was gone. Few requests are enough for a trial that ended early, because its misses
+    were counted against the planned number of requests.
     """
     summary = records.summary
-    for code in summary.verdict.codes:
-        if code.code != "too_few" or not ended_early:
-            return _Invalidity(code.code, reasons.format_reason(code))
+    for verdict_code in summary.verdict.codes:
+        if verdict_code.code != "too_few" or not ended_early:
+            return _Invalidity(verdict_code.code, reasons.format_reason(verdict_code))
     for term in summary.goodput.slo:
-        if term.undecided and (term.metric in summary.unsound or term.low_ms is not None):
+        # A term that is only undecided for lack of samples does not make the trial invalid.
+        is_withheld = term.metric in summary.unsound or term.low_ms is not None
+        if term.undecided and is_withheld:
             return _Invalidity("withheld", term.undecided)
-    count = len(records.rows)
+    return _find_lost_server(records)
+
+
+def _find_lost_server(records: TrialRecords) -> _Invalidity | None:
+    """Return that too many requests found no server, or None if most found one.
+
+    A server that cannot be reached is broken rather than overloaded, so that a lower load would not
+    help.
+    """
+    request_count = len(records.rows)
     gone_count = int(np.isin(records.rows["kind"], SERVER_GONE_KINDS).sum())
-    if gone_count > summary.verdict.limits.failure_share * max(count, 1):
-        reason = (
-            f"{gone_count:,} of {count:,} requests met a server that was gone or ill "
-            "(connections, resets, 5xx)"
-        )
-        return _Invalidity("server_gone", reason)
-    return None
+    max_share = records.summary.verdict.limits.failure_share
+    if gone_count <= max_share * max(request_count, 1):
+        return None
+    reason = (
+        f"{gone_count:,} of {request_count:,} requests met a server that was gone or ill "
+        "(connections, resets, 5xx)"
+    )
+    return _Invalidity("server_gone", reason)
 
 
 def _growth(summary: Summary) -> _Growth:
-    found = summary.sustainable
-    needed_load_s = found.needed_s if found.sustained is None else None
-    return _Growth(found.sustained, found.why, needed_load_s)
+    """Return whether the load of a run was sustained, and if unknown, how long would show it."""
+    sustainability = summary.sustainable
+    is_known = sustainability.sustained is not None
+    needed_load_s = None if is_known else sustainability.needed_s
+    return _Growth(sustainability.sustained, sustainability.why, needed_load_s)
 
 
 def _offered_load(finished: FinishedTrial) -> _OfferedLoad:
     """Return the load that the arrivals offered until the trial was decided.
 
-    The load of sessions is the rate at which they begin. They may be decided after the last one has
-    begun, by their later turns.
+    Random arrivals offer, for example, 30.4/s where 30/s were requested. The load of sessions is
+    the rate at which they begin. A closed loop offers what was requested.
     """
     due_rows = finished.records.due_rows
-    length_s = _load_duration_s(finished.workload, due_rows)
+    load_s = _load_duration_s(finished.workload, due_rows)
     first_turns = due_rows[due_rows["turn"] == 0]
     arrivals_ns = first_turns["due_ns"] - first_turns["due_ns"].min(initial=NEVER_NS)
-    observed_s = length_s
+    observed_s = load_s
     if finished.early_decision is not None:
         decided_at_ns = finished.early_decision.decided_at_ns - _warmup_ns(finished.workload)
-        observed_s = min(decided_at_ns / NS_PER_S, length_s)
-    load = finished.trial.load
+        # Later turns of sessions may decide a trial after the last session has begun.
+        observed_s = min(decided_at_ns / NS_PER_S, load_s)
+    offered_load = finished.trial.load
     if observed_s > 0 and not is_closed_loop(finished.workload):
-        load = float((arrivals_ns < observed_s * NS_PER_S).sum()) / observed_s
-    full_count = len(arrivals_ns) if finished.early_decision is None else load * length_s
-    return _OfferedLoad(load, full_count)
+        observed_arrivals = int((arrivals_ns < observed_s * NS_PER_S).sum())
+        offered_load = observed_arrivals / observed_s
+    if finished.early_decision is None:
+        return _OfferedLoad(offered_load, len(arrivals_ns))
+    return _OfferedLoad(offered_load, offered_load * load_s)
 
 
 def _warmup_ns(workload: Workload) -> int:
@@ -312,20 +339,25 @@ def _warmup_ns(workload: Workload) -> int:
 
 
 def _load_duration_s(workload: Workload, due_rows: NDArray[np.void]) -> float:
-    """Return the planned duration of the measured load, in seconds."""
-    measured = [stage for stage in workload.stages if stage.measured]
-    durations_ns = [stage.duration_ns for stage in measured]
-    planned_ns = _sum_if_known(durations_ns)
+    """Return the planned duration of the measured load, in seconds.
+
+    A stage that is limited by its number of requests has no planned duration. Its load lasts as
+    long as its requests are due, or as the rules require.
+    """
+    measured_stages = [stage for stage in workload.stages if stage.measured]
+    planned_ns = _sum_if_known([stage.duration_ns for stage in measured_stages])
     if planned_ns:
         return planned_ns / NS_PER_S
     if not len(due_rows):
         return 0.0
     arrival_span_ns = int(due_rows["due_ns"].max() - due_rows["due_ns"].min())
-    minimum_ns = sum(stage.at_least.duration_ns for stage in measured if stage.at_least)
+    minimum_ns = sum(stage.at_least.duration_ns for stage in measured_stages if stage.at_least)
     return max(arrival_span_ns, minimum_ns) / NS_PER_S
 
 
 def _sum_if_known(values: Sequence[int | None]) -> int | None:
-    """Return the sum of the values, or None if one is not known."""
-    known = [value for value in values if value]
-    return sum(known) if known and len(known) == len(values) else None
+    """Return the sum of the values, or None if there are none or one is None or 0."""
+    known_values = [value for value in values if value]
+    if not values or len(known_values) < len(values):
+        return None
+    return sum(known_values)

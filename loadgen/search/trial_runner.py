@@ -64,9 +64,11 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 CHECK_INTERVAL_S = 5.0
+"""How often the monitor looks at a running trial."""
 ROWS_PER_CHECK_INTERVAL = 400_000
-"""With each so many records, the monitor looks less often at a simulation: it reads all of them
-each time.
+"""Each so many records of a simulation lengthen the interval of the checks by one CHECK_INTERVAL_S.
+
+A check reads all records so far, so that the checks of a long simulation would take too long.
 """
 TRIAL_SEED_STREAM = "probe"
 
@@ -126,10 +128,12 @@ class TrialRunner:
     def save_progress(self, search: LoadSearch) -> SearchResult:
         """Return the result so far, and write it in case the search is killed."""
         result = search.result
-        trial = PlannedTrial(number=0, load=result.load or 1.0, kind="probe", may_pass_early=False)
+        # The files identify the workload without its load, so that any load serves here.
+        any_load = result.load or 1.0
+        any_trial = PlannedTrial(number=0, load=any_load, kind="probe", may_pass_early=False)
         capacity_files.write_outputs(
             ExperimentOutcome(self.output_dir, search.results, result),
-            self.make_workload(trial),
+            self.make_workload(any_trial),
             resume_command=self.resume_command,
         )
         return result
@@ -151,7 +155,10 @@ class TrialRunner:
         return result
 
     def _run_to_end(self, trial: PlannedTrial) -> FinishedTrial:
-        """Run a trial until its end, or until the monitor has decided its outcome."""
+        """Run a trial until its end, or until the monitor has decided its outcome.
+
+        Raises TrialInterruptedError if the user stopped it before.
+        """
         workload = self._seeded_workload(trial)
         run_dir = experiment.new_run_dir(self.output_dir, self.name_run(trial))
         monitored = _MonitoredRun(
@@ -174,7 +181,12 @@ class TrialRunner:
         return FinishedTrial(trial, workload, records, run_dir, monitored.decision)
 
     def _seeded_workload(self, trial: PlannedTrial) -> Workload:
-        """Return the workload of a trial with its own seed, or else with its own prompts."""
+        """Return the workload of a trial with its own seed, or else with its own prompts.
+
+        The trials of a search are independent samples, so that each has other arrivals and lengths.
+        The load points of a sweep are compared with each other, so that only their prompts differ:
+        a server may not answer from the cache of an earlier run.
+        """
         workload = self.make_workload(trial)
         if not self.has_seed_per_trial:
             same_seed = workload.model_copy(update={"seed": self.seed})
@@ -234,21 +246,25 @@ class _MonitoredRun:
     def _make_monitor(self, schedule: Schedule) -> TrialMonitor | None:
         """Return a monitor of the measured load.
 
-        Return None if it is not monitored, and for a closed loop, whose number of requests is not
-        known beforehand.
+        Return None if the trial is not monitored or sends nothing, and for a closed loop, whose
+        number of requests is not known beforehand.
         """
-        if not self._is_monitored or any(stage.concurrency for stage in schedule.stages):
+        is_closed_loop = any(stage.concurrency for stage in schedule.stages)
+        if is_closed_loop or not self._is_monitored:
             return None
-        measured = [stage for stage in schedule.stages if stage.measured]
-        due_ns = np.concatenate([stage.arrivals_ns + (stage.start_ns or 0) for stage in measured])
+        measured_stages = [stage for stage in schedule.stages if stage.measured]
+        # The arrivals of a stage are relative to its start.
+        due_ns = np.concatenate(
+            [stage.arrivals_ns + (stage.start_ns or 0) for stage in measured_stages]
+        )
         if not len(due_ns):
             return None
         session_requests = None
         if schedule.max_turns > 1:
-            session_requests = sum(stage.slot_count or 0 for stage in measured)
+            session_requests = sum(stage.slot_count or 0 for stage in measured_stages)
         load = PlannedLoad(
             due_ns,
-            start_ns=measured[0].start_ns or 0,
+            start_ns=measured_stages[0].start_ns or 0,
             session_requests=session_requests,
             max_turns=schedule.max_turns,
         )
@@ -262,7 +278,11 @@ class _MonitoredRun:
         return rows if is_measured.all() else picked(rows, is_measured[rows["stage"]])
 
     async def _follow(self, monitor: TrialMonitor, load: RunningLoad) -> None:
-        """Read the records of a real run until its outcome is decided, and then stop its load."""
+        """Read the records of a real run until its outcome is decided, and then stop its load.
+
+        The time of a check is that of the last record that was read, because records are written
+        with a delay.
+        """
         assert self._planned is not None, "a load starts after the plan"
         now_ns = 0
         with contextlib.closing(Tail(self._planned.plan.job.folder)) as tail:
@@ -277,7 +297,10 @@ class _MonitoredRun:
             load.stop()
 
     def _look(self, monitor: TrialMonitor) -> Look:
-        """Return a regular look at a simulation that ends it once its outcome is decided."""
+        """Return a callback with its interval, by which a simulation asks whether to end.
+
+        The simulation calls it with the time and the records since the last call.
+        """
 
         def is_decided(now_ns: int, new_rows: NDArray[np.void]) -> bool:
             self.decision = monitor.add_rows(now_ns, self._measured(new_rows))
