@@ -35,6 +35,10 @@ MAX_ERROR_BYTES = 64 << 10
 MAX_INCOMPLETE_CHUNK_BYTES = 4096
 """The first bytes of a chunk are kept undecoded until the rest arrives, unless they are as many."""
 
+NO_TEMPLATE = (b"", b"")
+"""Stands for the template of plain events before one is known. The Python implementation then
+recognises no events, and the compiled one only those that it can decode."""
+
 MANY_EVENTS = 1 << 40
 """Stands for the number of events of a response whose length was not requested."""
 
@@ -64,7 +68,12 @@ class Exchange(ExchangeState):
 
     @property
     def events_until_urgent(self) -> int:
-        """The number of events that may arrive before one is urgent."""
+        """The number of events that may arrive before one is urgent.
+
+        It is 0 if every event is urgent: before the first output, while no template for plain
+        events is known, and if the server writes chunks in parts (see `splits_chunks`). Otherwise
+        all but the last LAST_EVENTS of the requested output may be read late.
+        """
         if not self.may_batch or self.template is None or self.splits_chunks:
             return 0
         if self.asked_output <= 0:
@@ -74,7 +83,13 @@ class Exchange(ExchangeState):
     # -- reads ---------------------------------------------------------------------------------
 
     def _feed_run(self, arrivals: list[int | Bundle], size_bytes: int, read_at: int) -> None:
-        """Process consecutive reads of plain events."""
+        """Process consecutive reads of plain events.
+
+        Args:
+            arrivals: A timestamp for each event that came alone, or a Bundle.
+            size_bytes: The number of bytes of the reads.
+            read_at: When the last of them was made.
+        """
         self.bytes_received += size_bytes
         timestamps: list[int] = []  # of consecutive events that came alone
         for arrival in arrivals:
@@ -88,7 +103,13 @@ class Exchange(ExchangeState):
             if uncertainty is None:
                 self.reader.count_plain_events(events, timestamp)
             else:
-                self.reader.feed_with_uncertainty([events - 1], [1], timestamp, uncertainty)
+                # A number stands for that many plain events. Only the last is sure to be exact.
+                self.reader.feed_with_uncertainty(
+                    uncertain=[events - 1],
+                    certain=[1],
+                    timestamp=timestamp,
+                    uncertainty=uncertainty,
+                )
         if timestamps:
             self.reader.count_plain_events_at(timestamps)
         self.progress = read_at
@@ -96,7 +117,15 @@ class Exchange(ExchangeState):
     def _feed_read(
         self, data: bytes, timestamp: int, read_at: int, empty_at: int, from_kernel: bool
     ) -> bool:
-        """Process one read. Return True when the response is over."""
+        """Process one read. Return True when the response is over.
+
+        Args:
+            data: The bytes.
+            timestamp: When the newest packet of the data arrived.
+            read_at: When the process had read the data, which is `timestamp` or later.
+            empty_at: When the socket was last known to be empty. No byte has arrived before.
+            from_kernel: The kernel made the timestamp.
+        """
         self.bytes_received += len(data)
         try:
             decoded = self._decode_read(data, timestamp, from_kernel)
@@ -114,40 +143,67 @@ class Exchange(ExchangeState):
     def _feed_events(
         self, decoded: DecodedRead, timestamp: int, read_at: int, empty_at: int
     ) -> None:
-        """Pass the events of a read to the reader, with the uncertainty of their timestamp."""
+        """Pass the events of a read to the reader, with the uncertainty of their timestamp.
+
+        After the first output, a read that is one write of the server is exact. Before it, the
+        uncertainty is always passed on, because it is a part of the result.
+
+        Args:
+            decoded: The events of the read.
+            timestamp: When the newest packet of the read arrived.
+            read_at: When the process had read it.
+            empty_at: When the socket was last known to be empty.
+        """
         reader = self.reader
-        chunks, events = decoded
-        if reader.first_token >= 0:
-            is_one_write = chunks == 1 and (self.response.chunked or count_events(events) == 1)
-            if is_one_write:
-                reader.feed(events, timestamp)
-            else:
-                self._feed_with_uncertainty(decoded, timestamp, empty_at)
+        if reader.first_token == NEVER:
+            self._feed_before_first_output(decoded, timestamp, read_at, empty_at)
             return
+        chunks, events = decoded
+        is_one_write = chunks == 1 and (self.response.chunked or count_events(events) == 1)
+        if is_one_write:
+            reader.feed(events, timestamp)
+        else:
+            self._feed_with_uncertainty(decoded, timestamp, earliest=empty_at)
+
+    def _feed_before_first_output(
+        self, decoded: DecodedRead, timestamp: int, read_at: int, empty_at: int
+    ) -> None:
+        """Pass on the events of a read that may have the first output, and call `on_first` then.
+
+        The arguments are those of `_feed_events`. `client_lag`, the delay between the arrival of
+        the first output and its reading, shows whether this process was too busy to measure.
+        """
         # The response cannot have begun before the request was sent.
-        self._feed_with_uncertainty(decoded, timestamp, max(empty_at, self.sent))
-        if reader.first_token >= 0:
-            self.client_lag = read_at - timestamp
-            if self.on_first is not None:
-                self.on_first(reader.first_token)
+        self._feed_with_uncertainty(decoded, timestamp, earliest=max(empty_at, self.sent))
+        has_first_output = self.reader.first_token != NEVER
+        if not has_first_output:
+            return
+        self.client_lag = read_at - timestamp
+        if self.on_first is not None:
+            self.on_first(self.reader.first_token)
 
     def _feed_with_uncertainty(self, decoded: DecodedRead, timestamp: int, earliest: int) -> None:
         """Pass on events, separating those that may have arrived before the timestamp.
 
-        The timestamp is that of the newest packet of the read, and no event can have arrived
-        before `earliest`. A single chunk is taken as one write of the server, whatever it holds.
-        With several chunks, or in a body without chunks, only the last event is certain to have
-        come with the newest packet. If bytes of a further event follow it, none of them is.
+        A single chunk is taken as one write of the server, whatever it holds. With several chunks,
+        or in a body without chunks, only the last event is certain to have come with the newest
+        packet, which made the timestamp. If bytes of a further event follow, none of them is.
+
+        Args:
+            decoded: The events of the read.
+            timestamp: When the newest packet of the read arrived.
+            earliest: No event can have arrived before this time.
         """
         chunks, events = decoded
         is_one_write = chunks == 1 and self.response.chunked
-        is_cut_off = bool(
+        has_bytes_of_next_event = bool(
             self.incomplete_chunk or self.decoder.pending or not self.response.between_chunks
         )
         uncertain: Sequence[EventOrCount] = []
         certain: Sequence[EventOrCount] = []
-        if is_cut_off:
+        if has_bytes_of_next_event:
             uncertain = events
+            # The end of the response is not between chunks either, but its last chunk is one write.
             is_one_write = is_one_write and self.response.complete
         elif is_one_write:
             certain = events
@@ -160,7 +216,15 @@ class Exchange(ExchangeState):
     # -- decoding ------------------------------------------------------------------------------
 
     def _decode_read(self, data: bytes, timestamp: int, from_kernel: bool) -> DecodedRead:
-        """Return the events in a read. Keep the body of a response that is not a stream."""
+        """Return the events in a read. Keep the body of a response that is not a stream.
+
+        The head of the response comes first. `timestamp` and `from_kernel`, which belong to the
+        read, are stored when the head is complete.
+
+        Raises:
+            MalformedResponseError: The bytes are not a response that this client accepts.
+            EventTooLargeError: An event exceeds the limit of the decoder.
+        """
         if not self.response.status:
             data = self._feed_head(data, timestamp, from_kernel)
             if not self.response.status:
@@ -192,7 +256,10 @@ class Exchange(ExchangeState):
         """Return the events in a part of a chunked stream.
 
         Whole chunks are recognised in one pass, and plain events are counted without being decoded.
-        What remains is decoded as HTTP and server-sent events are defined.
+        That needs data that begins with a chunk, so bytes that were kept of an incomplete chunk are
+        put before the data, and the rest of a chunk that was decoded in part is decoded first. What
+        remains at the end is decoded as HTTP and server-sent events are defined, or kept if it is
+        the beginning of an event.
         """
         chunks = 0
         events: list[EventOrCount] = []
@@ -206,8 +273,10 @@ class Exchange(ExchangeState):
             events.extend(first_events)
             data = data[missing_bytes:]
         if self.at_chunk_start:
-            template = self.reader.template or (b"", b"")
-            whole_chunks, whole_events, size_bytes = parse_whole_chunks(data, *template)
+            before_text, after_text = self.reader.template or NO_TEMPLATE
+            whole_chunks, whole_events, size_bytes = parse_whole_chunks(
+                data, before_text, after_text
+            )
             if whole_chunks:
                 self.decoder.started = True
                 chunks += whole_chunks
@@ -226,20 +295,24 @@ class Exchange(ExchangeState):
     def _decode_body(self, data: bytes) -> DecodedRead:
         """Return the events in a part of the body, decoded chunk by chunk and event by event.
 
-        Keep the part if the response is not a stream of events.
+        Keep the part if the response is not a stream of events. Of a stream, note whether the part
+        ends with a whole chunk and a whole event, so that the next read may be recognised without
+        decoding.
         """
         response = self.response
-        body_parts = response.feed(data) if data else []
-        body_part = body_parts[0] if len(body_parts) == 1 else b"".join(body_parts)
+        chunk_contents = response.feed(data) if data else []
+        chunks = len(chunk_contents)
+        # The usual read has one chunk, which need not be copied.
+        content = chunk_contents[0] if chunks == 1 else b"".join(chunk_contents)
         if not self.is_event_stream:
-            if body_parts:
-                self._keep_body(body_part)
-            return DecodedRead(len(body_parts), [])
-        events = self.decoder.feed(body_part) if body_parts else []
+            if chunks:
+                self._keep_body(content)
+            return DecodedRead(chunks, [])
+        events = self.decoder.feed(content) if chunks else []
         self.at_chunk_start = (
             response.chunked and response.between_chunks and self.decoder.between_events
         )
-        return DecodedRead(len(body_parts), events)
+        return DecodedRead(chunks, events)
 
     def _keep_body(self, body_part: bytes) -> None:
         """Keep a part of a body that is not a stream. Of an error body, the beginning is enough.
@@ -265,7 +338,8 @@ class Exchange(ExchangeState):
             error: The text of the system's error, or "" after a regular close.
         """
         if not error and self.response.feed_end():
-            self._complete(timestamp, timestamp)
+            # The end of the connection has no delay between arrival and reading.
+            self._complete(timestamp, read_at=timestamp)
         else:
             self._finish(timestamp, self._early_end_failure(error))
 
@@ -286,7 +360,14 @@ class Exchange(ExchangeState):
         return Failure("reset", error or "closed before any byte of an answer")
 
     def _complete(self, timestamp: int, read_at: int) -> None:
-        """End the exchange after a complete response."""
+        """End the exchange after a complete response.
+
+        The last events of a stream and a whole body can be read only now, when nothing follows.
+
+        Args:
+            timestamp: When the end of the response arrived.
+            read_at: When the process had read it.
+        """
         reader = self.reader
         if self.response.status >= 300:
             self._finish(timestamp, self._http_failure())
@@ -297,16 +378,22 @@ class Exchange(ExchangeState):
                 reader.feed(last_events, timestamp)
         elif self.body_parts:
             feed_whole_body(reader, b"".join(self.body_parts), timestamp, self.stream)
-            if reader.first_token >= 0:
+            if reader.first_token != NEVER:
                 self.client_lag = read_at - timestamp
-        failure = reader.judge(True, self.response.until_close, self.is_event_stream)
+        failure = reader.judge(
+            framing_ended=True,
+            until_close=self.response.until_close,
+            streamed=self.is_event_stream,
+        )
         self._finish(timestamp, failure)
 
     def _http_failure(self) -> Failure:
+        """Return the failure that a status of 300 or more means."""
         response = self.response
         return http_failure(response.status, response.headers, b"".join(self.body_parts))
 
     def _finish(self, timestamp: int, failure: Failure | None) -> None:
+        """Note when the exchange ended, and why it failed, or None if it succeeded."""
         self.done = timestamp
         self.failure = failure
 
@@ -317,7 +404,11 @@ class Exchange(ExchangeState):
             self.on_done(self.completion())
 
     def completion(self) -> Completion:
-        """Return what was observed of the request and its response."""
+        """Return what was observed of the request and its response.
+
+        The time of the first token is left out if several events before it had a text in an unknown
+        field, because one of them was probably the first output.
+        """
         reader = self.reader
         response = self.response
         texts = reader.pieces
@@ -416,7 +507,7 @@ def feed_whole_body(
         reader.first_event = timestamp
         return
     reader.feed([body], timestamp)
-    if reader.first_token < 0:
+    if reader.first_token == NEVER:
         return
     reader.first_event_tokens = reader.usage().output or 0
     if stream_requested:

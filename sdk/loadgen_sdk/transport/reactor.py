@@ -30,7 +30,15 @@ from ..errors import TargetUnusable
 from .connection import ClientConnection, ConnectionOwner, Receiver, Route, connect_socket
 from .host_resources import Address
 from .proxy import tunnel_refusal
-from .receiver import MAX_WRITE_BYTES, WRITE_FAILED, first_bytes, parts_from, socket_error_text
+from .receiver import (
+    MAX_WRITE_BYTES,
+    NO_TIMER,
+    WAIT_FOREVER_MS,
+    WRITE_FAILED,
+    first_bytes,
+    parts_from,
+    socket_error_text,
+)
 from .response_state import Read, Run
 from .timer import Timer, create_timer
 from .tls import TlsStream, tls_error_text
@@ -49,9 +57,21 @@ BACKLOG_LIMIT = 20_000
 FOREVER = 1 << 62
 """A time that never comes, in ns."""
 
+NO_WAIT_MS = 0
+"""As a wait of `Receiver.receive`: poll without waiting."""
+
+AFTER_ONE_PASS = 0
+"""As the `return_at` of `Receiver.receive`: a time in the past, so that it returns at once."""
+
 
 class _DecryptedReads(NamedTuple):
-    """Decrypted reads, when the TLS stream ended after them (0 if it goes on), and what failed."""
+    """Reads whose bytes were decrypted.
+
+    Attributes:
+        reads: The reads.
+        ended_at: When the server ended the TLS stream after them, or 0 if it goes on.
+        error: The error that ended the decryption, or None.
+    """
 
     reads: list[Read | Run]
     ended_at: int
@@ -61,7 +81,8 @@ class _DecryptedReads(NamedTuple):
 class Reactor:
     """The sockets of one process inside the running asyncio loop.
 
-    All times are monotonic, in ns.
+    A turn is one call from the event loop. It consists of passes, each of which reads what is
+    ready and delivers for a slice of time. All times are monotonic, in ns.
 
     Attributes:
         turn_ns: If above 0, a turn stays in its own poll for that long while there is traffic.
@@ -75,10 +96,15 @@ class Reactor:
             True.
         open_exchanges: The requests in flight. While there are any and `turn_ns` is above 0, no
             wait is longer than POLL_EVERY_NS (BUSY_POLL_EVERY_NS under heavy traffic).
-        turn_count: The number of turns so far.
+        turn_count: The number of passes so far.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start to watch the sockets that are opened later, inside this event loop.
+
+        Raises:
+            TargetUnusable: The system has no epoll.
+        """
         if not hasattr(select, "epoll"):
             raise TargetUnusable(
                 "wrong_platform",
@@ -90,13 +116,13 @@ class Reactor:
         self._deferred_poll = select.epoll()
         self._timer: Timer = create_timer(loop)
         self._connections: dict[int, ClientConnection] = {}
-        self._queue: deque[ClientConnection] = deque()  # those whose reads are to be delivered
+        self._queue: deque[ClientConnection] = deque()  # connections with reads to deliver
         self._receiver = Receiver(self._poll, self._deferred_poll, self._timer, self._queue)
         # These are called for each request, so their calls go straight to the receiver.
         self.stop_deferring = self._receiver.stop_deferring
         self.send_on_idle = self._receiver.send_on_idle
         self.recycle = self._receiver.recycle
-        self._tick_at = monotonic_ns()
+        self._next_tick_at = monotonic_ns()
         self._is_turn_running = False
         self._is_resume_queued = False
         self.on_wake: Callable[[int], None] | None = None
@@ -126,9 +152,7 @@ class Reactor:
         address_index: int,
         source: str = "",
     ) -> ClientConnection:
-        """Begin to connect.
-
-        The owner is told the result by `connection_made` or `connection_failed`.
+        """Begin to connect. Later `connection_made` or `connection_failed` of the owner is called.
 
         Args:
             owner: The owner of the connection.
@@ -182,6 +206,8 @@ class Reactor:
     def send(self, connection: ClientConnection, parts: tuple[bytes | memoryview, ...]) -> int:
         """Write parts to the socket, the rest as soon as it accepts more.
 
+        What is still unsent goes first, and TLS encrypts the parts together.
+
         Returns:
             The time before the first byte.
         """
@@ -230,21 +256,28 @@ class Reactor:
             self._receiver.defer(connection, events)
 
     def _arm_timer(self) -> None:
-        """Set the timer for the next thing to do."""
+        """Set the timer for `wake_at`, the next tick or the next poll, whichever comes first.
+
+        A poll is planned only for a load generator that awaits responses. In a turn in which
+        sockets are deferred, the waits are so short that they end at the next poll by themselves.
+        """
         receiver = self._receiver
-        at = min(receiver.wake_at, self._tick_at)
-        is_polling_often = self.turn_ns and self.open_exchanges
-        # While sockets are deferred, the waits of a turn end at the next poll by themselves.
-        if is_polling_often and not (self._is_turn_running and receiver.is_deferring):
-            at = min(at, receiver.next_poll_at)
-        if at != receiver.timer_armed_for:
-            receiver.timer_armed_for = at
-            self._timer.arm(at)
+        timer_at = min(receiver.wake_at, self._next_tick_at)
+        must_poll_often = self.turn_ns and self.open_exchanges
+        has_short_waits = self._is_turn_running and receiver.is_deferring
+        if must_poll_often and not has_short_waits:
+            timer_at = min(timer_at, receiver.next_poll_at)
+        if timer_at != receiver.timer_armed_for:
+            receiver.timer_armed_for = timer_at
+            self._timer.arm(timer_at)
 
     # -- one turn ------------------------------------------------------------------------------
 
     def _run_turn(self) -> None:
-        """Read and deliver until the turn is over or nothing is left to do."""
+        """Read and deliver until the turn is over or nothing is left to do.
+
+        If reads are left in the queue, the event loop runs its other callbacks and then `_resume`.
+        """
         if self._poll.closed:  # The reactor was shut down while this turn was queued.
             return
         self._is_turn_running = True
@@ -274,17 +307,20 @@ class Reactor:
     def _run_pass(self, turn_end: int) -> bool:
         """Read what is ready, make the calls that are due, and deliver for a slice.
 
+        Nothing is read while too many reads wait for delivery, so that memory stays bounded.
+
         Returns:
-            Whether the turn goes on.
+            Whether the turn goes on: it is not over, and there is traffic or `on_idle` has more to
+            do.
         """
         self.turn_count += 1
         if self._receiver.queued_reads < BACKLOG_LIMIT:
             now = self._receive(turn_end)
         else:
             now = self._wake_and_deliver(monotonic_ns())
-        if now >= self._tick_at:
+        if now >= self._next_tick_at:
             self._receiver.timer_armed_for = 0
-            self._tick_at = now + TICK_NS
+            self._next_tick_at = now + TICK_NS
             if self.on_tick is not None:
                 self.on_tick(now)
         if now >= turn_end or not self.turn_ns:
@@ -294,21 +330,26 @@ class Reactor:
         return self.on_idle is not None and self.on_idle()
 
     def _receive(self, turn_end: int) -> int:
-        """Read what is ready, deal with other events, and return the time."""
+        """Read what is ready, deal with other events, and return the time.
+
+        A load generator waits in the receiver's own poll for as long as the turn lasts. Any other
+        client looks once what is ready and returns to the event loop, which does the waiting.
+        """
         receiver = self._receiver
-        unhandled: list[tuple[int, int]] | None
+        unhandled: list[tuple[int, int]] | None  # descriptors and their events
         if self.turn_ns:
+            max_wait_ms = IDLE_WAIT_MS if self.on_idle is not None else WAIT_FOREVER_MS
             unhandled = receiver.run(
-                IDLE_WAIT_MS if self.on_idle is not None else -1,
+                max_wait_ms,
                 turn_end,
-                self._tick_at,
+                self._next_tick_at,
                 self.open_exchanges,
                 self.delivery_slice_ns,
                 self._deliver,
             )
         else:
-            unhandled = receiver.receive(0, 0, -1)
-        if unhandled is None:  # The receiver has delivered all reads.
+            unhandled = receiver.receive(NO_WAIT_MS, AFTER_ONE_PASS, NO_TIMER)
+        if unhandled is None:  # The compiled receiver has handled and delivered everything itself.
             return receiver.now
         now = receiver.now
         for fd, _ in unhandled:
@@ -326,7 +367,11 @@ class Reactor:
         return now
 
     def _handle_other_event(self, fd: int) -> None:
-        """Deal with the timer that fired or a socket that can be written."""
+        """Deal with the timer that fired or a socket that can be written.
+
+        A socket that connects becomes writable when TCP has connected or failed. The only
+        descriptor that belongs to no connection is that of the timer.
+        """
         connection = self._connections.get(fd)
         if connection is None:
             self._clear_timer()
@@ -336,6 +381,7 @@ class Reactor:
             self._send_unsent(connection)
 
     def _clear_timer(self) -> None:
+        """Clear the timer that fired, and note that every socket not reported was empty then."""
         # The poll returned after the timer fired: a socket that it did not report was empty then.
         receiver = self._receiver
         receiver.last_poll = max(receiver.last_poll, receiver.timer_armed_for)
@@ -345,10 +391,14 @@ class Reactor:
     # -- making a connection -------------------------------------------------------------------
 
     def _connected(self, connection: ClientConnection) -> None:
-        """Go on after TCP has connected, or failed to."""
-        code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            self.fail(connection, "connect", os.strerror(code))
+        """Go on after TCP has connected, or failed to.
+
+        Next comes the request for a tunnel if there is a proxy, then the TLS handshake if there is
+        TLS, and then the connection is ready.
+        """
+        error_number = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error_number:
+            self.fail(connection, "connect", os.strerror(error_number))
             return
         self._poll.modify(connection.fd, select.EPOLLIN)
         now = monotonic_ns()
@@ -366,7 +416,11 @@ class Reactor:
             self._finish_making(connection)
 
     def _receive_from_proxy(self, connection: ClientConnection, data: bytes) -> None:
-        """Process a part of the proxy's response. At its end, the client begins the handshake."""
+        """Process a part of the proxy's response. At its end, the client begins the handshake.
+
+        `connection.tunnel` holds what the proxy has sent so far. There is always TLS, because only
+        https goes through a tunnel.
+        """
         connection.tunnel += data
         if b"\r\n\r\n" not in connection.tunnel:
             return
@@ -378,11 +432,16 @@ class Reactor:
         self._begin_handshake(connection, connection.tls)
 
     def _begin_handshake(self, connection: ClientConnection, tls: TlsStream) -> None:
+        """Send the first message of the TLS handshake."""
         connection.state = "handshake"
         connection.handshake_since = monotonic_ns()
         self._continue_handshake(connection, tls)
 
     def _continue_handshake(self, connection: ClientConnection, tls: TlsStream) -> None:
+        """Go on with the TLS handshake as far as the bytes received so far allow.
+
+        Its output is sent in every case: after an error it is the alert that tells the server why.
+        """
         try:
             is_complete = tls.continue_handshake()
         except ssl.SSLError as error:
@@ -395,11 +454,15 @@ class Reactor:
             self._finish_making(connection)
 
     def _finish_making(self, connection: ClientConnection) -> None:
+        """Report to the owner that the connection is ready."""
         connection.state = "open"
         connection.owner.connection_made(connection, monotonic_ns())
 
     def _send_tls_output(self, connection: ClientConnection, tls: TlsStream) -> None:
-        """Send what TLS itself has to say, such as a part of the handshake or an alert."""
+        """Send what TLS itself has to say, such as a part of the handshake or an alert.
+
+        An error of the socket is ignored here, because the next read reports it.
+        """
         data = tls.take_output()
         if not data:
             return
@@ -441,6 +504,15 @@ class Reactor:
             self._connection_ended(connection, connection.ended_at, error)
 
     def _connection_ended(self, connection: ClientConnection, timestamp: int, error: str) -> None:
+        """Close a connection that has ended, and report that to its owner.
+
+        A connection that was never ready has failed, even if the server closed it regularly.
+
+        Args:
+            connection: The connection.
+            timestamp: When it ended.
+            error: The text of the error, or "" for a regular end.
+        """
         if connection.is_being_made:
             kind = "tls" if connection.state == "handshake" else "connect"
             text = error or "the connection was closed while it was being made"
@@ -453,7 +525,10 @@ class Reactor:
     def _deliver_encrypted(
         self, connection: ClientConnection, tls: TlsStream, reads: list[Read | Run]
     ) -> None:
-        """Decrypt the reads, give them to the owner, and report the end of the connection."""
+        """Decrypt the reads, give them to the owner, and report the end of the connection.
+
+        Each step may close the connection: a failed handshake, or the owner in its call.
+        """
         decrypted = self._decrypt_reads(connection, tls, reads)
         if connection.is_closed:
             return
@@ -465,7 +540,8 @@ class Reactor:
             return
         ended_at = connection.ended_at or decrypted.ended_at
         if decrypted.error is not None:
-            self._tls_failed(connection, decrypted.error, reads[-1][1])
+            last_timestamp = reads[-1][1]  # The reads are plain tuples in the compiled receiver.
+            self._tls_failed(connection, decrypted.error, last_timestamp)
         elif ended_at:
             error_text = socket_error_text(connection.error)
             self._connection_ended(connection, ended_at, error_text)
@@ -514,7 +590,10 @@ class Reactor:
     def _tls_failed(
         self, connection: ClientConnection, error: ssl.SSLError, timestamp: int
     ) -> None:
-        """End a connection whose bytes cannot be decrypted."""
+        """End a connection whose bytes cannot be decrypted.
+
+        For a request in flight this is a failure of TLS. A connection without one has just ended.
+        """
         text = tls_error_text(error)
         if connection.exchange is None:
             self._connection_ended(connection, timestamp, text)

@@ -1,15 +1,26 @@
 """Read the ready sockets with the kernel's timestamps and keep what was read, without decoding it.
 
-There are two epoll instances. A socket in the first one wakes the process when data arrives. The
-second one, called deferred, has the streams that have sent their first output. Nothing of them is
-urgent, because the kernel timestamps what arrives. While there are many events, the deferred
-sockets are polled about every DEFER_NS, so that one wake-up serves tens of events. While there are
-few, the first epoll watches the second one.
+Deferring: once a response has sent its first output, the events that follow are not urgent. The
+kernel timestamps every packet when it arrives, so their measured times stay right if the process
+reads them later. To read them later saves time, because each wake-up of the process costs more than
+a read. There are therefore two epoll instances (the kernel objects that report ready sockets):
 
-What was read waits in its `SocketBuffer` until the buffer is queued for its owner. Most reads of a
-stream can wait: a buffer that `may_batch` is queued only when a read may be the end of a response
-or when enough has arrived. Of a read that holds plain events only (see `plain_events.py`), only
-the timestamp and the number of events are kept.
+- A socket in the first one wakes the process when data arrives.
+- A socket in the second one is called deferred and wakes nobody while there are many events. The
+  receiver polls the second instance about every DEFER_NS (1 ms), so that one wake-up serves tens of
+  events. If a request is due at that moment, it is sent first, and the poll may be another DEFER_NS
+  late. While there are few events, the first instance watches the second one, and a deferred socket
+  wakes the process like any other.
+
+The price of deferring is a shared read: two events of a stream that arrive within 1 ms are read
+together, and only the newer one has an exact timestamp. If shared reads become frequent, deferring
+pauses. The last events of a response are never deferred, because the next request may wait for its
+end.
+
+Batching: what was read waits in its `SocketBuffer` until the buffer is queued for its owner. Most
+reads of a stream can wait: a buffer that `may_batch` is queued only when a read may be the end of a
+response or when enough has arrived. Of a read that holds plain events only (see
+`plain_events.py`), only the timestamp and the number of events are kept.
 
 This is the reference implementation. `_compiled.c` has a faster one with the same names and rules,
 and `implementation.py` chooses between them.
@@ -39,9 +50,13 @@ in which no other response is read and no other request is sent. A larger reques
 several turns of the event loop."""
 
 MAX_READY = 1024
-"""The largest number of sockets that one poll reports."""
+"""The largest number of sockets that one poll of the first epoll reports."""
 
-MANY_READY = 32
+MAX_DEFERRED_READY = 32
+"""The largest number of sockets that one poll of the deferred epoll reports. The first epoll is
+polled again after each such poll, so that urgent sockets do not wait for many deferred ones."""
+
+MAX_READY_BEFORE_SENDING = 32
 """If more sockets than this are ready, a request that is due is sent before they are read."""
 
 MAX_CLOCK_READING_NS = 5_000
@@ -56,13 +71,20 @@ BUSY_POLL_EVERY_NS = 2_000_000
 poll, and setting the kernel's timer costs as much as a read."""
 
 BUSY_READS = 4
+"""More reads than this since the next poll was planned are heavy traffic."""
+
+PLAN_AHEAD_NS = POLL_EVERY_NS // 2
+"""A pass that ends less than this before the planned poll plans a later one, because it has just
+polled. Under traffic the timer is thus moved on before it fires."""
 
 DEFER_WAIT_MS = 1
-"""The longest wait for urgent sockets while unhandled are deferred."""
+"""The longest wait for urgent sockets while other sockets are deferred."""
 
 DEFER_NS = 1_000_000
-"""The time between two polls of the deferred sockets, or half of it if something else has woken the
-process."""
+"""The time between two polls of the deferred sockets."""
+
+EARLY_DEFERRED_POLL_NS = DEFER_NS // 2
+"""If something else has woken the process, the deferred sockets are polled so much earlier."""
 
 DECISION_PERIOD_NS = 100_000_000
 """How often the receiver decides whether to defer sockets."""
@@ -91,7 +113,20 @@ LARGE_READ_BYTES = 2048
 CHUNKED_BODY_END = b"\r\n\r\n"
 """A read that ends with these bytes may be the end of a chunked body."""
 
+DELIVERIES_PER_CLOCK_READING = 8
+"""How many buffers are delivered between two looks at the clock."""
+
 NEVER_NS = 1 << 62
+"""A time that never comes."""
+
+WAIT_FOREVER_MS = -1
+"""As a wait of `Receiver.receive`: there is no limit."""
+
+NO_TIMER = -1
+"""As the `timer_limit` of `Receiver.receive`: no response is awaited, so no timer is set."""
+
+UNKNOWN_ERROR = -1
+"""Stands in `SocketBuffer.error` for an error to which the system gave no number."""
 
 WRITE_FAILED = -1
 """Stands for the number of bytes written after an error, which the next read reports."""
@@ -117,6 +152,11 @@ class SocketBuffer:
     """The reads of one socket that its owner has not taken yet. The base class of a connection.
 
     Attributes:
+        fd: The descriptor of the socket.
+        reads: What was read. A `Run` stands for consecutive reads of plain events.
+        run: The timestamps of the latest reads of plain events, which are not in `reads` yet.
+        run_bytes: The number of bytes of these reads.
+        run_read_at: When the last of them was made.
         is_readable: The socket may be read.
         may_batch: The owner need not see each read at once.
         template: The bytes before and after the text of a plain event. The owner sets it when the
@@ -125,16 +165,19 @@ class SocketBuffer:
         emptied_at: When a read last took all that the socket had.
         may_hold_more: The last read filled its buffer, so the socket may hold more.
         ended_at: When the end of the connection was read, or 0 before.
-        error: The system's number of the error that ended the connection, or 0 for a regular end.
+        error: The system's number of the error that ended the connection, 0 for a regular end, or
+            UNKNOWN_ERROR.
         is_queued: The buffer waits in the queue of the receiver.
         is_deferred: The socket is in the deferred epoll.
         events_until_urgent: The number of plain events for which the socket may stay there.
         epoll_changed_at: When the socket came into its epoll, which knows nothing from before.
+        owner: Who takes the reads, such as a `Pool`.
         exchange: What the connection carries now, or None. This field and the following ones
             belong to the owner. They are here because the C code uses them.
         responses_served: How many responses the connection has carried.
         idle_since: When the last response ended.
         unsent: What the socket has not accepted yet.
+        is_closed: The owner has closed the connection, so that nothing more is delivered.
         tls: The TLS layer, or None.
         tcp_ns: How long TCP took to connect.
         tls_ns: How long the TLS handshake took.
@@ -200,17 +243,19 @@ class SocketBuffer:
 class Receiver:
     """Reads the sockets of two epoll instances and queues the buffers for their owners.
 
-    All times are monotonic, in ns.
+    The module docstring says what a deferred socket and a shared read are. All times are monotonic,
+    in ns.
 
     Attributes:
         now: The time after the last call of `receive`.
         ready_count: The number of descriptors that the last polls reported.
-        last_poll: When the last poll began. A socket that it did not report was empty then.
-        poll_started: When the next poll begins, or the current one has begun.
+        last_poll: When the last poll began that reported all ready sockets. A socket that it did
+            not report was empty then.
+        poll_started: When the current poll began, or the next one begins.
         next_poll_at: While responses are awaited, the timer is set for this time at the latest.
             While sockets are deferred, it is the time of their next poll instead.
         timer_armed_for: The time for which the timer is set.
-        wake_at: When the caller has to do something else.
+        wake_at: When the caller has to do something else, such as send the next request.
         is_deferring: There are deferred sockets and many events.
         queued_reads: The number of reads in queued buffers.
         poll_count: The number of polls so far.
@@ -241,10 +286,11 @@ class Receiver:
         self._has_many_events = False
         self._last_deferred_poll = self.now
         self._deferred_count = 0
-        self._deferred_reads = 0  # in this decision period, as the next three
-        self._timely_reads = 0  # of deferred sockets that were polled when planned
-        self._shared_reads = 0  # timely reads of several events
-        self._period_start = self.now
+        self._shared_reads = 0
+        self._period_start = self.now  # of the decision period, to which the next three belong
+        self._deferred_reads = 0
+        self._timely_reads = 0  # reads in polls of the deferred sockets that were not late
+        self._timely_shared_reads = 0
         self._defer_again_at = 0
         self._pause_ns = DEFER_PAUSE_NS
         poll.register(deferred.fileno(), _EPOLLIN)
@@ -276,6 +322,7 @@ class Receiver:
             self._note_epoll_change(buffer, is_deferred=False)
 
     def _note_epoll_change(self, buffer: SocketBuffer, *, is_deferred: bool) -> None:
+        """Note that a socket has moved to the other epoll, and whether any socket is deferred."""
         buffer.is_deferred = is_deferred
         buffer.epoll_changed_at = monotonic_ns()
         self._deferred_count += 1 if is_deferred else -1
@@ -310,7 +357,7 @@ class Receiver:
         while queue:
             deliver(queue.popleft())
             delivered += 1
-            if delivered % 8 == 0:
+            if delivered % DELIVERIES_PER_CLOCK_READING == 0:
                 now = monotonic_ns()
                 if now > slice_end:
                     break
@@ -362,17 +409,18 @@ class Receiver:
         except OSError:
             return started_at, WRITE_FAILED
 
-    def receive(self, wait_ms: int, until: int, due_at: int) -> list[tuple[int, int]]:
-        """Poll and read repeatedly, until there is work for the caller or the time `until`.
+    def receive(self, max_wait_ms: int, return_at: int, timer_limit: int) -> list[tuple[int, int]]:
+        """Poll and read repeatedly, until there is work for the caller or the time `return_at`.
 
-        If it is time for `wake_at` and many sockets are ready, they are left to the next call.
+        Each pass polls the first epoll, reads what is ready, polls the deferred sockets if that is
+        due, and plans the next poll. If `wake_at` has come and many sockets are ready, they are
+        left to the next call, so that the caller can send a request first.
 
         Args:
-            wait_ms: The longest wait of each poll, or -1 for no limit.
-            until: When to return at the latest.
-            due_at: The latest time for which the timer is set when the next poll is planned, or -1
-                if no response is awaited. The plan is made early, so that the timer does not fire
-                during traffic.
+            max_wait_ms: The longest wait of each poll, or WAIT_FOREVER_MS.
+            return_at: When to return at the latest. A time in the past means after one pass.
+            timer_limit: The latest time for which the timer may be set when the next poll is
+                planned, or NO_TIMER.
 
         Returns:
             The descriptors and their events that are not for this receiver: those of other owners,
@@ -380,44 +428,48 @@ class Receiver:
         """
         unhandled: list[tuple[int, int]] = []
         while True:
-            is_deferring = self.is_deferring
-            ready = self._poll.poll(self._wait_s(wait_ms), MAX_READY)
+            was_deferring = self.is_deferring
+            ready = self._poll.poll(self._wait_s(max_wait_ms), MAX_READY)
             now = self._read_clocks()
             self.poll_count += 1
             self.ready_count = len(ready)
-            if now >= self.wake_at and len(ready) > MANY_READY:
+            if now >= self.wake_at and len(ready) > MAX_READY_BEFORE_SENDING:
                 self.now = now
                 return unhandled
-            previous_poll = self.last_poll
-            if len(ready) < MAX_READY:  # else it may not have reported all ready sockets
+            poll_before = self.last_poll
+            if len(ready) < MAX_READY:  # A full list may leave out sockets that are ready too.
                 self.last_poll = self.poll_started
-            now, is_deferred_ready = self._read_ready(ready, previous_poll, now, unhandled)
-            if is_deferring:
-                # A request that is due is sent first, once.
-                tolerance_ns = DEFER_NS if now >= self.wake_at else -DEFER_NS // 2
-                is_deferred_ready = now - self.next_poll_at > tolerance_ns
-            if is_deferred_ready:
+            now, has_deferred_data = self._read_ready(ready, poll_before, now, unhandled)
+            if was_deferring:  # The first epoll does not watch the second one, so the time decides.
+                is_deferred_poll_due = self._is_deferred_poll_due(now)
+            else:
+                is_deferred_poll_due = has_deferred_data
+            if is_deferred_poll_due:
                 now = self._receive_deferred(now)
             self.poll_started = now
+            self.now = now
             if now - self._period_start > DECISION_PERIOD_NS:
                 self._decide_whether_to_defer(now)
-            if not self.is_deferring and now > self.next_poll_at - POLL_EVERY_NS // 2:
-                self._plan_next_poll(now, -1 if unhandled else due_at)
-            self.now = now
-            nothing_came = not self.ready_count and not (is_deferring and wait_ms < 0)
-            if unhandled or self._queue or now >= until or nothing_came:
+            if not self.is_deferring and now > self.next_poll_at - PLAN_AHEAD_NS:
+                # With unhandled events the caller acts now, and sets the timer afterwards.
+                self._plan_next_poll(now, NO_TIMER if unhandled else timer_limit)
+            if unhandled or self._queue or now >= return_at:
+                return unhandled
+            # A wait without a limit is cut into waits of DEFER_WAIT_MS while deferring.
+            may_wait_again = was_deferring and max_wait_ms < 0
+            if not self.ready_count and not may_wait_again:
                 return unhandled
 
     def run(
         self,
-        wait_ms: int,
-        until: int,
+        max_wait_ms: int,
+        return_at: int,
         tick_at: int,
         open_exchanges: set[object],
         slice_ns: int,  # noqa: ARG002 - for the compiled receiver, as the following one
         deliver: Callable[[Any], None],  # noqa: ARG002
     ) -> list[tuple[int, int]] | None:
-        """Receive until `until`, `tick_at` or `wake_at`.
+        """Receive until `return_at`, `tick_at` or `wake_at`, whichever comes first.
 
         The compiled receiver also delivers queued buffers for `slice_ns` each time, as
         `deliver_queued` does, and sets the timer as `Reactor` does, for as long as nothing else is
@@ -426,16 +478,31 @@ class Receiver:
         Returns:
             The result of `receive`, or None if all reads have been delivered.
         """
-        due_at = min(self.wake_at, tick_at)
+        caller_due_at = min(self.wake_at, tick_at)
         if self._queue:
-            wait_ms = 0
-        return self.receive(wait_ms, min(until, due_at), due_at if open_exchanges else -1)
+            max_wait_ms = 0
+        timer_limit = caller_due_at if open_exchanges else NO_TIMER
+        return self.receive(max_wait_ms, min(return_at, caller_due_at), timer_limit)
 
-    def _wait_s(self, wait_ms: int) -> float:
-        """Return how long the next poll may wait, in seconds, or a negative number for no limit."""
-        if self.is_deferring and wait_ms:
-            wait_ms = DEFER_WAIT_MS if self.next_poll_at > self.now else 0
-        return wait_ms / 1000 if wait_ms > 0 else wait_ms
+    def _wait_s(self, max_wait_ms: int) -> float:
+        """Return how long the next poll may wait, in seconds, or a negative number for no limit.
+
+        While deferring, a poll that may wait does so only until the next poll of the deferred
+        sockets. The shortest wait of epoll, DEFER_WAIT_MS, is exact enough for that.
+        """
+        if self.is_deferring and max_wait_ms:
+            max_wait_ms = DEFER_WAIT_MS if self.next_poll_at > self.now else 0
+        return max_wait_ms / 1000 if max_wait_ms > 0 else max_wait_ms
+
+    def _is_deferred_poll_due(self, now: int) -> bool:
+        """Return True if the deferred sockets are to be polled now, while deferring.
+
+        The process is awake, so it does this up to EARLY_DEFERRED_POLL_NS before the planned time.
+        If a request is due, it is sent first, and the poll may be up to DEFER_NS late.
+        """
+        if now >= self.wake_at:
+            return now > self.next_poll_at + DEFER_NS
+        return now > self.next_poll_at - EARLY_DEFERRED_POLL_NS
 
     def _read_clocks(self) -> int:
         """Return the time and update the offset between the monotonic clock and the wall clock."""
@@ -448,20 +515,27 @@ class Receiver:
     def _read_ready(
         self,
         ready: list[tuple[int, int]],
-        previous_poll: int,
+        poll_before: int,
         now: int,
         unhandled: list[tuple[int, int]],
     ) -> tuple[int, bool]:
         """Read the sockets that a poll reported. Add what is not for this receiver to `unhandled`.
 
+        Args:
+            ready: The descriptors with their events, as epoll reports them.
+            poll_before: When the poll before began. A socket in `ready` was empty then.
+            now: The time, which is returned if nothing is read.
+            unhandled: The list for descriptors that the caller has to handle.
+
         Returns:
-            The time, and whether a deferred socket is ready.
+            The time, and whether the descriptor of the deferred epoll is ready, which means that a
+            deferred socket has data.
         """
         deferred_fd = self._deferred.fileno()
-        is_deferred_ready = False
+        has_deferred_data = False
         for fd, events in ready:
             if fd == deferred_fd:
-                is_deferred_ready = True
+                has_deferred_data = True
                 continue
             buffer = self._buffers.get(fd)
             is_readable = buffer is not None and buffer.is_readable
@@ -470,57 +544,80 @@ class Receiver:
             if buffer is None or not is_readable or not events & _READABLE_OR_BROKEN:
                 continue
             if not buffer.ended_at:
-                now = self._read(buffer, previous_poll)
-        return now, is_deferred_ready
+                now = self._read(buffer, poll_before)
+        return now, has_deferred_data
 
-    def _plan_next_poll(self, now: int, due_at: int) -> None:
-        """Plan the next poll. Set the timer for it or for `due_at`, if that is not negative."""
+    def _plan_next_poll(self, now: int, timer_limit: int) -> None:
+        """Plan the next poll, and set the timer for it unless `timer_limit` is NO_TIMER.
+
+        The timer is set for `timer_limit` if that comes before the poll. Without a timer nothing
+        would end a wait for sockets that stay silent.
+        """
         is_busy = self.read_count - self._reads_when_planned > BUSY_READS
         self.next_poll_at = now + (BUSY_POLL_EVERY_NS if is_busy else POLL_EVERY_NS)
         self._reads_when_planned = self.read_count
-        if due_at >= 0:
-            self.timer_armed_for = min(self.next_poll_at, due_at)
+        if timer_limit != NO_TIMER:
+            self.timer_armed_for = min(self.next_poll_at, timer_limit)
             self._timer.arm(self.timer_armed_for)
 
     def _receive_deferred(self, now: int) -> int:
-        """Poll the deferred sockets once, read those that are ready and return the time."""
-        ready = self._deferred.poll(0, MANY_READY)
+        """Poll the deferred sockets once, read those that are ready and return the time.
+
+        A poll is timely if it comes at most DEFER_NS after its planned time. Only timely polls
+        count when it is decided whether deferring costs too many exact timestamps: a late poll
+        finds several events in a socket because the process was busy, not because of deferring.
+        """
+        ready = self._deferred.poll(0, MAX_DEFERRED_READY)
         self.ready_count += len(ready)
-        previous_poll = self._last_deferred_poll
+        poll_before = self._last_deferred_poll
         is_timely = self.is_deferring and now < self.next_poll_at + DEFER_NS
-        shared_reads = self._shared_reads
-        if len(ready) < MANY_READY:
+        shared_reads_before = self._shared_reads
+        has_all_ready = len(ready) < MAX_DEFERRED_READY
+        if has_all_ready:
             self._last_deferred_poll = now
         for fd, events in ready:
             buffer = self._buffers[fd]
-            now = self._read(buffer, previous_poll)
-            # An edge is reported once, but the first epoll reports for as long as there is data.
+            now = self._read(buffer, poll_before)
+            # The deferred epoll is edge-triggered: it reports arriving data once, even if some is
+            # left after this read. The first epoll reports a socket until it is empty.
             if buffer.may_hold_more or events != _EPOLLIN or buffer.events_until_urgent <= 0:
                 self.stop_deferring(buffer)
         self._deferred_reads += len(ready)
         if is_timely:
             self._timely_reads += len(ready)
-        else:
-            self._shared_reads = shared_reads
+            self._timely_shared_reads += self._shared_reads - shared_reads_before
         if self.is_deferring:
-            self.next_poll_at = now + DEFER_NS if len(ready) < MANY_READY else now
+            self.next_poll_at = now + DEFER_NS if has_all_ready else now
         return now
 
     def _decide_whether_to_defer(self, now: int) -> None:
-        """Defer while there are many events, unless that makes too many timestamps uncertain."""
+        """End a decision period: begin or end deferring by what was read in it.
+
+        Deferring begins when reads are frequent and ends when they are rare, with a gap between
+        both rates so that it does not toggle. It also ends if too many reads were shared.
+        """
         reads_per_s = self._deferred_reads * 1_000_000_000 // (now - self._period_start)
-        has_too_many_shared = self._shared_reads * READS_PER_SHARED_READ > self._timely_reads
+        has_too_many_shared = self._timely_shared_reads * READS_PER_SHARED_READ > self._timely_reads
         self._deferred_reads = 0
         self._timely_reads = 0
-        self._shared_reads = 0
+        self._timely_shared_reads = 0
         self._period_start = now
-        if not self._has_many_events:
-            if reads_per_s >= DEFER_FROM_READS_PER_S and now >= self._defer_again_at:
-                self._has_many_events = True
-                self.is_deferring = self._deferred_count > 0
-                self.next_poll_at = now
-                self._poll.unregister(self._deferred.fileno())
-            return
+        if self._has_many_events:
+            self._end_deferring_if_needed(now, reads_per_s, has_too_many_shared)
+        elif reads_per_s >= DEFER_FROM_READS_PER_S and now >= self._defer_again_at:
+            self._has_many_events = True
+            self.is_deferring = self._deferred_count > 0
+            self.next_poll_at = now
+            self._poll.unregister(self._deferred.fileno())
+
+    def _end_deferring_if_needed(
+        self, now: int, reads_per_s: int, has_too_many_shared: bool
+    ) -> None:
+        """End deferring if reads became rare or too many were shared.
+
+        After too many shared reads it may not begin again before a pause, and the next pause is
+        twice as long, because the traffic probably stays as it is.
+        """
         if has_too_many_shared:
             self._defer_again_at = now + self._pause_ns
             self._pause_ns *= 2
@@ -531,14 +628,23 @@ class Receiver:
             self._has_many_events = False
             self._poll.register(self._deferred.fileno(), _EPOLLIN)
 
-    def _read(self, buffer: SocketBuffer, previous_poll: int) -> int:
-        """Read one socket once and return the time."""
+    def _read(self, buffer: SocketBuffer, poll_before: int) -> int:
+        """Read one socket once, keep what was read in its buffer, and return the time.
+
+        The data has arrived after `empty_at`: the last time at which either a read emptied the
+        socket, or a poll did not report it. A poll before the socket came into its epoll proves
+        nothing.
+
+        Args:
+            buffer: The buffer of the socket.
+            poll_before: When the last poll began that did not report the socket.
+        """
         try:
             data, ancillary, _, _ = buffer.sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES)
         except BlockingIOError:
             return monotonic_ns()
         except OSError as error:
-            buffer.error = error.errno or -1
+            buffer.error = error.errno or UNKNOWN_ERROR
             data = b""
         read_at = monotonic_ns()
         self.read_count += 1
@@ -547,22 +653,27 @@ class Receiver:
             self._enqueue(buffer)
             return read_at
         empty_at = buffer.emptied_at
-        if not buffer.may_hold_more and previous_poll > buffer.epoll_changed_at:
-            empty_at = max(empty_at, previous_poll)
+        if not buffer.may_hold_more and poll_before > buffer.epoll_changed_at:
+            empty_at = max(empty_at, poll_before)
         buffer.may_hold_more = len(data) == READ_BYTES
         if not buffer.may_hold_more:
             buffer.emptied_at = read_at
         kernel_timestamp = self._kernel_timestamp(ancillary)
         if kernel_timestamp is None:
-            read = Read(data, read_at, read_at, empty_at, False)
+            read = Read(data, read_at, read_at, empty_at, from_kernel=False)
         else:
+            # Steps of the wall clock must not move the data out of the time in which it came.
             timestamp = max(min(kernel_timestamp, read_at), empty_at)
-            read = Read(data, timestamp, read_at, empty_at, True)
+            read = Read(data, timestamp, read_at, empty_at, from_kernel=True)
         self._keep(buffer, read)
         return read_at
 
     def _kernel_timestamp(self, ancillary: list[tuple[int, int, bytes]]) -> int | None:
-        """Return the kernel's timestamp in the ancillary data of a read, or None without one."""
+        """Return the kernel's timestamp in the ancillary data of a read, or None without one.
+
+        The kernel uses the wall clock, so the timestamp is converted to the monotonic one. The
+        data is a list of (level, type, bytes), in which the timestamp is the only item.
+        """
         if not ancillary:
             return None
         seconds, nanoseconds = _unpack_timespec(ancillary[0][2])
@@ -572,7 +683,11 @@ class Receiver:
         return timestamp
 
     def _keep(self, buffer: SocketBuffer, read: Read) -> None:
-        """Count a read of plain events or keep any other. Queue the buffer if it is necessary."""
+        """Count a read of plain events or keep any other. Queue the buffer if it is necessary.
+
+        Plain events are counted only while nothing else waits in the buffer, because the owner has
+        to see all reads in their order.
+        """
         if buffer.template is not None and not buffer.reads:
             if self._count_if_plain(buffer, buffer.template, read):
                 if len(buffer.run) >= MAX_RUN_READS:
@@ -590,24 +705,30 @@ class Receiver:
     ) -> bool:
         """Add a read to the run of the buffer if it holds plain events only.
 
-        Return whether it does.
+        Several events in one chunk are one write of the server, so they have arrived together.
+        Those in several chunks may have arrived one by one since the socket was empty.
+
+        Returns:
+            Whether the read holds plain events only.
         """
         chunks, events = count_plain_events(read.data, *template)
         if not events:
             return False
+        is_shared = chunks > 1
         if events == 1:
             buffer.run.append(read.timestamp)
         else:
-            uncertainty = read.timestamp - read.empty_at if chunks > 1 else None
-            buffer.run.append(Bundle(read.timestamp, events, uncertainty))
+            uncertainty_ns = read.timestamp - read.empty_at if is_shared else None
+            buffer.run.append(Bundle(read.timestamp, events, uncertainty_ns))
         buffer.run_bytes += len(read.data)
         buffer.run_read_at = read.read_at
         if buffer.is_deferred:
             buffer.events_until_urgent -= events
-            self._shared_reads += chunks > 1
+            self._shared_reads += is_shared
         return True
 
     def _enqueue(self, buffer: SocketBuffer) -> None:
+        """Queue a buffer for its owner. A buffer is at most once in the queue."""
         if not buffer.is_queued:
             self._end_run(buffer)
             buffer.is_queued = True
@@ -625,7 +746,13 @@ class Receiver:
 
 
 def _is_urgent(buffer: SocketBuffer, read: Read) -> bool:
-    """Return whether the owner of a buffer must be called for the read that was just kept."""
+    r"""Return whether the owner of a buffer must be called for the read that was just kept.
+
+    This is so if the owner wants every read, if the read was expected to be plain but is not, if
+    many reads are waiting, or if the read may end the response. The last chunk, `0\r\n\r\n`, is
+    then at the end of the read, or its last 1 to 4 bytes are all that is in the read. A large read
+    is passed on as well, because it has many events, and waiting for more would save nothing.
+    """
     if not buffer.may_batch or buffer.template is not None:
         return True
     return (

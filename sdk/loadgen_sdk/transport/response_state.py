@@ -30,13 +30,20 @@ class Read(NamedTuple):
 
     The data arrived between `empty_at` and `timestamp`. The compiled receiver makes plain tuples of
     the same items, so users of a read unpack it.
+
+    Attributes:
+        data: What was read.
+        timestamp: When the newest packet arrived, or `read_at` if the kernel made no timestamp.
+        read_at: When the process had read the data.
+        empty_at: The last time at which the socket was known to be empty.
+        from_kernel: The kernel made the timestamp.
     """
 
     data: bytes
-    timestamp: int  # when the newest packet arrived
+    timestamp: int
     read_at: int
-    empty_at: int  # the last time at which the socket was known to be empty
-    from_kernel: bool  # the kernel made the timestamp
+    empty_at: int
+    from_kernel: bool
 
 
 class Bundle(NamedTuple):
@@ -52,23 +59,42 @@ class Bundle(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Consecutive reads of plain events only.
+    """Consecutive reads of plain events only (see `plain_events.py`).
 
-    `arrivals` has a timestamp for each event that came alone and a Bundle for several events.
+    Attributes:
+        arrivals: A timestamp for each event that came alone, and a Bundle for several events that
+            came in one read.
+        size_bytes: The number of bytes of these reads.
+        read_at: When the process made the last of them.
     """
 
     arrivals: list[int | Bundle]
     size_bytes: int
-    read_at: int  # the time of the last read
+    read_at: int
+
+
+FIELDS_OF_RUN = len(Run._fields)
+"""Distinguishes a Run (3 fields) from a Read (5 fields). The compiled receiver makes plain tuples
+of both, so their types are the same."""
 
 
 class ResponseState:
     """The fields of a reader of one HTTP/1.1 response (see `http1.Response`).
 
     Attributes:
+        status: The status code, or 0 until the head is complete.
+        headers: The headers, with names in lower case.
+        complete: The body has ended by its framing.
+        reusable: Once the response is complete, the connection can carry another request.
+        surplus: Bytes after the end.
+        chunked: The body comes in chunks.
         until_close: The body ends with the connection.
-        uses_left: The value of `max` in the Keep-Alive header.
-        idle_limit_s: The value of `timeout` in the Keep-Alive header.
+        uses_left: The value of `max` in the Keep-Alive header, or None without it.
+        idle_limit_s: The value of `timeout` in the Keep-Alive header, or None without it.
+        _unparsed: Bytes that cannot be parsed before more arrive, such as a part of the head.
+        _mode: What the next bytes are: "head", "chunked", "length" or "close" (a body, see
+            `http1.ResponseHead`), "trailer" (lines after the last chunk) or "end" (surplus).
+        _bytes_left: How many bytes of the body, or of its current chunk, are still to come.
     """
 
     __slots__ = (
@@ -104,9 +130,36 @@ class ResponseState:
 class ExchangeState:
     """The fields of a request and its response (see `exchange.Exchange`).
 
+    The arguments of the constructor are fields too. All times are monotonic, in ns. One that has
+    not come yet is NEVER, unless 0 is stated here.
+
     Attributes:
+        connection: The connection that carries the request, or None.
+        ready: When the connection was ready for the request.
+        tcp: How long TCP took to connect, or NEVER on a connection that was used before.
+        tls: How long the TLS handshake took, or NEVER as well.
+        sent: When the first byte was written.
+        first_byte: When the head of the response was complete.
+        progress: When the last read with events was made, or 0 before.
+        done: When the response ended.
+        deadline: When the request times out.
+        client_lag: How long after its arrival the first output was read.
+        kernel_stamp: The kernel made the timestamp of the head.
+        failure: Why the request failed, or None.
         is_reported: The completion was reported.
         tries: How many addresses were tried.
+        resent: How many times the request was sent again, because an idle connection had ended.
+        reused: The connection has carried a response before.
+        bytes_sent: The number of bytes of the request that were written.
+        bytes_received: The number of bytes of the response so far.
+        is_event_stream: The response is a stream of events.
+        response: The parser of the response.
+        decoder: The decoder of its events.
+        reader: Reads what the events say.
+        body_parts: The body so far, if it is not a stream of events.
+        body_bytes: The number of bytes of that body.
+        template: The bytes before and after the text of a plain event (see `plain_events.py`) if
+            the next byte may begin such an event, else None.
         may_batch: Reads may be kept for a while, and plain events counted (see `SocketBuffer`).
         at_chunk_start: The next byte is the first one of a chunk and of an event.
         incomplete_chunk: The first bytes of a chunk that has not ended yet. They hold no complete
@@ -224,7 +277,11 @@ class ExchangeState:
         self.reset_response()
 
     def reset_response(self) -> None:
-        """Reset what is known of the response, before the request is sent or sent again."""
+        """Reset what is known of the response, before the request is sent or sent again.
+
+        A response of which few tokens were requested has few events, so that its reader does not
+        learn a template of plain events. That would cost more than it saves.
+        """
         self.sent = NEVER
         self.first_byte = NEVER
         self.client_lag = 0
@@ -246,30 +303,35 @@ class ExchangeState:
         self.body_bytes = 0
 
     def feed_reads(self, reads: Sequence[Read | Run]) -> bool:
-        """Process reads in their order. Return True when the response is over."""
+        """Process reads in their order. Return True when the response is over.
+
+        While it goes on, update how the receiver may treat the next reads: `may_batch`, `template`
+        and `splits_chunks`. Reads may be batched after the first output, since nothing waits for
+        the rest, unless a `sink` wants every event at once. The reads end within a chunk only if
+        the server writes chunks in parts.
+        """
         for index, read in enumerate(reads):
-            if len(read) == len(Run._fields):
+            if len(read) == FIELDS_OF_RUN:
                 self._feed_run(*read)
             elif self._feed_read(*read):
-                if index + 1 < len(reads):  # there are bytes after the end
+                has_bytes_after_end = index + 1 < len(reads)
+                if has_bytes_after_end:
                     self.response.reusable = False
                 return True
-        self.may_batch = (
-            self.is_event_stream
-            and self.response.chunked
-            and self.reader.first_token >= 0
-            and self.sink is None
-        )
+        has_first_output = self.reader.first_token != NEVER
+        is_chunked_stream = self.is_event_stream and self.response.chunked
+        self.may_batch = is_chunked_stream and has_first_output and self.sink is None
         self.template = self.reader.template if self.at_chunk_start else None
-        self.splits_chunks = self.splits_chunks or (self.may_batch and not self.at_chunk_start)
+        if self.may_batch and not self.at_chunk_start:
+            self.splits_chunks = True
         return False
 
     def _feed_read(
         self, data: bytes, timestamp: int, read_at: int, empty_at: int, from_kernel: bool
     ) -> bool:
-        """Process one read. Return True when the response is over."""
+        """Process one read, given by its fields. Return True when the response is over."""
         raise NotImplementedError
 
     def _feed_run(self, arrivals: list[int | Bundle], size_bytes: int, read_at: int) -> None:
-        """Process consecutive reads of plain events."""
+        """Process consecutive reads of plain events, given by the fields of their `Run`."""
         raise NotImplementedError
