@@ -446,13 +446,8 @@ class Receiver:
                 is_deferred_poll_due = has_deferred_data
             if is_deferred_poll_due:
                 now = self._receive_deferred(now)
-            self.poll_started = now
-            self.now = now
-            if now - self._period_start > DECISION_PERIOD_NS:
-                self._decide_whether_to_defer(now)
-            if not self.is_deferring and now > self.next_poll_at - PLAN_AHEAD_NS:
-                # With unhandled events the caller acts now, and sets the timer afterwards.
-                self._plan_next_poll(now, NO_TIMER if unhandled else timer_limit)
+            # With unhandled events the caller acts now, and sets the timer afterwards.
+            self._end_pass(now, NO_TIMER if unhandled else timer_limit)
             if unhandled or self._queue or now >= return_at:
                 return unhandled
             # A wait without a limit is cut into waits of DEFER_WAIT_MS while deferring.
@@ -493,6 +488,20 @@ class Receiver:
         if self.is_deferring and max_wait_ms:
             max_wait_ms = DEFER_WAIT_MS if self.next_poll_at > self.now else 0
         return max_wait_ms / 1000 if max_wait_ms > 0 else max_wait_ms
+
+    def _end_pass(self, now: int, timer_limit: int) -> None:
+        """Note the time at the end of a pass, and make the decisions that are due.
+
+        Args:
+            now: The time.
+            timer_limit: As in `receive`.
+        """
+        self.now = now
+        self.poll_started = now
+        if now - self._period_start > DECISION_PERIOD_NS:
+            self._decide_whether_to_defer(now)
+        if not self.is_deferring and now > self.next_poll_at - PLAN_AHEAD_NS:
+            self._plan_next_poll(now, timer_limit)
 
     def _is_deferred_poll_due(self, now: int) -> bool:
         """Return True if the deferred sockets are to be polled now, while deferring.
