@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from time import process_time
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from loadgen_sdk.hashing import sum_of_hashes
@@ -81,7 +81,7 @@ def body_encoder(job: Job, prompts: Prompts) -> EncodeBody:
     return lambda number, request: encoders[targets_of_request(number)[0]](request)
 
 
-class _StoredBody(NamedTuple):
+class _StoredBody(msgspec.Struct, frozen=True, gc=False):
     """The position of a body in the file, and what is known of its request."""
 
     number: int
@@ -94,7 +94,7 @@ class _StoredBody(NamedTuple):
 class _BodyIndex:
     """The stored bodies of one stage, in ascending order of their requests."""
 
-    _FIELDS = len(_StoredBody._fields)
+    _FIELDS = len(_StoredBody.__struct_fields__)
 
     def __init__(self) -> None:
         # A flat array of integers: a load may have millions of bodies.
@@ -105,29 +105,26 @@ class _BodyIndex:
 
     def append(self, body: _StoredBody) -> None:
         """Add a body, whose request has a higher number than those before it."""
-        self._values.extend(body)
+        self._values.extend(msgspec.structs.astuple(body))
 
     def find(self, number: int) -> _StoredBody | None:
         """Return the body of a request, or None if it was not built in advance."""
-        start = self._guess_row(number) * self._FIELDS
-        if not 0 <= start < len(self._values) or self._values[start] != number:
+        values = self._values
+        start = 0
+        if len(values) > self._FIELDS:
+            # The numbers are evenly spaced as a rule, so the first two tell the row of each.
+            spacing = values[self._FIELDS] - values[0]
+            start = (number - values[0]) // spacing * self._FIELDS
+        if not 0 <= start < len(values) or values[start] != number:
             row = bisect_left(range(len(self)), number, key=self._number)
             if row == len(self) or self._number(row) != number:
                 return None
             start = row * self._FIELDS
-        return _StoredBody(*self._values[start : start + self._FIELDS])
+        return _StoredBody(*values[start : start + self._FIELDS])
 
     def _number(self, row: int) -> int:
         """Return the number of the request in a row."""
         return self._values[row * self._FIELDS]
-
-    def _guess_row(self, number: int) -> int:
-        """Return the row of a request if the numbers are evenly spaced, as they usually are."""
-        values = self._values
-        if len(values) <= self._FIELDS:
-            return 0
-        first_number = values[0]
-        return (number - first_number) // (values[self._FIELDS] - first_number)
 
 
 class Bodies:

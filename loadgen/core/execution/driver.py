@@ -50,7 +50,7 @@ from loadgen.core.results.spool import Timeline
 from loadgen.core.schedule.dispatched_slots import DispatchedSlot
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule, shard
-from loadgen.core.schedule.sessions import to_column_value
+from loadgen.core.schedule.sessions import NOT_APPLICABLE
 
 MAX_DRAIN_AFTER_STOP_NS = 30 * SECOND_NS
 """How long requests in flight may continue after the user has stopped the load."""
@@ -407,9 +407,9 @@ class Driver:
             stage=slot.stage,
             worker=self._worker,
             target=target,
-            session=to_column_value(slot.session),
+            session=NOT_APPLICABLE if slot.session is None else slot.session,
             turn=slot.turn,
-            virtual_user=to_column_value(slot.virtual_user),
+            virtual_user=NOT_APPLICABLE if slot.virtual_user is None else slot.virtual_user,
         )
 
     def _encode_record(

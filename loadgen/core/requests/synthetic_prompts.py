@@ -224,8 +224,14 @@ class SyntheticPrompts(GeneratedPrompts):
     # -- lengths ---------------------------------------------------------------------------------
 
     def _first_message_tokens(self, conversation: int) -> int:
+        """Return the requested content tokens of the first message of a conversation.
+
+        The tokens that the chat template of the server adds are subtracted, because the workload
+        states the length of the whole prompt.
+        """
         tokens = self._sample_input(self._lengths_key, "input", conversation)
-        return self._subtract_template(tokens)
+        # As `_subtract_template`, but without a call, because this runs several times per request.
+        return max(1, tokens - self._template_tokens) if self._template_tokens else tokens
 
     def _tool_result_tokens(self, number: int) -> int:
         """Return the length of the tool result that comes before a request."""

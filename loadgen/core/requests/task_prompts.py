@@ -223,8 +223,8 @@ class TaskPrompts(GeneratedPrompts):
             return (text_tokens,)
         return (text_tokens + documents.tokens_each,) * len(documents.chunks)
 
-    def prompt_segments(self, number: int) -> Iterator[PromptSegment]:
-        """Yield the parts of a prompt in order.
+    def prompt_segments(self, number: int) -> list[PromptSegment]:
+        """Return the parts of a prompt in order.
 
         Prompts that begin with equal segments share that beginning.
         """
@@ -232,24 +232,27 @@ class TaskPrompts(GeneratedPrompts):
         turns_of_context = self._turns_of_context(task, turn)
         first_step = self.graphs[task][turns_of_context[0]].step
         system_tokens = self._task.steps[first_step].system_tokens
-        yield PromptSegment(first_step, self._tools_tokens + system_tokens)
+        segments = [PromptSegment(first_step, self._tools_tokens + system_tokens)]
+        first_number = task * self.turns
         for earlier in turns_of_context:
             segment = self._cached_segment(task, earlier)
             documents = segment.documents
             for count in range(1, len(documents.chunks) + 1):
-                yield PromptSegment(documents.chunks[:count], documents.tokens_each)
+                segments.append(PromptSegment(documents.chunks[:count], documents.tokens_each))
             generated_tokens = 0 if earlier == turn else segment.output_tokens
-            yield PromptSegment(
-                self._number(task, earlier), segment.other_tokens + generated_tokens
+            segments.append(
+                PromptSegment(first_number + earlier, segment.other_tokens + generated_tokens)
             )
+        return segments
 
     def _turns_of_context(self, task: int, turn: int) -> list[int]:
         """Return the requests whose messages a request sends again, and the request itself."""
+        graph = self.graphs[task]
         turns = [turn]
-        context = self.graphs[task][turn].context
+        context = graph[turn].context
         while context is not None:
             turns.append(context)
-            context = self.graphs[task][context].context
+            context = graph[context].context
         return turns[::-1]
 
     def _context_tokens(self, task: int, turn: int) -> int:

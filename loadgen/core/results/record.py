@@ -215,7 +215,7 @@ def check_due(rows: NDArray[np.void]) -> None:
         raise ValueError("an answered request that was never due")
 
 
-class RecordKey(NamedTuple):
+class RecordKey(msgspec.Struct, frozen=True, gc=False):
     """The slot that a record belongs to, and who sent its request where."""
 
     slot: int
@@ -258,7 +258,7 @@ def sent_record(
     `start_ns` is the start of the run on the clock of `completion`; `text` is the index of the
     error text, -1 for none.
     """
-    values = key._asdict()
+    values = msgspec.structs.asdict(key)
     values |= _outcome(completion)
     values |= _times(completion, start_ns)
     usage = completion.usage
@@ -297,7 +297,7 @@ def unsent_record(
 
     `due_ns` counts from the start of the run and is -1 if the slot was never due.
     """
-    values = key._asdict()
+    values = msgspec.structs.asdict(key)
     values["status"] = STATUS[status]
     values["kind"] = KIND[kind]
     values["due_ns"] = due_ns
@@ -331,7 +331,9 @@ def _times(completion: Completion, start_ns: int) -> dict[str, int]:
         "end_ns": completion.end,
         "done_ns": completion.done,
     }
-    values = {name: time - start_ns if time >= 0 else -1 for name, time in times_ns.items()}
+    values = {}
+    for name, time_ns in times_ns.items():
+        values[name] = time_ns - start_ns if time_ns >= 0 else -1
     values["due_ns"] = completion.due - start_ns
     values["client_lag_ns"] = completion.client_lag
     values["stamp_error_ns"] = completion.stamp_error

@@ -13,6 +13,7 @@ and a heap, and never scans the complete schedule.
 from __future__ import annotations
 
 import heapq
+import itertools
 from array import array
 from collections import deque
 from collections.abc import Iterator
@@ -192,8 +193,8 @@ class Dispatcher:
         self._current_stage: ScheduledStage
         self._current_start_ns = 0
         self._next_stage_ns = _NEVER_NS
-        # Arrivals of the current stage if it is an open loop.
-        self._arrivals: _ArrivalCursor | None = None
+        # Arrivals of the current stage. A closed loop has none.
+        self._arrivals: _ArrivalCursor
         self._begin_stage(0, 0)
 
     @property
@@ -219,7 +220,7 @@ class Dispatcher:
         if self._waiting_for_prefill and self._has_room_in_prefill():
             return self._last_first_output_ns
         pending_ns = self._pending[0].due_ns if self._pending else _NEVER_NS
-        due_ns = min(self._next_arrival_ns(), self._next_stage_ns, pending_ns)
+        due_ns = min(self._arrivals.next_ns, self._next_stage_ns, pending_ns)
         return None if due_ns == _NEVER_NS else due_ns
 
     def take_due_slots(
@@ -340,7 +341,9 @@ class Dispatcher:
                 self._begin_stage(self._current_stage.index + 1, self._next_stage_ns)
                 continue
             slot = self._pop_due_slot(now_ns)
-            if slot is None or slot.virtual_user is None or self._has_room_in_prefill():
+            if slot is None or slot.virtual_user is None:
+                return slot
+            if len(self._in_prefill) < self._max_in_prefill:
                 return slot
             self._waiting_for_prefill.append(slot)
 
@@ -365,26 +368,28 @@ class Dispatcher:
         What was due before a stage ended comes before the first slots of the next stage. An arrival
         at the very start of the next stage belongs to the current stage.
         """
-        if self._next_stage_ns >= self._next_arrival_ns():
+        if self._next_stage_ns >= self._arrivals.next_ns:
             return False
         return not self._pending or self._next_stage_ns <= self._pending[0].due_ns
 
     def _pop_due_slot(self, now_ns: int) -> _PendingSlot | None:
         """Remove and return the earliest arrival or pending slot, or None if none is due."""
         pending_ns = self._pending[0].due_ns if self._pending else _NEVER_NS
-        if self._arrivals is not None and self._arrivals.next_ns <= pending_ns:
-            return self._arrivals.take() if self._arrivals.next_ns <= now_ns else None
-        return heapq.heappop(self._pending) if pending_ns <= now_ns else None
-
-    def _next_arrival_ns(self) -> int:
-        return _NEVER_NS if self._arrivals is None else self._arrivals.next_ns
+        arrival_ns = self._arrivals.next_ns
+        if arrival_ns > now_ns and pending_ns > now_ns:
+            return None
+        if arrival_ns <= pending_ns:
+            return self._arrivals.take()
+        return heapq.heappop(self._pending)
 
     def _start_or_drop(self, pending_slot: _PendingSlot) -> DispatchedSlot:
         """Start a slot, or drop it if it belongs to an open loop and a limit is reached."""
-        session = self._session_of(pending_slot)
         reason = self._reached_limit() if pending_slot.virtual_user is None else ""
-        slot_id = pending_slot.session_index  # That is the id if all sessions have one turn.
-        if self._max_turns > 1:
+        if self._max_turns == 1:
+            session = SINGLE_REQUEST
+            slot_id = pending_slot.session_index
+        else:
+            session = self._session_of(pending_slot)
             slot_id = self.schedule.slot_id(pending_slot.session_index, pending_slot.turn, session)
         slot = DispatchedSlot(
             slot_id,
@@ -411,8 +416,6 @@ class Dispatcher:
 
     def _session_of(self, slot: _PendingSlot) -> Session:
         """Return the session that a slot belongs to."""
-        if self._max_turns == 1:
-            return SINGLE_REQUEST
         if slot.turn > 0:
             return self._sessions[slot.session_index].session
         return self.schedule.sessions.get(slot.session_index)
@@ -421,7 +424,7 @@ class Dispatcher:
         """Return the name of the limit at which an open loop drops a start, or an empty string."""
         if len(self._in_flight) >= self._max_in_flight:
             return IN_FLIGHT_CAP
-        if not self._has_room_in_prefill():
+        if len(self._in_prefill) >= self._max_in_prefill:
             return PREFILL_CAP
         return ""
 
@@ -578,11 +581,9 @@ class Dispatcher:
         self._current_stage = stage
         self._current_start_ns = start_ns
         self._next_stage_ns = _NEVER_NS
+        self._arrivals = _ArrivalCursor(self.schedule, stage, start_ns)
         if stage.is_closed_loop:
-            self._arrivals = None
             self._begin_users(stage, start_ns)
-        else:
-            self._arrivals = _ArrivalCursor(self.schedule, stage, start_ns)
         if stage.length_ns is not None:
             self._end_current_stage(start_ns + stage.length_ns)
         if stage.is_end_unknown and not unfinished_sessions:
@@ -690,10 +691,9 @@ class Dispatcher:
 
     def _unsent_slots_of_stages(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
         """Yield the remaining arrivals of the current stage, and everything of later stages."""
-        if self._arrivals is not None:
-            yield from interrupted.slots_of_arrivals(
-                self._current_stage, self._current_start_ns, self._arrivals.taken
-            )
+        yield from interrupted.slots_of_arrivals(
+            self._current_stage, self._current_start_ns, self._arrivals.taken
+        )
         for stage in self.schedule.stages[self._current_stage.index + 1 :]:
             if not stage.is_closed_loop:
                 yield from interrupted.slots_of_arrivals(stage, stage.start_ns)
@@ -711,9 +711,12 @@ class Dispatcher:
 
 
 def _iterate_times(arrivals_ns: Ints, start_ns: int) -> Iterator[int]:
-    """Yield the arrival times of an open loop, from the start of the run, as Python integers.
+    """Return an iterator over the arrival times, from the start of the run, as Python integers.
 
     They are converted a block at a time, because the conversion of all would take too long.
     """
-    for first in range(0, len(arrivals_ns), _ARRIVALS_PER_BLOCK):
-        yield from (arrivals_ns[first : first + _ARRIVALS_PER_BLOCK] + start_ns).tolist()
+    blocks = (
+        (arrivals_ns[first : first + _ARRIVALS_PER_BLOCK] + start_ns).tolist()
+        for first in range(0, len(arrivals_ns), _ARRIVALS_PER_BLOCK)
+    )
+    return itertools.chain.from_iterable(blocks)

@@ -55,11 +55,6 @@ _CLASSES_PER_BLOCK = 1024
 _MAX_REDRAWS = 64
 
 
-def to_column_value(value: int | None) -> int:
-    """Return a number as a column stores it: NOT_APPLICABLE instead of None."""
-    return NOT_APPLICABLE if value is None else value
-
-
 class Session(Struct, frozen=True):
     """The turns of one session: which of them wait for which others, and for how long.
 

@@ -31,7 +31,7 @@ from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.dispatched_slots import DispatchedSlot
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule, shard
-from loadgen.core.schedule.sessions import to_column_value
+from loadgen.core.schedule.sessions import NOT_APPLICABLE
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.cost.comparison import compare_costs
 from loadgen.cost.cost_report import report as cost_report
@@ -309,7 +309,7 @@ def test_a_request_starts_after_all_it_waits_for_and_its_tool(tmp_path: Path, st
             start.stage,
             start.session,
             start.turn,
-            to_column_value(start.virtual_user),
+            NOT_APPLICABLE if start.virtual_user is None else start.virtual_user,
         )
         if nodes[start.turn].after:
             ends = [ran.ended[start.session * width + turn] for turn in nodes[start.turn].after]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from loadgen_sdk.request import Completion, Failure, Usage
@@ -71,7 +72,7 @@ def record_of(data: bytes) -> NDArray[np.void]:
 def test_every_value_of_a_completion_is_in_its_column() -> None:
     record = record_of(sent_record(KEY, completion(), START_NS, text=-1, built=BUILT))
     expected = {
-        **KEY._asdict(),
+        **msgspec.structs.asdict(KEY),
         "status": STATUS["ok"],
         "kind": 0,
         "http_status": 200,
@@ -127,7 +128,9 @@ def test_a_failure_is_recorded_with_its_kind_and_its_text() -> None:
 
 def test_a_slot_that_was_not_sent_has_its_place_and_its_due_time_only() -> None:
     record = record_of(unsent_record(KEY, 77, "in_flight_cap", "dropped", BUILT))
-    assert tuple(int(record[name]) for name in KEY._fields) == tuple(KEY)
+    assert {name: int(record[name]) for name in KEY.__struct_fields__} == msgspec.structs.asdict(
+        KEY
+    )
     assert record["status"] == STATUS["dropped"]
     assert record["kind"] == KIND["in_flight_cap"]
     assert record["due_ns"] == 77

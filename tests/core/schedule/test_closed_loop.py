@@ -28,7 +28,7 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule
-from loadgen.core.schedule.sessions import to_column_value
+from loadgen.core.schedule.sessions import NOT_APPLICABLE
 from loadgen.core.workload import Closed, FixedTokens, Poisson, Stage, Synthetic, Workload
 from loadgen.repeated import capacity
 
@@ -46,7 +46,8 @@ def answered(schedule: Schedule, run: Run) -> tuple[RunManifest, NDArray[np.void
     rows = blank(len(starts))
     rows["slot"] = [start.slot_id for start in starts]
     for name in ("stage", "virtual_user", "turn", "session"):
-        rows[name] = [to_column_value(getattr(start, name)) for start in starts]
+        values = [getattr(start, name) for start in starts]
+        rows[name] = [NOT_APPLICABLE if value is None else value for value in values]
     rows["request"] = rows["slot"]
     due = np.array([start.due_ns for start in starts])
     for name in ("due_ns", "ready_ns", "sent_ns"):
