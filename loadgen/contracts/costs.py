@@ -57,7 +57,11 @@ def compute_cost_per_thousand(
 
 
 def _basis_with_rate(run: RecordedRun, good_rate: Interval) -> CostBasis:
-    """Return what a run shows for its cost, with this rate of good requests and its interval."""
+    """Return what a run shows for its cost, with this rate of good requests and its interval.
+
+    The ends of the interval are stored as factors of the rate. The low end is kept above 0,
+    because a cost is a price per hour divided by a rate.
+    """
     evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
     basis = compute_cost_basis(evidence)
     rate = Decimal(repr(good_rate.value))

@@ -102,7 +102,11 @@ def _with_run_length(plan: LevelPlan, run_ns: int | None) -> LevelPlan:
 def _undecided_plans(
     checked_contract: CheckedContract, contract: Contract, verdicts: Sequence[LevelVerdict]
 ) -> list[LevelPlan]:
-    """Return the plans of the undecided levels, and of those they are compared with."""
+    """Return the plans of the undecided levels, and of those they are compared with.
+
+    A level that a term compares with another one is extended together with it, so that the two
+    ends of the comparison become more certain.
+    """
     contract_levels = {level.name: level for level in contract.levels}
     names: set[str] = set()
     for verdict in verdicts:
@@ -111,14 +115,20 @@ def _undecided_plans(
         terms = contract_levels[verdict.name].terms_by_requirement()
         for judged, (_, term) in zip(verdict.terms, terms, strict=True):
             if not judged.is_decided:
-                names.update(filter(None, (verdict.name, term.level)))
+                names.add(verdict.name)
+                if term.level:
+                    names.add(term.level)
     return [plan for plan in checked_contract.levels if plan.level.name in names]
 
 
 def _require_usable_target(
     findings: Sequence[Finding], settings: Settings, directory: Path
 ) -> None:
-    """Raise CombinedError if the target of an extension cannot be used."""
+    """Raise CombinedError if the target of an extension cannot be used.
+
+    The checksums are written again first, because the checks have written a new file to the
+    directory.
+    """
     failed_checks = [finding for finding in findings if finding.state == FAULT]
     if not failed_checks:
         return
@@ -151,7 +161,11 @@ def _check_extension(
     validation: Validation,
     facts: ValidationFacts,
 ) -> None:
-    """Raise CombinedError if a validation cannot be extended with this contract and target."""
+    """Raise CombinedError if a validation cannot be extended with this contract and target.
+
+    All runs of a validation have to be of the same contract and target. A FAIL cannot be taken
+    back, so more load is useless after it.
+    """
     errors: list[LoadgenError] = []
     contract_file = directory / CONTRACT_FILE
     if checked_contract.text != contract_file.read_text("utf-8"):

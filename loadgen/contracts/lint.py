@@ -82,7 +82,11 @@ class LintFindings:
 
 
 def check_contract(inputs: LintInputs) -> LintFindings:
-    """Check all parts of a contract and plan the load of its levels."""
+    """Check all parts of a contract and plan the load of its levels.
+
+    The plan of a level is needed to check its terms, because it says how many requests there are.
+    A level with errors has no plan, but its terms are still checked as far as possible.
+    """
     errors = ContractErrors(inputs.document, inputs.file)
     contract = inputs.contract
     _check_level_names(inputs.drafts, errors)
@@ -110,18 +114,22 @@ def check_contract(inputs: LintInputs) -> LintFindings:
 
 
 def _check_level_names(drafts: Sequence[LevelDraft], errors: ContractErrors) -> None:
-    """Report levels with the same name, and a level that has the name of the verdict on answers."""
+    """Report levels with the same name, and a level that has the name of the verdict on answers.
+
+    Names have to be unique because the results of a level are in a directory of its name.
+    """
     if "answers" in errors.document:
-        reserved = [draft for draft in drafts if draft.name == ANSWERS_LEVEL]
-        for draft in reserved[:1]:
+        reserved = next((draft for draft in drafts if draft.name == ANSWERS_LEVEL), None)
+        if reserved is not None:
+            location = (*reserved.location, "name")
             text = f'the verdict on the answers has the name of this level: "{ANSWERS_LEVEL}"'
-            errors.add((*draft.location, "name"), "duplicate", text, "give the level another name")
-    names: set[str] = set()
+            errors.add(location, "duplicate", text, "give the level another name")
+    earlier_names: set[str] = set()
     for draft in drafts:
-        if draft.name and draft.name in names:
+        if draft.name and draft.name in earlier_names:
             text = f'two levels are called "{draft.name}"'
             errors.add((*draft.location, "name"), "duplicate", text, "give each its own")
-        names.add(draft.name)
+        earlier_names.add(draft.name)
 
 
 # -- the load of a level --------------------------------------------------------------------------
@@ -147,7 +155,12 @@ def _plan_load(draft: LevelDraft, inputs: LintInputs, errors: ContractErrors) ->
 def _load_workload(
     draft: LevelDraft, inputs: LintInputs, errors: ContractErrors
 ) -> Workload | None:
-    """Return the workload of a level with the level's own load and SLO, or None after an error."""
+    """Return the workload of a level with the level's own load and SLO, or None after an error.
+
+    The SLO of the level comes before that of the contract, and that before the one of the
+    workload. Limits on a valid run that the contract judges itself are lifted: a run that exceeds
+    them is judged, not refused.
+    """
     name = _find_workload(draft, inputs.directory, errors)
     level = draft.level
     if level is None or name is None:
@@ -164,7 +177,8 @@ def _load_workload(
             _add_workload_error(error, draft, errors)
         return None
     slo = level.slo or inputs.contract.slo or workload.slo
-    limits = workload.limits.model_copy(update=dict.fromkeys(JUDGED_HERE, 1.0))
+    no_limit = 1.0  # a share of 100 % is never exceeded
+    limits = workload.limits.model_copy(update=dict.fromkeys(JUDGED_HERE, no_limit))
     return workload.model_copy(update={"slo": slo, "limits": limits})
 
 
@@ -200,17 +214,22 @@ def _add_workload_error(error: LoadgenError, draft: LevelDraft, errors: Contract
     elif error.code in ("no_load", "endless"):
         hint = "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)"
         errors.add(draft.location, error.code, error.what, hint)
-    elif str(error) not in map(str, errors.in_other_files):
+    elif str(error) not in map(str, errors.in_other_files):  # another level may have found it
         errors.in_other_files.append(error)
 
 
 def _overrides(level: ContractLevel) -> Overrides:
-    """Return the level's own load in the form in which the command line changes a workload."""
+    """Return the level's own load in the form in which the command line changes a workload.
+
+    A level that leaves its length to its terms gets a provisional one, from which the rates of its
+    load are computed.
+    """
     has_own_load = level.rate is not None or level.concurrency is not None
     duration_ns = level.duration_ns
     if auto_duration.is_auto(level) and has_own_load:
         duration_ns = auto_duration.PROVISIONAL_NS
     return Overrides(
+        # Rates per minute or hour have many digits, which would be in messages.
         request_rate=None if level.rate is None else round(level.rate, 9),
         concurrency=level.concurrency,
         duration=duration_ns,
@@ -226,7 +245,11 @@ def _overrides(level: ContractLevel) -> Overrides:
 def _check_terms(
     draft: LevelDraft, plan: LevelPlan | None, inputs: LintInputs, errors: ContractErrors
 ) -> None:
-    """Report terms that contradict each other, or that need something that is not there."""
+    """Report terms that contradict each other, or that need something that is not there.
+
+    The order of the checks is the order of the errors of one term. Checks of a term against the
+    workload need the plan.
+    """
     if plan is not None:
         _check_workload_terms(draft, plan, errors)
     _check_duplicates(draft, errors)
@@ -238,7 +261,10 @@ def _check_terms(
 
 
 def _unique_terms(draft: LevelDraft) -> dict[tuple[Requirement, ContractTerm], PlacedTerm]:
-    """Return the first of all terms about the same thing in the same list, by list and subject."""
+    """Return the first of all terms about the same thing in the same list of a level.
+
+    The keys are the list (`must` or `should`) and the subject, which is the term without its limit.
+    """
     unique: dict[tuple[Requirement, ContractTerm], PlacedTerm] = {}
     for placed_term in draft.terms:
         subject = placed_term.term.without_limit()
@@ -247,7 +273,10 @@ def _unique_terms(draft: LevelDraft) -> dict[tuple[Requirement, ContractTerm], P
 
 
 def _check_duplicates(draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report terms about something that an earlier term of the same list is already about."""
+    """Report terms about something that an earlier term of the same list is already about.
+
+    For example, `ttft: 2s` and `ttft: 3s` in the list `must` are both about TTFT at p99.
+    """
     unique = _unique_terms(draft)
     for placed_term in draft.terms:
         requirement = placed_term.requirement
@@ -260,7 +289,10 @@ def _check_duplicates(draft: LevelDraft, errors: ContractErrors) -> None:
 
 
 def _check_should_terms(draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report `should` terms that are not stricter than their `must` term."""
+    """Report terms of the list `should` that are not stricter than their counterpart in `must`.
+
+    The list `should` has goals beyond what is required, so such a term could never fail on its own.
+    """
     unique = _unique_terms(draft)
     for (requirement, subject), placed_term in unique.items():
         must_term = unique.get(("must", subject))
@@ -283,7 +315,11 @@ def _is_stricter(term: ContractTerm, other: ContractTerm) -> bool:
 
 
 def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErrors) -> None:
-    """Report terms that ask for a higher rate than an open loop offers."""
+    """Report terms that ask for a higher rate than an open loop offers.
+
+    An open loop sends requests at a given rate, whatever the server does. A closed loop offers as
+    many as the server completes.
+    """
     starts_per_s = plan.starts_per_s()
     if plan.is_closed_loop() or starts_per_s is None:
         return
@@ -305,7 +341,11 @@ def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErr
 
 
 def _check_latency_limits(draft: LevelDraft, errors: ContractErrors) -> None:
-    """Report latency terms that another, stricter latency term of the same list already implies."""
+    """Report latency terms that another, stricter latency term of the same list already implies.
+
+    Such a term would always pass with the other one, so one of the two limits is probably a
+    mistake. Each term is reported once.
+    """
     latencies = [placed_term for placed_term in draft.terms if placed_term.term.is_latency]
     for placed_term in latencies:
         for other in latencies:
@@ -318,7 +358,12 @@ def _check_latency_limits(draft: LevelDraft, errors: ContractErrors) -> None:
 
 
 def _implied_by(term: ContractTerm, other: ContractTerm) -> Problem | None:
-    """Return the problem of a latency term that holds whenever another one holds, or None."""
+    """Return the problem of a latency term that holds whenever another one holds, or None.
+
+    This is so if the other term has a tighter limit at a higher percentile of the same latency, or
+    at the same percentile of a longer latency: E2E includes TTFT, and the time of a task includes
+    its waits.
+    """
     if other.limit >= term.limit or other.class_name != term.class_name:
         return None
     limit = format_time(other.limit)
@@ -346,7 +391,11 @@ def _implied_by(term: ContractTerm, other: ContractTerm) -> Problem | None:
 
 
 def _check_workload_terms(draft: LevelDraft, plan: LevelPlan, errors: ContractErrors) -> None:
-    """Report terms that do not fit the requests of the workload."""
+    """Report terms that do not fit the requests of the workload.
+
+    A term has at most one problem of this kind, because a class that does not exist explains the
+    others.
+    """
     requests = plan.workload.requests
     classes = requests.classes if isinstance(requests, Mix) else {}
     for placed_term in draft.terms:
@@ -369,7 +418,11 @@ def _check_workload_terms(draft: LevelDraft, plan: LevelPlan, errors: ContractEr
 
 
 def _find_task_problem(term: ContractTerm, plan: LevelPlan) -> Problem | None:
-    """Return the problem of a term about tasks whose requests are not all parts of tasks."""
+    """Return the problem of a term about tasks whose requests are not all parts of tasks.
+
+    A task is a conversation or an agentic session of several requests. Return None if there is no
+    problem.
+    """
     if not term.is_about_tasks:
         return None
     classes = plan.classes_of(term)
@@ -392,7 +445,11 @@ def _find_task_problem(term: ContractTerm, plan: LevelPlan) -> Problem | None:
 def _find_tenant_problem(
     term: ContractTerm, plan: LevelPlan, classes: Mapping[str, RequestClass]
 ) -> Problem | None:
-    """Return the problem of a term that compares tenants, or None."""
+    """Return the problem of a term that compares tenants, or None.
+
+    Tenants are the users that share a server. Each class of requests belongs to one, and needs an
+    SLO so that its good requests can be counted.
+    """
     if not term.requires("tenants"):
         return None
     if not tenants_of({name: request_class.tenant for name, request_class in classes.items()}):
@@ -413,7 +470,11 @@ def _find_tenant_problem(
 def _find_slo_problem(
     term: ContractTerm, plan: LevelPlan, classes: Mapping[str, RequestClass]
 ) -> Problem | None:
-    """Return the problem of a term if it is not defined what good means, or None."""
+    """Return the problem of a term if it is not defined what good means, or None.
+
+    A term about good tasks needs an SLO for tasks. A term about the whole load is ambiguous if the
+    classes of its requests have different SLOs.
+    """
     has_task_slo = any(
         class_plan.slo and class_plan.slo.task for class_plan in plan.classes_of(term)
     )
@@ -437,7 +498,11 @@ def _find_slo_problem(
 def _check_contract_inputs(
     draft: LevelDraft, plan: LevelPlan | None, inputs: LintInputs, errors: ContractErrors
 ) -> None:
-    """Report terms that need something the contract does not give."""
+    """Report terms that need something the contract does not give.
+
+    This is an SLO, the number of GPUs, prices, or another level to compare with. The SLO of a term
+    about a class was checked with the classes of the workload.
+    """
     missing = _missing_inputs(plan, inputs)
     level_names = dict.fromkeys(other.name for other in inputs.drafts)
     other_levels = [name for name in level_names if name != draft.name]

@@ -116,7 +116,11 @@ def _check_prompts(
     confidence: float,
     errors: ContractErrors,
 ) -> None:
-    """Report a term about a class that no prompt has, or that the prompts are too few to show."""
+    """Report a term about a class that no prompt has, or that the prompts are too few to show.
+
+    Only the prompts of the class of the term count, and of these only the ones that have what its
+    score needs, such as a reference answer.
+    """
     classes = sorted({prompt.group for prompt in prompts} - {""})
     if term.class_name and term.class_name not in classes:
         hint = did_you_mean(term.class_name, classes) if classes else 'no row of it has a "class"'

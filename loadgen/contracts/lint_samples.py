@@ -49,7 +49,8 @@ def check_samples(
         if not plan.units_per_start(term):
             continue
         problem = _find_length_problem(term, plan, contract)
-        problem = problem or _find_count_problem(term, plan, contract.confidence)
+        if problem is None:
+            problem = _find_count_problem(term, plan, contract.confidence)
         if problem is None:
             continue
         if plan.is_shortened:
@@ -60,6 +61,7 @@ def check_samples(
 
 
 def _pooled_gaps_problem() -> Problem:
+    """Return the problem of a term about gaps between tokens in a level with too few runs."""
     return Problem(
         "too_few",
         "gaps within an answer hang together, so one run has no interval for them",
@@ -88,15 +90,21 @@ def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract
         f"{format.duration(horizon_s)}; there are {format.duration(load_s)}{runs}"
     )
     required_starts = required_requests(term, contract.confidence) / plan.units_per_start(term)
-    s_for_starts = required_starts * load_s / repeats / (plan.starts or math.inf)
+    starts_per_run = math.inf if not plan.starts else plan.starts
+    s_for_starts = required_starts * load_s / repeats / starts_per_run
     run_s = math.ceil(max(required_s, s_for_starts) / repeats)
+    # Rounded down to tenths of a second, because a longer horizon would be refused again.
     covered_s = math.floor(intervals.longest_recurrence_s(load_s, contract.confidence) * 10) / 10
     hint = f"duration: {run_s}s or more; or, to promise less, horizon: {covered_s:g}s"
     return Problem("too_few", text, hint)
 
 
 def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) -> Problem | None:
-    """Return the problem if the load has too few requests or windows for a term, or None."""
+    """Return the problem if the load has too few requests or windows for a term, or None.
+
+    With too few requests a term stays INCONCLUSIVE even if every request meets its limit. A term
+    with a window needs so many requests in each window.
+    """
     if term.kind in pooled_figures():
         return None
     window_s = term.window_ns / NS_PER_S
@@ -136,11 +144,18 @@ def _is_poisson(workload: Workload) -> bool:
 
 
 def _sample_hint(required_starts: float, plan: LevelPlan, *, is_windowed: bool) -> str:
-    """Return the hint that names the number of requests, and the length of load, that is enough."""
+    """Return the hint that names the number of requests, and the length of load, that is enough.
+
+    Args:
+        required_starts: The starts that are enough, in all runs together or in one window.
+        plan: The plan of the level.
+        is_windowed: Whether the term compares windows, each of which needs so many starts.
+    """
     runs = 1 if is_windowed else plan.level.repeats
     starts = math.ceil(required_starts / runs)
     duration = ""
-    if starts_per_s := plan.starts_per_s():
+    starts_per_s = plan.starts_per_s()
+    if starts_per_s:  # not known for a closed loop, and 0 for an empty load
         seconds = starts / starts_per_s
         duration = f"{math.ceil(seconds)}s ({format.duration(seconds)} at this rate)"
     if is_windowed:

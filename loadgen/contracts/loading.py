@@ -117,7 +117,10 @@ def _written_levels(document: Map) -> dict[int, Map]:
 
 
 def _validate_without_levels(document: Map, context: FileContext) -> Contract:
-    """Return what can be parsed of a contract without its levels. A wrong value is left out."""
+    """Return what can be parsed of a contract without its levels. A wrong value is left out.
+
+    Other checks can then still report their errors.
+    """
     known_keys = Contract.yaml_keys()
     values = {key: value for key, value in document.items() if key in known_keys}
     values |= {"name": "contract", "levels": ()}
@@ -130,7 +133,10 @@ def _validate_without_levels(document: Map, context: FileContext) -> Contract:
 
 
 def _validate_draft(index: int, written: Map, context: FileContext) -> LevelDraft:
-    """Return what can be parsed of a level, so that one mistake does not hide others."""
+    """Return what can be parsed of a level, so that one mistake does not hide others.
+
+    The terms are validated one by one, apart from the other values of the level.
+    """
     keys = set(ContractLevel.yaml_keys()) - set(REQUIREMENTS)
     values = {key: value for key, value in written.items() if key in keys}
     level: ContractLevel | None

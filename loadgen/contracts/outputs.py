@@ -27,7 +27,10 @@ JUNIT_FILE = "junit.xml"
 
 
 def write_outputs(directory: Path, contract: Contract, facts: ValidationFacts) -> Validation:
-    """Judge the runs in a directory, write all files about the verdict, and return the verdict."""
+    """Judge the runs in a directory, write all files about the verdict, and return the verdict.
+
+    The checksums come last, because they include the other files.
+    """
     (directory / FACTS_FILE).write_bytes(format.document(facts))
     validation = stored_validation.judge_runs(directory, contract, facts)
     for name, data in _render_outputs(directory, validation, contract, facts).items():
@@ -73,7 +76,10 @@ def _render_outputs(
 def _page_inputs(
     directory: Path, validation: Validation, contract: Contract, facts: ValidationFacts
 ) -> PageInputs:
-    """Return what the page shows besides the verdict."""
+    """Return what the page shows besides the verdict.
+
+    Everything is read from the directory, so the page can be made again later.
+    """
     summaries = {
         run: run_folder.kept_summary(directory / run)
         for level in validation.levels

@@ -129,7 +129,11 @@ def limit_usage_percent(
 
 
 def usage_section(validation: Validation, contract: Contract) -> Section:
-    """Return a bar per term: how much of its limit is used, with the interval of the metric."""
+    """Return a bar per term: how much of its limit is used, with the interval of the metric.
+
+    A bar that ends before 100 % keeps its limit. Bars of metrics with different units can be
+    compared in this way.
+    """
     is_upper_bound = {
         term.text: term.is_upper_bound
         for part in (*contract.levels, contract.answers)
@@ -160,7 +164,11 @@ def usage_section(validation: Validation, contract: Contract) -> Section:
 
 
 def _usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) -> Bar | None:
-    """Return the bar of a term, or None if its metric is not known or its limit allows nothing."""
+    """Return the bar of a term, or None if its metric is not known or its limit allows nothing.
+
+    The bar shows the metric, and its whisker the confidence interval. An end without a bound is
+    drawn at the metric itself. All are cut at `MAX_SHOWN_USAGE`.
+    """
     if term.value is None or term.limit is None:
         return None
     usages = []
@@ -194,7 +202,11 @@ def signature_section(validation: Validation) -> Section:
 
 
 def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Section]:
-    """Yield the sections behind the signed page. In print they begin on a page of their own."""
+    """Yield the sections behind the signed page. In print they begin on a page of their own.
+
+    They explain the words of the page and show what the verdict rests on: when the runs went, how
+    much they differ, the checks of the target, the delivered load, and the contract.
+    """
     yield section("Annex", "What the page above rests on.", id="annex", page_only=True)
     glossary = [f"{word}: {meaning}" for word, meaning in _glossary(validation)]
     yield section("What the words mean", Bullets(glossary), page_only=True)
@@ -256,7 +268,11 @@ class RunTime(NamedTuple):
 
 
 def _timeline_section(summaries: Mapping[str, Summary]) -> Section:
-    """Return a bar per run that shows when it went, with a link to its summary."""
+    """Return a bar per run that shows when it went, with a link to its summary.
+
+    Times are relative to the start of the first run. The bar of a run that is not valid has the
+    color of warnings.
+    """
     times = _run_times(summaries)
     first_start_s = min((time.start_s for time in times.values()), default=0.0)
     bars = []
@@ -276,7 +292,10 @@ def _timeline_section(summaries: Mapping[str, Summary]) -> Section:
 
 
 def _run_times(summaries: Mapping[str, Summary]) -> dict[str, RunTime]:
-    """Return when each run went. Runs in virtual time follow each other without a pause."""
+    """Return when each run went. Runs in virtual time follow each other without a pause.
+
+    A simulated run has no time of day, so its length in virtual time is used.
+    """
     times = {}
     virtual_now_s = 0.0
     for name, summary in summaries.items():

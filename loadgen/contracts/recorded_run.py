@@ -149,7 +149,11 @@ def _require_finished_tasks(columns: Columns) -> None:
 
 
 def _task_summary(summary: Summary, sessions: Sessions, columns: Columns) -> Summary:
-    """Return a summary with the metrics of tasks in the place of those of requests."""
+    """Return a summary with the metrics of tasks in the place of those of requests.
+
+    E2E is the task time and TTFT the sum of its waits, so that terms about tasks are computed like
+    terms about requests. The steady state is the time in which tasks were due.
+    """
     due_ns = columns["due_ns"]
     steady = windows.span(float(due_ns.min(initial=0)), float(due_ns.max(initial=0)))
     good = None if sessions.goodput is None else sessions.goodput.good

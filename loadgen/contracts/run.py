@@ -167,7 +167,11 @@ class NewValidation:
         self.is_interrupted = False
 
     def carry_out(self, other_endpoint: Settings | None) -> Validation:
-        """Run all levels, score the answers, write the results, and return the verdict."""
+        """Run all levels, score the answers, write the results, and return the verdict.
+
+        If the checks find that the target cannot be used, no level is run. Results are written in
+        this case too, and after an interruption.
+        """
         started = now_text()
         self._copy_inputs()
         self.options.say(f"folder: {self.directory}")
@@ -211,7 +215,11 @@ class NewValidation:
             )
 
     def _run_level(self, plan: LevelPlan, unusable: Failure | None) -> None:
-        """Run a level, unless the target cannot be used or the user interrupted the validation."""
+        """Run a level, unless the target cannot be used or the user interrupted the validation.
+
+        A level without all its runs gets a failure, which makes its terms INCONCLUSIVE. An
+        interruption after a sufficient number of runs is no failure.
+        """
         name = plan.level.name
         if unusable is not None or self.is_interrupted:
             self.failures[name] = unusable or INTERRUPTED
@@ -230,7 +238,11 @@ class NewValidation:
     def _score_answers(
         self, check: AnswerCheck, other_endpoint: Settings | None, unusable: Failure | None
     ) -> None:
-        """Send the prompts of the contract and score the answers."""
+        """Send the prompts of the contract and score the answers.
+
+        An error becomes a failure of the verdict on answers, so that the verdicts on the levels
+        are kept.
+        """
         if unusable is not None or self.is_interrupted:
             self.failures[ANSWERS_LEVEL] = unusable or INTERRUPTED
             return
@@ -303,8 +315,8 @@ def workload_of_run(
     """
     overrides = {"seed": seed, "salt": salt}
     changes = {name: value for name, value in overrides.items() if value is not None}
-    own_seed = seeded(workload.model_copy(update=changes), number, level)
-    return with_unique_prompts(own_seed, f"{level}.r{number}")
+    seeded_workload = seeded(workload.model_copy(update=changes), number, level)
+    return with_unique_prompts(seeded_workload, f"{level}.r{number}")
 
 
 # -- the target -----------------------------------------------------------------------------------
@@ -381,7 +393,11 @@ def now_text() -> str:
 
 
 def _choose_directory(output_dir: Path | None, contract_name: str) -> Path:
-    """Return the directory of a new validation. Raise UserError if it is in use."""
+    """Return the directory of a new validation: the one given, or a new one in `results`.
+
+    Raises:
+        UserError: The directory exists and is not empty, or is a file.
+    """
     if output_dir is None:
         now = datetime.datetime.now().astimezone()
         output_dir = Path("results") / run_id(f"validate-{contract_name}", now)

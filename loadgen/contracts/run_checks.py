@@ -27,7 +27,11 @@ PAUSE_TOLERANCE_S = 1.0
 
 
 def find_level_failure(level: ContractLevel, measured_level: MeasuredLevel) -> str:
-    """Return why no term of a level can be judged."""
+    """Return why no term of a level can be judged.
+
+    All runs have to be finished and valid, with the cache in the state that the level requires,
+    and as far apart in time. The first reason is returned.
+    """
     if measured_level.failure_reason:
         return measured_level.failure_reason
     if not measured_level.runs:
@@ -39,13 +43,18 @@ def find_level_failure(level: ContractLevel, measured_level: MeasuredLevel) -> s
         if not summary.verdict.valid:
             run_reasons = "; ".join(summary.verdict.reasons)
             return f"the measurement in {run.folder} is not valid: {run_reasons}"
-        if cache_reason := find_wrong_cache_state(level, run):
+        cache_reason = find_wrong_cache_state(level, run)
+        if cache_reason:
             return cache_reason
     return find_short_pause(level, measured_level.runs)
 
 
 def find_wrong_cache_state(level: ContractLevel, run: RecordedRun) -> str:
-    """Return why the prefix cache was not cold or warm as the level requires."""
+    """Return why the prefix cache was not cold or warm as the level requires.
+
+    The server reports how many prompt tokens came from its cache. With a cold cache these are
+    almost none, and with a warm one at least a fifth.
+    """
     if level.cache is None:
         return ""
     cached_share = run.summary.tokens.cached_share
@@ -124,7 +133,11 @@ def _find_shortened_answers(run: RecordedRun) -> str:
 
 
 def _find_answers_without_tpot(run: RecordedRun, term: ContractTerm) -> str:
-    """Return that many answers have no TPOT, if a term is computed from TPOT."""
+    """Return that many answers have no TPOT, if a term is computed from TPOT.
+
+    The time per output token (TPOT) of an answer needs two events at different times. If many
+    answers came in one piece, the TPOT of the others does not represent them.
+    """
     metrics = {term.of or term.kind}
     if term.requires("slo") and run.header.slo is not None:
         metrics.update(slo_term.metric for slo_term in run.header.slo.terms)

@@ -192,7 +192,16 @@ def _plugin_metrics(directory: Path) -> tuple[str, ...]:
 
 
 def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> Validation:
-    """Return the verdict on the runs in a directory."""
+    """Return the verdict on the runs in a directory.
+
+    Nothing but the records and the facts is used, so anybody with the directory gets the same
+    verdict.
+
+    Args:
+        directory: The directory of the validation.
+        contract: The contract.
+        facts: What the records do not say, such as why a level could not be run.
+    """
     measured_levels = {
         level.name: _read_level(directory, level.name, facts.failure_reasons.get(level.name, ""))
         for level in contract.levels
@@ -220,7 +229,7 @@ def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> V
         sentence=verdict.summarize_levels(levels),
         confidence=contract.confidence,
         horizon_s=contract.horizon_ns / 1e9,
-        analyses=max(len(facts.run_counts), 1),
+        analyses=max(len(facts.run_counts), 1),  # there are no counts without an extension
         target=facts.target,
         model=target.model,
         server=target.server,
@@ -260,7 +269,10 @@ def _with_error_codes(level: LevelVerdict, facts: ValidationFacts) -> LevelVerdi
 
 
 def _read_level(directory: Path, level: str, failure_reason: str) -> MeasuredLevel:
-    """Return the runs of a level that have a summary, in order of their numbers."""
+    """Return the runs of a level that have a summary, in order of their numbers.
+
+    A run without a summary did not end.
+    """
     run_dirs = [
         file.parent
         for file in (directory / level).glob("r*/run.json")

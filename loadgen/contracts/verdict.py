@@ -39,7 +39,7 @@ class TermVerdict(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         term: The term as text.
         level: The name of its level.
-        requirement: Whether it must hold or should hold.
+        requirement: The list of the contract that the term is in: `must` or `should`.
         verdict: The verdict.
         reason: The reason as a sentence.
         code: The code of the reason.
@@ -112,7 +112,9 @@ class LevelVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `verdict.json`. Must terms decide the verdict; should terms are only reported.
+    """The content of `verdict.json`.
+
+    Terms of the list `must` decide the verdict. Terms of the list `should` are only reported.
 
     Attributes:
         analyses: How often the records were judged: once, and once more after each extension.
@@ -156,7 +158,7 @@ class NeededLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load that a term needs for a decision, according to a simulation.
 
     Attributes:
-        requirement: Whether the term must hold or should hold.
+        requirement: The list of the contract that the term is in: `must` or `should`.
         term: The term as text.
         needed_s: The load of all runs of the level. None if it is more than was simulated.
         outcome: The verdict on the term with the load of the contract.
@@ -200,13 +202,20 @@ def combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def level_verdict(terms: Sequence[TermVerdict]) -> Verdict:
-    """Return the verdict on a level with these terms. A level without must terms passes."""
+    """Return the verdict on a level with these terms.
+
+    Only the terms of the list `must` decide. A level without such terms passes.
+    """
     must_terms = [term.verdict for term in terms if term.requirement == "must"]
     return combine_verdicts(must_terms) if must_terms else "PASS"
 
 
 def summarize_levels(levels: Sequence[LevelVerdict]) -> str:
-    """Return the verdict on all levels in one sentence."""
+    """Return the verdict on all levels in one sentence.
+
+    It counts the terms of the list `must` that passed, or did not. If a term of the list `should`
+    did not pass, a second part says how many of these there are.
+    """
     terms = [term for level in levels for term in level.terms]
     must_verdicts = [term.verdict for term in terms if term.requirement == "must"]
     counts = Counter(must_verdicts)

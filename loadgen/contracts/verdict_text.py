@@ -59,7 +59,11 @@ def validity_text(term: TermVerdict) -> str:
 
 
 def format_metric(value: float, unit: str) -> str:
-    """Return a metric with its unit."""
+    """Return a metric with its unit.
+
+    Times become seconds, minutes or hours where that is shorter, such as "1.5 s" for 1,500 ms. A
+    percentage that rounding errors made slightly negative is written as 0.
+    """
     if unit == "ms":
         return format.duration(value / 1e3) if value >= 1e3 else f"{format.quantity(value)} ms"
     if unit == "%":
@@ -72,7 +76,11 @@ def format_metric(value: float, unit: str) -> str:
 
 
 def format_interval(interval: Interval, unit: str) -> str:
-    """Return the ends of an interval with their unit. An end without a bound is "any"."""
+    """Return the ends of an interval with their unit, such as "180 ms to 210 ms".
+
+    An end without a bound is "any". An infinite lower end means that even the best case of the
+    metric is a failed request.
+    """
     if interval.low == math.inf:
         return "failed requests throughout"
     low = format_metric(interval.low, unit) if math.isfinite(interval.low) else "any"
