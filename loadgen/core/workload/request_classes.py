@@ -26,12 +26,14 @@ from loadgen.core.workload.slo_fields import SloField
 from loadgen.core.workload.tasks import Task
 
 MAX_CLASSES = 100
+ROUNDING_TOLERANCE = 1e-9
+"""Percentages add up to 100 % if they differ from it by less than rounding errors."""
 TENANT_HEADERS = ("x-gateway-inference-fairness-id", "x-llm-d-inference-fairness-id")
 """The headers that tell a gateway the tenant, so that it can share capacity among tenants.
 
 The first is that of the Gateway API inference extension, the second that of llm-d from 0.8 on.
 """
-CLIENT_HEADERS = {
+CLIENT_HEADERS = {  # that the client writes itself
     "host",
     "content-length",
     "transfer-encoding",
@@ -44,6 +46,10 @@ SECRET_HEADERS = {"authorization", "proxy-authorization", "cookie", "api-key", "
 
 
 def _check_header_name(name: str) -> str:
+    """Return the name of a header.
+
+    Raises `Wrong` for headers that hold secrets and for those that the client writes itself.
+    """
     if name.lower() in SECRET_HEADERS:
         problem = "is a secret, and a workload is kept with its results"
         raise units.Wrong("unsupported", problem, "--api-key-file")
@@ -61,7 +67,12 @@ HeaderText = Annotated[str, Field(pattern=r"^[!-~](?:[ -~]{0,500}[!-~])?$")]
 
 
 def request_kind(value: Any) -> str:
-    """Return the name of the model that describes requests of a file or of Python."""
+    """Return the name of the model that the requests of a workload are validated with.
+
+    Requests that were built in Python are an instance of the model. Those of a file are a mapping,
+    whose keys decide. A mapping without a characteristic key is read as `Synthetic`, so that the
+    error messages for it name the keys of generated prompts.
+    """
     if isinstance(value, Part):
         return type(value).__name__
     keys = set(value) if isinstance(value, dict) else set()
@@ -115,29 +126,33 @@ Weight = Annotated[
 class RequestClass(Part):
     """One class of what a run sends: requests, conversations or tasks, and their SLO."""
 
-    # of all starts: percentages that add up to 100, or relative weights (`6`)
+    # The share of all starts that belong to this class. The weights are percentages that add up to
+    # 100, or relative numbers such as `6`.
     weight: Weight
-    # as above: generated, conversations, tasks, a file or a trace
+    # The requests of the class: generated prompts, conversations, tasks, a file or a trace.
     requests: Annotated[RequestsOfOneKind, Discriminator(request_kind)]
-    # its own promise; else the workload's
+    # The SLO of the class. By default it is that of the workload.
     slo: SloField = None
 
     @field_validator("requests")
     @classmethod
     def _refuse_sessions_of_a_trace(cls, requests: RequestsOfOneKind) -> RequestsOfOneKind:
+        """Refuse a class that replays the sessions of a trace."""
         if isinstance(requests, FromTrace) and requests.replay == "sessions":
             problem = "replays the sessions of a trace as one class of several"
             raise units.Wrong("unsupported", problem, "replay: instants")
         return requests
 
-    # or a LoRA adapter by the server's name; else the target's
+    # The model, or a LoRA adapter under the name that the server gives it. By default it is the
+    # model of the target.
     model: Annotated[str, Field(min_length=1)] | None = None
-    # sent as `priority` (vLLM: lower is served first)
+    # The field `priority` of the request. vLLM serves lower numbers first.
     priority: Annotated[int, Strict()] | None = None
-    # sent as `x-gateway-inference-fairness-id` and, for llm-d from 0.8 on,
-    # `x-llm-d-inference-fairness-id`
+    # The tenant, for gateways that share capacity among tenants. It is sent in the headers
+    # `x-gateway-inference-fairness-id` and, for llm-d from 0.8 on, `x-llm-d-inference-fairness-id`.
     tenant: HeaderText | None = None
-    # like `{x-gateway-inference-objective: premium}`; no keys: workloads are kept with results
+    # Further headers, such as `{x-gateway-inference-objective: premium}`. API keys are refused,
+    # because the workload is stored with the results.
     headers: dict[HeaderName, HeaderText] = Field(default_factory=dict)
 
     def sent_headers(self) -> dict[str, str]:
@@ -179,12 +194,20 @@ class Mix(Part):
 
 
 def _shares(weights: list[float | str]) -> list[float]:
-    """Return the share of each weight in the sum. Weights are numbers or percentages."""
+    """Return the share of each class in all starts.
+
+    Args:
+        weights: Numbers above zero, or texts such as "60%".
+
+    Raises:
+        Wrong: Some weights are numbers and some percentages, or the percentages do not add up to
+            100 %.
+    """
     percentages = [units.share(weight) for weight in weights if isinstance(weight, str)]
     if percentages and len(percentages) < len(weights):
         hint = "weight: 60% in each class, or weight: 6 in each"
         raise units.Wrong("conflict", "mix percentages and relative weights", hint)
-    if percentages and abs(math.fsum(percentages) - 1) > 1e-9:
+    if percentages and abs(math.fsum(percentages) - 1) > ROUNDING_TOLERANCE:
         problem = f"have weights that add up to {math.fsum(percentages) * 100:g} %, not 100 %"
         raise units.Wrong("out_of_range", problem, "or relative weights, without %: weight: 6")
     numbers = percentages or [float(weight) for weight in weights]

@@ -37,15 +37,16 @@ from loadgen.core.workload.file_models import FileContext, Part
 
 
 class Turns(Part):
-    """A conversation: `count` requests, of which each sends again what was said before it."""
+    """A conversation: `count` requests, each of which contains all earlier messages."""
 
-    # requests of each conversation
+    # The number of requests of each conversation.
     count: Annotated[int, Strict(), Field(ge=1, le=10_000)]
-    # what each later turn adds
+    # The tokens of the message that each later turn adds, as a tool would return it.
     tool_result_tokens: Length
-    # from the end of a turn to the start of the next
+    # The time from the end of a turn to the start of the next one.
     tool_time: Delay = FixedDuration.model_construct(value=0)
-    # earlier answers: from the seed, the same everywhere, or what the server said
+    # The earlier responses in later turns: drawn from the seed, so that they are the same for every
+    # server (`scripted`), or the real responses of the server (`server`).
     history: Literal["scripted", "server"] = "scripted"
 
 
@@ -61,11 +62,11 @@ class Chunks(Part):
         "exponent": "zipf",
     }
     count: Annotated[int, Strict(), Field(ge=1, le=1_000)] = 3
-    # of each chunk
+    # The tokens of each chunk.
     tokens: OneTokenOrMore = 384
-    # chunks in the corpus
+    # The number of chunks in the corpus.
     corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000
-    # chunk k is drawn in proportion to 1 / k^zipf; 0: all chunks are equally likely
+    # Chunk k is drawn in proportion to 1 / k^zipf. With 0 all chunks are equally likely.
     zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = 1.0
 
     @model_validator(mode="after")
@@ -91,9 +92,10 @@ class Images(Part):
 
 
 def _parse_cache_state(value: Any, info: ValidationInfo) -> float:
-    """Return the share of prompt tokens that the cache of the server shall know.
+    """Return the share of prompt tokens that the prefix cache of the server shall contain.
 
-    A cold cache knows none of them and a warm cache knows all.
+    A cold cache contains none of them and a warm cache contains all. A float is accepted from
+    Python, where a workload is built without a file.
     """
     if isinstance(value, float) and not isinstance(info.context, FileContext):
         return value
@@ -141,29 +143,33 @@ class Synthetic(Part):
         "random_input_len": "input_tokens",
         "random_output_len": "output_tokens",
     }
-    # of the (first) prompt, as the server counts them, with shared prefix and chunks
+    # The tokens of the prompt as the server counts them, including the shared prefix and the
+    # chunks. In a conversation, they are those of the first prompt.
     input_tokens: Length
-    # of each answer
+    # The tokens of each response.
     output_tokens: Length
-    # equal at the start within a prefix group
+    # The tokens at the start of a prompt that all prompts of a prefix group have in common.
     shared_prefix_tokens: Tokens = 0
-    # prefix groups
+    # The number of prefix groups, that is, of different shared prefixes.
     prefixes: Whole = 1
-    # of a system message, equal for all, on top
+    # The tokens of a system message, which is the same for all requests. They come on top of
+    # `input_tokens`.
     system_tokens: Tokens = 0
-    # conversations
+    # Makes each start a conversation of several requests.
     turns: Turns | None = None
-    # retrieved ones at the start of the prompt
+    # Chunks of a corpus at the start of each prompt, as retrieval puts them there.
     chunks: Chunks | None = None
-    # PNG images in each first message, on top
+    # PNG images in each first message. Their tokens come on top of `input_tokens`.
     images: Images | None = None
-    # random words, or passages of a book behind a few of them
+    # The text of prompts: random words, or a few random words and then passages of a book.
     prompts: Literal["random", "natural"] = "random"
-    # or `{hit_rate: 60%}`: the share of a prompt that the server's cache knows
+    # How much of each prompt the prefix cache of the server contains: nothing (`cold`), everything
+    # (`warm`), or a share (`{hit_rate: 60%}`).
     cache: CacheState | None = None
 
     @model_validator(mode="after")
     def _check_cache_stands_alone(self) -> Self:
+        """Refuse `cache` beside keys that also decide which beginnings prompts share."""
         if self.cache is None:
             return self
         for key in ("shared_prefix_tokens", "turns", "chunks"):
@@ -250,12 +256,17 @@ class FromFile(Part):
 
     synonyms: ClassVar[dict[str, str]] = dict.fromkeys(("path", "file", "dataset"), "from")
     path: ExistingFile = Field(validation_alias="from")
-    # for rows that do not set it; `unlimited`: such rows are sent without a limit
+    # The output tokens of rows that do not set them. With `unlimited` such rows are sent without a
+    # limit.
     output_tokens: Length | Literal["unlimited"] | None = None
     order: Literal["sequential", "shuffled"] = "sequential"
 
 
 def _parse_time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None]:
+    """Return the begin and the end of a time such as `10m..20m` in ns. Raises `Wrong`.
+
+    A pair of numbers is accepted from Python, where a workload is built without a file.
+    """
     if isinstance(value, tuple | list) and not isinstance(info.context, FileContext):
         begin_ns, end_ns = value
         return begin_ns, end_ns
@@ -290,11 +301,13 @@ class FromTrace(Part):
 
     synonyms: ClassVar[dict[str, str]] = {"path": "trace", "file": "trace"}
     trace: ExistingFile
-    # only what came in this time
+    # The part of the trace whose requests are sent, such as `10m..20m`.
     slice_ns: TimeSlice | None = Field(default=None, validation_alias="slice")
-    # skip: rows with mistakes are left out and counted
+    # With `skip`, rows with mistakes are left out and counted.
     on_bad_row: OnBadRow = "fail"
-    # sessions: a request waits for those of its session that it waited for in the trace
+    # With `sessions`, a request waits for the requests of its session that it followed in the
+    # trace.
     replay: TraceReplay = "instants"
-    # of its times, where the format leaves it open; else decided by all rows
+    # The unit of the times, for formats that do not define it. By default it is decided from all
+    # rows.
     unit: units.TimeUnit | None = None

@@ -28,9 +28,11 @@ DEFAULT_TIMEOUT_NS = 600 * units.NS_PER_S  # the default of the openai client
 DEFAULT_STALL_TIMEOUT_NS = 120 * units.NS_PER_S  # a cold prefill of a long prompt takes a minute
 
 TRACE_KEYS_OF_REQUESTS = ("slice", "on_bad_row", "replay", "unit")
+"""The keys of a `trace:` block that `requests: {trace: FILE}` takes as well."""
 TRACE_KEYS_OF_ARRIVALS = ("slice", "on_bad_row", "speed", "loop", "unit")
+"""The keys of a `trace:` block that `arrival: {trace: {file: FILE}}` takes as well."""
 TRACE_KEYS = list(dict.fromkeys(("file", *TRACE_KEYS_OF_REQUESTS, *TRACE_KEYS_OF_ARRIVALS)))
-"""The keys of a `trace:` block."""
+"""All keys of a `trace:` block, each of them once."""
 
 if TYPE_CHECKING:
     Limits = Any
@@ -45,6 +47,10 @@ else:
 
 
 def _refuse_null(value: Any, info: ValidationInfo) -> Any:
+    """Return the value of a key. Raises `Wrong` if the key of a file has no value.
+
+    A workload that is built in Python may set the field to None.
+    """
     if value is None and isinstance(info.context, FileContext):
         raise units.Wrong("wrong_type", "is not what belongs here", units.DURATION_HINT)
     return value
@@ -64,43 +70,50 @@ class WorkloadFile(Part):
         "dataset": "requests",
         "slos": "slo",
     }
-    # what results are called
+    # The name of the workload in results.
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    # free text
+    # A free text, which is stored with the results.
     description: str = ""
-    # what is sent; or `classes`: several kinds of it, or `trace`
+    # The requests that are sent. `classes` (several kinds of requests) or `trace` can take its
+    # place.
     requests: Annotated[RequestsOfOneKind | Annotated[Mix, Tag("Mix")], Discriminator(request_kind)]
-    # when; else flags say
+    # When requests start. Without stages, options of the command line describe the load.
     stages: tuple[Stage, ...] = ()
-    # what was promised
+    # The service level objective that results are judged by.
     slo: SloField = None
-    # longest drain after the load; else `timeout`. What it cuts is `unfinished`; Ctrl-C ends it
-    # (`cancelled`, not valid). A closed loop by `count` ends with its last answer
+    # The longest time to wait for responses after the end of the load, by default `timeout`.
+    # Requests that are still in flight then are cut and recorded as `unfinished`. Ctrl-C ends the
+    # wait, and the run is then `cancelled` and not valid. A closed loop with a `count` ends with
+    # its last response.
     grace_ns: GracePeriod = Field(default=None, validation_alias="grace")
-    # of a request, from due to the end of its body
+    # The longest time of a request, from the time when it is due to the end of its response.
     timeout_ns: Annotated[Duration, Field(gt=0)] = Field(
         default=DEFAULT_TIMEOUT_NS, validation_alias="timeout"
     )
-    # longest silence inside a response
+    # The longest time without data within a response.
     stall_timeout_ns: Annotated[Duration, Field(gt=0)] = Field(
         default=DEFAULT_STALL_TIMEOUT_NS, validation_alias="stall_timeout"
     )
-    # open loop: a start above it is `dropped`, never sent late; above 5 % the run is not valid
-    # unless the SLO is missed without them too
+    # The largest number of requests in flight in an open loop. A request that is due when so many
+    # are in flight is `dropped` and never sent late. If more than 5 % are dropped, the run is not
+    # valid, unless the other requests miss the SLO as well.
     max_in_flight: Whole | None = None
-    # sent, without output yet: a lane waits for its place, which makes its request due; an open
-    # loop drops what finds none. Streams only
+    # The largest number of streamed requests that were sent and have no output yet. A virtual user
+    # of a closed loop waits until there is room, and its request is due then. An open loop drops a
+    # request for which there is no room.
     max_in_prefill: Whole | None = None
-    # rules that end the run early
+    # Rules that end the run early.
     stop_when: tuple[StopRuleField, ...] = ()
-    # below 2^64; else fresh
+    # A number below 2^64 that decides all random choices. Without it, each run draws a new one.
     seed: Seed | None = None
-    # of arrivals, LoadGen's Poisson draw bit for bit; else from `seed`
+    # A seed for the arrivals alone, with which Poisson arrivals equal those of MLPerf LoadGen bit
+    # for bit. By default it is derived from `seed`.
     schedule_seed: Seed | None = None
-    # a word, or `fresh`: changes generated texts, not lengths or arrivals; else from the seed
+    # A word that changes the generated texts, but not their lengths or the arrivals. `fresh` draws
+    # a new one for each run. By default the texts depend on the seed alone.
     salt: Salt | None = None
-    # beyond them: INVALID; beyond `event_` and `tpot_error_share` ITL and gaps, or TPOT, are
-    # withheld
+    # The limits beyond which a run is INVALID. Beyond `event_error_share`, inter-token latencies
+    # and gaps are withheld instead, and beyond `tpot_error_share` TPOT is.
     limits: Limits = Limits.model_construct()
 
     @classmethod
@@ -110,31 +123,24 @@ class WorkloadFile(Part):
 
     @classmethod
     def normalize(cls, data: Any) -> Any:
-        """Convert `classes`, `trace` and spikes to the fields that they stand for."""
+        """Convert `classes`, `trace` and spikes to the fields `requests` and `stages`.
+
+        Other values than a mapping are returned as they are, and pydantic reports them.
+        """
         if not isinstance(data, Map):
             return data
         _refuse_keys_of_parts(data)
         if "trace" in data:
             return _with_expanded_trace(data)
-        if isinstance(data.get("stages"), Seq):
-            data = data.renamed({})
-            data["stages"] = spikes.expand_spikes(data["stages"])
-        if "classes" not in data:
-            return data
-        if "requests" in data:
-            hint = "each class has requests of its own"
-            raise units.Wrong("conflict", "has both requests and classes", hint)
-        workload = data.renamed({"classes": "requests"})
-        workload["requests"] = {"classes": data["classes"]}
-        return workload
+        return _with_classes_as_requests(_with_expanded_spikes(data))
 
 
 class Workload(WorkloadFile):
     """A checked workload. If `seed` is None, each run draws a seed."""
 
-    # the file as written, variables unexpanded
+    # The text of the file, in which variables of the environment are not expanded.
     source_text: str = ""
-    # the measured stages of the file that a stage of the command line replaced
+    # The names of the measured stages that one stage of the command line replaced.
     replaced: tuple[str, ...] = ()
 
     @property
@@ -143,8 +149,37 @@ class Workload(WorkloadFile):
         return self.timeout_ns if self.grace_ns is None else self.grace_ns
 
 
+def _with_expanded_spikes(data: Map) -> Map:
+    """Return a workload in which each spike is written as a stage with an arrival."""
+    if not isinstance(data.get("stages"), Seq):
+        return data
+    workload = data.renamed({})  # a copy with the positions of all keys
+    workload["stages"] = spikes.expand_spikes(data["stages"])
+    return workload
+
+
+def _with_classes_as_requests(data: Map) -> Map:
+    """Return a workload in which `classes: ...` is written as `requests: {classes: ...}`.
+
+    Raises `Wrong` if the workload has both keys.
+    """
+    if "classes" not in data:
+        return data
+    if "requests" in data:
+        hint = "each class has requests of its own"
+        raise units.Wrong("conflict", "has both requests and classes", hint)
+    # The new key keeps the position of `classes` in the file, for error messages.
+    workload = data.renamed({"classes": "requests"})
+    workload["requests"] = {"classes": data["classes"]}
+    return workload
+
+
 def _refuse_keys_of_parts(data: Map) -> None:
-    """Raise an error for keys at the top that belong under `requests` or `stages`."""
+    """Raise `Wrong` for keys at the top of a file that belong under `requests` or `stages`.
+
+    Without this check, a user who writes `input_tokens: 150` at the top would only learn that the
+    key is unknown.
+    """
     keys_at_top = {*WorkloadFile.yaml_keys(), *WorkloadFile.synonyms}
     arrival_keys = ("rate", "request_rate", "concurrency", "poisson", "closed")
     _refuse_misplaced_keys(
@@ -162,6 +197,10 @@ def _refuse_keys_of_parts(data: Map) -> None:
 
 
 def _refuse_misplaced_keys(keys: list[str], part: str, example: str) -> None:
+    """Raise `Wrong` if there are keys that belong under the key `part`.
+
+    `example` is a format string for the hint, in which `{keys}` is replaced by the keys.
+    """
     if not keys:
         return
     verb = "stand" if len(keys) > 1 else "stands"
@@ -171,21 +210,23 @@ def _refuse_misplaced_keys(keys: list[str], part: str, example: str) -> None:
 
 
 def _with_expanded_trace(data: Map) -> Map:
-    """Return a workload in which a `trace:` is written as requests and stages.
+    """Return a workload in which a `trace:` is written as requests and as one stage.
 
-    The trace is the name of a file or a block: `trace: {file: FILE, ...}`.
+    A trace says both what is sent and when. It is the name of a file, or a block such as
+    `{file: traffic.jsonl, speed: 2, slice: 10m..20m}`. Each of its keys goes to the requests, to
+    the arrivals, or to both. For the example the result is::
+
+        requests: {trace: traffic.jsonl, slice: 10m..20m}
+        stages: [{arrival: {trace: {file: traffic.jsonl, slice: 10m..20m, speed: 2}}}]
+
+    Raises `Wrong` if the block is not valid, or if the workload has requests or stages, too.
     """
     block = data["trace"]
     if isinstance(block, str):
         block = {"file": block}
     _check_trace_block(block)
-    for key in ("requests", "classes", "stages"):
-        if key in data:
-            hint = (
-                "a trace brings its own; apart they are written as requests: {trace: ...} "
-                "and arrival: {trace: ...}"
-            )
-            raise units.Wrong("conflict", f"has both trace and {key}", hint)
+    _refuse_keys_beside_trace(data)
+    # `requests` and `stages` keep the position of `trace` in the file, for error messages.
     workload = data.renamed({"trace": "requests"})
     workload["requests"] = {
         "trace": block["file"],
@@ -201,7 +242,19 @@ def _with_expanded_trace(data: Map) -> Map:
     return workload
 
 
+def _refuse_keys_beside_trace(data: Map) -> None:
+    """Raise `Wrong` if a workload has a trace and also what the trace stands for."""
+    for key in ("requests", "classes", "stages"):
+        if key in data:
+            hint = (
+                "a trace brings its own; apart they are written as requests: {trace: ...} "
+                "and arrival: {trace: ...}"
+            )
+            raise units.Wrong("conflict", f"has both trace and {key}", hint)
+
+
 def _check_trace_block(block: Any) -> None:
+    """Raise `Wrong` unless a block has a file and no unknown keys."""
     if not isinstance(block, dict) or "file" not in block:
         hint = "trace: {file: traffic.jsonl}, or --trace FILE"
         raise units.Wrong("missing_key", "the trace has no file", hint)

@@ -74,9 +74,9 @@ class WrittenTaskTerm(Part):
     """The limits of tasks and conversations as a whole."""
 
     within_ns: PositiveDuration | None = Field(default=None, validation_alias="within")
-    # for each first token
+    # The limit of the time to each first token.
     wait_ns: PositiveDuration | None = Field(default=None, validation_alias="wait")
-    # the share of tasks that keep both limits
+    # The share of tasks that must meet both limits.
     attainment: Share = 0.99
 
     @model_validator(mode="after")

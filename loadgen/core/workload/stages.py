@@ -85,7 +85,7 @@ class Ramp(Tagged):
 
 
 class Closed(Tagged):
-    """Virtual users, of which each sends its next request when the one before is done.
+    """Virtual users, each of which sends its next request when its last one has ended.
 
     The users start one after the other, evenly over `ramp`. `0s` means all at once, and without
     `ramp` they start over the length of a response.
@@ -105,20 +105,25 @@ class Replay(Tagged):
 
     tag = "trace"
     short = "file"
-    # its file; not needed beside `--trace`
+    # The file of the trace. It can be left out if `--trace` names the file.
     file: ExistingFile
-    # 2: twice as fast; sessions begin faster, pauses stay
+    # The factor by which arrivals are faster than in the trace. Pauses within a session stay as
+    # they are.
     speed: Positive = 1.0
-    # `10m..20m`, `10m..`, `..20m`: only what came then
+    # The part of the trace that is replayed: `10m..20m`, `10m..` or `..20m`, from its first request
+    # on.
     slice_ns: TimeSlice | None = Field(default=None, validation_alias="slice")
-    # how often, with new text; `--duration` may end it first
+    # How many times the trace is replayed, with new texts each time. `--duration` may end it
+    # earlier.
     loop: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] = 1
-    # skip: faulty rows are left out and counted
+    # With `skip`, rows with mistakes are left out and counted.
     on_bad_row: OnBadRow = "fail"
-    # sessions: requests wait for the answers as in the trace, then for the recorded pause; they
-    # count as tasks do
+    # With `instants`, each request starts at its time in the trace. With `sessions`, a request
+    # waits for the responses that it followed in the trace, and then for the recorded pause.
+    # Sessions are counted and reported as tasks are.
     replay: TraceReplay = "instants"
-    # of its times, where the format leaves it open; else decided by all rows
+    # The unit of the times, for formats that do not define it. By default it is decided from all
+    # rows.
     unit: units.TimeUnit | None = None
 
 
@@ -161,24 +166,28 @@ class Stage(Part):
         "requests": "count",
         "time": "duration",
     }
-    # shown in results
+    # The name of the stage in results.
     name: str = ""
-    # when requests start; or `spike: 3x for 60s`
+    # When requests start. `spike: 3x for 60s` can take its place.
     arrival: Arrival
-    # ends it
+    # The length of the stage.
     duration_ns: Annotated[Duration, Field(gt=0)] | None = Field(
         default=None, validation_alias="duration"
     )
-    # ends it, whichever comes first: requests, conversations or tasks
+    # The number of requests, conversations or tasks after which the stage ends, if its duration has
+    # not ended it before.
     count: Whole | None = None
-    # Poisson, in their place: until the duration is over and there are so many, then up to a whole
-    # multiple of `passes_of`, as MLPerf has it
+    # Minimums in place of `duration` and `count`, for Poisson arrivals only. As in MLPerf, the
+    # stage goes on until the duration is over and there are `count` requests, and then up to a
+    # multiple of `passes_of` requests.
     at_least: AtLeast | None = None
-    # false, or `warmup: true`: sent and recorded, left out of the results
+    # With `false`, or with `warmup: true`, requests are sent and recorded but left out of the
+    # results.
     measured: Annotated[bool, Strict()] = True
 
     @model_validator(mode="after")
     def _check_minimums_stand_alone(self) -> Self:
+        """Refuse `at_least` beside another end of the stage, and without Poisson arrivals."""
         if self.at_least is None:
             return self
         hint = (
@@ -199,12 +208,14 @@ class Stage(Part):
 
     @classmethod
     def normalize(cls, data: Any) -> Any:
-        """Read `warmup: true` as `measured: false`.
+        """Convert `warmup: true` to `measured: false`.
 
-        Raises the error of a spike that could not be expanded.
+        Raises `Wrong` for a stage with both keys, and the error of a spike that could not be
+        expanded.
         """
         if not isinstance(data, Map):
             return data
+        # `expand_spikes` stores the error of a spike in place of its value.
         if isinstance(data.get("spike"), units.Wrong):
             raise data["spike"]
         if "warmup" not in data:
@@ -214,6 +225,7 @@ class Stage(Part):
             raise units.Wrong("conflict", "says both measured and warmup", hint)
         warmup = data["warmup"]
         stage = data.renamed({"warmup": "measured"})
+        # A value that is not a boolean is kept, so that pydantic reports it.
         stage["measured"] = not warmup if isinstance(warmup, bool) else warmup
         return stage
 

@@ -42,11 +42,12 @@ class Tool(Part):
     a vector search, and only its time counts.
     """
 
-    # of its definition in the field `tools` (as compact JSON)
+    # The tokens of the definition of the tool in the field `tools`, as compact JSON.
     schema_tokens: Annotated[Tokens, Field(ge=MIN_SCHEMA_TOKENS)] = 100
-    # it works
+    # How long a call of the tool takes.
     time: Delay = FixedDuration.model_construct(value=0)
-    # it gives back; without: a part of the pipeline, unknown to the model
+    # The tokens of a result. Without this key the tool is a part of the pipeline that the model
+    # does not know.
     result_tokens: Length | None = None
 
 
@@ -57,11 +58,12 @@ class Documents(Part):
     """
 
     count: Length = FixedTokens.model_construct(value=20)
-    tokens: OneTokenOrMore = 384  # of each
-    corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000  # chunks in it
-    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = (
-        1.0  # chunk k in proportion to 1 / k^zipf; 0: evenly
-    )
+    # The tokens of each chunk.
+    tokens: OneTokenOrMore = 384
+    # The number of chunks in the corpus.
+    corpus: Annotated[int, Strict(), Field(ge=1, le=10_000_000)] = 10_000
+    # Chunk k is drawn in proportion to 1 / k^zipf. With 0 all chunks are equally likely.
+    zipf: Annotated[float, Strict(), Field(ge=0, le=10)] = 1.0
 
     @model_validator(mode="after")
     def _check_corpus_is_large_enough(self) -> Self:
@@ -80,31 +82,31 @@ class StepTarget(Part):
     """The endpoint of a step, if the workload itself names it."""
 
     url: Annotated[str, Field(min_length=1)]
-    api_key_env: str | None = (
-        None  # the environment variable with its key; None: the key of the run
-    )
+    # The environment variable that holds its API key. Without it, the key of the run is sent.
+    api_key_env: str | None = None
 
 
 class TaskStep(Part):
     """A step of a task: `turns` requests one after the other, `parallel` times side by side.
 
-    Each request of a chat begins with something new. This is a message of the user, the result of a
-    tool that the answer before it called, or the answers of other steps. A request for embeddings
-    or a ranking is a text alone. A step that has no message and no context to continue asks the
-    question of the step before it.
+    Each request of a chat contains something new. This is a message of the user, the result of a
+    tool that the response before it called, or the responses of other steps. A request for
+    embeddings or a ranking is a text alone. A step that has no message and no context to continue
+    sends the message of the step before it.
     """
 
-    # embed: its text to `/v1/embeddings`; rerank: as the query to `/v1/rerank`; without tokens,
-    # turns or context
+    # `embed` sends the text of the step to `/v1/embeddings`, and `rerank` sends it as the query to
+    # `/v1/rerank`. Such a step has no output tokens, turns or context.
     kind: Literal["chat", "embed", "rerank"] = "chat"
-    # name of an endpoint of `--url` or `--targets`, or `{url: ..., api_key_env: NAME}`; else the
-    # run's
+    # The endpoint of the step: a name that `--url` or `--targets` gives to an endpoint, or
+    # `{url: ..., api_key_env: NAME}`. By default it is that of the run.
     target: Annotated[str, Field(pattern=TARGET_NAME)] | StepTarget | None = None
-    # asked for there; else the only one it lists
+    # The model that is requested from this endpoint. By default it is the only model that the
+    # endpoint lists.
     model: Annotated[str, Field(min_length=1)] | None = None
 
-    # steps that must have ended. The first one's context goes on; the others' answers come as
-    # results of calls
+    # The steps that must have ended before this step starts. It continues the context of the first
+    # of them, and gets the responses of the others as results of tool calls.
     after: Annotated[
         tuple[str, ...],
         BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
@@ -112,16 +114,19 @@ class TaskStep(Part):
             {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
         ),
     ] = ()
-    # `new`: its own, a system message and its message; without `input_tokens` the answers it waits
-    # for
+    # `new` starts a new context with a system message and the message of the step. Without
+    # `input_tokens` this message holds the responses of the steps that it waits for.
     context: Literal["new"] | None = None
-    # of a context that begins here, equal in all tasks
+    # The tokens of the system message of a context that begins with this step. It is the same in
+    # all tasks.
     system_tokens: Tokens = 0
-    # a user's message: before its first request, without `tool` before later ones too
+    # The tokens of a message of the user before the first request. In a step without `tool` there
+    # is such a message before each later request, too.
     input_tokens: Length | None = None
-    # before each such message but the one that begins the task
+    # How long the user thinks before each message, except before the one that begins the task.
     think_time: Delay = FixedDuration.model_construct(value=0)
-    # runs before its requests; or several with weights, drawn for each. The answer before calls it
+    # The tool that runs before each request of the step, called by the response before it. Of
+    # several tools with weights, one is drawn for each request.
     tool: Annotated[
         dict[str, Positive] | None,
         BeforeValidator(lambda value: {value: 1.0} if isinstance(value, str) else value),
@@ -134,20 +139,22 @@ class TaskStep(Part):
             }
         ),
     ] = None
-    # what a rerank ranks; what stands at the start of a chat's message
+    # The documents that a rerank ranks, or that the message of a chat begins with.
     documents: Documents | None = None
-    # of a chat right after a rerank: so many of its documents, drawn, not by the ranking
+    # How many documents of the rerank before it a chat gets. They are drawn at random, not chosen
+    # by the ranking.
     best: Annotated[int, Strict(), Field(ge=1)] | None = None
-    # of each answer; required of chats
+    # The tokens of each response. A chat must have this key.
     output_tokens: Length | None = None
-    # requests one after the other; laws need a `max`
+    # The number of requests one after the other. A distribution must have a `max`.
     turns: Length = FixedTokens.model_construct(value=1)
-    # such rows side by side
+    # How many times the step runs at the same time. A distribution must have a `max`.
     parallel: Length = FixedTokens.model_construct(value=1)
 
     @field_validator("turns", "parallel")
     @classmethod
     def _check_has_upper_end(cls, value: Length) -> Length:
+        """Refuse a distribution without a maximum, with which a task could have any size."""
         if largest_value(value) is None:
             raise units.Wrong(
                 "endless", "has no upper end", "{lognormal: {median: 8, sigma: 0.5, max: 30}}"
@@ -156,7 +163,10 @@ class TaskStep(Part):
 
 
 def largest_value(length: Length) -> int | None:
-    """Return the largest value of a length, or None if it has no upper end."""
+    """Return the largest value of a length, or None if it has no upper end.
+
+    Lists of values have no `max`, and a fixed length has a `value` only.
+    """
     if hasattr(length, "values"):
         return int(max(length.values))
     largest: int | None = length.value if isinstance(length, Fixed) else length.max
@@ -169,22 +179,24 @@ class Task(Part):
     It is the task of an agent, or a pipeline.
     """
 
-    # by name, below
+    # The steps of the task by their names.
     steps: Annotated[dict[Annotated[str, Field(pattern=_NAME)], TaskStep], Field(min_length=1)]
-    # by name; every request carries all definitions
+    # The tools by their names. Every request contains the definitions of all of them.
     tools: dict[Annotated[str, Field(pattern=_NAME)], Tool] = Field(default_factory=dict)
-    # of requests whose answer calls a tool. Servers without a parser of calls take `none`
+    # The field `tool_choice` of requests whose response calls a tool. Servers that cannot parse
+    # tool calls need `none`.
     tool_choice: Literal["auto", "none", "required"] | None = None
-    # earlier answers: from the seed, or the server's; one without a call stands as the argument of
-    # one
+    # The earlier responses in later requests: drawn from the seed (`scripted`), or the real ones of
+    # the server (`server`). A real response without a tool call is sent as the argument of a call.
     history: Literal["scripted", "server"] = "scripted"
-    # tasks whose user goes away within an answer: what is in flight is cancelled, the rest never
-    # sent, nothing failed
+    # The share of tasks whose user leaves during a response. Requests in flight are then cancelled
+    # and later ones are not sent, and none of them counts as failed.
     abandoned: Share = 0.0
 
     @model_validator(mode="before")
     @classmethod
     def _check_graph(cls, data: Any, info: ValidationInfo) -> Any:
+        """Add the errors of the steps as they are written to those of the file."""
         steps = data.get("steps") if isinstance(data, Map) else None
         if isinstance(info.context, FileContext) and isinstance(steps, Map):
             errors = check_steps(steps, data.get("tools"), info.context.file)
@@ -193,6 +205,7 @@ class Task(Part):
 
     @model_validator(mode="after")
     def _check_size_and_tool_choice(self) -> Self:
+        """Refuse a task with too many requests, and a tool choice without tools."""
         if self.width > MAX_TASK_REQUESTS:
             problem = (
                 f"may have {format.counted(self.width, 'request')}, more than {MAX_TASK_REQUESTS:,}"
@@ -220,6 +233,7 @@ class Task(Part):
     @property
     def width(self) -> int:
         """The most requests that a task may have."""
+        # The validators have refused a length without a largest value.
         return sum(
             (largest_value(step.turns) or 0) * (largest_value(step.parallel) or 0)
             for step in self.steps.values()
@@ -227,24 +241,31 @@ class Task(Part):
 
     @property
     def max_concurrent_requests(self) -> int:
-        """The largest number of requests of a task in flight at one time.
+        """An upper bound of the requests of a task that are in flight at the same time.
 
-        These are requests of steps that do not wait for each other.
+        Two steps can run at the same time if neither is an ancestor of the other, that is, if
+        neither waits for the other, directly or through further steps. The bound is the largest
+        number of requests in a step and all steps that can run at the same time as it.
         """
         ancestors: dict[str, set[str]] = {}
         for name in self.order:
             parents = self.steps[name].after
             ancestors[name] = set(parents).union(*(ancestors[parent] for parent in parents))
-        copies = {name: largest_value(step.parallel) or 0 for name, step in self.steps.items()}
-        concurrent_requests = [
+
+        def can_overlap(name: str, other_name: str) -> bool:
+            return other_name not in ancestors[name] and name not in ancestors[other_name]
+
+        parallel_requests = {
+            name: largest_value(step.parallel) or 0 for name, step in self.steps.items()
+        }
+        return max(
             sum(
-                copies[other]
-                for other in copies
-                if other not in ancestors[name] and name not in ancestors[other]
+                requests
+                for other_name, requests in parallel_requests.items()
+                if can_overlap(name, other_name)
             )
-            for name in copies
-        ]
-        return max(concurrent_requests)
+            for name in self.steps
+        )
 
     @property
     def order(self) -> tuple[str, ...]:

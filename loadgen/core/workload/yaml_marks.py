@@ -77,7 +77,13 @@ class Map(dict[str, Any]):
         self.values_at[key] = value_at
 
     def renamed(self, names: Mapping[str, str]) -> Map:
-        """Return a copy in which some keys have other names. Their positions stay."""
+        """Return a copy in which some keys have other names.
+
+        The positions stay, so that errors in a converted value are reported where it is written.
+
+        Args:
+            names: Maps old names to new names. Other keys keep their names.
+        """
         copy = Map(self.at)
         copy.path = self.path
         for key, value in self.items():
