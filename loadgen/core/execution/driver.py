@@ -60,6 +60,7 @@ START_DELAY_NS = 20_000_000
 
 _REQUESTS_PER_TURN = 8  # Sending one takes about 20 µs, and reading must not wait long.
 _MAX_HOLD_NS = 5_000_000  # Signals and the progress line wait at most this long.
+_NO_TEXT = -1  # the number of the text in a record without a text
 _FLUSH_INTERVAL_NS = SECOND_NS // 2  # how often records are written to disk
 _TIMELINE_INTERVAL_NS = 2 * SECOND_NS  # Less often, since a histogram is written in full each time.
 
@@ -77,12 +78,20 @@ class Sender(Protocol):
         *,
         name: str,
         asked_output: int,
-        **more: Any,
+        **options: Any,
     ) -> object:
         """Send a request and call `on_done` when it has ended. Return a handle for `cancel`.
 
-        `more` holds further options: `header_lines`, `sink` (is called with each output
-        event) and `on_first` (is called with the time of the first output).
+        Args:
+            request: None, because the driver has only the encoded body of the request.
+            body: The encoded body.
+            due: The planned time of the request, monotonic in ns.
+            on_done: Called exactly once, perhaps before this method returns.
+            timeline: Receives the time of each output event.
+            name: The id of the request in its headers.
+            asked_output: The requested number of output tokens.
+            **options: `header_lines` (further header lines), `sink` (called with each output
+                event) and `on_first` (called with the time of the first output).
         """
 
     def cancel(self, exchange: object, failure: Failure) -> None:
@@ -105,10 +114,22 @@ class DriveSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_ns: int  # how long requests in flight may continue after the load
     max_in_flight: int | None = None
     max_in_prefill: int | None = None
-    worker: int = 0
+    worker: int = 0  # number of this worker among the workers of the run
     run_id: str = ""
-    trace: TraceContext | None = None
-    session_header: str | None = None
+    trace: TraceContext | None = None  # gives each request a `traceparent` header
+    session_header: str | None = None  # name of the header that carries the session
+
+
+class _SentRequest(msgspec.Struct):
+    """A request that was sent and has not ended.
+
+    Attributes:
+        target: The index of its target.
+        handle: What `Sender.send` returned, for `Sender.cancel`. None while it is being sent.
+    """
+
+    target: int
+    handle: object = None
 
 
 class Driver:
@@ -136,7 +157,7 @@ class Driver:
         self._trace = settings.trace
         self._session_header = settings.session_header
         self._stop_on_failure = settings.stop_on_failure
-        self._caps_prefill = settings.max_in_prefill is not None
+        self._limits_prefill = settings.max_in_prefill is not None
         self._dispatcher = Dispatcher(
             schedule, max_in_flight=settings.max_in_flight, max_in_prefill=settings.max_in_prefill
         )
@@ -146,25 +167,28 @@ class Driver:
         self._spool = resources.spool
         self._redact = resources.redact
         self._header_lines = resources.header_lines
-        self._numbers_by_stage = resources.numbers
-        self._selection = TargetSelection(
+        self._unbuilt_slot_ids_by_stage = resources.unbuilt_slot_ids
+        self._target_selection = TargetSelection(
             settings.route,
-            len(resources.clients),
-            schedule.max_turns,
-            lambda target: resources.clients[target].in_flight,
-            resources.targets_by_slot,
+            targets=len(resources.clients),
+            turns=schedule.max_turns,
+            in_flight=lambda target: resources.clients[target].in_flight,
+            targets_by_slot=resources.targets_by_slot,
         )
 
-        # From the number of a request to its target and the client's handle.
-        self._in_flight: dict[int, tuple[int, object]] = {}
+        self._in_flight: dict[int, _SentRequest] = {}  # by slot id
         self._sent_by_stage = [0] * len(schedule.stages)
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
-        # In a stage without a count: how far the ids of two successive sessions of a user are
-        # apart.
-        self._user_step = [
+        # For each stage without a count, how far the slot ids of two successive sessions of the
+        # same virtual user are apart. 0 for a stage with a count.
+        self._slot_id_step_of_user = [
             0 if stage.session_count is not None else stage.concurrency * schedule.max_turns
             for stage in schedule.stages
         ]
+        # Options of `Sender.send` that do not depend on whether the request has a session.
+        self._has_send_options = (
+            self._trace is not None or self._header_lines is not None or self._limits_prefill
+        )
         self._drain_ns = settings.drain_ns
         self._load_end_ns = FOREVER
         self._drain_end_ns = FOREVER
@@ -188,13 +212,14 @@ class Driver:
         reactor.on_tick = self._on_tick
         # Without a separate process, bodies of an endless load are built while nothing else
         # happens.
-        if resources.numbers and schedule.slot_count is None:
+        if resources.unbuilt_slot_ids and schedule.slot_count is None:
             reactor.on_idle = self._build_next_body
 
     async def run(self) -> None:
         """Send everything, and return when every slot has a record.
 
-        Raises an exception that a callback raised, which is a bug.
+        The event loop calls the other methods meanwhile. An exception that one of them raises is a
+        bug, and ends the run.
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
@@ -214,10 +239,10 @@ class Driver:
 
     @property
     def down(self) -> dict[int, float]:
-        """Return when each target that stopped responding first did, in s from the start."""
+        """Return when each unresponsive target first stopped responding, in s from the start."""
         return {
             target: round((at_ns - self.start_ns) / SECOND_NS, 3)
-            for target, at_ns in self._selection.down.items()
+            for target, at_ns in self._target_selection.down.items()
         }
 
     def stop_after_failure(self) -> None:
@@ -252,7 +277,11 @@ class Driver:
     # Starting and ending requests
 
     def _on_wake(self, now: int) -> None:
-        """Start the requests that are due."""
+        """Start the requests that are due, and record the slots that the dispatcher dropped.
+
+        At most _REQUESTS_PER_TURN are started, so that responses are read in between. The event
+        loop calls this method again if more are due.
+        """
         self._is_starting = True
         for slot in self._dispatcher.take_due_slots(now - self.start_ns, _REQUESTS_PER_TURN):
             if slot.drop_reason:
@@ -268,89 +297,122 @@ class Driver:
         self._reactor.wake_at(FOREVER if due_ns is None else self.start_ns + due_ns)
 
     def _send(self, slot: DispatchedSlot) -> None:
-        """Send one request."""
-        number = slot.slot_id
+        """Send the request of a slot to the target that the route selects for it.
+
+        The client calls `_on_done` when the request has ended. That can happen before `send`
+        returns, for example if no socket could be opened, so the request is registered first.
+        """
+        slot_id = slot.slot_id
         self._sent_by_stage[slot.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
-        has_one_target = len(self._clients) == 1
-        target = 0 if has_one_target else self._selection.choose(number, monotonic_ns())
-        self._in_flight[number] = (target, None)
-        body, built = self._bodies.take_body(slot.stage, number)
-        more = self._session_options(slot, slot.session) if slot.session is not None else {}
-        if self._trace is not None:
-            more["header_lines"] = self._trace.header(number) + more.get("header_lines", b"")
-        if self._header_lines is not None:
-            more["header_lines"] = self._header_lines(number) + more.get("header_lines", b"")
-        if self._caps_prefill:
-            more["on_first"] = partial(self._on_first_output, number)
-        exchange = self._clients[target].send(
-            None,
-            body,
-            self.start_ns + slot.due_ns,
-            partial(self._on_done, slot, target, built),
-            self._timelines[slot.stage].flow,
-            name=f"{self._run_id}-{number}",
-            asked_output=built.asked_output,
-            **more,
-        )
-        if number in self._in_flight:  # It has ended already if no socket was free.
-            self._in_flight[number] = (target, exchange)
-
-    def _session_options(self, slot: DispatchedSlot, session: int) -> dict[str, Any]:
-        """Return the options of `Sender.send` for a request of a conversation or task."""
+        target = 0
+        if len(self._clients) > 1:
+            target = self._target_selection.choose(slot_id, monotonic_ns())
+        body, request_facts = self._bodies.take_body(slot.stage, slot_id)
+        # Most loads have no options, which saves a call for each of their requests.
         options: dict[str, Any] = {}
-        if self._session_header is not None:
-            line = f"{self._session_header}: {self._run_id}-{session}\r\n"
-            options["header_lines"] = line.encode("latin-1")
-        abandonment = self._schedule.sessions.get(session).abandonment
-        if abandonment is not None and abandonment.turn == slot.turn:
-            options["sink"] = self._abandon_after(slot.slot_id, abandonment.tokens)
+        if self._has_send_options or slot.session is not None:
+            options = self._send_options(slot)
+        sent_request = _SentRequest(target)
+        self._in_flight[slot_id] = sent_request
+        sent_request.handle = self._clients[target].send(
+            request=None,
+            body=body,
+            due=self.start_ns + slot.due_ns,
+            on_done=partial(self._on_done, slot, target, request_facts),
+            timeline=self._timelines[slot.stage].flow,
+            name=f"{self._run_id}-{slot_id}",
+            asked_output=request_facts.asked_output,
+            **options,
+        )
+
+    def _send_options(self, slot: DispatchedSlot) -> dict[str, Any]:
+        """Return the options of `Sender.send` that only some loads use.
+
+        They are the header lines for tracing, sessions and SLOs, a callback for the first output if
+        the requests in prefill are limited, and a callback for a user who leaves.
+        """
+        options: dict[str, Any] = {}
+        header_lines = b""
+        if slot.session is not None:
+            header_lines = self._session_header_line(slot.session)
+            abandonment = self._schedule.sessions.get(slot.session).abandonment
+            if abandonment is not None and abandonment.turn == slot.turn:
+                options["sink"] = self._abandon_after(slot.slot_id, abandonment.tokens)
+        if self._trace is not None:
+            header_lines = self._trace.header(slot.slot_id) + header_lines
+        if self._header_lines is not None:
+            header_lines = self._header_lines(slot.slot_id) + header_lines
+        if header_lines:
+            options["header_lines"] = header_lines
+        if self._limits_prefill:
+            options["on_first"] = partial(self._on_first_output, slot.slot_id)
         return options
 
-    def _abandon_after(self, number: int, events: int) -> Callable[..., None]:
-        """Return a callback for output events that cancels the session after so many of them."""
+    def _session_header_line(self, session: int) -> bytes:
+        """Return the header line that names a session, or nothing if the load has none.
+
+        Gateways use it to send all requests of a session to the same server.
+        """
+        if self._session_header is None:
+            return b""
+        return f"{self._session_header}: {self._run_id}-{session}\r\n".encode("latin-1")
+
+    def _abandon_after(self, slot_id: int, output_events: int) -> Callable[..., None]:
+        """Return a callback for the output events of a request, which simulates a user who leaves.
+
+        When it has been called `output_events` times, the request and its session are cancelled.
+        """
         loop = asyncio.get_running_loop()
-        events_left = events
+        events_left = output_events
 
         def count_event(*_: object) -> None:
             nonlocal events_left
             events_left -= 1
             if events_left == 0:
                 # Not from here, because the events of the request are being read.
-                loop.call_soon(self._abandon, number)
+                loop.call_soon(self._abandon, slot_id)
 
         return count_event
 
-    def _abandon(self, number: int) -> None:
+    def _abandon(self, slot_id: int) -> None:
         """Cancel a request whose user has left, and the requests in flight of the same task."""
-        if number not in self._in_flight:  # Its last event arrived in the same read.
+        if slot_id not in self._in_flight:  # Its last event arrived in the same read.
             return
         failure = Failure("abandoned", "its user went away in the middle of an answer")
-        for abandoned_number in (number, *self._dispatcher.other_slots_in_flight(number)):
-            target, exchange = self._in_flight[abandoned_number]
-            self._clients[target].cancel(exchange, failure)
+        for cancelled_id in (slot_id, *self._dispatcher.other_slots_in_flight(slot_id)):
+            sent_request = self._in_flight[cancelled_id]
+            self._clients[sent_request.target].cancel(sent_request.handle, failure)
 
     def _build_next_body(self) -> bool:
-        """Build one body in advance. Return True if there may be more to build."""
-        for stage, numbers in enumerate(self._numbers_by_stage):
-            bodies_wanted = self._sent_by_stage[stage] + BODIES_AHEAD
-            if bodies_wanted <= self._bodies.built_count(stage):
+        """Build one body in advance. Return True if there may be more to build.
+
+        The event loop calls this while it is idle. A load without a number of requests keeps
+        BODIES_AHEAD bodies ready in each stage, besides those that were sent.
+        """
+        for stage, unbuilt_slot_ids in enumerate(self._unbuilt_slot_ids_by_stage):
+            target_count = self._sent_by_stage[stage] + BODIES_AHEAD
+            if self._bodies.built_count(stage) >= target_count:
                 continue
-            if self._bodies.build(stage, numbers, max_bodies=1):
+            built_count = self._bodies.build(stage, unbuilt_slot_ids, max_bodies=1)
+            if built_count:
                 return True
         return False
 
-    def _on_first_output(self, number: int, at_ns: int) -> None:
+    def _on_first_output(self, slot_id: int, at_ns: int) -> None:
         """Tell the dispatcher that a request is no longer in prefill, so another may start."""
-        self._dispatcher.report_first_output(number, at_ns - self.start_ns)
+        self._dispatcher.report_first_output(slot_id, at_ns - self.start_ns)
         if not self._is_starting:
             self._on_wake(monotonic_ns())
 
     def _on_done(
-        self, slot: DispatchedSlot, target: int, built: Built, completion: Completion
+        self, slot: DispatchedSlot, target: int, request_facts: Built, completion: Completion
     ) -> None:
-        """Record the end of a request, and start the requests that follow it."""
+        """Record the end of a request, and start the requests that follow it.
+
+        While requests are started or ended in bulk, the caller starts what follows.
+        """
         self._in_flight.pop(slot.slot_id, None)
         self.counters.in_flight -= 1
         if completion.failure is not None:
@@ -358,7 +420,7 @@ class Driver:
         else:
             self._count_success(target, completion)
         self._bodies.record_response(slot.slot_id, completion)
-        self._spool.row(self._encode_record(slot, target, built, completion))
+        self._spool.row(self._encode_record(slot, target, request_facts, completion))
         self._report_end(slot, completion)
         if self._is_starting:
             return
@@ -367,30 +429,41 @@ class Driver:
             self._check_finished()
 
     def _count_success(self, target: int, completion: Completion) -> None:
+        """Count a request that succeeded, and its TTFT if it has one."""
         self.counters.ok += 1
-        if self._selection.refusals[target]:
-            self._selection.report_success(target)
+        # The usual case, no failure before this success, needs no call.
+        if self._target_selection.refusals[target]:
+            self._target_selection.report_success(target)
         if completion.first_token >= 0:
             self.counters.recent_ttft_ns.append(completion.first_token - completion.due)
 
     def _count_failure(self, target: int, completion: Completion) -> None:
-        """Count a failure, and end the run if the target stopped responding and that is set."""
+        """Count a failure, and end the run if its target stopped responding and settings say so.
+
+        A request that the load generator cut, for example at the end of the drain, is not counted
+        as failed. A request that `_cancel_all` ends says nothing about its target.
+        """
         assert completion.failure is not None
         if completion.failure.kind not in CUTS:
             self.counters.failed += 1
         if self._is_cancelling:
             return
-        has_gone_down = self._selection.report_failure(target, completion, completion.done)
+        has_gone_down = self._target_selection.report_failure(target, completion, completion.done)
         if has_gone_down and self._stop_on_failure:
             self.stop_after_failure()
 
     def _report_end(self, slot: DispatchedSlot, completion: Completion) -> None:
-        """Tell the dispatcher that a request has ended."""
+        """Tell the dispatcher that a request has ended, so that it can start what follows.
+
+        In a stage without a count, a virtual user whose request failed continues with its next
+        session. If that session would go to a target that is down, the user pauses before it.
+        """
         failure = completion.failure
         pause_ns = 0
-        step = 0 if failure is None else self._user_step[slot.stage]
-        if step:  # Its virtual user may continue with another session.
-            pause_ns = self._selection.pause_ns(slot.slot_id - slot.turn + step)
+        slot_id_step = self._slot_id_step_of_user[slot.stage]
+        if failure is not None and slot_id_step:
+            first_slot_id = slot.slot_id - slot.turn
+            pause_ns = self._target_selection.pause_ns(first_slot_id + slot_id_step)
         is_abandoned = failure is not None and failure.kind == "abandoned"
         self._dispatcher.report_finished(
             slot.slot_id,
@@ -401,6 +474,7 @@ class Driver:
         )
 
     def _record_key(self, slot: DispatchedSlot, target: int) -> RecordKey:
+        """Return the columns of a record that say which request it belongs to."""
         return RecordKey(
             slot=slot.slot_id,
             request=slot.slot_id,
@@ -413,36 +487,46 @@ class Driver:
         )
 
     def _encode_record(
-        self, slot: DispatchedSlot, target: int, built: Built, completion: Completion
+        self, slot: DispatchedSlot, target: int, request_facts: Built, completion: Completion
     ) -> bytes:
-        """Return the encoded record of a request that was sent."""
-        text_number = -1
+        """Return the encoded record of a request that was sent.
+
+        Its text, such as the message of a failure, is stored beside the records, without API keys.
+        The record has the number of the text.
+        """
+        text_number = _NO_TEXT
         text = text_of(completion)
         if text:
             text_number = self._spool.text(self._redact(text))
         key = self._record_key(slot, target)
-        return sent_record(key, completion, self.start_ns, text=text_number, built=built)
+        return sent_record(key, completion, self.start_ns, text=text_number, built=request_facts)
 
     def _record_unsent(self, slot: DispatchedSlot) -> None:
         """Record a slot whose request was never sent."""
         self.counters.dropped += 1
-        target = self._selection.choose_unsent(slot.slot_id)
+        target = self._target_selection.choose_unsent(slot.slot_id)
         status = CUTS.get(slot.drop_reason, "dropped")
-        built = self._bodies.facts_of_unsent(slot.stage, slot.slot_id)
+        request_facts = self._bodies.facts_of_unsent(slot.stage, slot.slot_id)
         key = self._record_key(slot, target)
-        self._spool.row(unsent_record(key, slot.due_ns, slot.drop_reason, status, built))
+        self._spool.row(unsent_record(key, slot.due_ns, slot.drop_reason, status, request_facts))
 
     def _check_finished(self) -> None:
+        """Let `run` return if every slot has ended or was recorded as not sent."""
         if self._dispatcher.is_done:
             self._finish()
 
     def _finish(self) -> None:
+        """Let `run` return."""
         if not self._finished.done():
             self._finished.set_result(None)
-            self._reactor.turn_ns = 0  # the event loop continues at once
+            # Without this, the reactor would hold the event loop until its turn is over.
+            self._reactor.turn_ns = 0
 
     def _end_drain(self) -> None:
-        """Cancel what is still in flight, and record the slots after it as not sent."""
+        """Cancel what is still in flight, and record the slots after it as not sent.
+
+        The drain is the time that requests in flight have after the load to end (`--grace`).
+        """
         if self.interrupted:
             self._cancel_all(
                 Failure("interrupted", "not finished when the drain after the interruption ended")
@@ -450,6 +534,7 @@ class Driver:
             return
         # Stop first: the dispatcher must not drop the turns after those that are cancelled.
         self._dispatcher.stop()
+        # The requests that are cancelled must not start others.
         self._is_starting = True
         drain_s = self._drain_ns / SECOND_NS
         self._cancel_all(
@@ -464,7 +549,8 @@ class Driver:
     def _record_unsent_slots(self, reason: str) -> None:
         """Record, after `Dispatcher.stop`, every slot that will never be sent.
 
-        `reason` is recorded unless the slot had been dropped for another one.
+        The dispatcher gives slots that the stop itself dropped the reason "interrupted". They are
+        recorded with `reason`, and slots that it dropped earlier with their own reason.
         """
         if self._has_recorded_unsent:
             return
@@ -476,35 +562,51 @@ class Driver:
                 self._record_unsent(slot)
 
     def _cancel_all(self, failure: Failure) -> None:
+        """End all requests in flight with a failure. They do not count against their targets."""
         self._is_cancelling = True
-        for target, exchange in list(self._in_flight.values()):
-            self._clients[target].cancel(exchange, failure)
+        # Cancelling a request removes it from the dictionary.
+        for sent_request in list(self._in_flight.values()):
+            self._clients[sent_request.target].cancel(sent_request.handle, failure)
 
     # Housekeeping
 
     def _on_tick(self, now: int) -> None:
-        """Check timeouts and the end of the drain, and write what was recorded."""
+        """Check timeouts and the end of the drain, and write what was recorded.
+
+        The event loop calls this several times per second.
+        """
         for client in self._clients:
             client.tick(now)
-        if now >= self._drain_end_ns and not self._dispatcher.is_done:
-            due_ns = self._dispatcher.next_due_ns()
-            # What is due and has not started is sent first, even if it is late.
-            if due_ns is None or self.start_ns + due_ns > now:
-                self._drain_end_ns = FOREVER
-                self._end_drain()
+        if self._is_drain_over(now):
+            self._drain_end_ns = FOREVER
+            self._end_drain()
         for timeline in self._timelines:
             self.counters.events += timeline.fold()
         if self._sampling.is_due(now):
             self._spool.second(self._sampling.take_sample(now, self.counters))
-        began = monotonic_ns()
+        self._write_due(now)
+        self._check_finished()
+
+    def _is_drain_over(self, now: int) -> bool:
+        """Return True if the drain has ended and something is still in flight or will follow.
+
+        Slots that are due and have not started are sent first, even if they are late.
+        """
+        if now < self._drain_end_ns or self._dispatcher.is_done:
+            return False
+        due_ns = self._dispatcher.next_due_ns()
+        return due_ns is None or self.start_ns + due_ns > now
+
+    def _write_due(self, now: int) -> None:
+        """Write records and timelines if it is time to, and measure how long that takes."""
+        write_start_ns = monotonic_ns()
         if now >= self._next_flush_ns:
             self._next_flush_ns = now + _FLUSH_INTERVAL_NS
             self._spool.flush()
         if now >= self._next_timeline_ns:
             self._next_timeline_ns = now + _TIMELINE_INTERVAL_NS
             self._write_timelines()
-        self._sampling.written_ns += monotonic_ns() - began
-        self._check_finished()
+        self._sampling.written_ns += monotonic_ns() - write_start_ns
 
     def _write_timelines(self) -> None:
         """Write the histograms and timelines of output events that have changed."""
@@ -525,17 +627,23 @@ class Driver:
         self._spool.flush()
 
     def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """End the run with the exception of a callback."""
-        error = context.get("exception")
-        if not self._finished.done():
-            exception = (
-                error if isinstance(error, Exception) else RuntimeError(str(context.get("message")))
-            )
-            self._finished.set_exception(exception)
+        """End the run with the exception that a callback raised.
+
+        asyncio would only log it. `context` has no exception if the loop itself reports a problem.
+        """
+        if self._finished.done():
+            return
+        exception = context.get("exception")
+        if not isinstance(exception, Exception):
+            exception = RuntimeError(str(context.get("message")))
+        self._finished.set_exception(exception)
 
 
 async def run(plan: Plan, tell: Emit) -> WorkerResult:
-    """Send a complete plan from this process."""
+    """Send a complete plan from this process, and report the start of the load to listeners.
+
+    If the plan is a shard of a run, the load starts at the time that all shards have in common.
+    """
     shard_of_run = plan.job.settings.shard
 
     async def wait_for_start() -> int:
@@ -543,21 +651,30 @@ async def run(plan: Plan, tell: Emit) -> WorkerResult:
         return start_instant_ns(shard_of_run, lead_ns=START_DELAY_NS)
 
     def on_started(driver: Driver) -> None:
+        # A listener may take long, and a signal must stop the load meanwhile.
         with stop_signals.on_stop_signal(lambda _: driver.stop()):
             tell(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
 
-    return await run_worker(plan, 0, 1, wait_for_start, on_started)
+    return await run_worker(
+        plan, worker=0, workers=1, wait_for_start=wait_for_start, on_started=on_started
+    )
 
 
-def drive_settings(plan: Plan, part: Schedule, worker: int) -> DriveSettings:
-    """Return the settings of the driver that sends `part` of a plan as worker number `worker`."""
-    job, settings, workload = plan.job, plan.job.settings, plan.job.workload
+def drive_settings(plan: Plan, worker_schedule: Schedule, worker: int) -> DriveSettings:
+    """Return the settings of the driver of one worker.
+
+    Limits of requests in flight or in prefill are for the complete run. Each worker gets its share
+    of them, so that the workers together keep to the limits.
+    """
+    job = plan.job
+    settings = job.settings
+    workload = job.workload
     return DriveSettings(
         route=settings.route,
         stop_on_failure=settings.on_target_failure == "stop",
         drain_ns=workload.drain_ns,
-        max_in_flight=share_of_limit(workload.max_in_flight, part),
-        max_in_prefill=share_of_limit(workload.max_in_prefill, part),
+        max_in_flight=share_of_limit(workload.max_in_flight, worker_schedule),
+        max_in_prefill=share_of_limit(workload.max_in_prefill, worker_schedule),
         worker=worker,
         run_id=job.run_id,
         trace=TraceContext(job.run_id) if settings.traceparent else None,
@@ -574,28 +691,42 @@ async def run_worker(
 ) -> WorkerResult:
     """Send one worker's share of a plan from this process.
 
-    `wait_for_start` is awaited when everything is ready, and returns the start time on the
-    monotonic clock in ns. `on_started` is called with the driver before it sends. Raises
-    TargetError if a target cannot be used.
+    Args:
+        plan: The plan of the run.
+        worker: The number of this worker, from 0.
+        workers: How many workers share the plan.
+        wait_for_start: Awaited when everything is ready. It returns the start time on the
+            monotonic clock in ns.
+        on_started: Called with the driver before it sends.
+
+    Raises:
+        TargetError: A target cannot be used.
     """
-    part = shard(plan.schedule, worker, workers)
-    settings = drive_settings(plan, part, worker)
-    async with open_resources(plan, part, worker) as resources:
+    worker_schedule = shard(plan.schedule, worker, workers)
+    settings = drive_settings(plan, worker_schedule, worker)
+    async with open_resources(plan, worker_schedule, worker) as resources:
         release_blocks_above(LARGEST_KEPT_BLOCK_UNDER_LOAD)
         with garbage_collection_disabled():
-            driver = Driver(part, resources, settings, start_ns=await wait_for_start())
+            start_ns = await wait_for_start()
+            driver = Driver(worker_schedule, resources, settings, start_ns=start_ns)
             await stop_signals.raise_pending_interrupt()
             on_started(driver)
             with stop_signals.on_stop_signal(lambda _: driver.stop()):
                 await driver.run()
-        digest = resources.bodies.digest
-        return WorkerResult(
-            prompts_total=digest.total,
-            prompts_count=digest.count,
-            bodies_total=resources.bodies.body_digest.total,
-            late=resources.bodies.late_bodies,
-            interrupted=driver.interrupted and not driver.stopped,
-            stopped=driver.stopped,
-            down=driver.down,
-            hot_path=plan.job.settings.hot_path,
-        )
+        return _worker_result(driver, resources, hot_path=plan.job.settings.hot_path)
+
+
+def _worker_result(driver: Driver, resources: WorkerResources, *, hot_path: str) -> WorkerResult:
+    """Return what a worker reports after its load."""
+    bodies = resources.bodies
+    return WorkerResult(
+        prompts_total=bodies.digest.total,
+        prompts_count=bodies.digest.count,
+        bodies_total=bodies.body_digest.total,
+        late=bodies.late_bodies,
+        # A run that a failed target stopped is not one that the user interrupted.
+        interrupted=driver.interrupted and not driver.stopped,
+        stopped=driver.stopped,
+        down=driver.down,
+        hot_path=hot_path,
+    )

@@ -40,6 +40,9 @@ BODIES_AHEAD = 2_000
 
 _SPARE_CONNECTIONS = 32  # opened before an open loop, besides those that its first second needs
 _MAX_SPARE_CONNECTIONS = 1_000
+# In a load with more virtual users, idle times are too short for the worker to build bodies: fewer
+# than four would be ready for each virtual user.
+_MAX_USERS_OF_IDLE_BUILDER = BODIES_AHEAD // 4
 _MAX_BUILD_CPU_S = 20.0  # After this time the load starts with a part of the bodies.
 
 
@@ -61,116 +64,183 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
 
 
 class WorkerResources(Struct, frozen=True, kw_only=True):
-    """What a driver needs to send its share of a plan."""
+    """What a driver needs to send its share of a plan.
+
+    Attributes:
+        reactor: The event loop's part that reads and writes sockets.
+        clients: One per target, each a `driver.Sender`.
+        targets_by_slot: Returns the targets that can serve a slot. None if every target can.
+        header_lines: Returns additional header lines for a slot, or None if there are none.
+        bodies: The request bodies.
+        unbuilt_slot_ids: For each stage, the ids of the slots whose bodies are still to be built,
+            in ascending order. Empty if a separate process builds the bodies.
+        spool: The record log.
+        redact: Removes API keys from a text.
+    """
 
     reactor: Reactor
-    clients: Sequence[Any]  # one per target
-    targets_by_slot: Callable[[int], Sequence[int]] | None = (
-        None  # the targets that serve a step of the load
-    )
-    header_lines: Callable[[int], bytes] | None = None  # additional header lines of a request
+    clients: Sequence[Any]
+    targets_by_slot: Callable[[int], Sequence[int]] | None = None
+    header_lines: Callable[[int], bytes] | None = None
     bodies: Bodies
-    numbers: Sequence[Iterator[int]]  # for each stage, the numbers of its requests in order
+    unbuilt_slot_ids: Sequence[Iterator[int]]
     spool: Spool
-    redact: Callable[[str], str] = str  # removes API keys from a text
+    redact: Callable[[str], str] = str
 
 
 @contextlib.asynccontextmanager
-async def open_resources(plan: Plan, part: Schedule, worker: int) -> AsyncIterator[WorkerResources]:
-    """Open what worker number `worker` needs to send `part`, and close it afterwards.
+async def open_resources(
+    plan: Plan, worker_schedule: Schedule, worker: int
+) -> AsyncIterator[WorkerResources]:
+    """Open what a worker needs to send its share of a plan, and close it afterwards.
 
-    Raises TargetError if a target cannot be used.
+    Connections and the first request bodies are ready when the context is entered, so that the
+    load does not begin with a burst of work.
+
+    Args:
+        plan: The plan of the run.
+        worker_schedule: The share of the schedule that this worker sends.
+        worker: The number of the worker.
+
+    Raises:
+        TargetError: A target cannot be used.
     """
     job = plan.job
-    settings = job.settings
-    raise_file_limit(0)
-    try:
-        reactor = Reactor(asyncio.get_running_loop())
-    except TargetUnusable as error:
-        raise TargetError(error.code, str(error), "", error.hint) from None
-    keep_text = plan.requests.history == "server"
-    pools = [
-        _create_pool(job, target, keep_text, reactor) for target in range(len(job.probe_results))
-    ]
-    bodies = _create_bodies(plan, part)
-    spool = Spool(job.folder, worker, settings.tuning.segment_rows)
-    release_blocks_above(LARGEST_KEPT_BLOCK)
-    try:
-        numbers = await _build_first_bodies(bodies, part)
-        await sleep_until_before_start(settings.shard, lead_s=CONNECTION_S)
-        connections_per_target = math.ceil(connections_to_open(part) / len(pools))
+    # Each connection is an open file. `check_plan` has already checked that the hard limit is high
+    # enough, so no minimum is required here.
+    raise_file_limit(needed=0)
+    with contextlib.ExitStack() as cleanup:
+        with _target_errors(where=""):
+            reactor = Reactor(asyncio.get_running_loop())
+        cleanup.callback(reactor.shut_down)
+        pools = _create_pools(plan, reactor)
         for pool in pools:
-            await pool.open(connections_per_target)
-        clients: Sequence[Any] = pools
-        if settings.keep == "gaps":
-            clients = [RequestTimelines(pool, spool.events) for pool in pools]
-        yield WorkerResources(
+            cleanup.callback(pool.close)
+        bodies = _create_bodies(plan, worker_schedule)
+        cleanup.callback(bodies.close)
+        spool = Spool(job.folder, worker, job.settings.tuning.segment_rows)
+        cleanup.callback(spool.close)
+        # Building bodies frees the memory of each long prompt, which the next one needs again.
+        release_blocks_above(LARGEST_KEPT_BLOCK)
+        unbuilt_slot_ids = await _build_first_bodies(bodies, worker_schedule)
+        await sleep_until_before_start(job.settings.shard, lead_s=CONNECTION_S)
+        connections_per_target = math.ceil(connections_to_open(worker_schedule) / len(pools))
+        with _target_errors(where=job.probe_results[0].target.redacted):
+            for pool in pools:
+                await pool.open(connections_per_target)
+            yield WorkerResources(
+                reactor=reactor,
+                clients=_create_clients(job, pools, spool),
+                targets_by_slot=step_targets.targets_by_request(job.settings, plan.requests),
+                bodies=bodies,
+                unbuilt_slot_ids=unbuilt_slot_ids,
+                spool=spool,
+                redact=_create_redactor(job),
+                header_lines=request_header_lines(
+                    job.workload, plan.requests, sends_slos=job.settings.slo_headers
+                ),
+            )
+
+
+@contextlib.contextmanager
+def _target_errors(where: str) -> Iterator[None]:
+    """Turn the SDK's error for an unusable target into one that the command line shows."""
+    try:
+        yield
+    except TargetUnusable as error:
+        raise TargetError(error.code, str(error), where, error.hint) from None
+
+
+def _create_pools(plan: Plan, reactor: Reactor) -> list[Pool]:
+    """Return a connection pool for each target of a plan.
+
+    Text of responses is kept only where it is needed: if later turns of a conversation send it
+    back, or if output tokens are counted from it because the server reports no token counts.
+    """
+    job = plan.job
+    has_open_loop = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
+    sends_replies_back = plan.requests.history == "server"
+    pools = []
+    for endpoint, probe_result in zip(job.settings.endpoints, job.probe_results, strict=True):
+        settings = job.settings.for_endpoint(endpoint)
+        pool = Pool(
+            probe_result.target,
             reactor=reactor,
-            clients=clients,
-            targets_by_slot=step_targets.targets_by_request(settings, plan.requests),
-            bodies=bodies,
-            numbers=numbers,
-            spool=spool,
-            redact=_create_redactor(job),
-            header_lines=request_header_lines(
-                job.workload, plan.requests, sends_slos=settings.slo_headers
-            ),
+            # An open loop cannot wait, so its connections are opened before they are needed.
+            ahead=has_open_loop,
+            sources=settings.sources,
+            timeout_ns=job.workload.timeout_ns,
+            stall_timeout_ns=job.workload.stall_timeout_ns,
+            keep_text=sends_replies_back or probe_result.reports_usage is False,
+            **client_options(settings, probe_result),
         )
-    except TargetUnusable as error:
-        target = job.probe_results[0].target.redacted
-        raise TargetError(error.code, str(error), target, error.hint) from None
-    finally:
-        spool.close()
-        bodies.close()
-        for pool in pools:
-            pool.close()
-        reactor.shut_down()
+        pools.append(pool)
+    return pools
 
 
-def _create_bodies(plan: Plan, part: Schedule) -> Bodies:
-    """Return the builder of request bodies, in a separate process if the load is large."""
+def _create_clients(job: Job, pools: Sequence[Pool], spool: Spool) -> Sequence[Any]:
+    """Return what sends the requests: the pools, with `keep: gaps` in a wrapper.
+
+    The wrapper writes the time of each output event of each request to the record log. Otherwise
+    only histograms of these times are stored.
+    """
+    if job.settings.keep == "gaps":
+        return [RequestTimelines(pool, spool.events) for pool in pools]
+    return pools
+
+
+def _create_bodies(plan: Plan, worker_schedule: Schedule) -> Bodies:
+    """Return the builder of request bodies, in a separate process if the load is large.
+
+    A load without a number of requests also uses a separate process if starting one is cheap, that
+    is, if it is a fork of this process.
+    """
     job = plan.job
     is_endless = plan.schedule.slot_count is None
     if needs_builder_process(plan.schedule, job.settings.tuning) or (
         is_endless and child_process.forks()
     ):
-        return BodyPrefetch(job, part, plan.requests)
+        return BodyPrefetch(job, worker_schedule, plan.requests)
     return Bodies(
         plan.requests,
         body_encoder(job, plan.requests),
-        len(part.stages),
+        stages=len(worker_schedule.stages),
         links_responses=links_responses(job),
     )
 
 
-async def _build_first_bodies(bodies: Bodies, part: Schedule) -> list[Iterator[int]]:
+async def _build_first_bodies(bodies: Bodies, worker_schedule: Schedule) -> list[Iterator[int]]:
     """Build as many bodies as possible before the load starts.
 
-    Return the numbers of the requests whose bodies are still to be built, for each stage. The list
-    is empty if a separate process builds them.
+    Return the slot ids of the bodies that are still to be built, for each stage. The list is empty
+    if a separate process builds them.
     """
     if isinstance(bodies, BodyPrefetch):
         await bodies.receive_first_bodies()
         return []
-    numbers_by_stage = [part.slot_ids_of(stage) for stage in part.stages]
-    for stage, numbers in zip(part.stages, numbers_by_stage, strict=True):
+    slot_ids_by_stage = [worker_schedule.slot_ids_of(stage) for stage in worker_schedule.stages]
+    for stage, slot_ids in zip(worker_schedule.stages, slot_ids_by_stage, strict=True):
+        # `build` consumes the ids of the bodies that it builds. The others remain in the iterator.
         bodies.build(
             stage.index,
-            numbers,
+            slot_ids,
             max_bodies=BODIES_AHEAD if stage.session_count is None else None,
             max_cpu_s=_MAX_BUILD_CPU_S,
         )
-    return numbers_by_stage
+    return slot_ids_by_stage
 
 
 def _create_redactor(job: Job) -> Callable[[str], str]:
-    """Return a function that removes all API keys of a job from a text."""
+    """Return a function that removes all API keys of a job from a text.
+
+    Servers repeat keys in error messages, and records must not contain them.
+    """
     api_keys = [endpoint.api_key for endpoint in job.settings.endpoints]
     secrets = [*api_keys, *header_secrets(job.settings.headers)]
 
     def redact(text: str) -> str:
-        for probed in job.probe_results:
-            text = probed.target.redact(text, *secrets)
+        for probe_result in job.probe_results:
+            text = probe_result.target.redact(text, *secrets)
         return text
 
     return redact
@@ -179,48 +249,50 @@ def _create_redactor(job: Job) -> Callable[[str], str]:
 def needs_builder_process(schedule: Schedule, tuning: Tuning) -> bool:
     """Return True if a separate process should build bodies during the run.
 
-    That is the case if there are too many requests, or if a load without a number of requests is
-    too long or has too many virtual users.
+    That is the case if there are too many requests to build all bodies before the load, or if a
+    stage without a number of requests is too long or has too many virtual users for the worker to
+    build bodies while it is idle.
     """
     if schedule.slot_count is not None and schedule.slot_count > tuning.most_ahead:
         return True
-    return any(
-        (stage.length_ns or 0) > tuning.long_ns or stage.concurrency > BODIES_AHEAD // 4
-        for stage in schedule.stages
-        if stage.session_count is None
-    )
+    for stage in schedule.stages:
+        if stage.session_count is not None:
+            continue
+        is_long = stage.length_ns is not None and stage.length_ns > tuning.long_ns
+        if is_long or stage.concurrency > _MAX_USERS_OF_IDLE_BUILDER:
+            return True
+    return False
 
 
-def connections_to_open(part: Schedule) -> int:
+def connections_to_open(worker_schedule: Schedule) -> int:
     """Return how many connections to open before the start.
 
-    One per virtual user, or an estimate for an open loop, and never more than there are requests.
+    A closed loop needs one per virtual user, or several if turns of a session run in parallel. For
+    an open loop the number is an estimate: as many as there are arrivals in the first second, and
+    some to spare. There are never more connections than requests.
     """
-    users = max(
-        (len(part.virtual_users_of(stage)) for stage in part.stages if stage.is_closed_loop),
+    virtual_users = max(
+        (
+            len(worker_schedule.virtual_users_of(stage))
+            for stage in worker_schedule.stages
+            if stage.is_closed_loop
+        ),
         default=0,
     )
-    if users:
-        count = users * part.sessions.max_parallel_turns
+    if virtual_users:
+        connections = virtual_users * worker_schedule.sessions.max_parallel_turns
     else:
-        rate = part.stages[0].offered_rps or 0.0
-        first_second = math.ceil(rate / part.shard_count) if math.isfinite(rate) else 0
-        count = min(_SPARE_CONNECTIONS + first_second, _MAX_SPARE_CONNECTIONS)
-    return count if part.slot_count is None else min(count, part.slot_count)
+        connections = _connections_of_open_loop(worker_schedule)
+    if worker_schedule.slot_count is None:
+        return connections
+    return min(connections, worker_schedule.slot_count)
 
 
-def _create_pool(job: Job, target: int, keep_text: bool, reactor: Reactor) -> Pool:
-    """Return the connection pool for a target."""
-    probed = job.probe_results[target]
-    settings = job.settings.for_endpoint(job.settings.endpoints[target])
-    has_open_loop = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
-    options: dict[str, Any] = {
-        **client_options(settings, probed),
-        "timeout_ns": job.workload.timeout_ns,
-        "stall_timeout_ns": job.workload.stall_timeout_ns,
-        # Without usage from the server, output tokens are counted from the text.
-        "keep_text": keep_text or probed.reports_usage is False,
-    }
-    return Pool(
-        probed.target, reactor=reactor, ahead=has_open_loop, sources=settings.sources, **options
-    )
+def _connections_of_open_loop(worker_schedule: Schedule) -> int:
+    """Return how many connections an open loop gets before its start."""
+    rate_per_s = worker_schedule.stages[0].offered_rps or 0.0
+    first_second = 0
+    # With an infinite rate all requests are sent at once. Then the spare connections must do.
+    if math.isfinite(rate_per_s):
+        first_second = math.ceil(rate_per_s / worker_schedule.shard_count)
+    return min(_SPARE_CONNECTIONS + first_second, _MAX_SPARE_CONNECTIONS)

@@ -159,7 +159,11 @@ def run(
         drive = Driver(
             schedule,
             WorkerResources(
-                reactor=reactor, clients=[client], bodies=bodies, numbers=numbers, spool=spool
+                reactor=reactor,
+                clients=[client],
+                bodies=bodies,
+                unbuilt_slot_ids=numbers,
+                spool=spool,
             ),
             DriveSettings(drain_ns=made.drain_ns, max_in_flight=made.max_in_flight, run_id="r"),
             start_ns=monotonic_ns(),
