@@ -32,29 +32,41 @@ from loadgen.core.workload import Closed, Mix, Synthetic, Workload, recipe_finge
 
 
 class LoadDescription(msgspec.Struct, frozen=True):
-    """What a run would do."""
+    """What a run would do.
+
+    Attributes:
+        text: The description as several lines of text.
+        load: How many requests and tokens the run would send, and how long it would take.
+        error: Why the run would be refused, if too many requests are longer than the context of a
+            target that loadgen simulates. Other targets show that only when they are probed.
+    """
 
     text: str
     load: Forecast
     error: LoadgenError | None
-    """Why the target refuses the load, if the target is simulated here and does so."""
 
 
 def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
-    """Return what a run would do: its load, the size of its requests, and its fingerprints."""
+    """Return what a run would do: its load, the size of its requests, and its fingerprints.
+
+    Everything is computed as in a run, from the seed of the workload or from a fresh one. What only
+    the probe of a target shows is left out, such as the tokens of its chat template.
+    """
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.salt_of(seed, workload.salt)
     schedule = build_schedule(workload, seed)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     prompts = build_prompts(
-        workload, seed, seeds.salt_number(salt), tokenizer, PromptTarget(api=settings.api)
+        workload,
+        seed=seed,
+        salt=seeds.salt_number(salt),
+        tokenizer=tokenizer,
+        target=PromptTarget(api=settings.api),
     )
     forecast = forecast_load(schedule, mean_tokens(prompts))
+    # Most servers report token counts, so the recipe is that of a run whose server does.
     recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     oversized_requests = _find_oversized_requests(prompts, schedule, settings)
-    error = None
-    if oversized_requests is not None:
-        error = oversized_requests.to_error(workload, settings.display_name)
     lines = [
         f"workload: {workload.name}",
         f"target: {settings.display_name}",
@@ -66,19 +78,29 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
         f"recipe: {recipe}  timetable: {schedule_fingerprint(schedule)}",
         *(f"note: {note}" for note in _notes(workload, prompts, schedule)),
     ]
-    if oversized_requests is not None and error is None:
-        lines.append(f"note: {oversized_requests.text}; these will fail")
+    error = None
+    if oversized_requests is not None:
+        error = oversized_requests.to_error(workload, settings.display_name)
+        if error is None:
+            # So few requests are too long that the run is still valid.
+            lines.append(f"note: {oversized_requests.text}; these will fail")
     return LoadDescription("\n".join(lines), forecast, error)
 
 
 def slo_lines(slo: Slo | None, class_slos: Mapping[str, Slo | None]) -> list[str]:
-    """Return lines that state by which SLO a run is judged, also for classes with their own."""
-    own_slos = {
+    """Return lines that state by which SLO a run is judged.
+
+    There is one line for the SLO of the workload, and one for each request class whose SLO differs
+    from it.
+    """
+    differing_slos = {
         name: class_slo
         for name, class_slo in class_slos.items()
         if class_slo is not None and class_slo != slo
     }
-    lines = [f"SLO of {name}: {describe_slo(class_slo)}" for name, class_slo in own_slos.items()]
+    lines = [
+        f"SLO of {name}: {describe_slo(class_slo)}" for name, class_slo in differing_slos.items()
+    ]
     if slo is not None:
         return [f"SLO: {describe_slo(slo)}", *lines]
     return lines or ["SLO: none"]
@@ -88,7 +110,7 @@ def slo_by_class(workload: Workload) -> dict[str, Slo | None]:
     """Return the SLO of each class of a workload, by name; None for a class without its own."""
     if not isinstance(workload.requests, Mix):
         return {}
-    return {name: one.slo for name, one in workload.requests.classes.items()}
+    return {name: request_class.slo for name, request_class in workload.requests.classes.items()}
 
 
 def _find_oversized_requests(
@@ -101,7 +123,11 @@ def _find_oversized_requests(
 
 
 def _stage_lines(workload: Workload, schedule: Schedule) -> Iterator[str]:
-    """Yield lines that describe the stages of a load."""
+    """Yield a line for each stage of a load, for example "load: poisson 10/s: 600 requests, 60 s".
+
+    A closed loop without a ramp of its own gets a second line, because how its virtual users start
+    is decided only when the target has been probed.
+    """
     for index in range(len(schedule.stages)):
         stage = plan_stage(workload, schedule, index)
         bounds = ", ".join(describe_bounds(stage, schedule, index, workload))
@@ -116,7 +142,11 @@ def _stage_lines(workload: Workload, schedule: Schedule) -> Iterator[str]:
 
 
 def _length_lines(workload: Workload, prompts: Prompts, count: int | None) -> Iterator[str]:
-    """Yield lines on the size of the first requests and tasks, and on the shares of classes."""
+    """Yield lines on the size of the first requests and tasks, and on the shares of classes.
+
+    `count` is the number of requests of the load, or None if it has no end. The lines are about the
+    first requests, because drawing the lengths of all would take too long.
+    """
     first_requests = lengths.first_request_lengths(prompts, count)
     yield _request_lengths_line(first_requests)
     tasks = lengths.task_lengths(prompts, first_requests)
@@ -132,7 +162,10 @@ def _length_lines(workload: Workload, prompts: Prompts, count: int | None) -> It
 
 
 def _request_lengths_line(first_requests: dict[int, lengths.RequestedLengths]) -> str:
-    """Return a line on the size of the first requests."""
+    """Return a line on the size of the first requests.
+
+    The context of a request is its prompt and its response together.
+    """
     prompt_range = _format_range(request.input_tokens for request in first_requests.values())
     output_tokens = [request.output_tokens for request in first_requests.values()]
     outputs = "answers as long as the server makes them"
@@ -145,16 +178,19 @@ def _request_lengths_line(first_requests: dict[int, lengths.RequestedLengths]) -
 
 
 def _task_lengths_line(workload: Workload, tasks: Sequence[lengths.RequestedLengths]) -> str:
-    """Return a line on the size of the first conversations or tasks."""
+    """Return a line on the size of the first conversations or tasks.
+
+    The mean number of requests is left out if all tasks have equally many.
+    """
     noun = "conversation" if isinstance(workload.requests, Synthetic) else "task"
-    counts = [task.requests for task in tasks]
+    request_counts = [task.requests for task in tasks]
     mean = ""
-    if min(counts) < max(counts):
-        mean = f" ({statistics.fmean(counts):.1f} on average)"
+    if min(request_counts) < max(request_counts):
+        mean = f" ({statistics.fmean(request_counts):.1f} on average)"
     input_range = _format_range(task.input_tokens for task in tasks)
     output_range = _format_range(task.output_tokens for task in tasks)
     return (
-        f"a {noun}: {_format_range(counts)} requests{mean}, "
+        f"a {noun}: {_format_range(request_counts)} requests{mean}, "
         f"{input_range} prompt and {output_range} output tokens"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from loadgen.core import format, slo
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
@@ -11,10 +12,18 @@ from loadgen.core.execution.plan import Plan, Settings, share_of_limit
 from loadgen.core.execution.resource_limits import ConnectionDemand
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Mix, Task, Workload, requests_by_class
-from loadgen.figures import needs
+from loadgen.figures import needs as response_parts_needed_for
 
 # More workers per core only use memory (60 to 100 MB each) and compete for the core.
 _MAX_WORKERS_PER_CORE = 8
+
+
+class _RequestLimit(NamedTuple):
+    """A limit of how many requests are in a state, such as "in flight", at the same time."""
+
+    state: str
+    requests: int | None
+    flag: str
 
 
 def check_plan(plan: Plan, *, is_local: bool) -> None:
@@ -43,52 +52,64 @@ def check_plan(plan: Plan, *, is_local: bool) -> None:
 
 
 def _worker_count_errors(workers: int) -> Iterator[UserError]:
-    """Yield an error if this machine has too few cores for so many worker processes."""
+    """Yield an error if this machine has too few cores for this number of worker processes."""
     cpus = resource_limits.count_cpus()
     if workers > _MAX_WORKERS_PER_CORE * cpus:
         processes = format.counted(workers, "worker process", "worker processes")
         yield UserError(
             "resource_limit",
-            f"{processes} on {format.counted(cpus, 'core')}",
-            f"--workers {workers}",
-            "--workers auto: a core each, if there is work",
+            what=f"{processes} on {format.counted(cpus, 'core')}",
+            where=f"--workers {workers}",
+            hint="--workers auto: a core each, if there is work",
         )
 
 
 def _limit_share_errors(plan: Plan) -> Iterator[UserError]:
-    """Yield an error for each limit that is too small to be divided among all workers."""
+    """Yield an error for each limit that is too small to be divided among all workers.
+
+    Workers do not communicate, so each keeps to its own share of a limit, which must be at least 1.
+    A limit of requests in flight applies to open loops only.
+    """
     workload = plan.job.workload
     schedule = plan.schedule
     workers = plan.job.settings.workers * schedule.shard_count
-    limits = [("in prefill", workload.max_in_prefill, "--set max_in_prefill")]
+    limits = [_RequestLimit("in prefill", workload.max_in_prefill, "--set max_in_prefill")]
     if any(not stage.is_closed_loop for stage in schedule.stages):
-        limits.append(("in flight", workload.max_in_flight, "--max-in-flight"))
-    for limit_name, limit, flag in limits:
-        if limit is not None and limit < workers:
-            requests = format.counted(limit, "request")
+        limits.append(_RequestLimit("in flight", workload.max_in_flight, "--max-in-flight"))
+    for limit in limits:
+        if limit.requests is not None and limit.requests < workers:
+            requests = format.counted(limit.requests, "request")
             yield UserError(
                 "out_of_range",
-                f"{requests} {limit_name} cannot be spread over "
-                f"{format.counted(workers, 'worker')}",
-                flag,
-                f"{limit} workers or fewer, over all shards: each has its part",
+                what=(
+                    f"{requests} {limit.state} cannot be spread over "
+                    f"{format.counted(workers, 'worker')}"
+                ),
+                where=limit.flag,
+                hint=f"{limit.requests} workers or fewer, over all shards: each has its part",
             )
 
 
 def _empty_shard_errors(plan: Plan) -> Iterator[UserError]:
-    """Yield an error if the part of a run that is sent here has no measured request."""
+    """Yield an error if the shard of a run that is sent here has no measured request.
+
+    The last shards are empty if there are more shards than requests or virtual users.
+    """
     shard = plan.job.settings.shard
     if shard is not None and not _has_measured_slots(plan.schedule):
         yield UserError(
             "out_of_range",
-            "this part of the run has nothing to send",
-            f"--shard {shard.index}/{shard.count}",
-            "fewer shards than requests and virtual users",
+            what="this part of the run has nothing to send",
+            where=f"--shard {shard.index}/{shard.count}",
+            hint="fewer shards than requests and virtual users",
         )
 
 
 def _has_measured_slots(schedule: Schedule) -> bool:
-    """Return True if every measured stage has slots in this shard."""
+    """Return True if every measured stage has slots in this shard.
+
+    A stage without a count has slots if it has virtual users.
+    """
     for stage in schedule.stages:
         if not stage.measured:
             continue
@@ -115,57 +136,71 @@ def _connection_errors(plan: Plan) -> Iterator[UserError]:
 
 
 def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
-    """Yield an error for everything that a workload needs and these settings exclude."""
+    """Yield an error for everything that a workload needs and these settings exclude.
+
+    Without streaming, and with APIs that return numbers instead of text, a response arrives at
+    once, so nothing can depend on the time of its tokens.
+    """
     tasks = [
-        part for part in requests_by_class(workload.requests).values() if isinstance(part, Task)
+        requests
+        for requests in requests_by_class(workload.requests).values()
+        if isinstance(requests, Task)
     ]
     if any(task.known_tools for task in tasks) and settings.api not in ("chat", "messages"):
         yield UserError(
             "unsupported",
-            "calls of tools are messages of a chat",
-            f"--api {settings.api}",
-            "--api chat",
+            what="calls of tools are messages of a chat",
+            where=f"--api {settings.api}",
+            hint="--api chat",
         )
     if any(task.abandoned for task in tasks) and not settings.stream:
         yield UserError(
             "unsupported",
-            "nobody goes away in the middle of an answer that comes whole",
-            "--no-stream",
-            "leave it out, or abandoned: out of the workload",
+            what="nobody goes away in the middle of an answer that comes whole",
+            where="--no-stream",
+            hint="leave it out, or abandoned: out of the workload",
         )
-    if workload.max_in_prefill is not None and not (settings.stream or settings.values):
+    # A request without output tokens consists of prefill, so its end is the end of its prefill.
+    shows_end_of_prefill = settings.stream or settings.values
+    if workload.max_in_prefill is not None and not shows_end_of_prefill:
         yield UserError(
             "unsupported",
-            "an answer that comes whole does not tell when its prefill was over",
-            "--no-stream",
-            "stream, or leave max_in_prefill out",
+            what="an answer that comes whole does not tell when its prefill was over",
+            where="--no-stream",
+            hint="stream, or leave max_in_prefill out",
         )
     if settings.values:
         yield from _stop_rule_errors(workload, settings)
     if settings.slo_headers and not _has_slo_for_headers(workload):
         yield UserError(
             "missing_key",
-            "no SLO of TTFT or TPOT, so there is none to tell a gateway",
-            "--set slo_headers",
-            "--slo ttft:500ms:p95 --slo tpot:50ms:p95",
+            what="no SLO of TTFT or TPOT, so there is none to tell a gateway",
+            where="--set slo_headers",
+            hint="--slo ttft:500ms:p95 --slo tpot:50ms:p95",
         )
 
 
 def _stop_rule_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
-    """Yield an error for each stop rule that needs tokens, which these responses do not have."""
+    """Yield an error for each stop rule that needs tokens, which these responses do not have.
+
+    The rule about errors needs nothing but the number of failed requests.
+    """
     for rule in workload.stop_when:
-        if rule.metric != "errors" and needs(rule.metric):
+        if rule.metric != "errors" and response_parts_needed_for(rule.metric):
             yield UserError(
                 "unsupported",
-                f"answers of {settings.api} have no tokens, so this rule would never hold",
-                f"--stop-when {rule.metric}",
-                "errors:20%, or e2e:p50:5s",
+                what=f"answers of {settings.api} have no tokens, so this rule would never hold",
+                where=f"--stop-when {rule.metric}",
+                hint="errors:20%, or e2e:p50:5s",
             )
 
 
 def _has_slo_for_headers(workload: Workload) -> bool:
-    """Return True if the workload or one of its classes has an SLO that a header can carry."""
+    """Return True if the workload or one of its classes has an SLO that a header can carry.
+
+    Only limits of TTFT and TPOT have a header; see `slo.SENT_AS`.
+    """
     slos = [workload.slo]
     if isinstance(workload.requests, Mix):
         slos += [request_class.slo for request_class in workload.requests.classes.values()]
-    return any(slo.sent_headers(one) for one in slos)
+    return any(slo.sent_headers(class_slo) for class_slo in slos)

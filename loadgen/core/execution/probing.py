@@ -27,6 +27,9 @@ from loadgen.core.workload.schema import Workload
 ProbeCache = dict[Endpoint, ProbeResult]
 """The results of endpoints that were probed before."""
 
+_NS_PER_S = 1e9
+_NS_PER_MS = 1e6
+
 # If a probe takes longer, the user is told what is waited for.
 _LONG_PROBE_S = 5.0
 # The lengths of the two prompts of a probe, in words of the tokenizer of the model.
@@ -73,30 +76,41 @@ async def probe_target(
 def planned_output_lengths(workload: Workload) -> OutputLengths | None:
     """Return the range of output lengths that a workload requests.
 
-    Return None if only the data of its requests show their lengths, as with files and traces.
+    The probe requests responses of these lengths, so that a server which refuses one is detected
+    before the load. Return None if only the data of the requests show their lengths, as with files
+    and traces.
     """
-    requests = requests_by_class(workload.requests).values()
-    ranges = [_range_of(part.output_tokens) for part in requests if isinstance(part, Synthetic)]
-    if len(ranges) < len(requests):
-        return None
-    longest = [lengths.longest for lengths in ranges if lengths.longest is not None]
-    return OutputLengths(
-        min(lengths.shortest for lengths in ranges),
-        max(longest) if len(longest) == len(ranges) else None,
-    )
+    ranges = []
+    for requests in requests_by_class(workload.requests).values():
+        if not isinstance(requests, Synthetic):
+            return None
+        ranges.append(_range_of(requests.output_tokens))
+    shortest = min(output_range.shortest for output_range in ranges)
+    longest: int | None = 0
+    for output_range in ranges:
+        # One request class without a maximum leaves the whole load without one.
+        if longest is None or output_range.longest is None:
+            longest = None
+        else:
+            longest = max(longest, output_range.longest)
+    return OutputLengths(shortest=shortest, longest=longest)
 
 
 def _range_of(length: Length) -> OutputLengths:
-    """Return the range of a distribution of output lengths."""
+    """Return the range of a distribution of output lengths, which may have no maximum."""
     if isinstance(length, Fixed):
-        return OutputLengths(length.value, length.value)
+        return OutputLengths(shortest=length.value, longest=length.value)
     if isinstance(length, ListOfValues):
-        return OutputLengths(min(length.values), max(length.values))
-    return OutputLengths(length.min or 1, length.max)
+        return OutputLengths(shortest=min(length.values), longest=max(length.values))
+    return OutputLengths(shortest=length.min or 1, longest=length.max)
 
 
 def client_options(settings: Settings, result: ProbeResult) -> dict[str, Any]:
-    """Return the options of a client for a target that was probed."""
+    """Return the options of a client for a target that was probed.
+
+    If the settings ask the server for its timing breakdown of each request, the headers and the
+    body contain what a server of this kind needs to send it.
+    """
     headers = settings.headers
     extra_body = settings.extra_body
     if settings.server_timing:
@@ -141,28 +155,34 @@ def random_samples(
 async def probe_url(
     settings: Settings, timeout_s: float, output_lengths: OutputLengths | None = None
 ) -> ProbeResult:
-    """Probe the target at `settings.url`. A response may take `timeout_s`.
+    """Probe the target at `settings.url` with a connection of its own.
+
+    Args:
+        settings: The settings of the load. Their URL must not be None.
+        timeout_s: How long a response may take.
+        output_lengths: The output lengths of the load, or None if they are not known.
 
     Raises:
         TargetError: The target cannot be used.
         UserError: The URL is not valid.
     """
     assert settings.url is not None
-    name = Endpoint(url=settings.url).display_name
+    target_name = Endpoint(url=settings.url).display_name
     server = None if settings.server == "auto" else settings.server
     try:
         target = Target.parse(settings.url, api=settings.api, server=server)
     except TargetUnusable as error:
-        raise UserError(error.code, str(error), name, error.hint) from None
+        raise UserError(error.code, str(error), target_name, error.hint) from None
     try:
-        fetcher = HttpFetcher(target, settings.tls.context() if target.tls else None, timeout_s)
+        tls_context = settings.tls.context() if target.tls else None
+        fetcher = HttpFetcher(target, tls_context, timeout_s)
         samples = probe_samples(settings.tokenizer)
         result = await probe_target(settings, target, fetcher, samples, output_lengths)
     except TargetUnusable as error:
-        raise TargetError(error.code, str(error), name, error.hint) from None
-    if fetcher.dns_ns is None:
+        raise TargetError(error.code, str(error), target_name, error.hint) from None
+    if fetcher.dns_ns is None:  # The URL has an address instead of a name.
         return result
-    return msgspec.structs.replace(result, dns_ms=fetcher.dns_ns / 1e6)
+    return msgspec.structs.replace(result, dns_ms=fetcher.dns_ns / _NS_PER_MS)
 
 
 async def probe_all(
@@ -177,31 +197,39 @@ async def probe_all(
         emit: Called with an event when the probe takes long.
 
     Raises:
-        LoadgenError: The errors of all endpoints that cannot be used, or that do not serve the same
-            as the first endpoint.
+        LoadgenError: One endpoint cannot be used, or does not serve the same as the first one.
+        CombinedError: That is the case for several endpoints.
     """
-    timeout_s = workload.timeout_ns / 1e9
-    output_lengths = planned_output_lengths(workload)
-    endpoints = settings.endpoints
-    new_endpoints = [endpoint for endpoint in endpoints if endpoint not in cache]
+    timeout_s = workload.timeout_ns / _NS_PER_S
+    new_endpoints = [endpoint for endpoint in settings.endpoints if endpoint not in cache]
     waiting_for = WaitingFor(
         f"the first answer of {settings.display_name}; it may take {timeout_s:g} s (--timeout)"
     )
     timer = asyncio.get_running_loop().call_later(_LONG_PROBE_S, emit, waiting_for)
-    probes = (
-        probe_url(settings.for_endpoint(endpoint), timeout_s, output_lengths)
-        for endpoint in new_endpoints
-    )
-    outcomes = await asyncio.gather(*probes, return_exceptions=True)
+    outcomes = await _probe_at_once(settings, workload, new_endpoints, timeout_s)
     timer.cancel()
-    outcome_by_endpoint = cache | dict(zip(new_endpoints, outcomes, strict=True))
-    results, errors = _split_outcomes(endpoints, outcome_by_endpoint)
+    # A result from the cache must agree with those of the new endpoints, too.
+    results, errors = _split_outcomes(settings.endpoints, cache | outcomes)
     if len(errors) == 1:
         raise errors[0]
     if errors:
         raise CombinedError(errors)
     cache.update(results)
-    return tuple(results[endpoint] for endpoint in endpoints)
+    return tuple(results[endpoint] for endpoint in settings.endpoints)
+
+
+async def _probe_at_once(
+    settings: Settings, workload: Workload, endpoints: Sequence[Endpoint], timeout_s: float
+) -> dict[Endpoint, ProbeResult | BaseException]:
+    """Probe endpoints at the same time, and return the result or the error of each."""
+    output_lengths = planned_output_lengths(workload)
+    probes = [
+        probe_url(settings.for_endpoint(endpoint), timeout_s, output_lengths)
+        for endpoint in endpoints
+    ]
+    # Without `return_exceptions`, the first error would hide those of other endpoints.
+    outcomes = await asyncio.gather(*probes, return_exceptions=True)
+    return dict(zip(endpoints, outcomes, strict=True))
 
 
 class _SplitOutcomes(NamedTuple):
@@ -215,9 +243,10 @@ def _split_outcomes(
     endpoints: Sequence[Endpoint],
     outcome_by_endpoint: Mapping[Endpoint, ProbeResult | BaseException],
 ) -> _SplitOutcomes:
-    """Separate results and errors, and check that endpoints for the same steps serve the same.
+    """Separate results and errors, and check that endpoints with the same role serve the same.
 
-    Raises the exceptions that are no errors of a target.
+    Endpoints have the same role if they serve the same steps of tasks, with the same API and model.
+    An exception that is not a LoadgenError is a bug, and is raised.
     """
     results: ProbeCache = {}
     errors: list[LoadgenError] = []

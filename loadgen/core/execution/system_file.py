@@ -1,9 +1,8 @@
-"""Reads a system file: a description of the measured hardware and software.
+"""Read a system file: a description of the measured hardware and software.
 
-Each key becomes metadata of the run, such as `system.accelerator.model`. ASKED lists the keys that
-the descriptions of MLPerf (the JSON of a submission's `systems/`) and of InferenceX (the
-configuration of a benchmark) have, too. A report names the keys that are missing, so that nobody
-takes a result for comparable that is not.
+Each key becomes metadata of the run, such as `system.accelerator.model`. Benchmarks such as MLPerf
+publish results only with a description of the system. `missing_facts` says which of the keys that
+they require are not known of a run, so that nobody takes its result for comparable with theirs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from loadgen.core.errors import CombinedError
-from loadgen.core.format import SYSTEM
+from loadgen.core.format import SYSTEM as SYSTEM_PREFIX
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.workload.diagnostics import sort_errors, validate_document
 from loadgen.core.workload.fields import Whole
@@ -31,7 +30,7 @@ Text = Annotated[str, Field(min_length=1, max_length=300)]
 
 
 class HostsOfServers(Part):
-    """The hosts of the servers, and what is between them."""
+    """The hosts of the servers, and the network between them."""
 
     processor: Text | None = None  # "Intel Xeon Platinum 8480C"
     sockets: Whole | None = None
@@ -47,15 +46,15 @@ class Accelerator(Part):
 
     model: Text | None = None  # "NVIDIA H200-SXM-141GB"
     per_node: Whole | None = None
-    memory: Text | None = None  # of one
+    memory: Text | None = None  # of one accelerator
     interconnect: Text | None = None  # "18x 4th-gen NVLink, 900 GB/s"
     driver: Text | None = None
-    power_limit_w: Whole | None = None  # of one
+    power_limit_w: Whole | None = None  # of one accelerator
     cooling: Text | None = None
 
 
 class Engine(Part):
-    """What runs the model."""
+    """The software that runs the model."""
 
     name: Text | None = None
     version: Text | None = None
@@ -64,34 +63,34 @@ class Engine(Part):
 
 
 class ServedModel(Part):
-    """What is served."""
+    """The model that is served."""
 
     weights: Text | None = None  # "nvidia/Llama-3.3-70B-Instruct-FP4", with a revision
     precision: Text | None = None
-    kv_cache: Text | None = None  # its precision
+    kv_cache: Text | None = None  # the precision of the KV cache
     speculation: Text | None = None  # "none", "MTP, 3 tokens", "EAGLE"
 
 
 class Parallelism(Part):
-    """How the model is spread over accelerators, for one copy of it."""
+    """How one copy of the model is distributed over accelerators."""
 
     tensor: Whole | None = None
     pipeline: Whole | None = None
     expert: Whole | None = None
-    data: Whole | None = None  # copies
+    data: Whole | None = None  # number of copies
     data_attention: bool | None = None
-    prefill_accelerators: Whole | None = None  # with prefill and decode apart
+    prefill_accelerators: Whole | None = None  # if prefill and decode are on separate ones
     decode_accelerators: Whole | None = None
 
 
 class SystemUnderTest(Part):
-    """All that a system file may say."""
+    """The keys that a system file may have."""
 
     name: Text | None = None
-    status: Literal["available", "preview", "research"] | None = None  # MLPerf's words
+    status: Literal["available", "preview", "research"] | None = None  # as MLPerf defines
     nodes: Whole | None = None
-    gpus: Whole | None = None  # behind the endpoint, as --gpus
-    shape: Text | None = None  # of its machines, as in a price list
+    gpus: Whole | None = None  # as --gpus: all GPUs behind the endpoint
+    shape: Text | None = None  # type of machine, as price lists name it
     region: Text | None = None
     metadata: dict[str, Text] = Field(default_factory=dict)  # as --metadata
     host: HostsOfServers | None = None
@@ -102,7 +101,7 @@ class SystemUnderTest(Part):
     notes: Text | None = None
 
 
-ASKED = {
+KEYS_BY_READER = {
     "MLPerf": (
         "name",
         "status",
@@ -144,10 +143,16 @@ ASKED = {
         "model.kv_cache",
     ),
 }
-"""Who asks for which keys, of those above."""
+"""The keys that each reader of a result needs.
+
+The keys of MLPerf are those of the JSON files in a submission's `systems/`, and the keys of
+InferenceX those of the configuration of a benchmark. Whoever repeats a measurement needs those of
+"a second measurement" besides.
+"""
 
 
-OF_THE_TARGET = ("gpus", "shape", "region")
+TARGET_KEYS = ("gpus", "shape", "region")
+"""The keys that describe the target as the options --gpus, --shape and --region do."""
 
 
 class SystemDescription(NamedTuple):
@@ -155,7 +160,7 @@ class SystemDescription(NamedTuple):
 
     Attributes:
         metadata: Every key as text, such as `system.accelerator.model`, and the file's metadata.
-        target: The values of the keys in OF_THE_TARGET.
+        target: The values of the keys in TARGET_KEYS.
     """
 
     metadata: dict[str, str]
@@ -165,48 +170,68 @@ class SystemDescription(NamedTuple):
 def read_system_file(path: Path, env: Mapping[str, str] = os.environ) -> SystemDescription:
     """Read a system file.
 
-    Raises UserError if the file cannot be read, and Faults with all mistakes in it.
+    Args:
+        path: The path of the file.
+        env: Environment variables, which the file may refer to.
+
+    Raises:
+        UserError: The file cannot be read.
+        CombinedError: The file has errors; all of them are in it.
     """
     text = read_yaml_text(path, f"--system {path}", "system file", lambda: _EXAMPLE, _EXAMPLE)
-    document, faults = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
-    context = FileContext(file=str(path), directory=path.parent, errors=faults)
+    document, errors = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
+    context = FileContext(file=str(path), directory=path.parent, errors=errors)
+    # Validation adds the errors that it finds to those of the context.
     system = validate_document(SystemUnderTest, document, context)
     if system is None or context.errors:
         raise CombinedError(sort_errors(context.errors))
     values = system.model_dump(exclude_none=True)
-    target = {name: values.pop(name) for name in OF_THE_TARGET if name in values}
+    target = {key: values.pop(key) for key in TARGET_KEYS if key in values}
     metadata = values.pop("metadata")
     for key, text_of_value in _flatten(values):
-        metadata[SYSTEM + key] = text_of_value
+        metadata[SYSTEM_PREFIX + key] = text_of_value
     return SystemDescription(metadata, target)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the key and the text of each value, with keys like `accelerator.model`."""
-    for key, value in values.items():
+    """Yield each value of nested mappings as text, with a key such as `accelerator.model`."""
+    for name, value in values.items():
+        key = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from _flatten(value, prefix=f"{key}.")
         elif isinstance(value, bool):
-            yield prefix + key, "yes" if value else "no"
+            yield key, "yes" if value else "no"
         else:
-            yield prefix + key, str(value)
+            yield key, str(value)
 
 
 def missing_facts(metadata: Mapping[str, str], target: TargetFacts) -> dict[str, list[str]]:
-    """Return the keys that are required by others and not known, by who requires them.
+    """Return the keys that readers of a result need and that are not known of a run.
 
-    A key is known from the metadata of the run or from what the target reports.
+    A key is known from the metadata of the run, where those of a system file have a prefix, or
+    because the target reports it. The result has an entry for each reader of KEYS_BY_READER who
+    misses something, for example {"MLPerf": ["host.memory"]}.
     """
-    known_keys = {key.removeprefix(SYSTEM) for key in metadata if key.startswith(SYSTEM)}
-    values_of_target = {
-        "engine.name": target.server not in ("", "generic"),
-        "engine.version": target.version,
-        "model.precision": target.precision,
-        "accelerator.per_node": target.gpus,
+    known_keys = {
+        key.removeprefix(SYSTEM_PREFIX) for key in metadata if key.startswith(SYSTEM_PREFIX)
     }
-    known_keys |= {key for key, value in values_of_target.items() if value}
-    missing_keys = {
-        organization: [key for key in keys if key not in known_keys]
-        for organization, keys in ASKED.items()
+    known_keys |= _keys_of_target(target)
+    missing_keys_by_reader = {}
+    for reader, keys in KEYS_BY_READER.items():
+        missing_keys = [key for key in keys if key not in known_keys]
+        if missing_keys:
+            missing_keys_by_reader[reader] = missing_keys
+    return missing_keys_by_reader
+
+
+def _keys_of_target(target: TargetFacts) -> set[str]:
+    """Return the keys of a system file that are known without one, because the target has them."""
+    # A server that the probe did not recognise counts as "generic".
+    is_engine_known = target.server not in ("", "generic")
+    is_known_by_key = {
+        "engine.name": is_engine_known,
+        "engine.version": bool(target.version),
+        "model.precision": bool(target.precision),
+        "accelerator.per_node": bool(target.gpus),
     }
-    return {organization: keys for organization, keys in missing_keys.items() if keys}
+    return {key for key, is_known in is_known_by_key.items() if is_known}

@@ -157,13 +157,15 @@ class Conversations(SessionSequence):
     max_parallel_turns = 1
 
     def __init__(self, seed: int, tool_time: Delay, turns: int) -> None:
+        """Create conversations of `turns` turns with pauses that are drawn from `tool_time`."""
         self.max_turns = turns
         self._seed = seed
         self._tool_time = tool_time
         self._conversations_per_block = max(1, _PAUSES_PER_BLOCK // turns)
+        # Turn 0 waits for no turn, each later one for one. The last turn has no successor.
         self._predecessor_counts = (0,) + (1,) * (turns - 1)
         self._successors = (*((turn + 1,) for turn in range(turns - 1)), ())
-        self._block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_lists)
+        self._cached_block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_lists)
 
     @override
     def get(self, index: int) -> Session:
@@ -173,7 +175,7 @@ class Conversations(SessionSequence):
     def pauses_ns(self, index: int) -> list[int]:
         """Return the pauses before turn 1, 2, ... of a conversation."""
         block, index_in_block = divmod(index, self._conversations_per_block)
-        return self._block(block)[index_in_block]
+        return self._cached_block(block)[index_in_block]
 
     @override
     def turn_counts(self, first: int, count: int) -> Ints:
@@ -185,22 +187,31 @@ class Conversations(SessionSequence):
 
     @override
     def columns(self, first: int, count: int) -> SessionColumns:
-        pause_ns = np.zeros((count, self.max_turns), np.int64)
+        # Row: conversation, column: turn. There is no pause before turn 0.
+        pauses_ns = np.zeros((count, self.max_turns), np.int64)
         if count:
-            pause_ns[:, 1:] = self._pauses_of(first, count)
+            pauses_ns[:, 1:] = self._pauses_of(first, count)
+        # Turn i waits for turn i - 1. For turn 0 that is -1, which is NOT_APPLICABLE.
+        predecessors_of_one = np.arange(self.max_turns) - 1
         return SessionColumns(
             turn_counts=self.turn_counts(first, count),
             is_single_request=np.zeros(count, np.bool_),
-            predecessor=np.tile(np.arange(self.max_turns) - 1, count),
-            pause_ns=pause_ns.reshape(-1),
+            predecessor=np.tile(predecessors_of_one, count),
+            pause_ns=pauses_ns.reshape(-1),
         )
 
     def _pauses_of(self, first: int, count: int) -> Ints:
-        """Return the pauses in ns of several conversations, with the shape (count, turns - 1)."""
+        """Return the pauses in ns of `count` conversations, from conversation `first` on.
+
+        The result has the shape (count, turns - 1). The conversations may be in several blocks,
+        which are drawn completely, because a conversation must have the same pauses however many
+        are requested at once.
+        """
         first_block, first_in_block = divmod(first, self._conversations_per_block)
         last_block = (first + count - 1) // self._conversations_per_block
         blocks = [self._draw_block(block) for block in range(first_block, last_block + 1)]
-        return np.concatenate(blocks)[first_in_block : first_in_block + count]
+        pauses_ns = np.concatenate(blocks)
+        return pauses_ns[first_in_block : first_in_block + count]
 
     def _block_as_lists(self, block: int) -> list[list[int]]:
         """Return the pauses of a block as lists, from which single values are read faster."""
@@ -210,9 +221,8 @@ class Conversations(SessionSequence):
     def _draw_block(self, block: int) -> Ints:
         """Draw the pauses in ns of a block, with the shape (conversations, turns - 1)."""
         rng = seeds.stream(self._seed, "tool_time", block)
-        return _draw_delays(
-            self._tool_time, rng, (self._conversations_per_block, self.max_turns - 1)
-        )
+        shape = (self._conversations_per_block, self.max_turns - 1)
+        return _draw_delays(self._tool_time, rng, shape)
 
 
 class Tasks(SessionSequence):
@@ -229,6 +239,7 @@ class Tasks(SessionSequence):
         return self._cached_session(index)
 
     def _build_session(self, index: int) -> Session:
+        """Return a task as a session, in which each node of its graph is a turn."""
         nodes = self._graphs[index]
         return Session(
             predecessor_counts=tuple(len(node.after) for node in nodes),
@@ -269,6 +280,7 @@ class ReplayedSessions(SessionSequence):
         return self._cached_session(index)
 
     def _build_session(self, index: int) -> Session:
+        """Return the recorded session that session `index` repeats."""
         recorded_index = index % len(self._sessions)
         if not self._sessions.is_session[recorded_index]:
             return SINGLE_REQUEST
@@ -319,18 +331,19 @@ class MixedSessions(SessionSequence):
         self.max_parallel_turns = max(
             sessions.max_parallel_turns for sessions in self._sessions_of_class
         )
-        self._block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_list)
+        self._cached_block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_list)
 
     @override
     def get(self, index: int) -> Session:
         block, index_in_block = divmod(index, _CLASSES_PER_BLOCK)
-        class_index = self._block(block)[index_in_block]
+        class_index = self._cached_block(block)[index_in_block]
         return self._sessions_of_class[class_index].get(index)
 
     @override
     def turn_counts(self, first: int, count: int) -> Ints:
         class_indexes = self._draw_classes(first, count)
         counts = np.ones(count, np.int64)
+        # Only the classes whose sessions may have several turns are asked for their number.
         for row in np.flatnonzero(self._has_several_turns[class_indexes]).tolist():
             sessions = self._sessions_of_class[class_indexes[row]]
             counts[row] = sessions.turn_counts(first + row, 1)[0]
@@ -341,14 +354,15 @@ class MixedSessions(SessionSequence):
         class_indexes = self._draw_classes(first, count)
         turn_counts = self.turn_counts(first, count)
         has_several_turns = self._has_several_turns[class_indexes]
-        first_slots = np.cumsum(turn_counts) - turn_counts
+        # The columns of turns are those of single requests, except where a session has more.
         predecessor = np.full(int(turn_counts.sum()), NOT_APPLICABLE)
         pause_ns = np.zeros(len(predecessor), np.int64)
+        first_rows = np.cumsum(turn_counts) - turn_counts
         for row in np.flatnonzero(has_several_turns).tolist():
             columns = self._sessions_of_class[class_indexes[row]].columns(first + row, 1)
-            slots = slice(first_slots[row], first_slots[row] + turn_counts[row])
-            predecessor[slots] = columns.predecessor
-            pause_ns[slots] = columns.pause_ns
+            turn_rows = slice(first_rows[row], first_rows[row] + turn_counts[row])
+            predecessor[turn_rows] = columns.predecessor
+            pause_ns[turn_rows] = columns.pause_ns
         return SessionColumns(
             turn_counts=turn_counts,
             is_single_request=~has_several_turns,
@@ -370,13 +384,18 @@ class MixedSessions(SessionSequence):
 def build_sessions(
     requests: Synthetic | FromFile | FromTrace | Task | Mix, seed: int
 ) -> SessionSequence:
-    """Return the sessions that the requests of a workload form."""
+    """Return the sessions that the requests of a workload form.
+
+    Requests that do not belong to conversations, tasks or recorded sessions are single requests.
+    """
     if isinstance(requests, Mix):
         mixed_sessions = MixedSessions(requests, seed)
+        # Single requests of all classes are equal for the schedule, and cheaper to compute.
         return mixed_sessions if mixed_sessions.max_turns > 1 else SingleRequests()
     if isinstance(requests, Task):
         return Tasks(requests, seed)
     if isinstance(requests, FromTrace) and requests.replay == "sessions":
+        # Runs without a trace do not need these modules.
         from loadgen.core.workload import trace_sessions, traces
 
         trace = traces.read_replayed_trace(requests)
@@ -421,10 +440,16 @@ def _draw_within_bounds(
     distribution: Normal | LogNormal,
     shape: tuple[int, int],
 ) -> Ints:
-    """Return values of `draw`, rounded to integers within the bounds of a distribution.
+    """Draw delays in ns within the `min` and `max` of a distribution.
 
-    Values outside the bounds are drawn again. Those that are still outside after _MAX_REDRAWS
-    attempts are clipped.
+    Values outside these bounds are drawn again, so that they do not pile up at a bound. Bounds far
+    from the mean could make that endless: what is still outside after _MAX_REDRAWS attempts is
+    clipped.
+
+    Args:
+        draw: Returns n values of the distribution.
+        distribution: Its bounds. Without `min` the lower bound is 0.
+        shape: The shape of the result.
     """
     low = distribution.min or 0
     high = LONGEST_NS if distribution.max is None else distribution.max
