@@ -25,7 +25,8 @@ FAULTS = {
     "Wrong",
     "BadRow",
 }
-MAKERS = {"fault", "report", "Explanation"}  # of one module, which make a fault with their code
+MAKERS = {"add_error", "add_option", "fault", "report", "Explanation"}
+"""Functions that make an error with their first argument as its code."""
 MESSAGES = {
     "caveat",
     "error",
@@ -58,7 +59,7 @@ MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split
 
 FOREIGN = {
     "loadgen/cli/usage_errors.py": "click says in its message alone which word or value was wrong",
-    "loadgen/core/workload/dataset.py": "msgspec says the byte of a JSON error in its message only",
+    "loadgen/core/workload/dataset_rows.py": "msgspec says the byte of a JSON error in its message only",
     "loadgen/interop/data_sets.py": "msgspec says the byte of a JSON error in its message; pyarrow: as below",
     "loadgen/core/results/parquet.py": "pyarrow: the first sentence of its message is shown",
     "loadgen/core/workload/yaml_marks.py": "PyYAML has one class of syntax errors, and says which in its message",
@@ -150,6 +151,8 @@ def codes_in(nodes: Iterable[ast.AST]) -> Iterator[set[str]]:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[code, *_]) if (
                 name in FAULTS | MAKERS
             ):
+                yield words(code)
+            case ast.Call(func=ast.Attribute(attr="add_at"), args=[_, code, *_]):
                 yield words(code)
             case ast.FunctionDef(returns=ast.Name(id="Code")):
                 yield {

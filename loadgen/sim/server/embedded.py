@@ -88,13 +88,13 @@ def wait_until_ready(child: subprocess.Popen[bytes], options: Options) -> Embedd
         child.stdin.flush()
     except BrokenPipeError:
         pass  # the child has ended; the missing ready line reports it
-    message = _read_ready_message(child)
-    if "url" in message:
-        return EmbeddedServer(child, str(message["url"]))
+    ready = _read_ready_message(child)
+    if "url" in ready:
+        return EmbeddedServer(child, str(ready["url"]))
     _kill(child)
-    reason = str(message["error"]).removeprefix("error: ")
-    problem = f"the embedded endpoint did not start: {reason}"
-    raise TargetError(message["code"], problem, SERVER_MODULE)
+    cause = str(ready["error"])
+    problem = f"the embedded endpoint did not start: {cause.removeprefix('error: ')}"
+    raise TargetError(ready["code"], problem, SERVER_MODULE)
 
 
 def _read_ready_message(child: subprocess.Popen[bytes]) -> dict[str, Any]:
