@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..errors import TargetUnusable
-from ..request import Request, Usage
+from ..request import Failure, Request, Usage
 from ..transport.exchange import (
     compression_error_text,
     feed_whole_body,
@@ -41,14 +41,20 @@ from .refusals import (
     refusal_text,
 )
 
+_NS_PER_MS = 1e6
+
 _FURTHER_TOKENS = 8
 """How many tokens the longer generation has more: enough to see several tokens in one event."""
 
 _MAX_CORRECTIONS = 3
-"""The name of the output limit, its stated minimum, and the shortest output of the load."""
+"""One correction each for the name of the output limit, for its minimum according to the server,
+and for the shortest output of the load."""
 
 _OTHER_LIMIT_FIELD = OUTPUT_LIMIT_FIELDS[1]
 _PINNED_MODEL = re.compile(r"pinned to '([^']+)'")
+"""How a server with one fixed model names it when it refuses another, such as `pinned to 'm'`."""
+
+_NONEXISTENT_MODEL = "unnamed"
 
 
 class OutputLimits(NamedTuple):
@@ -82,7 +88,10 @@ class Generation(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_event(self) -> float | None:
-        """The streamed tokens per event with output, or None if that is not known."""
+        """The streamed tokens per event with output, or None if that is not known.
+
+        Reasoning tokens are not counted, because servers that report them do not stream them.
+        """
         if self.ignores_stream or not self.reader.output_events:
             return None
         usage = self.usage
@@ -108,7 +117,12 @@ class GenerationPair(NamedTuple):
 
     @property
     def per_token_ms(self) -> float | None:
-        """The time of each further token, or None if the responses do not show it."""
+        """The time of each further token, or None if the responses do not show it.
+
+        It is the difference of the durations divided by the difference of the output tokens, so
+        that the time of the prompt and of the network cancels out. A duration of 0 was not
+        measured. A longer generation that took less time by chance gives 0.
+        """
         short_ns = self.short.duration_ns
         long_ns = self.long.duration_ns
         output_tokens = self.long.usage.output
@@ -117,15 +131,20 @@ class GenerationPair(NamedTuple):
         further_tokens = output_tokens - self.short.requested_tokens
         if not short_ns or not long_ns or further_tokens < 1:
             return None
-        return max(0, long_ns - short_ns) / further_tokens / 1e6
+        further_ns = max(0, long_ns - short_ns)
+        return further_ns / further_tokens / _NS_PER_MS
 
     @property
     def one_token_response_ms(self) -> float | None:
-        """The time of a response of one token, or None if it is not known."""
+        """The time of a response of one token, or None if it is not known.
+
+        It is the duration of the short generation without the time of its tokens after the first.
+        """
         if not self.short.duration_ns:
             return None
-        further_tokens_ms = (self.short.requested_tokens - 1) * (self.per_token_ms or 0.0)
-        return max(0.0, self.short.duration_ns / 1e6 - further_tokens_ms)
+        further_tokens = self.short.requested_tokens - 1
+        further_tokens_ms = further_tokens * (self.per_token_ms or 0.0)
+        return max(0.0, self.short.duration_ns / _NS_PER_MS - further_tokens_ms)
 
 
 class LimitFieldRefusedError(Exception):
@@ -145,7 +164,7 @@ class Generator:
     """Runs generations for one model and corrects their output limit if the server refuses it.
 
     No generation requests more tokens than the load does. If the server refuses a shorter output
-    than the load requests, the shortest output of the load is tried before the server is refused.
+    than the load requests, the shortest output of the load is tried before the probe fails.
 
     Attributes:
         profile: The server profile with the name of the output limit that the server accepts.
@@ -171,17 +190,24 @@ class Generator:
         self.corrections: list[str] = []
         self._client = client
         self._models = models
-        self._output_lengths = output_lengths or OutputLengths(USUAL_MINIMUM_TOKENS)
-        self._limits = self._limits_from(min(self._output_lengths.shortest, USUAL_MINIMUM_TOKENS))
+        self._output_lengths = output_lengths or OutputLengths(shortest=USUAL_MINIMUM_TOKENS)
+        short_limit = min(self._output_lengths.shortest, USUAL_MINIMUM_TOKENS)
+        self._limits = self._limits_from(short_limit)
 
     async def find_pinned_model(self) -> str:
-        """Return the model that a server without a list names when another is requested, or ""."""
-        if self._models.ids or self._models.status == 200:
-            return ""
-        if not self.profile.rejects_unknown_models:
+        """Return the only model of a server that has no list of models, or "" if it is not known.
+
+        Some servers are pinned to one model and name it when they refuse another one, so a request
+        for a model that does not exist finds it out. It is not sent if the server has a list of
+        models, or accepts any name.
+        """
+        has_model_list = bool(self._models.ids) or self._models.status == 200
+        if has_model_list or not self.profile.rejects_unknown_models:
             return ""
         request = Request(id="probe", prompt="hello", max_tokens=self._limits.short)
-        body_format = BodyFormat(self.profile, self._client.target.api, "unnamed", stream=False)
+        body_format = BodyFormat(
+            self.profile, self._client.target.api, model=_NONEXISTENT_MODEL, stream=False
+        )
         response = await self._client.post(encode_body(request, body_format))
         if response.status != 400:
             return ""
@@ -191,7 +217,10 @@ class Generator:
     async def run(self, model: str, prompts: Sequence[str]) -> GenerationPair:
         """Run a short generation for the first prompt and a longer one for the second.
 
-        Raises TargetUnusable if the server refuses them.
+        If the server refuses the output limit, it is corrected and both generations are run again.
+
+        Raises:
+            TargetUnusable: The server refuses the generations.
         """
         for _ in range(_MAX_CORRECTIONS):
             try:
@@ -208,19 +237,26 @@ class Generator:
                 self.corrections.append(f"it takes no output limit below {error.minimum} tokens")
         return await self._run_both(model, prompts)
 
-    def _limits_from(self, short: int) -> OutputLimits:
-        long = short + _FURTHER_TOKENS
+    def _limits_from(self, short_limit: int) -> OutputLimits:
+        """Return the limits of both generations. None is above the longest output of the load."""
+        long_limit = short_limit + _FURTHER_TOKENS
         longest = self._output_lengths.longest
-        return OutputLimits(short, long if longest is None else min(long, longest))
+        if longest is not None:
+            long_limit = min(long_limit, longest)
+        return OutputLimits(short=short_limit, long=long_limit)
 
     async def _run_both(self, model: str, prompts: Sequence[str]) -> GenerationPair:
-        # Both are awaited, so that the error that the user sees does not depend on timing.
-        results = await asyncio.gather(
-            self._generate(model, prompts[0], self._limits.short),
-            self._generate(model, prompts[1], self._limits.long),
+        """Run both generations at the same time and return them, or raise the first one's error.
+
+        Both are awaited even if one fails, so that the error that the user sees does not depend on
+        which of them fails first.
+        """
+        short_prompt, long_prompt = prompts
+        short, long = await asyncio.gather(
+            self._generate(model, short_prompt, self._limits.short),
+            self._generate(model, long_prompt, self._limits.long),
             return_exceptions=True,
         )
-        short, long = results
         if isinstance(short, BaseException):
             raise short
         if isinstance(long, BaseException):
@@ -237,7 +273,14 @@ class Generator:
         return await self._generate_once(model, prompt, tokens)
 
     async def _generate_once(self, model: str, prompt: str, tokens: int) -> Generation:
-        """Run one generation. Raises TargetUnusable for a response that a load counts as failed."""
+        """Run one generation without retries.
+
+        Raises:
+            TransientFailure: The response is one that a load counts as failed.
+            TargetUnusable: The server refuses the request, or its response cannot be read.
+            LimitFieldRefusedError: The server requires the other name of the output limit.
+            OutputLimitTooLowError: The server may accept a longer output that the load requests.
+        """
         client = self._client
         request = Request(id="probe", prompt=prompt, max_tokens=tokens)
         body_format = BodyFormat(
@@ -247,16 +290,14 @@ class Generator:
         if response.status >= 300:
             self._check_refusal(response, model, tokens)
             # The server works, but its reasoning model needs more tokens than were requested.
-            return Generation(ResponseReader(EventTimeline()), tokens, response.duration_ns)
+            empty_reader = ResponseReader(EventTimeline())
+            return Generation(empty_reader, tokens, response.duration_ns)
         self._check_encoding(response)
         is_stream = is_event_stream(response.status, response.headers)
         reader = self._read_body(response.body, is_stream=is_stream)
-        failure = reader.judge(True, False, is_stream)
+        failure = reader.judge(framing_ended=True, until_close=False, streamed=is_stream)
         if failure is not None:
-            requested = "1 token" if tokens == 1 else f"{tokens} tokens"
-            text = client.explainer.redact(failure.text)
-            message = f"a probe of {requested} failed: {failure.kind}: {text}"
-            raise TransientFailure("invalid_answer", message, "see the server's log")
+            raise self._generation_error(failure, tokens)
         timing = {HEADER: response.headers.get(HEADER), **(reader.server_timing or {})}
         return Generation(
             reader,
@@ -266,10 +307,18 @@ class Generator:
             reports_server_timing=parse_server_timing(timing).has_durations,
         )
 
-    def _check_refusal(self, response: HttpResponse, model: str, tokens: int) -> None:
-        """Raise the error for a refused generation of so many tokens.
+    def _generation_error(self, failure: Failure, tokens: int) -> TransientFailure:
+        """Return the exception for a response with an error or without its end."""
+        requested = "1 token" if tokens == 1 else f"{tokens} tokens"
+        text = self._client.explainer.redact(failure.text)
+        message = f"a probe of {requested} failed: {failure.kind}: {text}"
+        return TransientFailure("invalid_answer", message, "see the server's log")
 
-        Return without an error if the refusal shows that the target works.
+    def _check_refusal(self, response: HttpResponse, model: str, tokens: int) -> None:
+        """Raise the error for a refused generation, whose output limit was `tokens`.
+
+        Return without an error if the refusal shows that the target works: OpenAI responds with
+        400 to a reasoning model that reaches its output limit before it has an answer.
 
         Raises:
             LimitFieldRefusedError: The server requires the other name of the output limit.
@@ -281,29 +330,34 @@ class Generator:
             accepts_other_field = _OTHER_LIMIT_FIELD in text
             if accepts_other_field and self.profile.output_limit_field != _OTHER_LIMIT_FIELD:
                 raise LimitFieldRefusedError
-            minimum = self._longer_output(response, model, tokens)
-            if minimum is not None:
-                raise OutputLimitTooLowError(minimum)
+            higher_limit = self._higher_output_limit(response, model, tokens)
+            if higher_limit is not None:
+                raise OutputLimitTooLowError(higher_limit)
         if response.status == 400 and "output limit was reached" in text:
             return
         raise self._client.explainer.error(response, model, self._models)
 
-    def _longer_output(self, response: HttpResponse, model: str, tokens: int) -> int | None:
+    def _higher_output_limit(self, response: HttpResponse, model: str, tokens: int) -> int | None:
         """Return the output limit to try after a refusal, or None if no other limit may help.
 
-        That is the minimum that the server states, or else the shortest output of the load.
+        It is the minimum that the server states. If the refusal states none, and is about neither
+        the prompt nor the model, it is the shortest output of the load, because the server may have
+        refused the limit without saying so. A limit that the load never requests is not tried.
         """
         shortest, longest = self._output_lengths
-        minimum = minimum_output_tokens(response)
-        if minimum is None:
+        higher_limit = minimum_output_tokens(response)
+        if higher_limit is None:
             is_about_prompt = is_prompt_too_long(response)
             if is_about_prompt or is_about_model(response, refusal_text(response), model):
                 return None
-            minimum = shortest
-        is_requested_by_load = longest is None or minimum <= longest
-        return minimum if minimum > tokens and is_requested_by_load else None
+            higher_limit = shortest
+        is_requested_by_load = longest is None or higher_limit <= longest
+        if higher_limit > tokens and is_requested_by_load:
+            return higher_limit
+        return None
 
     def _check_encoding(self, response: HttpResponse) -> None:
+        """Raise TargetUnusable if the response is compressed. A load does not decompress."""
         encoding = unsupported_encoding(response.headers)
         if encoding:
             message = f"{self._client.target.redacted} sends {compression_error_text(encoding)}"
@@ -311,14 +365,21 @@ class Generator:
             raise TargetUnusable("invalid_answer", message, hint)
 
     def _read_body(self, body: bytes, *, is_stream: bool) -> ResponseReader:
-        """Read the body of a response with the reader of the load."""
+        """Read the body of a response with the reader of the load.
+
+        Its events have no timestamps of their own, because the body was read as a whole.
+
+        Raises:
+            TargetUnusable: An event is too large.
+        """
         reader = ResponseReader(EventTimeline())
+        timestamp = 0
         if not is_stream:
-            feed_whole_body(reader, body, 0, self._client.stream)
+            feed_whole_body(reader, body, timestamp, self._client.stream)
             return reader
         decoder = SseDecoder()
         try:
-            reader.feed([*decoder.feed(body), *decoder.end()], 0)
+            reader.feed([*decoder.feed(body), *decoder.end()], timestamp)
         except EventTooLargeError as error:
             message = f"{self._client.target.path} streams {error}"
             hint = "check that this is the API's URL"

@@ -38,6 +38,8 @@ from .server_info import parse_version
 SIMULATION = "loadgen-sim"
 """The beginning of the `server` header of the simulated server of this project."""
 
+_NS_PER_MS = 1e6
+
 _MAX_CONNECTS = 5
 _MIN_CONNECTS = 3
 _CONNECT_BUDGET_NS = 300_000_000
@@ -46,6 +48,9 @@ _CONNECT_BUDGET_NS = 300_000_000
 DEFAULT_OPTIONS = ProbeOptions()
 
 _BUNDLED_TOKENS_PER_EVENT = 1.5
+"""Above this mean, the server is said to send several tokens per event. One event without text or
+with a longer text moves the mean of a short generation less than that."""
+
 _MAX_EVIDENCE_CHARS = 80
 
 
@@ -121,7 +126,12 @@ class _IdentifiedServer(NamedTuple):
 
 
 class _PromptTokens(NamedTuple):
-    """How the server counts the tokens of prompts."""
+    """How the server counts the tokens of prompts. Both are None if that is not known.
+
+    Attributes:
+        template_tokens: The tokens that the server adds to each prompt: chat template and BOS.
+        token_ratio: The server's token count of a text divided by that of the client.
+    """
 
     template_tokens: int | None
     token_ratio: float | None
@@ -168,8 +178,10 @@ async def probe(
     info = await client.get_server_info(
         profile, parse_version(version_page), is_hosted=bool(host_server)
     )
-    generations = await generator.run(chosen_model, [prompt for prompt, _ in options.samples])
-    prompt_tokens = _prompt_tokens(generations, [tokens for _, tokens in options.samples])
+    sample_prompts = [prompt for prompt, _ in options.samples]
+    sample_tokens = [tokens for _, tokens in options.samples]
+    generations = await generator.run(chosen_model, sample_prompts)
+    prompt_tokens = _prompt_tokens(generations, sample_tokens)
     has_exact_length = _has_exact_length(generations.long, options.extra_body or {})
     return ProbeResult(
         target=target,
@@ -204,17 +216,24 @@ async def probe(
 
 
 async def _median_connect_ms(connect: Connect) -> float:
-    """Return the median of a few connect times."""
+    """Return the median of a few connect times, which is the round-trip time of the network.
+
+    A distant server is measured fewer times, but at least _MIN_CONNECTS times.
+    """
     durations_ns: list[int] = []
-    while len(durations_ns) < _MIN_CONNECTS or (
-        len(durations_ns) < _MAX_CONNECTS and sum(durations_ns) < _CONNECT_BUDGET_NS
-    ):
+    for count in range(_MAX_CONNECTS):
+        if count >= _MIN_CONNECTS and sum(durations_ns) >= _CONNECT_BUDGET_NS:
+            break
         durations_ns.append(await connect())
-    return median(durations_ns) / 1e6
+    return median(durations_ns) / _NS_PER_MS
 
 
 def _check_model_list(client: ProbeClient, response: HttpResponse, *, is_required: bool) -> None:
-    """Raise TargetUnusable if the list of models shows that no load can work."""
+    """Raise TargetUnusable if the response to the request for models shows that no load can work.
+
+    A wrong key or an unavailable server (401, 403, 503) counts only if the list is required,
+    because a server may protect its list and still serve a model that the user names.
+    """
     is_refused = response.status in (401, 403, 503) and is_required
     if is_refused or client.explainer.expects_tls(response):
         raise client.explainer.error(response)
@@ -229,6 +248,9 @@ async def _identify_server(
 ) -> _IdentifiedServer:
     """Return which server profile applies.
 
+    The choice of the user wins, then the host of a hosted service, then the detection rules. If no
+    rule matches, it is the generic profile, with the fields that every server accepts.
+
     Args:
         client: Fetches further pages if the first two match no rule.
         server: The choice of the user, or "auto".
@@ -241,24 +263,28 @@ async def _identify_server(
     texts = detection_texts(model_list, version_page)
     detected = detect_builtin_server(texts)
     if server != "auto":
-        differs = detected is not None and detected.name not in (server, "generic")
-        doubt = f"but it looks like {detected.name}" if detected and differs else ""
+        doubt = ""
+        if detected is not None and detected.name not in (server, "generic"):
+            doubt = f"but it looks like {detected.name}"
         return _IdentifiedServer(server, "named by the user", doubt)
     if detected is None:
-        pages = await asyncio.gather(
-            *(
-                client.get_optional(client.target.server_path(path))
-                for path in FURTHER_PAGES.values()
-            )
-        )
-        for source, page in zip(FURTHER_PAGES, pages, strict=True):
-            texts[source] = page.page_text
+        texts |= await _fetch_further_pages(client)
         detected = detect_server(texts)
     if detected is None:
         evidence = "nothing it says tells its make: only the common fields are sent"
         return _IdentifiedServer("generic", evidence)
     statement = client.explainer.redact(detected.matched_text)[:_MAX_EVIDENCE_CHARS]
     return _IdentifiedServer(detected.name, f"{detected.page} says {statement}")
+
+
+async def _fetch_further_pages(client: ProbeClient) -> dict[str, str]:
+    """Fetch the pages that detection needs if the first two match no rule.
+
+    Return their texts by the source of detection. The text of a missing page is empty.
+    """
+    paths = [client.target.server_path(path) for path in FURTHER_PAGES.values()]
+    pages = await asyncio.gather(*(client.get_optional(path) for path in paths))
+    return {source: page.page_text for source, page in zip(FURTHER_PAGES, pages, strict=True)}
 
 
 def _evidence(
@@ -274,13 +300,20 @@ def _evidence(
 
 
 def _prompt_tokens(generations: GenerationPair, sample_tokens: Sequence[int]) -> _PromptTokens:
-    """Compare the server's token counts of the two prompts with the client's (`sample_tokens`)."""
+    """Compare the server's token counts of the two prompts with the client's (`sample_tokens`).
+
+    The server's count is taken as a straight line: template tokens + ratio * client's count. Two
+    prompts of different length give both numbers.
+    """
+    short_tokens, long_tokens = sample_tokens
     short_input = generations.short.usage.input
     long_input = generations.long.usage.input
-    if short_input is None or long_input is None or sample_tokens[0] == sample_tokens[1]:
-        return _PromptTokens(None, None)
-    ratio = (long_input - short_input) / (sample_tokens[1] - sample_tokens[0])
-    return _PromptTokens(round(short_input - ratio * sample_tokens[0]), ratio)
+    if short_input is None or long_input is None or short_tokens == long_tokens:
+        return _PromptTokens(template_tokens=None, token_ratio=None)
+    ratio = (long_input - short_input) / (long_tokens - short_tokens)
+    return _PromptTokens(
+        template_tokens=round(short_input - ratio * short_tokens), token_ratio=ratio
+    )
 
 
 def _has_exact_length(generation: Generation, extra_body: Mapping[str, Any]) -> bool | None:
@@ -297,25 +330,34 @@ def _has_exact_length(generation: Generation, extra_body: Mapping[str, Any]) -> 
 
 
 def _tokens_per_event(client: ProbeClient, generations: GenerationPair) -> float | None:
+    """Return the tokens per event of the longer generation, or None if it was not streamed."""
     if not client.stream or generations.ignores_stream:
         return None
     return generations.long.tokens_per_event
 
 
 def _model_warnings(model: str, models: ModelList, profile: ServerProfile) -> list[str]:
+    """Return a warning if the server accepts the model although its list does not name it.
+
+    A server that serves its only model under any name would hide a typing error.
+    """
     if not models.ids or model in models or profile.rejects_unknown_models:
         return []
     return [f"{profile.title} answers to any model name: it lists {models}, not {model!r}"]
 
 
 def _server_warnings(server: str, identified: _IdentifiedServer) -> list[str]:
+    """Return a warning if the server does not look like the one that the user names."""
     if not identified.doubt:
         return []
     return [f"--server says {server}, {identified.doubt}"]
 
 
 def _request_warnings(client: ProbeClient) -> list[str]:
-    """Return what the user should know about the requests of the probe."""
+    """Return what the user should know about the requests of the probe.
+
+    That is a header of the user that replaces the key, and generations that had to be repeated.
+    """
     warnings = []
     if client.replaced_key_header:
         warnings.append(
@@ -335,7 +377,11 @@ def _response_warnings(
     generations: GenerationPair,
     has_exact_length: bool | None,
 ) -> list[str]:
-    """Return what the user should know about the responses."""
+    """Return what the user should know about the responses.
+
+    Embeddings and rerank have no output tokens, so that nothing can be said about their counts and
+    lengths.
+    """
     warnings = []
     if generations.ignores_stream:
         warnings.append(
@@ -354,7 +400,10 @@ def _response_warnings(
 
 
 def _usage_warnings(generation: Generation) -> list[str]:
-    """Return what is wrong with the token counts and the output of a response."""
+    """Return what is wrong with the token counts and the output of a response.
+
+    Without a count that can be believed, the client counts the output tokens itself.
+    """
     warnings = []
     reader = generation.reader
     usage = reader.usage()
@@ -380,10 +429,14 @@ def _usage_warnings(generation: Generation) -> list[str]:
 def _length_warnings(
     profile: ServerProfile, generation: Generation, has_exact_length: bool | None
 ) -> list[str]:
-    """Return whether the server cannot be made to produce outputs of an exact length."""
+    """Return a warning if outputs of an exact length cannot be forced.
+
+    The server profile has no fields for it, or the server ignored them (`has_exact_length` is
+    False). There is no warning if that is not known (`has_exact_length` is None).
+    """
     if not profile.length_fields:
         return [f"{profile.title} has no way to force the output length: answers may end early"]
-    if has_exact_length is not False:
+    if has_exact_length or has_exact_length is None:
         return []
     requested = f"{generation.requested_tokens} tokens were asked for and forced"
     output_tokens = generation.reader.usage().output

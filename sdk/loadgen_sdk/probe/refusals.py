@@ -45,7 +45,7 @@ _TRANSIENT_STATUSES = (
 )
 
 _DEFAULT_RETRY_S = 1.0  # A rate limit may be as low as one or two requests per second.
-_MAX_RETRY_S = 5.0
+_MAX_RETRY_S = 5.0  # A user waits for the probe, so longer waits are cut short.
 
 _PLAIN_HTTP_AT_TLS_PORT = re.compile(
     r"plain http request .* https port|http request to an https server", re.IGNORECASE
@@ -58,6 +58,8 @@ _PROMPT_TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 """What vLLM, SGLang, TensorRT-LLM, llama.cpp and Dynamo say about a prompt above their context."""
+
+_UNKNOWN_MODEL = re.compile(r"(?i)\b(?:model|deployment)\b.{0,80}\b(?:not|unknown|exist)")
 
 _OUTPUT_LIMIT_FIELD = re.compile(r"max_\w*tokens")
 _MINIMUM = re.compile(
@@ -97,8 +99,12 @@ class RefusalExplainer:
     ) -> TargetUnusable:
         """Return the exception for an error response.
 
-        It is a TransientFailure if another request may succeed. `model` is the model that was
-        requested, if any, and `models` are those that the server lists.
+        It is a TransientFailure if another request may succeed.
+
+        Args:
+            response: The error response.
+            model: The model that was requested, or "" for a page that needs no model.
+            models: The models that the server lists, or None before the list was read.
         """
         explanation = self._explain(response, model, models)
         if not is_transient(response.status):
@@ -119,6 +125,10 @@ class RefusalExplainer:
         return _PLAIN_HTTP_AT_TLS_PORT.search(text) is not None
 
     def _explain(self, response: HttpResponse, model: str, models: ModelList | None) -> Explanation:
+        """Return what an error response means. The most specific explanation comes first.
+
+        A refused model is recognised by the text, because servers refuse it with 400, 404 or 422.
+        """
         status = response.status
         text = self.redact(refusal_text(response)) or "no text"
         if model and is_about_model(response, text, model):
@@ -135,15 +145,22 @@ class RefusalExplainer:
     def _explain_unknown_model(
         self, text: str, model: str, models: ModelList | None
     ) -> Explanation:
-        hint = "name one that it serves with --model"
-        if models is not None and models.ids:
-            hint = f"choose with --model: {models}"
-        if models is not None and models.ids == (model,):
+        """Explain that the server does not serve the model, and name those that it lists.
+
+        If the list has exactly the refused model, a gateway may have lost the server behind it, or
+        the model may not support the API.
+        """
+        if models is None or not models.ids:
+            hint = "name one that it serves with --model"
+        elif models.ids == (model,):
             hint = "its list names this model alone: see the server's log, or try another --api"
+        else:
+            hint = f"choose with --model: {models}"
         message = f"{self.target.redacted} does not serve the model {model!r}: {text}"
         return Explanation("unknown_model", message, hint)
 
     def _explain_missing_path(self, status: int, text: str) -> Explanation:
+        """Explain that the path of the API does not exist, which a wrong URL or API may cause."""
         target = self.target
         message = f"{target.redacted} answers {status} to {target.path}: {text}"
         if target.api in NON_GENERATIVE_APIS:
@@ -157,7 +174,12 @@ class RefusalExplainer:
         return Explanation("http_4xx", message, hint)
 
     def _explain_redirect(self, response: HttpResponse) -> Explanation:
-        location = self.redact(response.headers.get("location", "").partition("?")[0])
+        """Explain a redirect, which neither the probe nor a load follows.
+
+        The destination is shown without its query, which may have secrets.
+        """
+        location_without_query = response.headers.get("location", "").partition("?")[0]
+        location = self.redact(location_without_query)
         destination = f" to {location}" if location else ""
         message = f"{self.target.redacted} answers {response.status}, a redirect{destination}"
         return Explanation("http_3xx", message, "give the URL it leads to")
@@ -176,30 +198,37 @@ def refusal_text(response: HttpResponse) -> str:
 
 
 def is_about_model(response: HttpResponse, text: str, model: str) -> bool:
-    """Return True if the server refuses a request because it does not serve the model."""
+    """Return True if the server refuses a request because it does not serve the model.
+
+    Such a refusal has the name of the model in quotes, or a sentence such as "The model does not
+    exist". `text` is its error message.
+    """
     if response.status not in (400, 404, 422):
         return False
-    if any(f"{quote}{model}{quote}" in text for quote in "'\"`"):
+    quotes = "'\"`"
+    if any(f"{quote}{model}{quote}" in text for quote in quotes):
         return True
-    unknown_model = r"(?i)\b(?:model|deployment)\b.{0,80}\b(?:not|unknown|exist)"
-    return re.search(unknown_model, text) is not None
+    return _UNKNOWN_MODEL.search(text) is not None
 
 
 def minimum_output_tokens(response: HttpResponse) -> int | None:
     """Return the lowest output limit that the server accepts, according to its refusal.
 
-    Returns None if the refusal is not about an output limit that is too low. If it states no
-    number, USUAL_MINIMUM_TOKENS is returned.
+    Return USUAL_MINIMUM_TOKENS if the refusal says that the limit is too low but states no number,
+    and None if it is about something else. A refusal of a prompt that is too long may name the
+    output limit too, because both share the context. A higher limit would not help there.
     """
     text = refusal_text(response)
     if response.status not in (400, 422) or not _OUTPUT_LIMIT_FIELD.search(text):
         return None
     if is_prompt_too_long(response):
         return None
-    match = _MINIMUM.search(text)
-    if match:
-        return int(match[1])
-    return USUAL_MINIMUM_TOKENS if _BELOW_MINIMUM.search(text) else None
+    stated_minimum = _MINIMUM.search(text)
+    if stated_minimum:
+        return int(stated_minimum[1])
+    if _BELOW_MINIMUM.search(text):
+        return USUAL_MINIMUM_TOKENS
+    return None
 
 
 def is_prompt_too_long(response: HttpResponse) -> bool:
@@ -213,7 +242,11 @@ def is_transient(status: int) -> bool:
 
 
 def retry_after_s(response: HttpResponse) -> float:
-    """Return how long to wait before the next attempt, by the server's Retry-After header."""
+    """Return how long to wait before the next attempt, by the server's Retry-After header.
+
+    Only a rate limit (429) makes the probe wait. Without a number in the header, which may also be
+    a date, the wait is _DEFAULT_RETRY_S.
+    """
     if response.status != 429:
         return 0.0
     header = response.headers.get("retry-after", "")
@@ -223,6 +256,10 @@ def retry_after_s(response: HttpResponse) -> float:
 
 
 def _code_of_status(status: int) -> Code:
+    """Return the error code for programs of a status that has no code of its own.
+
+    A status below 300 means that the server sends something else than the API.
+    """
     if status in (401, 403, 407):
         return "unauthorized"
     if status == 429:

@@ -14,7 +14,7 @@ from .sse import NamedEvent
 from .usage import check_usage
 
 ERROR_TEXT_CHARS = 500
-
+"""The longest text of an error in a result."""
 
 ABSENT = msgspec.Raw(b"null")
 """The value of a field that was not sent. msgspec decodes a union of Raw and None as None only."""
@@ -90,25 +90,34 @@ class UsageFields(msgspec.Struct, gc=False):
         )
 
     def usage(self) -> Usage:
-        """Return the counts under one name each, checked against each other."""
-        prompt_details = self.prompt_tokens_details or self.input_tokens_details
-        output_details = self.completion_tokens_details or self.output_tokens_details
-        written = self.cache_creation_input_tokens
-        if prompt_details is not None and prompt_details.cache_write_tokens is not None:
-            written = prompt_details.cache_write_tokens
-        reasoning = None if output_details is None else output_details.reasoning_tokens
-        prompt = self.input_tokens if self.prompt_tokens is msgspec.UNSET else self.prompt_tokens
-        usage = Usage(
-            input=token_count(prompt),
-            output=self.output(),
-            cached=token_count(self._cached()),
-            reasoning=token_count(reasoning),
-            cache_written=token_count(written),
-        )
-        return check_usage(usage, self.total_tokens)
+        """Return the counts under one name each, checked against each other.
 
-    def _cached(self) -> int | None:
-        """Return the prompt tokens that came from a cache, under any of the servers' names."""
+        Each server sends a few of the fields. The names of a chat take precedence over the others.
+        """
+        prompt_tokens = self.prompt_tokens
+        if prompt_tokens is msgspec.UNSET:
+            prompt_tokens = self.input_tokens
+        prompt_details = self.prompt_tokens_details or self.input_tokens_details
+        cache_written_tokens = self.cache_creation_input_tokens
+        if prompt_details is not None and prompt_details.cache_write_tokens is not None:
+            cache_written_tokens = prompt_details.cache_write_tokens
+        output_details = self.completion_tokens_details or self.output_tokens_details
+        reasoning_tokens = None if output_details is None else output_details.reasoning_tokens
+        usage = Usage(
+            input=token_count(prompt_tokens),
+            output=self.output(),
+            cached=token_count(self._cached_tokens()),
+            reasoning=token_count(reasoning_tokens),
+            cache_written=token_count(cache_written_tokens),
+        )
+        return check_usage(usage, total=self.total_tokens)
+
+    def _cached_tokens(self) -> int | None:
+        """Return the prompt tokens that came from a cache, or None if they are not stated.
+
+        Their count is in the details of the prompt tokens, or beside them under one of the names
+        of Anthropic, DeepSeek and Moonshot.
+        """
         prompt_details = self.prompt_tokens_details or self.input_tokens_details
         if prompt_details is not None and prompt_details.cached_tokens is not None:
             return prompt_details.cached_tokens
@@ -155,7 +164,7 @@ class EventFields(msgspec.Struct, gc=False):
 
 
 class IdFields(msgspec.Struct, gc=False):
-    """The id of a response, as its events carry it."""
+    """The id of a response, at the top level of its events or in their field `response`."""
 
     id: str = ""
     response: "IdFields | None" = None  # of the Responses API
@@ -165,7 +174,7 @@ decode_event = msgspec.json.Decoder(EventFields).decode
 _decode_id = msgspec.json.Decoder(IdFields).decode
 decode_any = msgspec.json.decode
 NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoders of JSON raise."""
+"""The exceptions that decoders of JSON raise."""
 
 EMPTY = (b"null", b"[]", b"{}", b'""')
 """JSON values without content."""
@@ -186,10 +195,14 @@ KNOWN_DELTA_FIELDS = frozenset(("role", *DeltaFields.__struct_fields__))
 
 
 class _ChoiceWithAnyDelta(msgspec.Struct, gc=False):
+    """A choice whose delta keeps the fields that are not known."""
+
     delta: dict[str, msgspec.Raw] | None = None
 
 
 class _EventWithAnyDelta(msgspec.Struct, gc=False):
+    """An event whose deltas keep the fields that are not known."""
+
     choices: list[_ChoiceWithAnyDelta] | None = None
 
 
@@ -197,35 +210,44 @@ _decode_any_delta = msgspec.json.Decoder(_EventWithAnyDelta).decode
 
 
 def unknown_text_field(payload: bytes) -> str:
-    """Return the name of a field of a delta that is not known and has a text, or ""."""
+    """Return the name of a field of a delta that is not known and has a text, or "".
+
+    Such a field may be output, for example reasoning under a name of the server's own.
+    """
     try:
         event = _decode_any_delta(payload)
     except NOT_JSON:
         return ""
     for choice in event.choices or ():
-        for name, raw in (choice.delta or {}).items():
-            value = bytes(raw)
-            if name not in KNOWN_DELTA_FIELDS and value.startswith(b'"') and value != b'""':
+        for name, raw_value in (choice.delta or {}).items():
+            json_text = bytes(raw_value)
+            has_text = json_text.startswith(b'"') and json_text != b'""'
+            if has_text and name not in KNOWN_DELTA_FIELDS:
                 return name
     return ""
 
 
 def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:
-    """Return a value inside an object inside an object, or None."""
+    """Return `value[outer][name]`, or None if either field is missing or not in an object."""
     nested = value.get(outer)
     return nested.get(name) if isinstance(nested, dict) else None
 
 
 def error_text(body: bytes) -> str:
-    """Return the message in an error body of any server, else the beginning of the body."""
+    """Return the message in an error body of any server, else the beginning of the body.
+
+    The error is the field `error` of the body or the body itself. A message that is not a text,
+    such as FastAPI's list of validation errors, is returned as JSON.
+    """
     try:
         value = decode_any(body)
     except NOT_JSON:
         return body[:ERROR_TEXT_CHARS].decode("utf-8", "replace").strip()
     error = value.get("error", value) if isinstance(value, dict) else value
     message = _message_of(error)
-    text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
-    return text[:ERROR_TEXT_CHARS]
+    if not isinstance(message, str):
+        message = msgspec.json.encode(message).decode()
+    return message[:ERROR_TEXT_CHARS]
 
 
 def _message_of(error: Any) -> Any:

@@ -27,10 +27,10 @@ class EventTimeline:
     Attributes:
         gaps: The time between each event and the previous one of its response.
         instants: The timestamps of the events.
-        together: Plain events that came with the event before them: its timestamp, and how many
-            they are. Each has a gap of 0. They are not in `gaps` and `instants`.
-        errors: The uncertainty of timestamps: how wrong they may be, and how many events have this
-            uncertainty. Every other timestamp is exact.
+        together: Plain events that came together with an earlier event, as pairs of its timestamp
+            and their number. Each has a gap of 0. They are not in `gaps` and `instants`.
+        errors: The uncertainties of timestamps, as pairs of an uncertainty and the number of events
+            that have it. Every other timestamp is exact.
     """
 
     __slots__ = ("errors", "gaps", "instants", "together")
@@ -56,8 +56,8 @@ def count_events(events: Sequence[EventOrCount]) -> int:
 
 
 def split_last_event(events: list[EventOrCount]) -> SplitEvents:
-    """Split the events of a read before the last one."""
-    last = events[-1]
-    if isinstance(last, int) and last > 1:
-        return SplitEvents([*events[:-1], last - 1], [1])
-    return SplitEvents(events[:-1], [last])
+    """Split the events of a read before the last one. A count of several events is split, too."""
+    last_item = events[-1]
+    if isinstance(last_item, int) and last_item > 1:
+        return SplitEvents(before_last=[*events[:-1], last_item - 1], last=[1])
+    return SplitEvents(before_last=events[:-1], last=[last_item])

@@ -24,10 +24,13 @@ _APIS_WITH_PLAIN_PROMPT = ("chat", "completions")
 """APIs whose bodies contain the prompt unchanged, so that a template can be split at it."""
 
 _MAX_TEMPLATES = 4096
+"""The most templates in memory. A load with more output lengths than this learns them anew."""
+
 _EMPTY_MESSAGES = [{"role": "user", "content": ""}]
 """Sent with a prompt of token ids, because a chat must have a message."""
 
 _TEMPLATE_PROMPTS = ("one prompt", "another")
+"""Two bodies with these prompts show whether anything but the prompt depends on the prompt."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class TimingRequest(NamedTuple):
 
 
 _OutputLength = tuple[int | None, bool]
-"""The output limit of a request, and whether this length is forced."""
+"""`Request.max_tokens` and `Request.exact_output`. A plain tuple is the fastest key per request."""
 
 
 class _BodyTemplate(NamedTuple):
@@ -78,7 +81,8 @@ def encode_body(request: Request, body_format: BodyFormat) -> bytes:
     specifies them.
 
     `request.extra`, then `body_format.extra_body`, are applied last as JSON merge patches (RFC
-    7396). An output limit in them, under any of its names, replaces `request.max_tokens`.
+    7396). An output limit in them, under any of its names, replaces `request.max_tokens`. The body
+    then has that name alone, because some servers refuse a body with both.
 
     Raises:
         TargetUnusable: The prompt consists of token ids, and the API or the server accepts none.
@@ -146,29 +150,36 @@ class BodyEncoder:
     def _consider_template(self, request: Request) -> None:
         """Make the template for the output length of a request when that length comes again.
 
-        The first request has none, because many lengths of a distribution come only once.
+        The first request has none, because many lengths of a distribution come only once. If the
+        body cannot be split at the prompt, no later request of this length tries again.
         """
         if len(self._request_counts) >= _MAX_TEMPLATES:
             self._request_counts.clear()
             self._templates.clear()
-        length = (request.max_tokens, request.exact_output)
-        count = self._request_counts.get(length, 0) + 1
-        self._request_counts[length] = count
-        if count == 2:
+        output_length = (request.max_tokens, request.exact_output)
+        request_count = self._request_counts.get(output_length, 0) + 1
+        self._request_counts[output_length] = request_count
+        if request_count == 2:
             template = self._make_template(request)
             if template is not None:
-                self._templates[length] = template
+                self._templates[output_length] = template
 
     def _make_template(self, request: Request) -> _BodyTemplate | None:
-        """Split the body at the prompt. Return None if the prompt is not in exactly one place."""
+        """Return the bytes before and after the prompt of a body.
+
+        Return None if the prompt is not in exactly one place, for example because the user sets
+        the same text in another field, or if other bytes than the prompt depend on it. Bodies with
+        two different prompts are compared to find that out.
+        """
         templates = []
         for prompt in _TEMPLATE_PROMPTS:
             body = encode_body(msgspec.structs.replace(request, prompt=prompt), self._body_format)
-            parts = body.split(_encode_json(prompt))
-            if len(parts) != 2:
+            bytes_around_prompt = body.split(_encode_json(prompt))
+            if len(bytes_around_prompt) != 2:
                 return None
-            templates.append(_BodyTemplate(parts[0], parts[1]))
-        return templates[0] if templates[0] == templates[1] else None
+            templates.append(_BodyTemplate(*bytes_around_prompt))
+        first_template, second_template = templates
+        return first_template if first_template == second_template else None
 
 
 def add_timing_request(
@@ -180,33 +191,38 @@ def add_timing_request(
 ) -> TimingRequest:
     """Return the user's headers and body fields with a request for the server's own timing.
 
-    Fields of the user replace those of the server profile.
+    Fields of the user replace those of the server profile. The body asks a server that has no
+    timing in its streams only if the response is not streamed. Such a server might otherwise
+    refuse the field.
     """
-    fields: dict[str, Any] = {}
+    timing_fields: dict[str, Any] = {}
     if server_profile.reports_timing_in_streams or not stream:
-        fields = server_profile.timing_request_fields
+        timing_fields = server_profile.timing_request_fields
+    body_fields = merge_patch(timing_fields, extra_body)
     return TimingRequest(
-        (*server_profile.timing_request_headers, *headers),
-        merge_patch(fields, extra_body) or None,
+        headers=(*server_profile.timing_request_headers, *headers),
+        extra_body=body_fields or None,
     )
 
 
 def merge_patch(value: Mapping[str, Any], patch: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return `value` with a JSON merge patch (RFC 7396) applied. Neither argument is changed.
 
-    Objects are merged deeply, null removes a field, and any other value replaces the old one.
+    Objects are merged deeply, null removes a field, and any other value replaces the old one. For
+    example, `{"a": 1, "b": {"c": 2}}` with the patch `{"a": null, "b": {"d": 3}}` becomes
+    `{"b": {"c": 2, "d": 3}}`.
     """
     merged = dict(value)
-    for key, new_value in (patch or {}).items():
+    for field, new_value in (patch or {}).items():
         if new_value is None:
-            merged.pop(key, None)
+            merged.pop(field, None)
         elif isinstance(new_value, Mapping):
-            old_value = merged.get(key)
-            merged[key] = merge_patch(
-                old_value if isinstance(old_value, Mapping) else {}, new_value
-            )
+            old_value = merged.get(field)
+            if not isinstance(old_value, Mapping):
+                old_value = {}
+            merged[field] = merge_patch(old_value, new_value)
         else:
-            merged[key] = new_value
+            merged[field] = new_value
     return merged
 
 
@@ -215,7 +231,10 @@ def _output_limit_field(body_format: BodyFormat) -> str:
 
 
 def _build_prompt_fields(request: Request, body_format: BodyFormat) -> dict[str, Any]:
-    """Return the field of a chat or a completion that has the prompt."""
+    """Return the fields of a chat or a completion that have the prompt.
+
+    TensorRT-LLM accepts token ids as the prompt of a chat, beside an empty message.
+    """
     if body_format.api == "completions":
         return {"prompt": _prompt_of(request, body_format.server_profile)}
     if isinstance(request.prompt, list) and body_format.server_profile.accepts_chat_token_ids:
@@ -224,7 +243,10 @@ def _build_prompt_fields(request: Request, body_format: BodyFormat) -> dict[str,
 
 
 def _build_stream_fields(body_format: BodyFormat) -> dict[str, Any]:
-    """Return `stream` and its options, which several servers refuse if `stream` is false."""
+    """Return `stream` and its options, which several servers refuse if `stream` is false.
+
+    Continuous usage is the usage so far in each event, which tells how many tokens an event has.
+    """
     if not body_format.stream:
         return {"stream": False}
     profile = body_format.server_profile
@@ -235,17 +257,24 @@ def _build_stream_fields(body_format: BodyFormat) -> dict[str, Any]:
 
 
 def _build_length_fields(server_profile: ServerProfile, max_tokens: int) -> dict[str, Any]:
-    """Return the fields that make the server generate exactly `max_tokens` tokens."""
-    return {
-        field: max_tokens if field == "min_tokens" else True
-        for field in server_profile.length_fields
-    }
+    """Return the fields that make the server generate exactly `max_tokens` tokens.
+
+    `min_tokens` has the number. The other fields, such as `ignore_eos`, are switches.
+    """
+    fields: dict[str, Any] = dict.fromkeys(server_profile.length_fields, True)
+    if "min_tokens" in fields:
+        fields["min_tokens"] = max_tokens
+    return fields
 
 
 def _build_responses_fields(
     request: Request, stream: bool, max_tokens: int | None
 ) -> dict[str, Any]:
-    """Return the fields of the Responses API. It has no field that forces a length."""
+    """Return the fields of the Responses API. It has no field that forces a length.
+
+    Raises:
+        TargetUnusable: The prompt consists of token ids.
+    """
     if isinstance(request.prompt, list):
         raise TargetUnusable(
             "unsupported",
@@ -271,6 +300,10 @@ def _convert_responses_content(content: Any) -> Any:
 
 
 def _convert_responses_part(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a text or an image of a chat message under its name in the Responses API.
+
+    Other parts are kept, because a user may write them in the form of the Responses API.
+    """
     if part.get("type") == "text":
         return {"type": "input_text", "text": part["text"]}
     if part.get("type") == "image_url":
@@ -283,9 +316,14 @@ def _build_embeddings_fields(request: Request, server_profile: ServerProfile) ->
 
 
 def _build_rerank_fields(request: Request, server_profile: ServerProfile) -> dict[str, Any]:
-    """Return the fields of rerank. The documents of a load are in `request.extra`.
+    """Return the fields of rerank, with the query as its only document.
 
-    The prompt stands in for them in requests without documents, such as those of the probe.
+    A load has its documents in `request.extra`, which `encode_body` merges into these fields later,
+    so that they replace this one. It is sent only by requests without documents, such as those of
+    the probe.
+
+    Raises:
+        TargetUnusable: The prompt consists of token ids.
     """
     query = _prompt_of(request, server_profile)
     if isinstance(query, list):
@@ -296,7 +334,12 @@ def _build_rerank_fields(request: Request, server_profile: ServerProfile) -> dic
 
 
 def _messages_of(request: Request) -> list[dict[str, Any]]:
-    """Return the messages of a chat, or the prompt as a message."""
+    """Return the messages of a chat, or the prompt as a message of the user.
+
+    Raises:
+        TargetUnusable: The prompt consists of token ids.
+        ValueError: The request has neither messages nor a prompt.
+    """
     if request.messages is not None:
         return request.messages
     if isinstance(request.prompt, str):
@@ -311,7 +354,12 @@ def _messages_of(request: Request) -> list[dict[str, Any]]:
 
 
 def _prompt_of(request: Request, server_profile: ServerProfile) -> str | list[int]:
-    """Return the prompt, or the texts of the messages in one line each."""
+    """Return the prompt, or the texts of the messages, joined by line ends, if there is no prompt.
+
+    Raises:
+        TargetUnusable: The prompt consists of token ids, which the server does not accept.
+        ValueError: The request has neither messages nor a prompt.
+    """
     prompt = request.prompt
     if isinstance(prompt, list) and not server_profile.accepts_prompt_token_ids:
         raise TargetUnusable(
@@ -333,5 +381,5 @@ def _text_of_content(content: Any) -> str:
         return content
     if not isinstance(content, list):
         return ""
-    texts = [part.get("text") for part in content if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
+    part_texts = [part.get("text") for part in content if isinstance(part, dict)]
+    return "".join(text for text in part_texts if isinstance(text, str))

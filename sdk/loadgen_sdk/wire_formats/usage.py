@@ -10,41 +10,41 @@ import msgspec
 
 from ..request import Usage
 
-_INPUT = ("input", "cached", "cache_written")
-_OUTPUT = ("output", "reasoning")
+_INPUT_COUNTS = ("input", "cached", "cache_written")
+_OUTPUT_COUNTS = ("output", "reasoning")
 DOUBTFUL_COUNTS: dict[str, tuple[str, ...]] = {
-    "cached tokens above prompt tokens": _INPUT,
-    "tokens written to the cache above prompt tokens": _INPUT,
-    "cached and written tokens above prompt tokens": _INPUT,
-    "reasoning tokens above output tokens": _OUTPUT,
-    "a total that is not the sum of prompt and output tokens": _INPUT + _OUTPUT,
+    "cached tokens above prompt tokens": _INPUT_COUNTS,
+    "tokens written to the cache above prompt tokens": _INPUT_COUNTS,
+    "cached and written tokens above prompt tokens": _INPUT_COUNTS,
+    "reasoning tokens above output tokens": _OUTPUT_COUNTS,
+    "a total that is not the sum of prompt and output tokens": _INPUT_COUNTS + _OUTPUT_COUNTS,
 }
 """Contradiction -> the counts of a Usage of which at least one is wrong."""
 
 
 def without_doubtful_counts(usage: Usage) -> Usage:
-    """Return the usage without the counts that its contradiction puts in doubt."""
+    """Return the usage with None in place of the counts that its contradiction puts in doubt."""
     if not usage.contradiction:
         return usage
-    return msgspec.structs.replace(
-        usage, **dict.fromkeys(DOUBTFUL_COUNTS[usage.contradiction], None)
-    )
+    doubtful_counts = DOUBTFUL_COUNTS[usage.contradiction]
+    return msgspec.structs.replace(usage, **dict.fromkeys(doubtful_counts, None))
 
 
 def check_usage(usage: Usage, total: int | None = None) -> Usage:
     """Return the usage with its contradiction named if its counts cannot all be true.
 
-    `total` is the sum of prompt and output tokens by the server's count. xAI and Gemini count
-    reasoning beside the output and not in it. Their total shows it, and then the returned output
-    includes the reasoning, as it does for every other server.
+    `total` is the sum of prompt and output tokens by the server's count, if it sends one. xAI and
+    Gemini count reasoning tokens beside the output tokens and not among them, which the total
+    shows. The returned output then includes the reasoning, as it does for every other server.
     """
+    prompt_tokens = usage.input or 0
     has_details = usage.cached or usage.cache_written or usage.reasoning
-    if not has_details and (not total or total == (usage.input or 0) + (usage.output or 0)):
-        return usage  # the usual case
+    if not has_details and (not total or total == prompt_tokens + (usage.output or 0)):
+        return usage  # The usual case: nothing that could contradict anything else.
     if usage.output is not None and usage.reasoning:
-        with_reasoning = usage.output + usage.reasoning
-        if total == (usage.input or 0) + with_reasoning:
-            usage = msgspec.structs.replace(usage, output=with_reasoning)
+        output_and_reasoning = usage.output + usage.reasoning
+        if total == prompt_tokens + output_and_reasoning:
+            usage = msgspec.structs.replace(usage, output=output_and_reasoning)
     contradiction = _input_contradiction(usage) or _output_contradiction(usage, total or 0)
     if not contradiction:
         return usage
@@ -52,7 +52,10 @@ def check_usage(usage: Usage, total: int | None = None) -> Usage:
 
 
 def _input_contradiction(usage: Usage) -> str:
-    """Return what contradicts the number of prompt tokens, or an empty string."""
+    """Return what contradicts the number of prompt tokens, or an empty string.
+
+    Cached tokens and tokens written to the cache are parts of the prompt that do not overlap.
+    """
     if usage.input is None:
         return ""
     cached = usage.cached or 0
@@ -69,7 +72,7 @@ def _input_contradiction(usage: Usage) -> str:
 def _output_contradiction(usage: Usage, total: int) -> str:
     """Return what contradicts the number of output tokens, or an empty string.
 
-    A total of 0 is not reported.
+    A total of 0 stands for a server that sends none. Reasoning tokens are a part of the output.
     """
     if usage.output is None:
         return ""
