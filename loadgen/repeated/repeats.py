@@ -173,6 +173,7 @@ def is_tight(metrics: Sequence[RepeatedMetric], within: float) -> bool:
 
 
 def _is_known_to(metric: RepeatedMetric, within: float) -> bool:
+    """Return whether the interval of a metric is no wider than this part of its mean."""
     if len(metric.values) < MIN_RUNS or metric.half_width is None:
         return False
     return metric.half_width <= within
@@ -226,7 +227,11 @@ class _Spread(NamedTuple):
 
 
 def _summarize(metric: Metric, values: Sequence[float], request_count: int) -> RepeatedMetric:
-    """Return one metric over all runs, which have `request_count` requests together."""
+    """Return one metric over all runs, which have `request_count` requests together.
+
+    The spread is relative to the mean, for example 0.03. That of a share is in points, because a
+    relative spread of a share near 0 says nothing.
+    """
     mean = float(np.mean(values))
     spread = None
     relative_spread = None

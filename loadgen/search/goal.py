@@ -78,21 +78,20 @@ class Goal(Struct, frozen=True, kw_only=True):
     def allowed_misses(self, request_count: int) -> tuple[int, ...]:
         """Return for each request term how many of `request_count` requests may miss it.
 
-        The number is -1 if `request_count` is too small even if no request misses the term.
+        The number is -1 if `request_count` is too small even if no request misses the term, so that
+        any number of misses exceeds it.
         """
-        limits = [
-            request_count - 1 - min(int(request_count * term.quantile), request_count - 1)
-            for term in self.slo.terms
-        ]
-        if self.mlperf:
-            limits = [
-                min(limit, early_stopping.allowed_over(request_count, term.quantile))
-                for limit, term in zip(limits, self.slo.terms, strict=True)
-            ]
+        allowed_by_term = []
+        for term in self.slo.terms:
+            allowed = _requests_above_quantile(request_count, term.quantile)
+            if self.mlperf:
+                allowed_by_mlperf = early_stopping.allowed_over(request_count, term.quantile)
+                allowed = min(allowed, allowed_by_mlperf)
+            allowed_by_term.append(allowed)
         if self.slo.goodput_share is not None:
-            needed = math.ceil(self.slo.goodput_share * request_count - ROUNDING)
-            limits.append(request_count - needed)
-        return tuple(limits)
+            needed_count = math.ceil(self.slo.goodput_share * request_count - ROUNDING)
+            allowed_by_term.append(request_count - needed_count)
+        return tuple(allowed_by_term)
 
     def find_misses(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return a mask of shape (terms, rows): which finished request misses which term.
@@ -110,3 +109,13 @@ class Goal(Struct, frozen=True, kw_only=True):
         if self.slo.goodput_share is not None:
             masks.append(np.logical_or.reduce([has_failed, *masks]))
         return np.array(masks, bool).reshape(len(masks), len(rows))
+
+
+def _requests_above_quantile(request_count: int, quantile: float) -> int:
+    """Return how many of the sorted latencies of these requests lie above their quantile.
+
+    The p99 of 1000 latencies is the one at index 990, so that 9 lie above it. If more than these
+    exceed a limit, the quantile exceeds it.
+    """
+    quantile_index = min(int(request_count * quantile), request_count - 1)
+    return request_count - 1 - quantile_index

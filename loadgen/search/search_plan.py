@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
 
 NS_PER_S = 1_000_000_000
+NS_PER_MS = 1e6
 LOAD_KINDS = ("rate", "concurrency")
 LOWEST_RATE = 1e-3
 HIGHEST_LOAD = 1e6
@@ -40,7 +41,11 @@ DEFAULT_FIRST_LOAD = 1.0
 MAX_RUN_SPREAD = 0.2
 MIN_PRECISION = 0.002
 MAX_PRECISION = 0.5
-CHECKED_DURATION = "600s"  # for the check of the workload, where the options name no length
+PLACEHOLDER_DURATION = "600s"
+"""The duration with which the workload is loaded and checked if the options name none.
+
+The trials get their own duration afterwards.
+"""
 
 PLAN_OPTIONS = ("slo", "goodput", "duration", "warmup", "limit", "grace", "seed")
 """Options of the load that a plan has in another form, or not at all: every trial has its own seed.
@@ -106,6 +111,13 @@ class PlannedSearch(NamedTuple):
     is_load_known: bool
 
 
+class LoadLimits(NamedTuple):
+    """The lowest and the highest load that a search may try."""
+
+    low: float
+    high: float
+
+
 class CheckedOptions(NamedTuple):
     """The options of a search after they were parsed and checked.
 
@@ -137,37 +149,24 @@ class CheckedOptions(NamedTuple):
 
 
 def plan_search(invocation: Invocation, checked: CheckedOptions) -> PlannedSearch:
-    """Return the search that the options ask for."""
+    """Return the search that the options ask for, without having run any trial.
+
+    If the options name no load to begin with, a simulated target may know what it can bear.
+    """
     options = checked.options
-    settings = checked.settings
-    output_dir = (
-        checked.resume_dir
-        or settings.out
-        or default_output_folder(f"search-{checked.workload.name}")
-    )
     trial_workload = as_trial_workload(checked.workload, checked.trial_ns)
+    output_dir = _choose_output_dir(checked)
     runner = TrialRunner(
         output_dir=output_dir,
         goal=checked.goal,
         make_workload=TrialWorkload(trial_workload, checked.warmup_ns).at,
-        settings=settings,
+        settings=checked.settings,
         seed=experiment.choose_seed(output_dir, checked.workload.seed),
     )
     expected_rate = None
     if not (options.is_closed_loop or options.start or options.low):
-        expected_rate = filling_rate(checked.workload, settings)
-    plan = ExperimentPlan(
-        command_name="search",
-        load_kind="concurrency" if options.is_closed_loop else "request_rate",
-        workload=checked.workload_name
-        or str(invocation["trace"] or invocation["dataset"] or checked.workload.name),
-        source_text=checked.workload.source_text,
-        target=settings.display_name,
-        metadata=dict(settings.metadata),
-        options=_plan_options(invocation, checked),
-        seed=runner.seed,
-        command=settings.command,
-    )
+        expected_rate = filling_rate(checked.workload, checked.settings)
+    plan = _experiment_plan(invocation, checked, runner.seed)
     return PlannedSearch(
         search=LoadSearch(_search_settings(checked, trial_workload, expected_rate)),
         runner=runner,
@@ -175,6 +174,30 @@ def plan_search(invocation: Invocation, checked: CheckedOptions) -> PlannedSearc
         trial_s=checked.trial_ns / NS_PER_S,
         unit=experiment.load_unit(plan, experiment.counted_unit(trial_workload)),
         is_load_known=expected_rate is not None or bool(options.start or options.low),
+    )
+
+
+def _choose_output_dir(checked: CheckedOptions) -> Path:
+    """Return the directory to resume, else that of --out, else a new one with a default name."""
+    if checked.resume_dir is not None:
+        return checked.resume_dir
+    return checked.settings.out or default_output_folder(f"search-{checked.workload.name}")
+
+
+def _experiment_plan(invocation: Invocation, checked: CheckedOptions, seed: int) -> ExperimentPlan:
+    """Return what the options ask for, in the form in which `plan.json` stores it."""
+    settings = checked.settings
+    workload_source = invocation["trace"] or invocation["dataset"] or checked.workload.name
+    return ExperimentPlan(
+        command_name="search",
+        load_kind="concurrency" if checked.options.is_closed_loop else "request_rate",
+        workload=checked.workload_name or str(workload_source),
+        source_text=checked.workload.source_text,
+        target=settings.display_name,
+        metadata=dict(settings.metadata),
+        options=_plan_options(invocation, checked),
+        seed=seed,
+        command=settings.command,
     )
 
 
@@ -248,22 +271,34 @@ def _load_workload(
         workload_name,
         slo=_slo_terms(invocation["slo"] or (), options.percentile),
         warmup=0,
-        duration=invocation["duration"] or CHECKED_DURATION,
+        duration=invocation["duration"] or PLACEHOLDER_DURATION,
         **load,
     )
 
 
 def _slo_terms(typed_terms: Sequence[str], percentile: str | None) -> tuple[str, ...]:
-    """Return the typed terms of an SLO, with `percentile` added to those that name none."""
+    """Return the typed terms of an SLO, with `percentile` added to those that name none.
+
+    With the percentile "95", `ttft:2s` becomes `ttft:2s:p95`. A term of attainment has a share in
+    place of a percentile, and stays as it is.
+    """
+    if percentile is None:
+        return tuple(typed_terms)
     terms = []
     for term in typed_terms:
-        names_none = term.count(":") == 1 and not term.lstrip("+").startswith(ATTAINMENT)
-        terms.append(f"{term}:p{percentile}" if percentile is not None and names_none else term)
+        has_percentile = term.count(":") != 1
+        is_attainment = term.lstrip("+").startswith(ATTAINMENT)
+        terms.append(term if has_percentile or is_attainment else f"{term}:p{percentile}")
     return tuple(terms)
 
 
 def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
-    """Return what has to hold, of what can be judged. Raises UserError if there is nothing."""
+    """Return what has to hold at a load for a trial to pass.
+
+    Only terms that can be judged with these settings count: without streaming, for example, no time
+    to the first token is known. Terms of tasks and of classes of requests are judged after a trial
+    has run to its end. Raises UserError if nothing can be judged.
+    """
     slo, not_judged = run_manifest.judge_slo(workload.slo, settings)
     classes, not_judged_of_classes = run_manifest.judge_classes(workload, settings)
     full_run_terms: tuple[str, ...] = ()
@@ -349,16 +384,8 @@ def _search_settings(
     options = checked.options
     trial_s = checked.trial_ns / NS_PER_S
     is_closed_loop = options.is_closed_loop
-    low = options.low or min(options.first_load, LOWEST_RATE)
-    high = options.high or HIGHEST_LOAD
-    if is_closed_loop:
-        low = float(math.ceil(max(1.0, options.low or 1.0)))
-        high = float(max(1, math.floor(high)))
-    start: float | None = options.first_load
-    if options.low is not None and options.high is not None:
-        start = None
-    elif expected_rate is not None:
-        start = min(expected_rate / math.sqrt(ESTIMATE_STEP), options.high or math.inf)
+    low, high = _limit_loads(options)
+    start = _first_load(options, expected_rate)
     sends_closed_loop = any(isinstance(stage.arrival, Closed) for stage in trial_workload.stages)
     return SearchSettings(
         low=low,
@@ -377,6 +404,32 @@ def _search_settings(
         trial_load_s=trial_s,
         warmup_s=checked.warmup_ns / NS_PER_S,
     )
+
+
+def _limit_loads(options: SearchOptions) -> LoadLimits:
+    """Return the lowest and the highest load to try. Numbers of virtual users are integers from 1.
+
+    If the options name no limits, they are so far apart that no server is outside of them.
+    """
+    high = options.high or HIGHEST_LOAD
+    if options.is_closed_loop:
+        lowest_users = math.ceil(max(1.0, options.low or 1.0))
+        highest_users = max(1, math.floor(high))
+        return LoadLimits(float(lowest_users), float(highest_users))
+    low = options.low or min(options.first_load, LOWEST_RATE)
+    return LoadLimits(low, high)
+
+
+def _first_load(options: SearchOptions, expected_rate: float | None) -> float | None:
+    """Return the load of the first trial, or None to begin between the two limits of the user.
+
+    An expected rate is approached from half a step below, so that the next step passes it.
+    """
+    if options.low is not None and options.high is not None:
+        return None
+    if expected_rate is None:
+        return options.first_load
+    return min(expected_rate / math.sqrt(ESTIMATE_STEP), options.high or math.inf)
 
 
 def _plan_options(invocation: Invocation, checked: CheckedOptions) -> dict[str, str]:
@@ -411,7 +464,7 @@ def _describe_slo(slo: Slo | None, prefix: str) -> Iterator[str]:
     if slo is None:
         return
     for term in slo.terms:
-        limit_ms = term.limit_ns / 1e6
+        limit_ms = term.limit_ns / NS_PER_MS
         yield f"{prefix}{term.metric} p{term.quantile * 100:g} {limit_ms:g} ms"
     if slo.goodput_share is not None:
         yield f"{prefix}goodput {slo.goodput_share:.6g}"
@@ -421,4 +474,5 @@ def _describe_slo(slo: Slo | None, prefix: str) -> Iterator[str]:
 
 
 def _to_ms(duration_ns: int | None) -> float | None:
-    return None if duration_ns is None else duration_ns / 1e6
+    """Return a duration in milliseconds, or None if there is none."""
+    return None if duration_ns is None else duration_ns / NS_PER_MS

@@ -26,20 +26,22 @@ ROUNDING = 1e-9  # relative error of a calculated load
 def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
     """Return the loads written as `1,2,4,8`, or as a series `1,2,4,...,512`, in ascending order.
 
-    A series multiplies if its first numbers do, else it adds. Raises UserError for anything else.
+    A series multiplies if its first numbers do, else it adds. Raises UserError for anything else,
+    with `flag`, for example "--concurrency", in its message.
     """
     place = f"{flag} {text}"
-    parts = [part.strip() for part in text.split(",")]
-    ellipses = [index for index, part in enumerate(parts) if part in ELLIPSES]
-    loads = [_parse_load(part, place, kind) for part in parts if part not in ELLIPSES]
-    if ellipses:
-        if ellipses != [len(parts) - 2] or len(loads) < MIN_LOADS_OF_SERIES:
+    words = [word.strip() for word in text.split(",")]
+    ellipsis_indices = [index for index, word in enumerate(words) if word in ELLIPSES]
+    loads = [_parse_load(word, place, kind) for word in words if word not in ELLIPSES]
+    if ellipsis_indices:
+        is_before_last = ellipsis_indices == [len(words) - 2]
+        if not is_before_last or len(loads) < MIN_LOADS_OF_SERIES:
             hint = "write the first ones, then ..., then the last: 1,2,4,...,512"
             raise UserError("invalid_value", "not a series that can be continued", place, hint)
         loads = _continue_series(loads[:-1], loads[-1], place)
     if len(loads) > MAX_LOADS:
-        what = f"{len(loads)} levels are too many"
-        raise UserError("too_large", what, place, f"at most {MAX_LOADS}")
+        problem = f"{len(loads)} levels are too many"
+        raise UserError("too_large", problem, place, f"at most {MAX_LOADS}")
     if any(after <= before for before, after in pairwise(loads)):
         hint = "1,2,4,8: a low load first keeps a server from a cold start"
         raise UserError("unordered", "levels must ascend, each once", place, hint)
@@ -54,12 +56,12 @@ def parse_lengths(text: object, flag: str) -> tuple[int | None, ...]:
     if text is None:
         return (None,)
     place = f"{flag} {text}"
-    parts = [part.strip() for part in str(text).split(",")]
-    for part in parts:
-        if not LENGTH_PATTERN.fullmatch(part) or int(part) < 1:
-            what = f'"{part}" is no number of tokens'
-            raise UserError("invalid_value", what, place, "like 500,1000,4000")
-    lengths = sorted(map(int, parts))
+    words = [word.strip() for word in str(text).split(",")]
+    for word in words:
+        if not LENGTH_PATTERN.fullmatch(word) or int(word) < 1:
+            problem = f'"{word}" is no number of tokens'
+            raise UserError("invalid_value", problem, place, "like 500,1000,4000")
+    lengths = sorted(map(int, words))
     if len(set(lengths)) < len(lengths):
         raise UserError("duplicate", "each length once", place, "like 500,1000,4000")
     return tuple(lengths)
@@ -106,21 +108,30 @@ def combine_load_points(
 
 
 def _parse_load(text: str, place: str, kind: LoadKind) -> float:
-    """Return one load. Raises UserError if it is not a load of this kind."""
+    """Return one load, for example 2.5 for "2.5/s".
+
+    Numbers of virtual users are integers without a unit. Raises UserError if `text` is not a load
+    of this kind.
+    """
+    is_concurrency = kind == "concurrency"
     match = LOAD_PATTERN.fullmatch(text)
-    if kind == "concurrency":
-        is_load = match is not None and not match["unit"] and "." not in match["number"]
+    if match is not None:
+        load = float(match["number"])
+        is_plain_integer = not match["unit"] and "." not in match["number"]
+        if load > 0 and (is_plain_integer or not is_concurrency):
+            return load
+    hint = "requests per second, above 0"
+    if is_concurrency:
         hint = "whole numbers from 1: 1,2,4,8 or 1,2,4,...,64"
-    else:
-        is_load = match is not None
-        hint = "requests per second, above 0"
-    if match is None or not is_load or float(match["number"]) <= 0:
-        raise UserError("invalid_value", f'"{text}" is no level', place, hint)
-    return float(match["number"])
+    raise UserError("invalid_value", f'"{text}" is no level', place, hint)
 
 
 def _continue_series(first_loads: Sequence[float], last: float, place: str) -> list[float]:
-    """Return a series of loads up to `last`. Raises UserError if the series does not reach it."""
+    """Return a series of loads up to `last`, for example 1, 2, 4, 8 after the loads 1 and 2.
+
+    A rounded product, such as 1.1 * 1.1, may differ slightly from the last load. Raises UserError
+    if the series does not reach that load.
+    """
     ratio = first_loads[-1] / first_loads[-2]
     step = first_loads[-1] - first_loads[-2]
     is_geometric = _is_geometric(first_loads)
@@ -142,11 +153,15 @@ def _continue_series(first_loads: Sequence[float], last: float, place: str) -> l
 
 
 def _is_geometric(loads: Sequence[float]) -> bool:
-    """Return whether a series multiplies. One of two loads does if it doubles."""
+    """Return whether a series multiplies rather than adds, by its last three loads.
+
+    Two loads alone, such as 10, 20, could do either. They are taken to multiply if they double.
+    """
     if len(loads) == 2:
         return loads[0] * 2 == loads[1]
-    ratio = loads[-1] / loads[-2]
-    return abs(loads[-2] / loads[-3] - ratio) < TOLERANCE * ratio
+    last_ratio = loads[-1] / loads[-2]
+    ratio_before = loads[-2] / loads[-3]
+    return abs(ratio_before - last_ratio) < TOLERANCE * last_ratio
 
 
 def load_name(kind: LoadKind, load: float) -> str:
