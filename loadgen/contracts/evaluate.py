@@ -464,7 +464,10 @@ class TermEvaluator:
     # -- rates ------------------------------------------------------------------------------------
 
     def steady_rate(self, term: ContractTerm) -> TermEstimate:
-        """Return a rate per second in steady state, per GPU if the term says so."""
+        """Return a rate per second in steady state, per GPU if the term says so.
+
+        What is counted, such as ok requests or output tokens, depends on the metric of the term.
+        """
         rate = estimate_rate(self.loaded_runs, RATE_COUNTERS[term.metric], self.confidence)
         interval = rate.interval
         if term.requires("gpus"):

@@ -59,6 +59,8 @@ def estimate_latency(
 ) -> LatencyEstimate:
     """Return a quantile of a latency in the steady state of the runs of a level.
 
+    If the load is too short, only the lower end of the interval is estimated from the sample.
+
     Args:
         loaded_runs: The runs of the level.
         query: The quantile.
@@ -122,10 +124,11 @@ def estimate_selected_quantile(
     has_queueing = includes_queueing(runs, query.metric)
     load = load_in_residences(runs)
     if has_queueing and load is not None:
+        # The selected part has as many residence times per second as the whole load.
         residences = load.residences * load_s / load.seconds
-        part = LoadLength(residences, load_s)
+        selected_load = LoadLength(residences, load_s)
         load_check = load_checks.check_queue_tail(
-            residences, part, query.p, query.confidence, query.text
+            residences, selected_load, query.p, query.confidence, query.text
         )
         if load_check.is_short:
             interval = quantile_interval.estimate_quantile(values, query.p, query.confidence)

@@ -161,7 +161,10 @@ def _scalar_text(value: object) -> str | None:
 
 
 def _valid_terms(written: Map, context: FileContext) -> Iterator[PlacedTerm]:
-    """Yield the terms of a level that are valid, with their places in the file."""
+    """Yield the terms of a level that are valid, with their places in the file.
+
+    Invalid terms are skipped: their errors come from the validation of the whole contract.
+    """
     adapter: TypeAdapter[ContractTerm] = TypeAdapter(WrittenTerm)
     for requirement in REQUIREMENTS:
         terms = written.get(requirement)

@@ -136,9 +136,9 @@ def usage_section(validation: Validation, contract: Contract) -> Section:
     """
     is_upper_bound = {
         term.text: term.is_upper_bound
-        for part in (*contract.levels, contract.answers)
-        if part is not None
-        for _, term in part.terms_by_requirement()
+        for judged_part in (*contract.levels, contract.answers)
+        if judged_part is not None
+        for _, term in judged_part.terms_by_requirement()
     }
     bars = []
     for level in validation.levels:
@@ -171,21 +171,19 @@ def _usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) -> Bar |
     """
     if term.value is None or term.limit is None:
         return None
+    low = term.value if term.low is None else term.low
+    high = term.value if term.high is None else term.high
     usages = []
-    for value in (term.value, term.low, term.high):
-        usage = limit_usage_percent(
-            term.value if value is None else value,
-            term.limit,
-            term.unit,
-            is_upper_bound=is_upper_bound,
-        )
+    for value in (term.value, low, high):
+        usage = limit_usage_percent(value, term.limit, term.unit, is_upper_bound=is_upper_bound)
         if usage is None:
             return None
         usages.append(min(usage, MAX_SHOWN_USAGE))
     unit = term.unit if term.unit.startswith("/") else f" {term.unit}".rstrip()
     result = f"{format.quantity(term.value)} of {format.quantity(term.limit)}{unit}"
     suffix = " (should)" if term.requirement == "should" else ""
-    segment = (0.0, usages[0], VERDICT_COLORS[term.verdict], term.reason)
+    usage_of_value = usages[0]
+    segment = (0.0, usage_of_value, VERDICT_COLORS[term.verdict], term.reason)
     whisker = (min(usages), max(usages))
     label = f"{prefix}{term.term}{suffix}"
     return Bar(label, f"{result}: {term.verdict}", [segment], whisker)

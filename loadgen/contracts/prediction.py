@@ -310,7 +310,14 @@ class LevelForecaster:
         simulated_levels: SimulatedLevels,
         cost_function: CostFunction | None,
     ) -> None:
-        """Create a forecaster for a level of a contract whose levels were simulated."""
+        """Create a forecaster for a level of a contract whose levels were simulated.
+
+        Args:
+            checked_contract: The contract.
+            level: The level.
+            simulated_levels: The simulated runs of all levels.
+            cost_function: Computes costs. None if there are no prices.
+        """
         self.contract = checked_contract.contract
         self.level = level
         self.simulated_levels = simulated_levels

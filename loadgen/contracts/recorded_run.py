@@ -98,12 +98,16 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.has_class(class_name):
             raise EstimateError(f"the run has no class {class_name}")
-        plan = next(plan for plan in self.header.classes if plan.name == class_name)
-        part = next(part for part in self.summary.classes if part.name == class_name)
+        class_plan = next(plan for plan in self.header.classes if plan.name == class_name)
+        class_summary = next(
+            summary for summary in self.summary.classes if summary.name == class_name
+        )
         return replace(
             self._filtered(is_of_class(self.header, class_name, self.rows)),
-            header=replace(self.header, slo=plan.slo),
-            summary=replace(self.summary, goodput=part.goodput, sessions=part.sessions),
+            header=replace(self.header, slo=class_plan.slo),
+            summary=replace(
+                self.summary, goodput=class_summary.goodput, sessions=class_summary.sessions
+            ),
         )
 
     def as_tasks(self) -> RecordedRun:

@@ -1,4 +1,8 @@
-"""The metric of a term of a contract, estimated from a sample."""
+"""The metric of a term of a contract, estimated from a sample.
+
+Values of a load are correlated: requests close in time meet the same state of the server. The
+effective size of a sample is the number of independent values that would show as much.
+"""
 
 from __future__ import annotations
 

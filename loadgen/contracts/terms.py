@@ -276,15 +276,78 @@ _FactorField = Annotated[
     float, BeforeValidator(_parse_factor), WithJsonSchema({"type": "string", "examples": ["1.5x"]})
 ]
 
-TIME_AT_QUANTILE = LimitKind("limit", PositiveTime, True, "ms", _to_ms, format_time)
-MAX_TIME = LimitKind("limit", PositiveTime, True, "ms", _to_ms, format_time)
-MAX_SHARE = LimitKind("limit", _ShareAtMost, True, "%", _to_percent, format.percent)
-MIN_SHARE = LimitKind("share", _ShareAtLeast, False, "%", _to_percent, format.percent)
-MIN_RATE = LimitKind("rate", FiniteRate, False, "/s", float, format.quantity)
-MIN_TOKENS = LimitKind("tokens", Whole, False, "tokens", float, format.count)
-MAX_COST = LimitKind("limit", _MoneyField, True, "", float, str)
-MAX_FACTOR = LimitKind("limit", _FactorField, True, "x", float, lambda factor: f"{factor:g}x")
-MAX_ENERGY = LimitKind("limit", _EnergyField, True, "J", float, format.quantity)
+TIME_AT_QUANTILE = LimitKind(
+    key="limit",
+    type=PositiveTime,
+    is_upper_bound=True,
+    unit="ms",
+    to_unit=_to_ms,
+    to_text=format_time,
+)
+MAX_TIME = LimitKind(
+    key="limit",
+    type=PositiveTime,
+    is_upper_bound=True,
+    unit="ms",
+    to_unit=_to_ms,
+    to_text=format_time,
+)
+MAX_SHARE = LimitKind(
+    key="limit",
+    type=_ShareAtMost,
+    is_upper_bound=True,
+    unit="%",
+    to_unit=_to_percent,
+    to_text=format.percent,
+)
+MIN_SHARE = LimitKind(
+    key="share",
+    type=_ShareAtLeast,
+    is_upper_bound=False,
+    unit="%",
+    to_unit=_to_percent,
+    to_text=format.percent,
+)
+MIN_RATE = LimitKind(
+    key="rate",
+    type=FiniteRate,
+    is_upper_bound=False,
+    unit="/s",
+    to_unit=float,
+    to_text=format.quantity,
+)
+MIN_TOKENS = LimitKind(
+    key="tokens",
+    type=Whole,
+    is_upper_bound=False,
+    unit="tokens",
+    to_unit=float,
+    to_text=format.count,
+)
+MAX_COST = LimitKind(
+    key="limit",
+    type=_MoneyField,
+    is_upper_bound=True,
+    unit="",
+    to_unit=float,
+    to_text=str,
+)
+MAX_FACTOR = LimitKind(
+    key="limit",
+    type=_FactorField,
+    is_upper_bound=True,
+    unit="x",
+    to_unit=float,
+    to_text=lambda factor: f"{factor:g}x",
+)
+MAX_ENERGY = LimitKind(
+    key="limit",
+    type=_EnergyField,
+    is_upper_bound=True,
+    unit="J",
+    to_unit=float,
+    to_text=format.quantity,
+)
 
 
 # -- terms about a load ---------------------------------------------------------------------------
