@@ -107,6 +107,7 @@ def render_search_report(source: SearchReportInput) -> Report:
 
 
 def _title_parts(sweep_curve: SweepCurve, name: str) -> list[str]:
+    """Return the workload, the model and the name of the report, without those not known."""
     return [part for part in (sweep_curve.workload, sweep_curve.model, name) if part]
 
 
@@ -214,7 +215,11 @@ def _output_tokens_per_s(result: SearchResult, trials: Sequence[TrialResult]) ->
 def _describe_limits(
     trials: Sequence[TrialResult], summaries: Mapping[str, Summary]
 ) -> Iterator[str]:
-    """Yield why the lowest load failed, and how many of the failed trials missed each term."""
+    """Yield sentences about what limits the load.
+
+    The first one states why the lowest load failed or grew. If several terms were missed, another
+    one states how many of the failed trials missed each.
+    """
     failed = [trial for trial in trials if trial.has_failed]
     growing = [trial for trial in trials if trial.has_passed and not _may_last(trial)]
     lowest = min((*failed, *growing), key=lambda trial: trial.load, default=None)
@@ -252,7 +257,7 @@ def _misses_by_term(
 
 
 def _may_last(trial: TrialResult) -> bool:
-    """Return whether a trial did not show growth at full length."""
+    """Return whether the load of a trial may last: no trial at full length showed growth."""
     return trial.kind not in CONFIRMING_KINDS or trial.sustained is not False
 
 

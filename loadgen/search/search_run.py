@@ -104,7 +104,11 @@ class SearchRun:
             say(f"expected: {expected}{cost}")
 
     def _run_trials(self) -> None:
-        """Run trials until the search has ended."""
+        """Run trials until the search has ended.
+
+        A note about late responses is printed once at most, and never in a search by MLPerf's
+        rules, whose trials have the length that the rules require.
+        """
         has_noted_late_responses = self.unit == search_text.QUERIES_UNIT
         while True:
             trial = self.search.next_trial()

@@ -88,7 +88,11 @@ def expected_runs(sweep: Sweep, output_dir: Path, *, repeats_all: bool) -> list[
 
 
 def with_output_dir(sweep: Sweep, output_dir: Path) -> Sweep:
-    """Return the sweep with the settings of runs below a directory."""
+    """Return the sweep with the settings of runs below a directory.
+
+    In a closed loop all virtual users start at once, so that their first requests are not typical
+    and are left out of the measurement.
+    """
     leaves_out_first_round = sweep.load_kind == "concurrency"
     points = []
     for planned in sweep.points:
