@@ -40,7 +40,12 @@ class EmittedEvents(NamedTuple):
 
 
 def iterate_gaps(events: EmittedEvents) -> Iterator[RequestGaps]:
-    """Yield the gaps of all requests that have one, in the order of the records, in batches."""
+    """Yield the gaps of all requests that have one, in the order of the records, in batches.
+
+    All events of a batch are written out as columns: first their iterations, then the times at
+    which these ended. A gap is the difference to the event before it, if both are of one record. So
+    a pause is a gap, too.
+    """
     spans = _sorted_spans(events.spans)
     event_counts = _count_events(spans, events.interval)
     all_ends = np.concatenate(events.iteration_ends)
@@ -50,6 +55,7 @@ def iterate_gaps(events: EmittedEvents) -> Iterator[RequestGaps]:
         span_of_event = np.repeat(np.arange(len(counts)), counts)
         first_event_of_span = np.cumsum(counts) - counts
         index_in_span = np.arange(len(span_of_event)) - first_event_of_span[span_of_event]
+        # The last event of a span comes at its end, even if that is no full interval.
         iteration = np.minimum(
             spans.first[batch][span_of_event] + index_in_span * events.interval,
             spans.last[batch][span_of_event],
@@ -69,13 +75,22 @@ def _sorted_spans(spans: TokenSpans) -> TokenSpans:
 
 
 def _count_events(spans: TokenSpans, interval: int) -> Ints:
-    """Return the number of events of each span: one, and one per interval, rounded up."""
+    """Return the number of events of each span.
+
+    There is one at its first iteration, and one per interval after it. The last event comes at the
+    end of the span, even if the interval is not over, so the number is rounded up.
+    """
     rounded_up: Ints = -((spans.first - spans.last) // interval)
     return 1 + rounded_up
 
 
 def _batches(record_index: Ints, event_counts: Ints) -> Iterator[slice]:
-    """Yield slices of spans with about EVENTS_PER_BATCH events; no record is in two of them."""
+    """Yield slices of spans with about EVENTS_PER_BATCH events; no record is in two of them.
+
+    A record belongs to the batch in which its first event falls, if batches had exactly
+    EVENTS_PER_BATCH events.
+    """
+    # Where the record, or the batch, differs from the one before it. No record has the index -1.
     first_spans = np.flatnonzero(np.diff(record_index, prepend=-1))  # of each record
     events_before = np.cumsum(event_counts) - event_counts
     batch_of_record = events_before[first_spans] // EVENTS_PER_BATCH

@@ -81,7 +81,11 @@ def create_request_sizer(
 def create_synthetic_sizer(
     spec: Any, prompts: SyntheticPrompts, tokens_per_block: int
 ) -> RequestSizer:
-    """Return the sizer of synthetic requests. With `tokens_per_block` 0 no block is shared."""
+    """Return the sizer of synthetic requests. With `tokens_per_block` 0 no block is shared.
+
+    The cheapest sizer that knows the shared blocks is chosen, because it is called once per request
+    of a simulation.
+    """
     if tokens_per_block and getattr(spec, "chunks", None) is not None:
         return ChunkSizer(spec, prompts, tokens_per_block)
     has_shared_prefix = (
@@ -106,7 +110,8 @@ class ValueSizer:
 
 
 def _size_of_sequences(lengths: Sequence[int]) -> RequestSize:
-    return RequestSize(sum(lengths), 0, sequence_lengths=lengths)
+    """Return the size of a request for values with these sequences."""
+    return RequestSize(sum(lengths), output_tokens=0, sequence_lengths=lengths)
 
 
 class FixedSizer:
@@ -168,7 +173,13 @@ class PrefixSizer:
         return RequestSize(input_tokens, output_tokens, self._blocks(conversation, input_tokens))
 
     def _blocks(self, conversation: int, input_tokens: int) -> list[int]:
-        """Return the hashes of the shareable blocks of a prompt."""
+        """Return the hashes of the shareable blocks of a prompt.
+
+        A prompt begins with the system prompt, which all prompts share. The prefix of its group
+        follows, then the conversation so far. Every owner has a range of hashes of its own, in
+        which the hash of a block is its position in the prompt plus the start of the range. A block
+        that two owners fill belongs to the second, whose tokens make it differ.
+        """
         prompts = self._prompts
         per_block = self._tokens_per_block
         full_blocks = input_tokens // per_block
@@ -243,7 +254,11 @@ class TaskSizer:
         return RequestSize(input_tokens, self._prompts.requested_output_tokens(number), blocks)
 
     def _hashes(self, owner: Any, positions: range) -> Sequence[Hashable]:
-        """Return the hashes of the blocks of an owner at these positions."""
+        """Return the hashes of the blocks of an owner at these positions.
+
+        The owner is the name of a step, the number of a request, or a tuple that identifies a
+        sequence of documents.
+        """
         if isinstance(owner, tuple):
             return [(owner, position) for position in positions]
         if isinstance(owner, str):
@@ -273,7 +288,12 @@ class TraceSizer:
         return RequestSize(input_tokens, output_tokens, self._blocks(number, input_tokens))
 
     def _blocks(self, number: int, input_tokens: int) -> list[Hashable]:
-        """Return the hashes of the shareable blocks of a prompt."""
+        """Return the hashes of the shareable blocks of a prompt.
+
+        The blocks of the trace may have another size than those of the simulated server. Each hash
+        of the trace names the server's blocks that end within its tokens. When a run repeats the
+        trace, the requests of a new cycle share nothing with those of the cycle before it.
+        """
         trace = self._prompts.trace
         request = self._prompts.locate(number)
         blocks: list[Hashable] = []
@@ -321,7 +341,7 @@ class FileSizer:
         self._size_of_row: dict[int, _RowSize] = {}
 
     def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number."""
+        """Return the size of the request with this number. After the last row come the first."""
         row = number % len(self._prompts.rows)
         size = self._size_of_row.get(row)
         if size is None:
@@ -331,6 +351,7 @@ class FileSizer:
         return RequestSize(size.input_tokens, output_tokens, size.blocks)
 
     def _measure_row(self, row: int) -> _RowSize:
+        """Count the tokens of a row. Its blocks are shared only with its repetitions."""
         input_tokens = self._prompts.input_tokens(row) or 1
         if not self._tokens_per_block:
             return _RowSize(input_tokens, ())

@@ -171,6 +171,7 @@ class _TimedTask:
         end_ns = 0.0
         for turn, work in enumerate(self._works):
             prefill_ns = self._costs.token_ns * work.computed_tokens
+            # One iteration more than tokens: a request first waits for the end of the current one.
             decode_ns = (work.generated_tokens + 1) * iteration_ns
             end_ns = starts_ns[turn] + self._session.pauses_ns[turn] + prefill_ns + decode_ns
             for successor in self._session.successors[turn]:

@@ -32,7 +32,13 @@ from loadgen.sim.virtual_records import records_of_ended_requests
 
 @dataclass(slots=True)
 class _ScheduledLook:
-    """A repeated check of the load, and how many ended requests it has seen."""
+    """A repeated check of the load (an interim analysis), its next time, and what it has seen.
+
+    Attributes:
+        look: The check and its interval.
+        next_ns: When it takes place next.
+        requests_seen: How many of the ended requests it has been given.
+    """
 
     look: Look
     next_ns: int
@@ -50,9 +56,11 @@ class _PlannedAbandonment:
 class Simulation:
     """One simulated run. `run` simulates the whole load.
 
-    Afterwards `requests` holds what happened, and `ends` the end times of the iterations of each
-    replica. Each of `looks` may end the load early; then `is_decided` is True. `changes` are in
-    order of time.
+    Attributes:
+        requests: After `run`, what happened to each request.
+        replicas: The replicas of the simulated system.
+        ends: After `run`, the end times of the iterations of each replica, in ns.
+        is_decided: Whether one of the looks has ended the load early.
     """
 
     def __init__(
@@ -98,17 +106,19 @@ class Simulation:
         self._next_control_ns = self._find_next_control()
 
     def run(self) -> None:
-        """Simulate until every slot of the schedule has its record."""
+        """Simulate until every slot of the schedule has its record.
+
+        Three times decide what happens next: when the next request is due, when the next iteration
+        ends, and when the next change, check or stop of the load takes place (a control). At the
+        same time, requests start before an iteration ends.
+        """
         while True:
             next_due_ns = self._dispatcher.next_due_ns()
             due_ns = NEVER if next_due_ns is None else next_due_ns
             end_ns, index = self._next_iteration(self.replicas, self._quiet_until_ns(due_ns))
             control_ns = self._next_control_ns
-            if (
-                control_ns <= due_ns
-                and control_ns <= end_ns
-                and self._apply_control(due_ns, end_ns)
-            ):
+            is_control_next = control_ns <= due_ns and control_ns <= end_ns
+            if is_control_next and self._apply_control(due_ns, end_ns):
                 continue
             if due_ns < NEVER and due_ns <= end_ns and due_ns <= self._end_of_run_ns:
                 self._start_requests(due_ns, end_ns)
@@ -120,7 +130,12 @@ class Simulation:
         self.ends = [np.asarray(replica.ends, np.int64) for replica in self.replicas]
 
     def _quiet_until_ns(self, due_ns: int) -> int:
-        """Return until when iterations that start and end no request need no attention."""
+        """Return until when the replicas may end iterations that start and end no request.
+
+        Until then nothing else happens that a simulated iteration could change: no request is due,
+        no timeout ends, and nothing is controlled. Planned abandonments depend on the number of
+        generated tokens, so every iteration has to be looked at (0).
+        """
         if self._planned_abandonments:
             return 0
         # Comparisons instead of `min`, because this runs once per event.
@@ -138,7 +153,11 @@ class Simulation:
     # Starting requests
 
     def _start_requests(self, due_ns: int, end_ns: int) -> None:
-        """Start the requests that are due before anything else happens."""
+        """Start the requests that are due before anything else happens.
+
+        As long as all replicas are busy, requests only join their queues, so all that are due up to
+        the next end of an iteration can be started in one go.
+        """
         if self._busy_replicas < len(self.replicas):
             # The request may wake an idle replica, whose iteration may end before the next request
             # is due.
@@ -152,7 +171,11 @@ class Simulation:
                 self._send(slot)
 
     def _send(self, slot: DispatchedSlot) -> None:
-        """Send the request of a slot to the next replica that serves."""
+        """Send the request of a slot to the next replica that serves.
+
+        An idle replica begins an iteration at once. The router knows all replicas, so those that do
+        not serve now are skipped.
+        """
         size = self._request_size(slot.slot_id)
         index = self._next_replica()
         while index >= self._serving:
@@ -190,7 +213,9 @@ class Simulation:
     ) -> SimRequest | None:
         """Submit the sequences of a request for values to a replica, and return the last one.
 
-        Return None if the replica refuses the request.
+        A request for values (embeddings, rerank) is prefilled as one sequence per text. They have
+        no output (0 tokens): each of them ends with its prefill. Return None if the replica refuses
+        the request.
         """
         replica = self.replicas[index]
         if not all(replica.admissible(tokens) for tokens in size.sequence_lengths):
@@ -210,7 +235,7 @@ class Simulation:
     def _refuse(self, request: SimRequest, index: int) -> None:
         """Record a request whose prompt is too long for the replica."""
         request.replica_index = index
-        request.output_tokens = 0
+        request.output_tokens = 0  # nothing is generated
         request.failure = KIND["http_4xx"]
         request.failed_ns = request.due_ns
         self.requests.add_sent([request])
@@ -219,7 +244,11 @@ class Simulation:
     # Ends of iterations and requests
 
     def _end_iteration(self, end_ns: int, index: int) -> None:
-        """End the iteration that ends first, and begin the next one of its replica."""
+        """End the iteration of a replica, and begin its next one.
+
+        `end_ns` is the end of the iteration, and `index` the index of the replica. It becomes idle
+        if it has nothing to compute.
+        """
         replica = self.replicas[index]
         done = replica.finish()
         if self._is_prefill_limited:
@@ -236,7 +265,11 @@ class Simulation:
             self.requests.add_pauses(replica.paused)
 
     def _complete(self, done: list[SimRequest], end_ns: int) -> None:
-        """Record requests that have got their last token, and report them to the dispatcher."""
+        """Record requests that have got their last token, and report them to the dispatcher.
+
+        A request for values consists of sequences and is complete with its last one. The dispatcher
+        has to know of the end, because in a closed loop or a session the next request follows it.
+        """
         if self._unfinished_sequences:
             done = [request for request in done if self._is_last_sequence(request)]
         report_finished = self._dispatcher.report_finished
@@ -260,7 +293,10 @@ class Simulation:
         return True
 
     def _cancel_timed_out(self, now_ns: int) -> None:
-        """Cancel the requests whose timeout is over."""
+        """Cancel the requests whose timeout is over.
+
+        All requests have the same timeout, so the first one in order of due time times out first.
+        """
         in_flight = self._in_flight
         while in_flight:
             request = in_flight[0]
@@ -271,7 +307,13 @@ class Simulation:
             in_flight.popleft()
 
     def _cancel(self, request: SimRequest, now_ns: int, kind: str) -> None:
-        """Cancel a request in flight and record it; `kind` is a name of `record.KIND`."""
+        """Cancel a request in flight and record it as failed.
+
+        Args:
+            request: The request, or one of the sequences of a request for values.
+            now_ns: The time of the failure.
+            kind: Why it fails, a name of `record.KIND`.
+        """
         replica = self.replicas[request.replica_index]
         generated_tokens = replica.generated(request)
         replica.cancel(request)
@@ -279,15 +321,7 @@ class Simulation:
             for sequence in self._unfinished_sequences.pop(request.key):
                 replica.cancel(sequence)
             request.input_tokens = self._request_size(request.key).input_tokens
-        if request.resumed_iteration >= 0:
-            # Tokens from before a pause are recorded already.
-            tokens_before_pause = request.output_tokens - request.remaining_tokens
-            tokens = generated_tokens - tokens_before_pause
-            request.last_iteration = request.resumed_iteration + tokens - 1
-        else:
-            request.last_iteration = -1
-        if request.last_iteration < request.resumed_iteration:
-            request.resumed_iteration = -1
+        _shorten_to_generated(request, generated_tokens)
         request.output_tokens = generated_tokens
         request.failure = KIND[kind]
         request.failed_ns = now_ns
@@ -298,7 +332,11 @@ class Simulation:
     # Users who leave
 
     def _plan_abandonment(self, slot: DispatchedSlot, session: int, request: SimRequest) -> None:
-        """Note when the user of a task leaves, if that is during this request."""
+        """Note when the user of a task leaves, if that is during this request.
+
+        A task says in which turn its user leaves, and after how many tokens. It is looked up once
+        per task, with its first turn.
+        """
         if slot.turn == 0:
             abandonment = self._schedule.sessions.get(session).abandonment
             if abandonment is not None:
@@ -323,11 +361,11 @@ class Simulation:
                 continue
             if replica.generated(request) < planned.after_tokens:
                 continue
-            of_same_task = set(self._dispatcher.other_slots_in_flight(request.key))
+            slots_of_same_task = set(self._dispatcher.other_slots_in_flight(request.key))
             self._cancel(request, now_ns, "abandoned")
-            for other in self._in_flight:
-                if other.key in of_same_task and other.state != DONE:
-                    self._cancel(other, now_ns, "abandoned")
+            for in_flight in self._in_flight:
+                if in_flight.key in slots_of_same_task and in_flight.state != DONE:
+                    self._cancel(in_flight, now_ns, "abandoned")
 
     # Changes of replicas, checks and the stop of the load
 
@@ -402,7 +440,10 @@ class Simulation:
             self._looks.clear()
 
     def _records_since(self, index: int) -> NDArray[np.void]:
-        """Return the records of the requests that have ended, without the first `index` of them."""
+        """Return the records of the requests that have ended, without the first `index` of them.
+
+        The records are those that a check of the load needs, built while the simulation goes on.
+        """
         sent = self.requests.sent_since(index)
         return records_of_ended_requests(
             sent,
@@ -412,15 +453,17 @@ class Simulation:
         )
 
     def _iteration_ends(self, sent: SentColumns, iterations: Ints) -> Ints:
-        """Return when the iterations of sent requests ended, and -1 for an iteration of -1."""
-        pairs = zip(sent.replica.tolist(), iterations.tolist(), strict=True)
-        return np.array(
-            [
-                -1 if iteration < 0 else self.replicas[index].end_of(iteration)
-                for index, iteration in pairs
-            ],
-            np.int64,
-        )
+        """Return when an iteration ended, for each sent request; -1 if the request has none.
+
+        `iterations` has one iteration per request, such as that of its first token: a number of the
+        iterations of the request's replica, or -1. After the run, `virtual_records` looks up all
+        requests at once; here they are few, and the replicas are still at work.
+        """
+        ends_ns = np.full(len(iterations), -1, np.int64)
+        for row in np.flatnonzero(iterations >= 0).tolist():
+            replica = self.replicas[sent.replica[row]]
+            ends_ns[row] = replica.end_of(int(iterations[row]))
+        return ends_ns
 
     def _end_run(self) -> None:
         """Cancel what is in flight at the end of the run, and record what was never sent."""
@@ -438,3 +481,19 @@ class Simulation:
             if reason == "interrupted":  # no user interrupts a virtual run: its drain has ended
                 reason = self._kind_at_end_of_run
             self.requests.add_unsent(slot.slot_id, slot.due_ns, reason)
+
+
+def _shorten_to_generated(request: SimRequest, generated_tokens: int) -> None:
+    """Set the iterations of a cancelled request to those in which it really got tokens.
+
+    `last_iteration` was planned when its prefill ended, for the whole output. Only the tokens since
+    the last admission are meant, because those from before a pause are recorded already.
+    """
+    if request.resumed_iteration < 0:
+        request.last_iteration = -1
+        return
+    tokens_before_pause = request.output_tokens - request.remaining_tokens
+    tokens_since_admission = generated_tokens - tokens_before_pause
+    request.last_iteration = request.resumed_iteration + tokens_since_admission - 1
+    if not tokens_since_admission:
+        request.resumed_iteration = -1

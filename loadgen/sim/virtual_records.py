@@ -74,7 +74,11 @@ def build_records(
 ) -> VirtualRecords:
     """Return the records, gaps and timeline of a simulated run.
 
-    `iteration_ends` are the end times of the iterations of each replica, in ns.
+    Args:
+        requests: What happened to the requests.
+        iteration_ends: The end times of the iterations of each replica, in ns.
+        schedule: The schedule that was simulated.
+        options: What does not follow from the simulation.
     """
     sent = requests.sent()
     unsent = requests.unsent()
@@ -120,19 +124,30 @@ def records_of_ended_requests(
 
 
 def _iteration_ends(ends: Sequence[Ints], sent: SentColumns, iterations: Ints) -> Ints:
-    """Return when these iterations of the requests' replicas ended, -1 for an iteration of -1."""
-    offsets = np.concatenate([[0], np.cumsum([len(of_replica) for of_replica in ends])])
+    """Return when an iteration ended, for each sent request; -1 for an iteration of -1.
+
+    Args:
+        ends: The end times of the iterations of each replica, in ns.
+        sent: The requests, each with the index of its replica.
+        iterations: One iteration per request, such as that of its first token. It is an index into
+            the iterations of the request's replica, or -1 if there was none.
+    """
+    # All end times are in one array, so that one look-up serves all replicas. The 0 at its end is
+    # never used: without it, the array could be empty, and an empty array cannot be indexed.
+    iterations_per_replica = [len(replica_ends) for replica_ends in ends]
+    first_of_replica = np.concatenate([[0], np.cumsum(iterations_per_replica)])
     all_ends = np.concatenate([*ends, np.zeros(1, np.int64)])
-    positions = offsets[sent.replica] + iterations
     is_known = iterations >= 0
-    if is_known.all():
-        known_ends: Ints = all_ends[positions]
-        return known_ends
-    return np.where(is_known, all_ends[np.where(is_known, positions, 0)], -1)
+    positions = np.where(is_known, first_of_replica[sent.replica] + iterations, 0)
+    return np.where(is_known, all_ends[positions], -1)
 
 
 def _slot_columns(number: Ints, schedule: Schedule) -> dict[str, Column]:
-    """Return the fields that tell the slot of each record, computed from its number."""
+    """Return the fields that tell which slot of the schedule each record is for.
+
+    All of them follow from the number of the slot: its session, its turn in the session, its stage,
+    and in a closed loop its virtual user. A single request is no session, so its session is -1.
+    """
     session, turn, is_session = _sessions_and_turns(number, schedule)
     first_sessions = np.array([stage.first_session for stage in schedule.stages])
     stage = (np.searchsorted(first_sessions, session, side="right") - 1).astype(np.int16)
@@ -149,9 +164,10 @@ def _slot_columns(number: Ints, schedule: Schedule) -> dict[str, Column]:
 def _sessions_and_turns(
     number: Ints, schedule: Schedule
 ) -> tuple[Ints, NDArray[Any], NDArray[np.bool_]]:
-    """Return the session and the turn of each slot, and whether that session is no single request.
+    """Return the session and the turn of each slot, and whether the session has several turns.
 
-    If sessions differ in length, the last position of a session stands for its last turn.
+    Slots are numbered session after session, `max_turns` numbers for each. A session with fewer
+    turns leaves some of its numbers unused; the last of its numbers stands for its last turn.
     """
     if schedule.max_turns > 1:
         session, turn = np.divmod(number, schedule.max_turns)
@@ -160,27 +176,36 @@ def _sessions_and_turns(
         turn = np.zeros(len(number), np.int8)
     if isinstance(schedule.sessions, Conversations | SingleRequests):
         return session, turn, np.full(len(number), schedule.max_turns > 1)
-    distinct_sessions, index = np.unique(session, return_inverse=True)
-    contents = [schedule.sessions.get(number) for number in distinct_sessions.tolist()]
-    is_session = np.array([not content.is_single_request for content in contents], np.bool_)
-    last_turn = np.array([content.turn_count - 1 for content in contents], np.int64)
-    return session, np.minimum(turn, last_turn[index]), is_session[index]
+    # Each session is looked up once, and its facts are then spread over its slots.
+    session_numbers, session_of_slot = np.unique(session, return_inverse=True)
+    sessions = [schedule.sessions.get(number) for number in session_numbers.tolist()]
+    is_session = np.array([not content.is_single_request for content in sessions], np.bool_)
+    last_turn = np.array([content.turn_count - 1 for content in sessions], np.int64)
+    return session, np.minimum(turn, last_turn[session_of_slot]), is_session[session_of_slot]
 
 
 def _virtual_users(session: Ints, stage: NDArray[np.int16], schedule: Schedule) -> Column:
-    """Return the virtual user of each slot, -1 in an open loop."""
+    """Return the virtual user of each slot, -1 in an open loop.
+
+    In a closed loop, the sessions of a stage are dealt out to its virtual users in turn.
+    """
     concurrency = np.array([stage.concurrency for stage in schedule.stages])
     if not concurrency.any():
         return -1
     first_sessions = np.array([stage.first_session for stage in schedule.stages])
-    virtual_user = (session - first_sessions[stage]) % np.maximum(concurrency[stage], 1)
+    users_of_stage = np.maximum(concurrency[stage], 1)  # an open loop has 0, no divisor
+    virtual_user = (session - first_sessions[stage]) % users_of_stage
     return np.where(concurrency[stage] > 0, virtual_user, -1)
 
 
 def _with_unsent(
     columns: dict[str, Column], sent_count: int, unsent: UnsentColumns
 ) -> dict[str, Column]:
-    """Return the columns of the sent requests, extended by the requests that were never sent."""
+    """Return the columns of the sent requests, extended by the requests that were never sent.
+
+    Columns that `unsent` does not have get the values of a dropped request. A column with the same
+    value in all records stays a single number, which saves memory.
+    """
     dropped = _dropped_record()
     status = np.full(len(unsent), int(dropped["status"]))
     for kind, status_name in CUTS.items():
@@ -204,18 +229,26 @@ def _with_unsent(
 
 
 def _dropped_record() -> Any:
-    """Return the record of a dropped request, for the fields that all unsent requests share."""
+    """Return the record of a dropped request, for the fields that all unsent requests share.
+
+    It comes from the function that also runs over HTTP use. The fields of the key are placeholders,
+    because each request has its own.
+    """
     key = RecordKey(0, 0, 0, 0, 0, session=0, turn=0, virtual_user=0)
     data = unsent_record(key, -1, "", "dropped", Built(-1, "", -1))
     return np.frombuffer(data, ROW)[0]
 
 
 def _as_array(values: Column, length: int) -> NDArray[Any]:
+    """Return the values of a column, which may be one number for all records."""
     return np.full(length, values) if isinstance(values, int) else values
 
 
 def _token_spans(sent: SentColumns, pauses: PauseColumns) -> TokenSpans:
-    """Return the unbroken spans of iterations in which each request got tokens."""
+    """Return the unbroken spans of iterations in which each request got tokens.
+
+    A request has one span since its last admission, and one for each pause, before that pause.
+    """
     has_tokens = (sent.last_iteration >= sent.resumed_iteration) & (sent.resumed_iteration >= 0)
     (index,) = np.nonzero(has_tokens)
     after_last_pause = TokenSpans(
@@ -226,6 +259,7 @@ def _token_spans(sent: SentColumns, pauses: PauseColumns) -> TokenSpans:
     )
     if not len(pauses):
         return after_last_pause
+    # The record of each paused request is found by binary search in the sorted numbers.
     order = np.argsort(sent.number, kind="stable")
     positions = np.searchsorted(sent.number[order], pauses.number)
     paused_index = order[np.minimum(positions, len(order) - 1)]
@@ -311,6 +345,11 @@ def _columns_of_sent(
 
 
 def _time_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
+    """Return the timestamps of each request.
+
+    `done_ns` is when the request was over for the client: at its end or its failure. In virtual
+    time, a request is sent at once when it is due, and the head of the response comes at once, too.
+    """
     is_failed = sent.failure > 0
     return {
         "due_ns": sent.due_ns,
@@ -327,7 +366,11 @@ def _time_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
 
 
 def _outcome_columns(sent: SentColumns, is_for_values: NDArray[np.bool_]) -> dict[str, Column]:
-    """Return the columns that tell how each request ended."""
+    """Return the columns that tell how each request ended.
+
+    `text` is an index of ERROR_TEXTS, -1 for a request without an error. A completion always ends
+    at its requested length, because the simulated model has no text that could end by itself.
+    """
     is_failed = sent.failure > 0
     is_refused = sent.failure == KIND["http_4xx"]
     finish_reason = np.where(is_for_values, FINISH["stop"], FINISH["length"])
@@ -349,7 +392,12 @@ def _outcome_columns(sent: SentColumns, is_for_values: NDArray[np.bool_]) -> dic
 def _token_columns(
     sent: SentColumns, source: str, reports_cached_tokens: bool
 ) -> dict[str, Column]:
-    """Return the token counts and their sources. The server does not count a refused prompt."""
+    """Return the token counts and their sources, as a client would know them.
+
+    The server reports the counts, except that it does not count a refused prompt: its count has the
+    given source. A request that failed without a token has no output count (-1). The simulated
+    model neither reasons nor drafts tokens (speculative decoding).
+    """
     is_failed = sent.failure > 0
     is_refused = sent.failure == KIND["http_4xx"]
     has_no_output = is_failed & (sent.output_tokens == 0)
@@ -369,7 +417,11 @@ def _token_columns(
 
 
 def _server_timing_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
-    """Return the server timing breakdown."""
+    """Return the server timing breakdown: how long each request waited, and took for each phase.
+
+    A phase that a request did not reach is -1. There is no transfer between machines for prefill
+    and machines for decoding, so its time is -1 for all.
+    """
     is_admitted = sent.admitted_ns >= 0
     has_event = times.first_event_ns >= 0
     queue_ns = sent.admitted_ns - sent.due_ns

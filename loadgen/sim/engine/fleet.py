@@ -43,14 +43,19 @@ class Iteration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _RequestAssignment:
-    """A request and the replica that serves it."""
+    """A request and the index of the replica that serves it."""
 
     request: SimRequest
     replica_index: int
 
 
 class _FleetReplica:
-    """One replica of a fleet, and the emissions that follow from its iterations."""
+    """One replica of a fleet, and the emissions that follow from its iterations.
+
+    With an interval of n tokens per emission, a request emits its first token alone, then n tokens
+    at every n-th iteration after it, and the rest with its last token. So the requests that emit in
+    an iteration are those whose first iteration since the admission is equal to it modulo n.
+    """
 
     def __init__(self, replica: Replica, interval: int) -> None:
         self.replica = replica
@@ -64,7 +69,8 @@ class _FleetReplica:
     def begin(self, now_ns: int, emissions: list[Emission]) -> bool:
         """Begin an iteration, and return False if there is nothing to do.
 
-        Paused requests emit the tokens that they have not emitted yet; `emissions` gets these.
+        A request that is paused emits the tokens that it has got and not emitted, because its next
+        interval begins anew after the pause. These emissions are added to `emissions`.
         """
         replica = self.replica
         replica.forget()  # only simulations in virtual time need the ends of all iterations
@@ -85,7 +91,10 @@ class _FleetReplica:
         return True
 
     def finish(self, end_ns: int, emissions: list[Emission]) -> list[SimRequest]:
-        """End the current iteration, and return the requests that are done."""
+        """End the current iteration, and return the requests that are done.
+
+        Its emissions are added to `emissions`: first tokens, last tokens, then full intervals.
+        """
         replica = self.replica
         interval = self._interval
         iteration = replica.iteration
@@ -95,8 +104,9 @@ class _FleetReplica:
         for request in done:
             first_iteration = request.resumed_iteration
             self._emitting[first_iteration % interval].pop(request, None)
-            tokens = (iteration - first_iteration) % interval
+            tokens = (iteration - first_iteration) % interval  # since the last full interval
             if not tokens:
+                # The last token completes an interval, or is also the first and comes alone.
                 tokens = interval if iteration > first_iteration else 1
             emissions.append(Emission(request.key, tokens, True, end_ns))
         emitting = self._emitting[iteration % interval]
@@ -236,7 +246,11 @@ class Fleet:
         return due
 
     def cancel(self, key: Hashable) -> None:
-        """Emit nothing more for `key`. Unknown keys are ignored."""
+        """Emit nothing more for `key`. Unknown keys are ignored.
+
+        If emissions of its replica were dropped, the due time of the replica's next emission may
+        have changed, so its entry in the heap is replaced.
+        """
         assignment = self._requests.pop(key, None)
         if assignment is None:
             return
@@ -246,7 +260,9 @@ class Fleet:
         member.cancel(assignment.request)
         if len(member.unsent) != unsent_before:
             self._next_emissions = [
-                (due_ns, other) for due_ns, other in self._next_emissions if other != index
+                (due_ns, replica_index)
+                for due_ns, replica_index in self._next_emissions
+                if replica_index != index
             ]
             if member.unsent:
                 self._next_emissions.append((member.unsent[0].due_ns, index))
@@ -269,7 +285,10 @@ class Fleet:
             self._begin_iteration(index, max(arrival_ns, member.last_end_ns), [])
 
     def _change_replicas(self, now_ns: int) -> None:
-        """Apply the changes of the number of replicas that are due."""
+        """Apply the changes of the number of replicas that are due.
+
+        Their times count from the first request, so there are none before it.
+        """
         if self._first_request_ns is None:
             return
         while self._changes and self._first_request_ns + self._changes[0].at_ns <= now_ns:
@@ -277,12 +296,14 @@ class Fleet:
             for replica in self.replicas[self.serving : serving]:
                 replica.reset_cache()
             self.serving = serving
-            lost = [
-                key for key, placed in self._requests.items() if placed.replica_index >= serving
+            lost_keys = [
+                key
+                for key, assignment in self._requests.items()
+                if assignment.replica_index >= serving
             ]
-            for key in lost:
+            for key in lost_keys:
                 self.cancel(key)
-            self.lost += lost
+            self.lost += lost_keys
 
     def _begin_iteration(self, index: int, now_ns: int, emissions: list[Emission]) -> None:
         member = self._members[index]
@@ -290,7 +311,11 @@ class Fleet:
             heapq.heappush(self._iteration_ends, (member.replica.end_ns, index))
 
     def _end_iteration(self, index: int, end_ns: int) -> list[Emission]:
-        """End an iteration, begin the next one, and return the emissions that are due now."""
+        """End an iteration, begin the next one, and return the emissions that are due now.
+
+        Spaced emissions are not due now; they wait with the replica. What the iteration did is
+        noted for the page with iteration statistics.
+        """
         member = self._members[index]
         replica = member.replica
         emissions: list[Emission] = []
@@ -324,7 +349,11 @@ class Fleet:
     def _add_unsent(
         self, index: int, end_ns: int, spacing_ns: int, emissions: list[Emission]
     ) -> None:
-        """Space the emissions of an iteration, after those of the replica that are not sent."""
+        """Make the emissions of an iteration due one after the other.
+
+        They begin at the end of the iteration, or after the emissions of the same replica that have
+        not been sent yet. The emissions of a group are due together, when its first one is.
+        """
         unsent = self._members[index].unsent
         start_ns = end_ns
         if unsent:

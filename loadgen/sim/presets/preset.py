@@ -1,7 +1,9 @@
 """Presets: simulated machines as data, read from `presets/*.yaml` or from a file of the user.
 
 A preset file states each constant with its unit in the name and its source beside it. The formulas
-here convert the constants into the costs of the simulation engine.
+here convert the constants into the costs of the simulation engine. They count the numbers in the
+matrices of a transformer, and the floating-point operations (FLOPs) of multiplying with them: one
+multiplication and one addition, so two per number.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from loadgen.sim.engine.system import ReplicaChange, SimulatedSystem
 
 FOLDER = Path(__file__).parent
 GIB = 1 << 30
+HEAD_BYTES_PER_NUMBER = 2.0  # the output head and the embedding are kept in 16 bits
+FLOPS_PER_WEIGHT = 2.0  # a multiplication and an addition
+PER_NS = 1e3  # factor from TB/s to bytes per ns, and from TFLOP/s to FLOPs per ns
 BITS = {"nvfp4": 4.5, "fp8": 8.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4": 4.5}
 """Bits per number, including shared scales: NVFP4 has one 8-bit scale per 16 numbers of 4 bits."""
 
@@ -59,9 +64,11 @@ class SourcedNumber(Part):
 
 
 class Model(Part):
-    """A dense decoder with grouped-query attention and a gated MLP.
+    """A dense decoder with grouped-query attention and a gated MLP, such as Llama 3.
 
-    The fields are those of its `config.json`.
+    The fields are those of its `config.json`: `hidden` is the length of the vector of a token
+    between the layers, `heads` and `kv_heads` are the numbers of query heads and of key (or value)
+    heads of a layer, and `intermediate` is the length of the vector inside its MLP.
     """
 
     name: str
@@ -81,45 +88,61 @@ class Model(Part):
 
     @property
     def block_parameters(self) -> int:
-        """Number of weights that each token is multiplied with in the layers."""
-        attention = self.hidden * self.head_size * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+        """Number of weights that each token is multiplied with in the layers.
+
+        The matrices of the attention are those for query and output, with one column or row per
+        number of a query head, and those for key and value, with one per number of a key head. The
+        gated MLP has three matrices: gate, up and down.
+        """
+        numbers_of_query = self.heads * self.head_size
+        numbers_of_key = self.kv_heads * self.head_size
+        attention = self.hidden * (2 * numbers_of_query + 2 * numbers_of_key)
+        mlp = 3 * self.hidden * self.intermediate
+        return self.layers * (attention + mlp)
+
+    @property
+    def head_parameters(self) -> int:
+        """Number of weights of the output head, and also of the embedding."""
+        return self.hidden * self.vocab
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes read per iteration.
+        """Bytes of weights that an iteration reads, once for the whole batch.
 
-        The layers have their own precision, and the output head has 16 bits.
+        The layers have the precision `weights`, the output head has 16 bits.
         """
-        return self.block_parameters * BITS[self.weights] / 8 + 2.0 * self.hidden * self.vocab
+        block_bytes = self.block_parameters * BITS[self.weights] / 8
+        return block_bytes + HEAD_BYTES_PER_NUMBER * self.head_parameters
 
     @property
     def memory_bytes(self) -> float:
         """Bytes of weights in memory.
 
-        These include the embedding, of which an iteration reads almost nothing.
+        They include the embedding, of which an iteration reads only the row of each token.
         """
-        return self.weight_bytes + 2.0 * self.hidden * self.vocab
+        return self.weight_bytes + HEAD_BYTES_PER_NUMBER * self.head_parameters
 
     @property
     def kv_token_bytes(self) -> float:
         """Bytes of the keys and values of one token in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_size * BITS[self.kv_cache] / 8
+        keys_and_values = 2 * self.layers * self.kv_heads * self.head_size
+        return keys_and_values * BITS[self.kv_cache] / 8
 
     @property
     def token_flops(self) -> float:
-        """FLOPs per token: two per weight.
+        """FLOPs of computing one token, without its attention to others: two per weight.
 
         The output head is counted for every token, though only sampled tokens pass through it. This
         is 0.4 % of a 70B model.
         """
-        return 2.0 * (self.block_parameters + self.hidden * self.vocab)
+        return FLOPS_PER_WEIGHT * (self.block_parameters + self.head_parameters)
 
     @property
     def attended_flops(self) -> float:
         """FLOPs of one token attending to one other token.
 
-        These are 2 for query times key and 2 for weight times value.
+        For each number of each query head of each layer, these are 2 for query times key, and 2 for
+        the value times the weight that follows from it.
         """
         return 4.0 * self.layers * self.heads * self.head_size
 
@@ -232,12 +255,18 @@ class Preset(Part):
 
     @property
     def costs(self) -> Costs:
-        """The costs of an iteration of one replica, whose GPUs share bytes and FLOPs equally."""
+        """The costs of an iteration of one replica, whose GPUs share bytes and FLOPs equally.
+
+        A replica with tensor parallelism splits every matrix among its GPUs, so it has the sum of
+        their bandwidths and peaks. Only a share of the data sheet's values is effective.
+        """
         hardware = self.hardware
         model = self.model
         gpus = self.gpus_per_replica
-        bytes_per_ns = hardware.bandwidth_tb_s.value * hardware.bandwidth_share.value * 1e3 * gpus
-        flops_per_ns = hardware.peak_tflops.value * hardware.compute_share.value * 1e3 * gpus
+        bandwidth_tb_s = hardware.bandwidth_tb_s.value * hardware.bandwidth_share.value
+        tflops = hardware.peak_tflops.value * hardware.compute_share.value
+        bytes_per_ns = bandwidth_tb_s * PER_NS * gpus
+        flops_per_ns = tflops * PER_NS * gpus
         return Costs(
             overhead_ns=hardware.overhead_ms.value * 1e6,
             weights_ns=model.weight_bytes / bytes_per_ns,
@@ -247,10 +276,12 @@ class Preset(Part):
         )
 
     def answer_ns(self, lanes: int, input_tokens: float, output_tokens: float) -> float:
-        """Return about how long an answer takes in ns while `lanes` requests are in flight.
+        """Return about how long a response takes in ns while `lanes` requests are in flight.
 
-        This is the decoding of its tokens, and the prompts of all sequences of its replica, each
-        computed once in that time.
+        It takes the decoding of its tokens, one per iteration. In that time, each sequence of its
+        replica is replaced by another one, whose prompt has to be computed: once per sequence. The
+        formula of the iteration is that of `Costs`, with the mean length of a sequence: the prompt
+        and, on average over the decoding, half of the output.
         """
         costs = self.costs
         sequences = min(max(1.0, lanes / self.replicas), self.server.max_batch_size)
@@ -258,21 +289,25 @@ class Preset(Part):
         memory_ns = costs.weights_ns + costs.kv_token_ns * sequences * mean_context_tokens
         compute_ns = sequences * (costs.token_ns + costs.attended_ns * mean_context_tokens)
         iteration_ns = costs.overhead_ns + max(memory_ns, compute_ns)
-        prompt_ns = input_tokens * (costs.token_ns + costs.attended_ns * input_tokens / 2)
+        mean_attended_tokens = input_tokens / 2  # a token of a prompt attends to those before it
+        prompt_ns = input_tokens * (costs.token_ns + costs.attended_ns * mean_attended_tokens)
         return output_tokens * iteration_ns + sequences * prompt_ns
 
     @property
     def limits(self) -> ServerLimits:
-        """The limits of one replica: batch size, tokens, and blocks of its KV cache."""
+        """The limits of one replica: batch size, tokens, and blocks of its KV cache.
+
+        The KV cache gets a share of the memory that the weights and the reserve leave free.
+        """
         server = self.server
-        per_gpu = self.hardware.memory_gib.value - server.reserve_gib
-        free = (
-            per_gpu * self.gpus_per_replica * GIB - self.model.memory_bytes
-        ) * server.kv_cache_share
+        usable_gib_per_gpu = self.hardware.memory_gib.value - server.reserve_gib
+        usable_bytes = usable_gib_per_gpu * self.gpus_per_replica * GIB
+        cache_bytes = (usable_bytes - self.model.memory_bytes) * server.kv_cache_share
+        block_bytes = self.model.kv_token_bytes * server.tokens_per_block
         return ServerLimits(
             max_batch_size=server.max_batch_size,
             max_num_tokens=server.max_num_tokens,
-            kv_blocks=max(0, int(free / (self.model.kv_token_bytes * server.tokens_per_block))),
+            kv_blocks=max(0, int(cache_bytes / block_bytes)),
             tokens_per_block=server.tokens_per_block,
             max_seq_len=server.max_seq_len,
             chunked_prefill=server.chunked_prefill,
@@ -297,7 +332,7 @@ def load_preset(name: str, where: str = "--preset ") -> Preset:
         UserError: The preset does not exist or cannot be read.
         CombinedError: There are errors in the file. All of them are reported.
     """
-    return _load(name, f"{where}{name}", ()).preset
+    return _load(name, f"{where}{name}", extending=()).preset
 
 
 class _LoadedPreset(NamedTuple):
@@ -308,7 +343,17 @@ class _LoadedPreset(NamedTuple):
 
 
 def _load(name: str, where: str, extending: tuple[str, ...]) -> _LoadedPreset:
-    """Read and check a preset. `extending` are the names of the presets that extend it."""
+    """Read and check a preset.
+
+    Args:
+        name: The name of a packaged preset, or the path of a user's file.
+        where: The place that an error about the file as a whole names.
+        extending: The names of the presets that extend it, directly or not, to find cycles.
+
+    Raises:
+        UserError: The preset does not exist, cannot be read, or extends itself.
+        CombinedError: There are errors in the file.
+    """
     if name in extending:
         raise UserError("cycle", "a preset that extends itself", where)
     is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
@@ -344,7 +389,11 @@ def _read_document(path: Path) -> tuple[Map, list[LoadgenError]]:
 
 
 def _extend(document: Map, path: Path, extending: tuple[str, ...]) -> Map:
-    """Return the document of the extended preset, overlaid with the values of this one."""
+    """Return the document of the extended preset, overlaid with the values of this one.
+
+    A preset that changes a constant of the model or the hardware is not fitted on the measurements
+    of the extended one any more, so its description says so.
+    """
     base_name = document["extends"]
     if not isinstance(base_name, str):
         place = locate(document, ("extends",)).place(str(path))
@@ -364,17 +413,21 @@ def _extend(document: Map, path: Path, extending: tuple[str, ...]) -> Map:
 
 
 def _changed_keys(document: Map) -> list[str]:
-    """Return the constants of the model and the hardware that a document sets."""
-    return [
-        f"{part}.{key}"
-        for part in ("model", "hardware")
-        if isinstance(document.get(part), Map)
-        for key in document[part]
-    ]
+    """Return the constants of the model and the hardware that a document sets: `model.layers`."""
+    keys = []
+    for section in ("model", "hardware"):
+        constants = document.get(section)
+        if isinstance(constants, Map):
+            keys += [f"{section}.{name}" for name in constants]
+    return keys
 
 
 def _find_conflicts(preset: Preset, document: Map, file: str) -> Iterator[LoadgenError]:
-    """Yield an error for each combination of values that is impossible."""
+    """Yield an error for each combination of values that is impossible.
+
+    A model or a number of GPUs that cannot be divided ends the search, because the other checks
+    divide by these numbers.
+    """
     model = preset.model
     if model.hidden % model.heads or model.heads % model.kv_heads:
         problem = "model.heads must divide model.hidden, and model.kv_heads the heads"
@@ -412,5 +465,6 @@ def _impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
 
 
 def _conflict(problem: str, location: Loc, document: Map, file: str) -> LoadgenError:
+    """Return the error about a value at a location of the document, with its line in the file."""
     place = locate(document, location).place(file)
     return UserError("conflict", problem, place, "see docs/simulation.md")

@@ -52,9 +52,10 @@ class CompletionFormatter(ResponseFormatter):
             "model": request.model,
         }
         self._null_usage = {"usage": None} if self._announces_usage() else {}
-        # OpenAI's API sends the finish reason of a chat in an event of its own.
+        # OpenAI's API sends the finish reason of a chat in a separate event, trtllm-serve and both
+        # completions APIs in the last event that has text.
         self._has_finish_event = self._is_chat and not self._is_trtllm
-        self._before_text, self._after_text = self._event_around_text(None)
+        self._before_text, self._after_text = self._event_around_text(finish_reason=None)
         self._after_last_text = self._after_text
         if not self._has_finish_event:
             _, self._after_last_text = self._event_around_text(request.finish_reason)
@@ -63,21 +64,39 @@ class CompletionFormatter(ResponseFormatter):
     def format_opening(self) -> list[bytes]:
         """Return the event with the role of a chat, or nothing for a completion.
 
-        trtllm-serve creates it together with the first token and writes a space before its end.
+        In both API flavors, it is sent immediately before the event of the first token.
         """
         if not self._is_chat:
             return []
         if self._is_trtllm:
-            delta = self._first_delta({"role": "assistant"})
-            value: JsonObject = {**self._common_fields, "choices": [{"index": 0, "delta": delta}]}
-            if self._request.continuous_usage:
-                value["usage"] = self._usage(0)
-            return [b"data: " + msgspec.json.encode(value) + b" \n\n"]
+            return [self._trtllm_role_event()]
         delta = self._first_delta({"role": "assistant", "content": "", "refusal": None})
-        return [self._choice_event(_openai_chat_choice(delta, None))]
+        return [self._choice_event(_openai_chat_choice(delta, finish_reason=None))]
+
+    def _trtllm_role_event(self) -> bytes:
+        """Return the first event of a chat stream of trtllm-serve.
+
+        Its choice has fewer fields than those of the later events, and trtllm-serve writes a space
+        before the end of this event only.
+        """
+        delta = self._first_delta({"role": "assistant"})
+        value: JsonObject = {**self._common_fields, "choices": [{"index": 0, "delta": delta}]}
+        if self._request.continuous_usage:
+            value["usage"] = self._usage(output_tokens=0)
+        return b"data: " + msgspec.json.encode(value) + b" \n\n"
 
     def format_event(self, start: int, stop: int, *, is_last: bool, filler: bytes = b"") -> bytes:
-        """Return the event with tokens `start` to `stop`, and the usage if it is continuous."""
+        """Return the event with tokens `start` to `stop` (exclusive), counted over the completion.
+
+        The event is put together from bytes that were encoded once per response, because encoding
+        JSON once per token would limit the load that the server can simulate.
+
+        Args:
+            start: The number of the first token.
+            stop: The number after the last token. If it equals `start`, the event has no token.
+            is_last: Whether this is the last token event, which may carry the finish reason.
+            filler: Additional text.
+        """
         content = self._content(start, stop)
         if self._request.called_tool:
             if start == 0:
@@ -93,7 +112,11 @@ class CompletionFormatter(ResponseFormatter):
     def format_closing(
         self, usage_tokens: int, timing: RequestTiming, *, with_finish: bool = True
     ) -> list[bytes]:
-        """Return the events after the last token: a separate finish reason, and the usage."""
+        """Return the events after the last token: a separate finish reason, and the usage.
+
+        There is a separate finish reason only in the chat API of OpenAI. The usage is what the
+        request asks for with `stream_options`.
+        """
         events = []
         if self._has_finish_event and with_finish:
             choice = _openai_chat_choice({}, self._request.finish_reason)
@@ -146,20 +169,25 @@ class CompletionFormatter(ResponseFormatter):
         return [format_error_event("the simulated engine failed"), *end_markers], True
 
     def _announces_usage(self) -> bool:
-        """Return whether token events have a null in the place of the usage.
+        """Return whether the token events have `"usage": null`.
 
-        OpenAI's API does so if the usage comes at the end, trtllm-serve in completions only.
+        Servers with OpenAI's API write it if the usage follows at the end of the stream.
+        trtllm-serve always writes it in completions, and never in chats.
         """
         if self._is_trtllm:
             return not self._is_chat
         return self._request.include_usage
 
     def _event_around_text(self, finish_reason: str | None) -> tuple[bytes, bytes]:
-        """Return what precedes and follows the text in a token event."""
+        """Return the bytes that precede and follow the text in a token event.
+
+        The whole event is encoded once with a placeholder instead of the text, and is split there.
+        """
         choice = self._token_choice(TEXT_PLACEHOLDER, finish_reason)
         value = {**self._common_fields, "choices": [choice], **self._null_usage}
         encoded = msgspec.json.encode(value)
-        # A list of token ids contains numbers, so the quotes around the placeholder are removed.
+        # With `detokenize` false, the placeholder stands for the token ids in a list. Ids are
+        # numbers, so the quotes around it are removed.
         encoded = encoded.replace(
             b'["' + PLACEHOLDER_BYTES + b'"]', b"[" + PLACEHOLDER_BYTES + b"]"
         )
@@ -167,7 +195,10 @@ class CompletionFormatter(ResponseFormatter):
         return b"data: " + before, after + b"\n\n"
 
     def _token_choice(self, text: str, finish_reason: str | None) -> JsonObject:
-        """Return the choice of a token event, with the keys and nulls that the flavor writes."""
+        """Return the choice (OpenAI's word for one completion of a request) of a token event.
+
+        API and flavor decide which keys it has, and whether a null is written or left out.
+        """
         if self._request.called_tool:
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
             return {"index": 0, "delta": delta, "finish_reason": finish_reason}
@@ -180,10 +211,15 @@ class CompletionFormatter(ResponseFormatter):
         return {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
 
     def _choice_event(self, choice: JsonObject) -> bytes:
+        """Return an event with this choice and the fields that all events have."""
         return format_sse_event({**self._common_fields, "choices": [choice], **self._null_usage})
 
     def _content(self, start: int, stop: int) -> bytes:
-        """Return the text of tokens, or their ids if the request has `detokenize` false."""
+        """Return the text of tokens, or their ids if the request has `detokenize` false.
+
+        Both are ready to be put into JSON: the words need no escapes, and the ids are separated by
+        commas.
+        """
         digest = self._request.digest
         if self._request.detokenize:
             return token_text(digest, start, stop)
@@ -200,7 +236,11 @@ class CompletionFormatter(ResponseFormatter):
         }
 
     def _first_delta(self, delta: JsonObject) -> JsonObject:
-        """Return the first delta of a chat, with the id and the name of the called tool if any."""
+        """Return the first delta of a chat, with the id and the name of the called tool if any.
+
+        A delta is what an event adds to the message. The arguments of a tool call follow in the
+        deltas of the tokens.
+        """
         if not self._request.called_tool:
             return delta
         call = {
@@ -215,7 +255,11 @@ class CompletionFormatter(ResponseFormatter):
         return f"call_{self._request.digest[:8].hex()}"
 
     def _whole_content(self) -> JsonObject:
-        """Return the fields of a choice that contain the whole completion."""
+        """Return the fields of a choice that contain the whole completion.
+
+        Completions have a text or token ids, chats a message. The arguments of a tool call are JSON
+        inside a JSON string, as in OpenAI's API.
+        """
         request = self._request
         if not request.detokenize:
             ids = token_ids(request.digest, 0, request.output_tokens)

@@ -108,7 +108,7 @@ def _read_ready_message(child: subprocess.Popen[bytes]) -> dict[str, Any]:
     line = _read_line(child, READY_TIMEOUT_S)
     if line is None:
         return no_message
-    return no_message | msgspec.json.decode(line)
+    return {**no_message, **msgspec.json.decode(line)}
 
 
 def _read_line(child: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
