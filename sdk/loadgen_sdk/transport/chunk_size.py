@@ -21,6 +21,9 @@ class MalformedResponseError(ValueError):
 def parse_chunk_size(line: bytes) -> int:
     """Return the size in the line before a chunk, which may have extensions.
 
+    The size is in hexadecimal: `1a` and `1a;name=value` both mean 26 bytes. It is added to
+    CHUNK_SIZES, where callers look first, unless the cache is full or the line is long.
+
     Raises:
         MalformedResponseError: The line has no valid size.
     """

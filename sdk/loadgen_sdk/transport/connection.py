@@ -81,6 +81,8 @@ class ClientConnection(SocketBuffer):
     """A connection from its beginning to its end.
 
     Attributes:
+        sock: The socket.
+        state: How far the connection is (see ConnectionState).
         address_index: The owner's number for the address of the server.
         connecting_since: When the connection began to be made.
         handshake_since: When the TLS handshake began.
@@ -103,6 +105,14 @@ class ClientConnection(SocketBuffer):
     def __init__(
         self, sock: socket.socket, owner: ConnectionOwner, address_index: int, route: Route
     ) -> None:
+        """Describe a connection whose socket has begun to connect.
+
+        Args:
+            sock: The socket.
+            owner: Who takes the reads and is told of the beginning and the end.
+            address_index: The owner's number for the address.
+            route: How to reach the server. With TLS, an own TLS stream is made.
+        """
         now = monotonic_ns()
         super().__init__(sock.fileno(), now)
         self.sock = sock
@@ -125,6 +135,9 @@ class ClientConnection(SocketBuffer):
 def connect_socket(address: Address, source: str) -> socket.socket:
     """Return a socket that has begun to connect, and whose packets the kernel timestamps.
 
+    It does not block, and sends small writes at once (TCP_NODELAY). Kernel timestamps exist on
+    Linux only, and where they are refused, the receiver uses the time of the read.
+
     Args:
         address: The address of the server.
         source: The local address to connect from, or "" for any.
@@ -144,9 +157,9 @@ def connect_socket(address: Address, source: str) -> socket.socket:
             if _IS_LINUX:
                 sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
             sock.bind((source, 0))
-        code = sock.connect_ex(sockaddr)
-        if code and code not in _IN_PROGRESS:
-            raise OSError(code, os.strerror(code))
+        error_number = sock.connect_ex(sockaddr)
+        if error_number and error_number not in _IN_PROGRESS:
+            raise OSError(error_number, os.strerror(error_number))
     except BaseException:
         sock.close()
         raise

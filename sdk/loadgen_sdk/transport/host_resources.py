@@ -25,8 +25,8 @@ class Address(NamedTuple):
 async def resolve_host(host: str, port: int) -> list[Address]:
     """Return all addresses of a host, in the order of the resolver.
 
-    Under uvloop, a name is looked up in a thread that ends with the lookup. Those of uvloop stay,
-    and a process with several threads cannot be forked.
+    Under uvloop, a name is looked up in a thread of its own, which ends with the lookup. The
+    threads of uvloop's lookup never end, and a process with several threads cannot be forked.
 
     Raises:
         OSError: The name cannot be resolved (socket.gaierror).
@@ -49,7 +49,8 @@ async def resolve_host(host: str, port: int) -> list[Address]:
 async def _run_in_thread(function: Callable[[], T]) -> T:
     """Return what `function` returns in a thread of its own, or raise what it raises.
 
-    If this is cancelled, nothing waits for the thread.
+    If this is cancelled, nothing waits for the thread. The thread may end after the future was
+    cancelled, or even after the loop was closed, and its result is then dropped.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -63,7 +64,7 @@ async def _run_in_thread(function: Callable[[], T]) -> T:
             future.set_exception(error)
 
     def run() -> None:
-        # RuntimeError: the loop was closed meanwhile.
+        # call_soon_threadsafe raises RuntimeError if the loop was closed meanwhile.
         try:
             result = function()
         except Exception as error:
@@ -79,6 +80,12 @@ async def _run_in_thread(function: Callable[[], T]) -> T:
 
 def raise_file_limit(needed: int) -> int:
     """Raise the soft limit of open files to the hard limit and return it.
+
+    A process may do this by itself, and each connection needs an open file. Where the system
+    forbids it, the soft limit stays.
+
+    Args:
+        needed: The number of files that the process will open.
 
     Raises:
         TargetUnusable: The limit is below `needed`.

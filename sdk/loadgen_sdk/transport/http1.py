@@ -85,12 +85,16 @@ PARSED_HEADS: dict[bytes, ResponseHead] = {}
 def _parse_head(data: bytes) -> ResponseHead:
     """Parse the head of a final response, without the blank line.
 
+    A final response has a status of 200 or more. The connection can be reused unless the response
+    ends with it, a `Connection: close` forbids it, or HTTP/1.0 does not offer it.
+
     Raises:
         MalformedResponseError: The head is invalid.
     """
     status_line, *header_lines = data.decode("latin-1").split("\r\n")
-    version, _, rest = status_line.partition(" ")
-    code = rest.partition(" ")[0]
+    version, _, code_and_reason = status_line.partition(" ")
+    code = code_and_reason.partition(" ")[0]
+    # Codes of three digits are in the same order as their numbers.
     is_final_status = len(code) == 3 and _is_decimal(code) and code >= "200"
     if not version.startswith("HTTP/1.") or not is_final_status:
         raise MalformedResponseError(f"status line {status_line[:80]!r}")
@@ -98,7 +102,7 @@ def _parse_head(data: bytes) -> ResponseHead:
     connection = headers.get("connection", "").lower()
     is_kept_alive = version != "HTTP/1.0" or "keep-alive" in connection
     uses_left, idle_limit_s = _parse_keep_alive(headers.get("keep-alive", ""))
-    mode, length = _framing(int(code), headers)
+    mode, length = _body_framing(int(code), headers)
     return ResponseHead(
         status=int(code),
         headers=headers,
@@ -111,7 +115,11 @@ def _parse_head(data: bytes) -> ResponseHead:
 
 
 def _parse_headers(lines: list[str]) -> dict[str, str]:
-    """Return the headers, with names in lower case. Repeated ones are joined with ", "."""
+    """Return the headers, with names in lower case. Repeated ones are joined with ", ".
+
+    Raises:
+        MalformedResponseError: A line has no name, or white space around it, or ends with LF alone.
+    """
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
@@ -126,37 +134,49 @@ def _parse_headers(lines: list[str]) -> dict[str, str]:
 
 
 def _parse_keep_alive(value: str) -> tuple[int | None, float | None]:
-    """Return `max` and `timeout` of a Keep-Alive header."""
+    """Return `max` and `timeout` of a Keep-Alive header, such as `timeout=5, max=100`.
+
+    `max` is how many more requests the connection accepts, and `timeout` for how many seconds it
+    may be idle. What is missing or no number is None.
+    """
     uses_left: int | None = None
     idle_limit_s: float | None = None
-    for part in value.split(","):
-        key, _, number = part.strip().lower().partition("=")
+    for parameter in value.split(","):
+        name, _, number = parameter.strip().lower().partition("=")
         if not _is_decimal(number):
             continue
-        if key == "max":
+        if name == "max":
             uses_left = int(number)
-        elif key == "timeout":
+        elif name == "timeout":
             idle_limit_s = float(number)
     return uses_left, idle_limit_s
 
 
-def _framing(status: int, headers: dict[str, str]) -> tuple[str, int]:
-    """Return how the body is framed (see `ResponseHead`), and its length if that is known."""
+def _body_framing(status: int, headers: dict[str, str]) -> tuple[str, int]:
+    """Return how the body is framed (see `ResponseHead`), and its length if that is known, else 0.
+
+    The rules and their order are those of RFC 9112, section 6.3. A Content-Length may be repeated,
+    but only with the same number.
+
+    Raises:
+        MalformedResponseError: The Content-Length is invalid.
+    """
     if status in _STATUSES_WITHOUT_BODY:
         return "end", 0
     if headers.get("transfer-encoding", "").lower().endswith("chunked"):
         return "chunked", 0
     if "content-length" not in headers:
         return "close", 0
-    lengths = {part.strip() for part in headers["content-length"].split(",")}
-    text = lengths.pop()
-    if lengths or not _is_decimal(text):
+    different_lengths = {length.strip() for length in headers["content-length"].split(",")}
+    length_text = different_lengths.pop()
+    if different_lengths or not _is_decimal(length_text):
         raise MalformedResponseError(f"Content-Length {headers['content-length']!r}")
-    length = int(text)
+    length = int(length_text)
     return "length" if length else "end", length
 
 
 def _is_decimal(text: str) -> bool:
+    """Return True if a text is a number of ASCII digits of reasonable length."""
     return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
@@ -175,7 +195,14 @@ class ResponseParser(ResponseState):
     __slots__ = ()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Parse the next bytes of the response and return the parts of the body in them."""
+        """Parse the next bytes of the response and return the parts of the body in them.
+
+        In a chunked body, a part is the content of a chunk or of a piece of one. Bytes after the
+        end are kept in `surplus`, and make the connection unusable for another request.
+
+        Raises:
+            MalformedResponseError: The bytes are not HTTP/1.1.
+        """
         if self._mode == "chunked":
             return self._feed_chunked(data)
         if self._mode == "length":
@@ -219,6 +246,7 @@ class ResponseParser(ResponseState):
         return self._bytes_left - len(self._unparsed)
 
     def _finish(self, surplus: bytes) -> None:
+        """Note the end of the response, and the bytes that follow it."""
         self._mode = "end"
         self.complete = True
         self.surplus = surplus
@@ -228,7 +256,11 @@ class ResponseParser(ResponseState):
     def feed_head(self, data: bytes) -> bytes:
         """Parse the head or a part of it, and return what follows it.
 
-        `status` stays 0 until the head is complete.
+        `status` stays 0 until the head is complete. A response without a body ends with its head,
+        and what follows it is `surplus`.
+
+        Raises:
+            MalformedResponseError: The head is invalid.
         """
         data = _skip_interim_responses(self._unparsed + data)
         lines, separator, body_start = data.partition(_HEAD_END)
@@ -244,6 +276,7 @@ class ResponseParser(ResponseState):
         return body_start
 
     def _use_head(self, head: ResponseHead) -> None:
+        """Take over the fields of a parsed head."""
         self.status = head.status
         self.headers = head.headers
         self._mode = head.mode
@@ -255,6 +288,7 @@ class ResponseParser(ResponseState):
         self.until_close = head.mode == "close"
 
     def _feed_length(self, data: bytes) -> list[bytes]:
+        """Return the next part of a body with a Content-Length, and finish after its last byte."""
         bytes_left = self._bytes_left
         if len(data) < bytes_left:
             self._bytes_left = bytes_left - len(data)
@@ -264,7 +298,11 @@ class ResponseParser(ResponseState):
         return [data[:bytes_left]]
 
     def _feed_chunked(self, data: bytes) -> list[bytes]:
-        """Parse a part of a chunked body and return the contents of its chunks."""
+        """Parse a part of a chunked body and return the contents of its chunks.
+
+        The usual read of a stream is exactly one chunk, or the last chunk that ends the body. Both
+        are recognised first, without the general parsing.
+        """
         if not self._bytes_left and not self._unparsed:
             content = _content_of_single_chunk(data)
             if content is not None:
@@ -289,6 +327,11 @@ class ResponseParser(ResponseState):
 
         `_bytes_left` counts the bytes of the chunk that are still to come, with the line end after
         it. A part of the line end is kept in `_unparsed`.
+
+        Args:
+            data: The bytes to parse.
+            position: Where the content, or the rest of it, begins.
+            pieces: The list to which the content is added.
         """
         end = position + self._bytes_left
         content_end = end - len(_LINE_END)
@@ -307,7 +350,10 @@ class ResponseParser(ResponseState):
         return end
 
     def _feed_size_line(self, data: bytes, position: int) -> int:
-        """Parse the size line of a chunk at `position`, and return the position after it."""
+        """Parse the size line of a chunk at `position`, and return the position after it.
+
+        A size of 0 marks the last chunk. All that follows it is then parsed as the trailer.
+        """
         line_end = data.find(_LINE_END, position)
         if line_end < 0:
             if len(data) - position > MAX_LINE_BYTES:
@@ -327,7 +373,10 @@ class ResponseParser(ResponseState):
         return len(data)
 
     def _feed_trailer(self, data: bytes) -> None:
-        """Skip the lines after the last chunk, up to the blank line that ends the response."""
+        """Skip the lines after the last chunk, up to the blank line that ends the response.
+
+        They are headers, which the client does not need. An incomplete line waits in `_unparsed`.
+        """
         data = self._unparsed + data
         self._unparsed = b""
         while True:
@@ -345,15 +394,24 @@ class ResponseParser(ResponseState):
 
 
 def _skip_interim_responses(data: bytes) -> bytes:
-    """Return what follows complete interim responses, whose status is 1xx."""
+    """Return what follows complete interim responses, whose status is 1xx.
+
+    A server may send some, such as `100 Continue`, before the final response.
+    """
     while data.startswith(b"HTTP/1.1 1") and _HEAD_END in data:
         data = data.partition(_HEAD_END)[2]
     return data
 
 
 def _check_incomplete_head(data: bytes) -> None:
-    """Raise MalformedResponseError if these bytes cannot be the beginning of a response head."""
-    if not b"HTTP/1.".startswith(data[:7]):
+    """Raise MalformedResponseError if these bytes cannot be the beginning of a response head.
+
+    Otherwise the client would wait for the end of the head until its timeout.
+    """
+    version_start = b"HTTP/1."
+    if not version_start.startswith(data[: len(version_start)]):
+        # A frame of HTTP/2 begins with its length in three bytes. Type 4 is SETTINGS, which is the
+        # first frame of every server.
         is_http2_settings_frame = data[:2] == b"\0\0" and data[3:4] == b"\4"
         if is_http2_settings_frame:
             raise MalformedResponseError(HTTP_2)
@@ -365,7 +423,10 @@ def _check_incomplete_head(data: bytes) -> None:
 
 
 def _cached_head(lines: bytes) -> ResponseHead:
-    """Return the parsed head, from the cache if it is there."""
+    """Return the parsed head, from the cache if it is there.
+
+    A full cache is emptied, because the dates in old heads make them useless.
+    """
     head = PARSED_HEADS.get(lines)
     if head is None:
         head = _parse_head(lines)

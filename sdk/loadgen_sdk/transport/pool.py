@@ -16,7 +16,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import TargetUnusable, WrongUse, refuse_unknown
-from ..request import Failure, Request
+from ..request import NEVER, Failure, Request
 from ..wire_formats.event_timeline import EventTimeline
 from ..wire_formats.request_body import BodyEncoder, BodyFormat
 from ..wire_formats.server_profiles import ServerProfile
@@ -54,6 +54,12 @@ FILES_BESIDE_CONNECTIONS = 64
 
 STALL_CHECK_PERIOD_NS = 1_000_000_000
 """The time in which each request in flight is checked for a stall once."""
+
+STALL_CHECKS_PER_TIMEOUT = 4
+"""How often a request is checked within the stall timeout if that is short."""
+
+FIRST_OPENS = 4 * OPEN_PER_TICK
+"""How many connections `Pool.open` begins at once. Each one that succeeds begins another."""
 
 KEEP_ALIVE_MARGIN_S = 1.0
 """A connection is reused until this long before the server's own idle limit."""
@@ -129,7 +135,11 @@ class PoolOptions(SendingOptions, total=False):
 
 
 class AddressList:
-    """The addresses of a host, and which of them to try first."""
+    """The addresses of a host, and which of them to try first.
+
+    A host name may have several addresses, of which some may be unreachable, such as those of IPv6.
+    The address that was connected last is preferred. An index names an address.
+    """
 
     def __init__(self, addresses: Sequence[Address] = ()) -> None:
         self._addresses = list(addresses)
@@ -144,7 +154,10 @@ class AddressList:
         return self._addresses[index]
 
     def index_to_try(self, tries: int) -> int:
-        """Return the index of the address to try after so many unsuccessful tries."""
+        """Return the index of the address to try after so many unsuccessful tries of a request.
+
+        They begin with the preferred address and go round the list.
+        """
         return (self._preferred_index + tries) % len(self._addresses)
 
     def note_success(self, index: int) -> None:
@@ -153,7 +166,11 @@ class AddressList:
         self._refused.clear()
 
     def note_refusal(self, index: int) -> bool:
-        """Prefer another address from now on. Return False if all have failed."""
+        """Prefer an address that was not refused since the last successful connection.
+
+        Returns:
+            Whether there is one. If all were refused, the preference stays.
+        """
         self._refused.add(index)
         for other_index in range(len(self._addresses)):
             if other_index not in self._refused:
@@ -185,6 +202,18 @@ class Pool:
         server_profile: ServerProfile,
         **options: Unpack[PoolOptions],
     ) -> None:
+        """Prepare the head and the encoding of all requests, but open no connection yet.
+
+        Args:
+            target: The endpoint.
+            model: The model that each request names.
+            server_profile: What the kind of server accepts, and how long it keeps idle connections.
+            options: See `PoolOptions`.
+
+        Raises:
+            WrongUse: An option is unknown, or no event loop is running.
+            TargetUnusable: A file of the TLS options or the API key cannot be used.
+        """
         refuse_unknown(options, PoolOptions, "Pool()")
         self.target = target
         self.model = model
@@ -215,7 +244,7 @@ class Pool:
         self.reactor = shared_reactor or _create_reactor()
         if self._owns_reactor:
             self.reactor.on_tick = self.tick
-        # These are used for each request.
+        # These are called for each request, so they are looked up once.
         self._send_on_idle = self.reactor.send_on_idle
         self._recycle = self.reactor.recycle
         self._open_exchanges = self.reactor.open_exchanges
@@ -227,14 +256,19 @@ class Pool:
         self._wanted_spares = SPARE_CONNECTIONS
         self._sent_this_tick = 0
         self._busiest_tick = 0
-        # Dictionaries keep the order of sending.
+        # A set that keeps the order of sending. The values mean nothing.
         self._in_flight: dict[Exchange, None] = {}
-        self._stall_checks: deque[Exchange] = deque()  # those that are still to be checked
+        self._stall_checks: deque[Exchange] = deque()  # still to be checked in this period
         self._opening: asyncio.Future[None] | None = None  # while `open` runs
-        self._left_to_open = 0
+        self._left_to_open = 0  # connections that `open` still waits for
         self.connections_opened = 0
 
     def _make_route(self, tls: Tls | None) -> Route:
+        """Return how connections reach the server: through TLS, and through a tunnel if need be.
+
+        Only https goes through a tunnel of the proxy. A request by http names the whole URL to the
+        proxy instead (see `_build_head`).
+        """
         target = self.target
         if not target.tls:
             return Route(target.host)
@@ -243,7 +277,12 @@ class Pool:
         return Route(target.host, context, tunnel_request)
 
     def _build_head(self, api_key: str | None, user_headers: tuple[tuple[str, str], ...]) -> bytes:
-        """Return the part of the request head that is the same for all requests."""
+        """Return the part of the request head that is the same for all requests.
+
+        Args:
+            api_key: The API key, or None.
+            user_headers: Headers of the user, which replace others of the same name.
+        """
         target = self.target
         headers = [
             ("Host", target.host_header),
@@ -285,15 +324,22 @@ class Pool:
             await self._open_connections(connections)
 
     async def _open_connections(self, connections: int) -> None:
+        """Open this many connections and wait until all of them are ready.
+
+        `connection_made` counts them and opens further ones. The ticks, which end slow attempts,
+        are needed meanwhile. A shared reactor has no `on_tick` before its owner runs, so this pool
+        receives them until then.
+
+        Raises:
+            TargetUnusable: The connections cannot be opened, or not within OPEN_TIMEOUT_S.
+        """
         self._wanted_spares = connections
         self._addresses.forget_refusals()
         self._left_to_open = connections
         self._opening = asyncio.get_running_loop().create_future()
-        for _ in range(min(connections, OPEN_PER_TICK * 4)):
+        for _ in range(min(connections, FIRST_OPENS)):
             self._open_spare()
-        needs_tick = (
-            self.reactor.on_tick is None
-        )  # A shared reactor has none before its owner runs.
+        needs_tick = self.reactor.on_tick is None
         if needs_tick:
             self.reactor.on_tick = self.tick
         try:
@@ -344,7 +390,7 @@ class Pool:
         sink: Callable[[str, str, int], None] | None = None,
         on_first: Callable[[int], None] | None = None,
     ) -> Exchange:
-        """Send a request now.
+        """Send a request now, on an idle connection or on a new one.
 
         Args:
             request: The request, for the completion.
@@ -358,6 +404,9 @@ class Pool:
                 end of the response is expected with them.
             sink: A function called with (text, reasoning, timestamp) for each output event.
             on_first: A function called with the time of the first output event.
+
+        Returns:
+            The request and its response, for `cancel`.
         """
         request_id = name or (request.id if request else "")
         exchange = Exchange(
@@ -395,10 +444,13 @@ class Pool:
             self.reactor.send_rest(exchange.connection, parts, sent_bytes)
 
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
-        """End a request now and close its connection. The completion has this failure."""
+        """End a request now and close its connection. The completion has this failure.
+
+        If the reads that wait for delivery end the response, the request succeeds instead.
+        """
         connection = exchange.connection
         if isinstance(connection, ClientConnection) and not exchange.is_reported:
-            self.reactor.deliver(connection)  # The reads so far may end the response.
+            self.reactor.deliver(connection)
         if exchange.is_reported:
             return
         if isinstance(connection, ClientConnection):
@@ -412,7 +464,10 @@ class Pool:
         self._report(exchange)
 
     def _report(self, exchange: Exchange) -> None:
-        """Report the completion of a request that has ended."""
+        """Report the completion of a request that has ended, and forget the request.
+
+        Its body is released, since the caller may keep the exchange for long.
+        """
         exchange.connection = None
         exchange.payload = b""
         self._open_exchanges.discard(exchange)
@@ -422,7 +477,11 @@ class Pool:
     # -- connections for requests --------------------------------------------------------------
 
     def _dispatch(self, exchange: Exchange) -> None:
-        """Send a request on an idle connection, or on a new one if there is none."""
+        """Send a request on an idle connection, or on a new one if there is none.
+
+        The connection that became idle last is used, because the server is least likely to have
+        closed it.
+        """
         while self._idle:
             connection = self._idle.pop()
             if connection.is_closed:
@@ -437,7 +496,10 @@ class Pool:
         self._connect(exchange)
 
     def _connect(self, exchange: Exchange) -> None:
-        """Open a connection for a request, or report its failure if no address can be reached."""
+        """Open a connection for a request, or report its failure if no address can be reached.
+
+        An attempt that fails later leads to `connection_failed`, which tries the next address.
+        """
         failure = Failure("connect", "no address of the host could be connected")
         while exchange.tries < len(self._addresses):
             index = self._addresses.index_to_try(exchange.tries)
@@ -453,10 +515,10 @@ class Pool:
         self._fail(exchange, failure)
 
     def _open_spare(self) -> None:
-        """Open a connection ahead of need."""
-        if not len(self._addresses):
+        """Begin to open a connection ahead of need."""
+        if not self.is_open:
             return
-        index = self._addresses.index_to_try(0)
+        index = self._addresses.index_to_try(tries=0)
         try:
             self._begin_connection(index)
         except OSError as error:
@@ -465,7 +527,7 @@ class Pool:
         self._connecting_spares += 1
 
     def _begin_connection(self, address_index: int) -> ClientConnection:
-        """Begin to connect to one of the addresses.
+        """Begin to connect to one of the addresses, from the local addresses in turn.
 
         Raises:
             OSError: The connection cannot be begun.
@@ -485,7 +547,10 @@ class Pool:
         return connection
 
     def _write(self, connection: ClientConnection, exchange: Exchange) -> None:
-        """Send a request on a connection."""
+        """Send a request on a connection.
+
+        The times of connecting belong to the first request of a connection only.
+        """
         connection.exchange = exchange
         connection.may_batch = False
         connection.template = None
@@ -501,7 +566,10 @@ class Pool:
     # -- calls from the reactor ----------------------------------------------------------------
 
     def connection_made(self, connection: ClientConnection, at: int) -> None:
-        """Send the request that waits for this connection, or keep the connection as a spare."""
+        """Send the request that waits for this connection, or keep the connection as a spare.
+
+        While `open` runs, a spare is one of the connections that it waits for.
+        """
         self._addresses.note_success(connection.address_index)
         exchange = connection.exchange
         if isinstance(exchange, Exchange):
@@ -511,16 +579,22 @@ class Pool:
         self._connecting_spares -= 1
         connection.idle_since = at
         self._idle.append(connection)
-        if self._opening is None:
-            return
+        if self._opening is not None:
+            self._count_opened(self._opening)
+
+    def _count_opened(self, opening: asyncio.Future[None]) -> None:
+        """Count a spare connection for `open`. End its wait after the last, else begin another."""
         self._left_to_open -= 1
-        if self._left_to_open <= 0 and not self._opening.done():
-            self._opening.set_result(None)
+        if self._left_to_open <= 0 and not opening.done():
+            opening.set_result(None)
         elif self._connecting_spares + len(self._idle) < self._wanted_spares:
             self._open_spare()
 
     def connection_failed(self, connection: ClientConnection, kind: str, text: str) -> None:
-        """Try the next address for the request of a connection that could not be made."""
+        """Try the next address for the request of a connection that could not be made.
+
+        After a failure of TLS no other address is tried, because all of them are the same server.
+        """
         exchange = connection.exchange
         connection.exchange = None
         if not isinstance(exchange, Exchange):
@@ -532,7 +606,11 @@ class Pool:
             self._fail(exchange, Failure(kind, text))
 
     def _spare_failed(self, address_index: int, kind: str, text: str) -> None:
-        """Note that a spare connection failed. While `open` runs, try the next address."""
+        """Note that a spare connection failed. While `open` runs, try the next address.
+
+        Without another address, `open` raises the error. At any other time the failure is ignored,
+        because a request that needs a connection opens one and reports why it cannot.
+        """
         has_other_address = self._addresses.note_refusal(address_index)
         if self._opening is None or self._opening.done():
             return
@@ -548,7 +626,10 @@ class Pool:
         )
 
     def receive_reads(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
-        """Pass reads to the exchange of the connection."""
+        """Pass reads to the exchange of the connection, and end the exchange if they complete it.
+
+        Instead, the request is sent again if the server has just ended the idle connection.
+        """
         exchange = connection.exchange
         if not isinstance(exchange, Exchange):  # The server sent bytes without a request.
             self.reactor.close(connection)
@@ -565,19 +646,26 @@ class Pool:
     def _await_more(
         self, connection: ClientConnection, exchange: Exchange, last_read: Read | Run
     ) -> None:
-        """Tell the receiver how urgent the next reads of a response are."""
+        """Tell the receiver how urgent the next reads of a response are.
+
+        A stream of many small reads is worth deferring (see `receiver.py`). A deferred connection
+        is updated in any case, since it must stop being deferred near its end.
+        """
         connection.may_batch = exchange.may_batch
         connection.template = exchange.template
         events = exchange.events_until_urgent if exchange.template is not None else 0
-        data_or_arrivals = last_read[0]
-        is_worth_deferring = (
-            events >= MIN_DEFERRED_EVENTS and len(data_or_arrivals) < LARGE_READ_BYTES
-        )
+        data_or_arrivals = last_read[0]  # of a Read or a Run, which has few items
+        is_small_read = len(data_or_arrivals) < LARGE_READ_BYTES
+        is_worth_deferring = is_small_read and events >= MIN_DEFERRED_EVENTS
         if connection.is_deferred or is_worth_deferring:
             self.reactor.defer(connection, events)
 
     def response_completed(self, connection: ClientConnection) -> None:
-        """Make the connection idle or close it, and report the completion."""
+        """Make the connection idle or close it, and report the completion.
+
+        The connection is free before the report, because the next request of the virtual user may
+        be sent from within `on_done`.
+        """
         recycled = self._recycle(connection, self._idle, self._in_flight, self._open_exchanges)
         if recycled is not None:
             recycled.report_completion()
@@ -588,11 +676,14 @@ class Pool:
             self._keep_idle(connection)
         else:
             self.reactor.close(connection)
-        # The connection is free by now, because the next request of the virtual user may use it.
         self._report(exchange)
 
     def _can_reuse(self, connection: ClientConnection, exchange: Exchange) -> bool:
-        """Return whether the connection can carry another request. Note the server's idle limit."""
+        """Return whether the connection can carry another request. Note the server's idle limit.
+
+        A server that states its idle limit in a Keep-Alive header closes connections after it, so
+        all connections of the pool are reused until shortly before that only.
+        """
         response = exchange.response
         if not response.complete or not response.reusable or connection.unsent:
             return False
@@ -604,6 +695,7 @@ class Pool:
         return True
 
     def _keep_idle(self, connection: ClientConnection) -> None:
+        """Keep a connection for a later request."""
         connection.exchange = None
         connection.responses_served += 1
         self.reactor.stop_deferring(connection)
@@ -640,13 +732,20 @@ class Pool:
         self._cancel_stalled(now)
         self._fail_slow_connections(now)
         self._close_old_idle(now)
-        self._busiest_tick = max(self._sent_this_tick, self._busiest_tick * 7 // 8)
+        # An old maximum fades by one eighth per tick, so that it counts for about a second.
+        faded_maximum = self._busiest_tick * 7 // 8
+        self._busiest_tick = max(self._sent_this_tick, faded_maximum)
         self._sent_this_tick = 0
         if self._opens_ahead and self._opening is None and self._busiest_tick:
             self._open_ahead()
 
     def _cancel_overdue(self, now: int) -> None:
-        overdue = []
+        """End the requests whose deadline has passed with a failure.
+
+        The requests in flight are in the order of sending, so the first one that still has time
+        ends the search. They are collected first, because `cancel` removes them.
+        """
+        overdue: list[Exchange] = []
         for exchange in self._in_flight:
             if exchange.deadline > now:
                 break
@@ -656,14 +755,17 @@ class Pool:
             self.cancel(exchange, Failure("timeout_total", text))
 
     def _cancel_stalled(self, now: int) -> None:
-        """Check some of the requests in flight for a stall.
+        """End requests that have stalled: no event has come for the stall timeout.
 
-        All of them are checked once within STALL_CHECK_PERIOD_NS, or four times per stall timeout.
-        A request that is sent meanwhile is checked in the next period.
+        Each call checks a part of the requests in flight, so that all of them are checked once
+        within STALL_CHECK_PERIOD_NS, or STALL_CHECKS_PER_TIMEOUT times per stall timeout. A request
+        that is sent meanwhile is checked in the next period. A request without any event so far is
+        left to the total timeout.
         """
         if not self._stall_checks:
             self._stall_checks = deque(self._in_flight)
-        period_ns = min(STALL_CHECK_PERIOD_NS, self._stall_ns // 4 + 1)
+        # Adding 1 keeps a tiny timeout from making the period 0.
+        period_ns = min(STALL_CHECK_PERIOD_NS, self._stall_ns // STALL_CHECKS_PER_TIMEOUT + 1)
         checks_left = len(self._in_flight) * TICK_NS // period_ns + 1
         while self._stall_checks and checks_left:
             exchange = self._stall_checks.popleft()
@@ -671,14 +773,19 @@ class Pool:
             if not isinstance(connection, ClientConnection):
                 continue  # The request has ended, or its connection has just failed.
             checks_left -= 1
-            self.reactor.deliver(connection)
-            has_stalled = exchange.progress and now - exchange.progress >= self._stall_ns
+            self.reactor.deliver(connection)  # The events that wait for delivery count too.
+            last_event_at = exchange.progress  # 0 before the first event
+            has_stalled = last_event_at and now - last_event_at >= self._stall_ns
             if has_stalled and not exchange.is_reported:
                 text = f"no event for {self._stall_ns / 1e9:g} s"
                 self.cancel(exchange, Failure("timeout_stall", text))
 
     def _fail_slow_connections(self, now: int) -> None:
-        """Give up connections that have been in the making for too long."""
+        """Fail connections that could not be made within CONNECT_NS.
+
+        They are in the order of their beginning, so the first one that still has time ends the
+        loop. Connections that were made since then, or have failed, are dropped from the queue.
+        """
         connecting = self._connecting
         while connecting:
             connection = connecting[0]
@@ -690,13 +797,16 @@ class Pool:
                 self.reactor.fail(connection, "connect", text)
 
     def _close_old_idle(self, now: int) -> None:
-        """Close connections before the server does because they have been idle for long."""
+        """Close connections before the server does because they have been idle for long.
+
+        The connections are in the order in which they became idle.
+        """
         idle = self._idle
         while idle and (idle[0].is_closed or now - idle[0].idle_since > self._reuse_ns):
             self.reactor.close(idle.popleft())
 
     def _open_ahead(self) -> None:
-        """Keep as many idle connections as the busiest of the last ticks needed."""
+        """Open spare connections, so that as many are idle as the busiest recent tick needed."""
         wanted = max(SPARE_CONNECTIONS, self._busiest_tick)
         missing = wanted - len(self._idle) - self._connecting_spares
         for _ in range(min(missing, OPEN_PER_TICK)):
@@ -704,6 +814,11 @@ class Pool:
 
 
 def _create_reactor() -> Reactor:
+    """Return a reactor in the running event loop.
+
+    Raises:
+        WrongUse: No event loop is running.
+    """
     try:
         return Reactor(asyncio.get_running_loop())
     except RuntimeError:
@@ -715,7 +830,10 @@ def _create_reactor() -> Reactor:
 
 
 def _connect_failure(error: OSError) -> Failure:
-    """Return the failure of a request whose connection could not be opened."""
+    """Return the failure of a request whose connection could not be opened.
+
+    The kind `client_resource` means that this host lacks something, such as free ports or files.
+    """
     kind = "client_resource" if error.errno in _OUT_OF_RESOURCES else "connect"
     return Failure(kind, error.strerror or str(error))
 
@@ -728,8 +846,14 @@ def _was_idle(connection: ClientConnection) -> bool:
 def _is_idle_timeout(
     connection: ClientConnection, exchange: Exchange, first_read: Read | Run
 ) -> bool:
-    """Return True if the server ended the idle connection before it saw the request."""
-    if exchange.first_byte >= 0 or exchange.resent or not _was_idle(connection):
+    """Return True if the server ended the idle connection before it saw the request.
+
+    Some servers send a response with the status 408 then, which crosses the request on its way. It
+    is the first response on a connection that was idle, and comes sooner than any server could time
+    out on the request itself. A request is sent again at most once.
+    """
+    has_response = exchange.first_byte != NEVER
+    if has_response or exchange.resent or not _was_idle(connection):
         return False
     data, timestamp = first_read[:2]
     if not isinstance(data, bytes):  # It is a run of plain events.

@@ -16,7 +16,13 @@ DEFAULT_PORT = 80
 
 
 class Proxy(NamedTuple):
-    """Where a proxy listens, and the value of Proxy-Authorization that it wants, or ""."""
+    """A forward proxy.
+
+    Attributes:
+        host: The host on which it listens.
+        port: The port on which it listens.
+        authorization: The value of the header Proxy-Authorization, or "" for none.
+    """
 
     host: str
     port: int
@@ -35,15 +41,21 @@ class Proxy(NamedTuple):
 
 
 def tunnel_refusal(response: bytes) -> str:
-    """Return why a proxy refused a tunnel, or "" if its response to CONNECT opens it."""
+    """Return why a proxy refused a tunnel, or "" if its response to CONNECT opens it.
+
+    Its status line is like `HTTP/1.1 200 Connection established`.
+    """
     status_line = response.partition(b"\r\n")[0].decode("latin-1")
-    if status_line.split(" ")[1:2] == ["200"]:
+    status_text = status_line.split(" ")[1:2]  # [] if the line is a single word
+    if status_text == ["200"]:
         return ""
     return f"the proxy refused the tunnel: {status_line[:100]!r}"
 
 
 def proxy_for(target: Target, url: str | None) -> Proxy | None:
     """Return the proxy for a target, or None if there is none.
+
+    Only a proxy that is reached by plain HTTP is supported. Its URL may lack the `http://`.
 
     Args:
         target: The target.
@@ -73,7 +85,11 @@ def proxy_for(target: Target, url: str | None) -> Proxy | None:
 
 
 def _proxy_of_environment(target: Target) -> str:
-    """Return the URL of the proxy that the environment names for a target, or ""."""
+    """Return the URL of the proxy that the environment names for a target, or "".
+
+    HTTPS_PROXY or HTTP_PROXY, depending on the URL of the target, has precedence over ALL_PROXY.
+    NO_PROXY lists the hosts that are reached directly.
+    """
     from urllib.request import getproxies, proxy_bypass
 
     proxies = getproxies()

@@ -18,7 +18,12 @@ MOVE_PERIOD_NS = 1_000_000_000
 
 
 class _OpenRequest:
-    """The events of a request that is in flight."""
+    """The events of a request that is in flight.
+
+    Args:
+        stage_timeline: The timeline of the stage of the load, which collects the events of all its
+            requests.
+    """
 
     def __init__(self, stage_timeline: EventTimeline) -> None:
         self.timeline = EventTimeline()
@@ -27,6 +32,9 @@ class _OpenRequest:
 
     def move_events(self) -> array[int]:
         """Move the events so far to the timeline of the stage.
+
+        Before that, their timestamps are added to those of the request. Events that came together
+        are stored as a count, and `each_instant` repeats their timestamp.
 
         Returns:
             The timestamps of all output events of the request so far, in ns.
@@ -68,7 +76,11 @@ class RequestTimelines:
         name: str,
         **options: Any,
     ) -> object:
-        """Send a request as `Pool.send` does. Each name is used once."""
+        """Send a request as `Pool.send` does. Each name is used once.
+
+        The request gets a timeline of its own, whose events are moved to `timeline` from time to
+        time and at its end.
+        """
         open_request = _OpenRequest(timeline)
         self._open_requests[name] = open_request
 

@@ -73,9 +73,15 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Target:
         """Parse `http[s]://[user:password@]host[:port][/prefix][/v1][?query]`.
 
-        The path of a complete endpoint is accepted too. With `server="azure"` or a host of Azure,
+        The path of a complete endpoint, such as `/v1/chat/completions`, is accepted too. On Azure,
         the path is `/openai/deployments/D?api-version=...`, which is also built from `deployment`
         and an api-version in the query, or else the newer `/openai/v1`.
+
+        Args:
+            url: The URL.
+            api: The API to which requests are sent.
+            server: The kind of the server. With None or "auto", a host of Azure is recognised.
+            deployment: The name of a deployment of Azure, or "".
 
         Raises:
             TargetUnusable: The URL is not valid. The message contains no secret.
@@ -84,7 +90,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         _check_url(url)
         parts = _split_url(url)
         tls = parts.scheme == "https"
-        default_port = 443 if tls else 80
+        default_port = _default_port(tls)
         port = default_port if parts.port is None else parts.port
         if not port:
             raise TargetUnusable(
@@ -92,7 +98,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
                 "port 0 cannot be connected to",
                 "give the port the server listens on",
             )
-        host = _to_idna(parts.hostname or "")
+        host = _to_idna(parts.hostname or "")  # _split_url has made sure that there is one.
         is_azure = server == "azure" or (server in (None, "auto") and host.endswith(_AZURE_HOSTS))
         prefixes = _find_prefixes(_path_of_api(parts.path), is_azure, deployment, parts.query)
         user_info = parse_userinfo(parts.netloc)
@@ -146,10 +152,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def host_header(self) -> str:
         """The value of the Host header. It has no zone of an IPv6 address and no default port."""
-        default_port = 443 if self.tls else 80
-        return _authority(
-            self.host.partition("%")[0], None if self.port == default_port else self.port
-        )
+        host_without_zone = self.host.partition("%")[0]
+        is_default_port = self.port == _default_port(self.tls)
+        return _authority(host_without_zone, None if is_default_port else self.port)
 
     @property
     def address(self) -> str:
@@ -184,17 +189,18 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
                 "the API key has characters that a header cannot carry",
                 "check the file or variable",
             )
-        headers = [("Authorization", self.basic)] if self.basic else []
         is_bearer_token = key.lower().startswith(_BEARER_PREFIX)
         if is_bearer_token:
             key = key[len(_BEARER_PREFIX) :].strip()
-        takes_no_bearer_token = False
+        headers = [("Authorization", self.basic)] if self.basic else []
+        is_complete = not key
         if self.api == "messages":
             headers.append(("anthropic-version", MESSAGES_VERSION))
             if key and not is_bearer_token:
                 headers.append(("x-api-key", key))
-                takes_no_bearer_token = self.host == MESSAGES_HOST
-        if not key or takes_no_bearer_token:
+                # Other servers with this API may expect the key as a bearer token too.
+                is_complete = self.host == MESSAGES_HOST
+        if is_complete:
             return tuple(headers)
         if self.azure and not is_bearer_token:
             headers.append(("api-key", key))
@@ -239,8 +245,11 @@ def _check_url(url: str) -> None:
             "the URL has a # in it",
             "write it as %23 where it belongs to a password, else remove it",
         )
-    behind_host = re.sub(r"^[^/?]*", "", url.partition("://")[2])
-    if "@" in behind_host:  # A part of a password would be shown as the host.
+    # A "/" or "?" within a password ends the host too early, so that a part of the password would
+    # be shown as the host.
+    after_scheme = url.partition("://")[2]
+    path_and_query = re.sub(r"^[^/?]*", "", after_scheme)
+    if "@" in path_and_query:
         raise TargetUnusable(
             "invalid_url",
             "the URL has an @ behind its host",
@@ -249,6 +258,10 @@ def _check_url(url: str) -> None:
 
 
 def _check_scheme(url: str) -> None:
+    """Raise TargetUnusable if a URL has no scheme, or another one than http and https.
+
+    What is before `://` is quoted only if it looks like a scheme, since it may be anything.
+    """
     scheme, separator, _ = url.partition("://")
     if not separator:
         example = "" if _may_have_secret(url) else f": http://{url}"
@@ -270,6 +283,7 @@ def _check_scheme(url: str) -> None:
 
 
 def _may_have_secret(url: str) -> bool:
+    """Return True if a URL has a character that comes with a user, a query or a fragment."""
     return bool(re.search(r"[@?#]", url))
 
 
@@ -279,12 +293,16 @@ def _shown_url(url: str) -> str:
 
 
 def _split_url(url: str) -> SplitResult:
-    """Split a URL that names a host and a valid port."""
+    """Split a URL that names a host and a valid port.
+
+    Raises:
+        TargetUnusable: It does not. The text of the ValueError, which quotes the URL, is not used.
+    """
     try:
         parts = urlsplit(url)
         host = parts.hostname
         _ = parts.port  # This raises ValueError if it is no port.
-    except ValueError:  # Its own text quotes the URL.
+    except ValueError:
         raise TargetUnusable(
             "invalid_url",
             f"{_shown_url(url)} has no valid host and port",
@@ -307,7 +325,13 @@ def _path_of_api(path: str) -> str:
 
 
 class _Prefixes(NamedTuple):
-    """The path of a server, the path of its API, and the deployment of Azure or ""."""
+    """The beginnings of the request paths of a server.
+
+    Attributes:
+        root: The path of the server, such as "" or "/x/y".
+        base: The path of its API, such as "/x/y/v1".
+        deployment: The deployment of Azure in the path, or "".
+    """
 
     root: str
     base: str
@@ -317,37 +341,60 @@ class _Prefixes(NamedTuple):
 def _find_prefixes(path: str, is_azure: bool, deployment: str, query: str) -> _Prefixes:
     """Return the prefixes of the request paths for the path of a URL.
 
+    A path that ends with a version, such as `/x/v1`, is the path of the API. A deployment of Azure
+    is looked for first. Without both, `/v1` is added, on Azure `/openai/v1`.
+
+    Args:
+        path: The path of the URL without the name of an endpoint.
+        is_azure: The server is Azure.
+        deployment: The deployment that the user named besides the URL, or "".
+        query: The query of the URL.
+
     Raises:
         TargetUnusable: A URL of a deployment of Azure lacks the api-version.
     """
     has_api_version = bool(re.search(r"(?:^|&)api-version=[^&]", query))
-    match = _AZURE_DEPLOYMENT.match(path)
-    version = _API_VERSION.search(path)
-    if is_azure and deployment and has_api_version and not match and not version:
+    deployment_match = _AZURE_DEPLOYMENT.match(path)
+    version_match = _API_VERSION.search(path)
+    names_neither = not deployment_match and not version_match
+    if is_azure and deployment and has_api_version and names_neither:
         path = f"{path.removesuffix('/openai')}/openai/deployments/{quote(deployment, safe='')}"
-        match = _AZURE_DEPLOYMENT.match(path)
-    if match:
+        deployment_match = _AZURE_DEPLOYMENT.match(path)
+    if deployment_match:
         if not has_api_version:
             raise TargetUnusable(
                 "invalid_url",
                 "Azure's deployment URL needs an api-version",
                 "add ?api-version=2024-10-21, or use https://NAME.openai.azure.com/openai/v1/",
             )
-        return _Prefixes(match["root"], path, match["name"])
-    if version:
-        return _Prefixes(path[: version.start()], path, "")
+        return _Prefixes(
+            root=deployment_match["root"], base=path, deployment=deployment_match["name"]
+        )
+    if version_match:
+        return _Prefixes(root=path[: version_match.start()], base=path, deployment="")
     if is_azure:
         root = path.removesuffix("/openai")
-        return _Prefixes(root, f"{root}/openai/v1", "")
-    return _Prefixes(path, f"{path}/v1", "")
+        return _Prefixes(root, base=f"{root}/openai/v1", deployment="")
+    return _Prefixes(root=path, base=f"{path}/v1", deployment="")
+
+
+def _default_port(tls: bool) -> int:
+    """Return the port of https or http."""
+    return 443 if tls else 80
 
 
 def _authority(host: str, port: int | None) -> str:
+    """Return `host:port`, or only the host without a port. An IPv6 address gets brackets."""
     name = f"[{host}]" if ":" in host else host
     return name if port is None else f"{name}:{port}"
 
 
 def _to_idna(host: str) -> str:
+    """Return a host name in ASCII, such as `xn--bcher-kva.example` for `bücher.example`.
+
+    Raises:
+        TargetUnusable: The name is not valid.
+    """
     if host.isascii():
         return host
     try:
@@ -359,6 +406,7 @@ def _to_idna(host: str) -> str:
 
 
 def _character_name(character: str) -> str:
+    """Return the name of a character that a URL must not have, for an error message."""
     names = {" ": "a space", "\t": "a tab", "\\": "a backslash"}
     return names.get(character, "a control character")
 
@@ -369,15 +417,15 @@ def _character_name(character: str) -> str:
 def header_secrets(headers: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return what must not be shown of a user's headers.
 
-    This is every value. Of credentials and cookies it is also each part by itself, since a server
-    may echo that: the token without its scheme, user and password of a Basic one, the value of a
-    cookie.
+    Every value is secret. The parts of credentials and cookies are secrets by themselves too, since
+    a server may echo them: the token without its scheme, the user and the password of a Basic one,
+    or the value of a cookie.
     """
     secrets: list[str] = []
     for name, value in headers:
         secrets.append(value)
         if name.lower() in ("cookie", "set-cookie"):
-            secrets += (part.partition("=")[2].strip() for part in value.split(";"))
+            secrets += (cookie.partition("=")[2].strip() for cookie in value.split(";"))
         elif _CREDENTIAL_NAME.search(name):
             secrets += _credential_parts(value)
     return tuple(secret for secret in secrets if secret)
@@ -395,8 +443,11 @@ def _credential_parts(value: str) -> list[str]:
 
 
 def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
-    """Return each secret as it is, trimmed, percent-decoded, percent-encoded and as in JSON."""
-    spellings: dict[str, None] = {}
+    """Return each secret as it is, trimmed, percent-decoded, percent-encoded and as in JSON.
+
+    A server may echo a secret in any of these forms. None is repeated, and the order stays.
+    """
+    spellings: dict[str, None] = {}  # a set that keeps the order
     for secret in secrets:
         for spelling in (
             secret,
@@ -411,14 +462,23 @@ def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
 
 
 class UserInfo(NamedTuple):
-    """The value of an Authorization header ("" without a user), and what of it is secret."""
+    """The user and password of a URL.
+
+    Attributes:
+        authorization: The value of an Authorization header, or "" without a user.
+        secrets: What of it must not be shown.
+    """
 
     authorization: str
     secrets: tuple[str, ...]
 
 
 def parse_userinfo(netloc: str) -> UserInfo:
-    """Parse the user and password before the host of a URL."""
+    """Parse the user and password before the host of a URL.
+
+    Args:
+        netloc: The part between `://` and the path, such as `user:password@host:8000`.
+    """
     userinfo, separator, _ = netloc.rpartition("@")
     if not separator or not userinfo:
         return UserInfo("", ())
@@ -435,7 +495,10 @@ class _RedactedQuery(NamedTuple):
 
 
 def _redact_query(query: str) -> _RedactedQuery:
-    """Hide the values of a query. Every value may be a key, so only known plain ones are shown."""
+    """Hide the values of a query. Every value may be a key, so only known plain ones are shown.
+
+    A value without a name, as in `?sk-123`, may be a key too.
+    """
     shown_pairs: list[str] = []
     secrets: list[str] = []
     for pair in query.split("&"):

@@ -20,6 +20,8 @@ _NONBLOCK_CLOEXEC = 0o4000 | 0o2000000  # TFD_NONBLOCK | TFD_CLOEXEC of timerfd_
 _ABSTIME = 1  # TFD_TIMER_ABSTIME
 _CLOCK_MONOTONIC = 1
 _NS_PER_S = 1_000_000_000
+_EXPIRATIONS_BYTES = 8  # A timerfd is read as the number of times that it fired, of 64 bits.
+_MAX_SIGNAL_BYTES = 64  # More than a LoopTimer ever has to clear: each firing sends one byte.
 _MIN_TIME_NS = 1  # 0 would disarm the timer.
 
 
@@ -51,7 +53,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class TimerFd:
-    """A timer by `timerfd_create(CLOCK_MONOTONIC)`.
+    """A timer by `timerfd_create(CLOCK_MONOTONIC)`, whose descriptor is readable after it fired.
 
     Raises:
         OSError: The system has none.
@@ -60,6 +62,7 @@ class TimerFd:
     __slots__ = ("_fd", "_settime", "_spec", "_spec_pointer", "_value")
 
     def __init__(self) -> None:
+        """Create the descriptor by the standard library, or by libc before Python 3.13."""
         if not sys.platform.startswith("linux"):
             raise OSError("timerfd is Linux's own")
         libc = ctypes.CDLL(None, use_errno=True)
@@ -95,7 +98,7 @@ class TimerFd:
     def clear(self) -> None:
         """Make the descriptor unreadable again."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._fd, 8)
+            os.read(self._fd, _EXPIRATIONS_BYTES)
 
     def fileno(self) -> int:
         """Return the descriptor to watch for reading."""
@@ -114,6 +117,7 @@ class LoopTimer:
     __slots__ = ("_loop", "_receiving_end", "_sending_end", "_timer_handle")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Create a socket pair, whose receiving end is readable after the timer has fired."""
         self._loop = loop
         self._receiving_end, self._sending_end = socket.socketpair()
         self._receiving_end.setblocking(False)
@@ -137,7 +141,7 @@ class LoopTimer:
     def clear(self) -> None:
         """Make the descriptor unreadable again."""
         with contextlib.suppress(BlockingIOError):
-            self._receiving_end.recv(64)
+            self._receiving_end.recv(_MAX_SIGNAL_BYTES)
 
     def fileno(self) -> int:
         """Return the descriptor to watch for reading."""
@@ -150,11 +154,15 @@ class LoopTimer:
         self._sending_end.close()
 
     def _fire(self) -> None:
+        """Make the receiving end of the socket pair readable."""
         self._sending_end.send(b"\0")
 
 
 def create_timer(loop: asyncio.AbstractEventLoop) -> Timer:
-    """Return the most precise timer that this system has, for `loop`."""
+    """Return the most precise timer that this system has, for `loop`.
+
+    AttributeError means that the C library has no `timerfd_create`.
+    """
     try:
         return TimerFd()
     except (OSError, AttributeError):

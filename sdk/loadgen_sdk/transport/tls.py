@@ -31,6 +31,8 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
     def context(self) -> ssl.SSLContext:
         """Return the SSL context of these settings.
 
+        It offers HTTP/1.1 only, which is all that this client speaks.
+
         Raises:
             TargetUnusable: A file is missing or holds no certificate.
         """
@@ -52,7 +54,13 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decrypted(NamedTuple):
-    """Decrypted bytes, whether the server ended the stream after them, and what failed."""
+    """The result of a decryption.
+
+    Attributes:
+        data: The decrypted bytes.
+        has_ended: The server ended the TLS stream after them.
+        error: The error that ended the decryption, or None.
+    """
 
     data: bytes
     has_ended: bool = False
@@ -62,7 +70,9 @@ class Decrypted(NamedTuple):
 class TlsStream:
     """The client's end of a TLS connection, in memory.
 
-    The owner passes the bytes of the socket to `receive` and sends the bytes of `take_output`.
+    The module `ssl` usually reads and writes the socket itself. Here it works on two buffers
+    (`MemoryBIO`), because the reactor reads all sockets with their timestamps. The owner passes the
+    bytes of the socket to `receive` and sends the bytes of `take_output`.
     """
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
@@ -81,6 +91,8 @@ class TlsStream:
     def continue_handshake(self) -> bool:
         """Go on with the handshake and return whether it is complete.
 
+        It goes on as far as the bytes received so far allow. Send its output afterwards.
+
         Raises:
             ssl.SSLError: The handshake failed.
         """
@@ -97,18 +109,22 @@ class TlsStream:
         return self.take_output()
 
     def decrypt(self) -> Decrypted:
-        """Return all bytes that can be decrypted now."""
-        texts: list[bytes] = []
+        """Return all bytes that can be decrypted now.
+
+        SSLWantReadError means that the rest has not arrived yet. The server ends the stream with a
+        message (SSLZeroReturnError), or `read` returns nothing.
+        """
+        plaintexts: list[bytes] = []
         try:
-            while text := self._ssl.read(_READ_BYTES):
-                texts.append(text)
+            while plaintext := self._ssl.read(_READ_BYTES):
+                plaintexts.append(plaintext)
         except ssl.SSLWantReadError:
-            return Decrypted(b"".join(texts))
+            return Decrypted(b"".join(plaintexts))
         except ssl.SSLZeroReturnError:
-            return Decrypted(b"".join(texts), has_ended=True)
+            return Decrypted(b"".join(plaintexts), has_ended=True)
         except ssl.SSLError as error:
-            return Decrypted(b"".join(texts), error=error)
-        return Decrypted(b"".join(texts), has_ended=True)
+            return Decrypted(b"".join(plaintexts), error=error)
+        return Decrypted(b"".join(plaintexts), has_ended=True)
 
 
 def tls_error_text(error: ssl.SSLError) -> str:
