@@ -43,6 +43,7 @@ class RemoteWorker:
         last_response_s: When it responded last, on the monotonic clock.
         lost_reason: Why it counts as lost; empty if it does not.
         lost_at_s: When it was found to be lost, on the monotonic clock.
+        host_error: The error of its node that ended it, such as a full disk; empty if none did.
         offset: The clock of its node, compared with the clock of the driver.
         drift_ns: Change of the offset during the load; None if unknown.
         niceness: Scheduling priority of the worker process.
@@ -56,6 +57,7 @@ class RemoteWorker:
         self.last_response_s = 0.0
         self.lost_reason = ""
         self.lost_at_s = 0.0
+        self.host_error = ""
         self.offset = Offset(0, 0)
         self.drift_ns: int | None = None
         self.niceness = 0
@@ -73,6 +75,15 @@ class RemoteWorker:
     def is_lost(self) -> bool:
         """Whether it does not respond any more."""
         return bool(self.lost_reason)
+
+    @property
+    def death_reason(self) -> str:
+        """Why it has not reported its share, for the records of its unfinished slots."""
+        if self.lost_reason:
+            return self.lost_reason
+        if self.host_error:
+            return f"worker {self.index} was ended on {self.place}: {self.host_error}"
+        return f"worker {self.index} died on {self.place}"
 
     # -- before the load
 
@@ -196,15 +207,28 @@ class RemoteWorker:
     def _read_line(self, line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
         self._received_lines += 1
         if not self.ready.done():
-            worker.expect_ready(line)
+            self._expect_ready(line)
             self.ready.set_result(None)
             return None
         try:
             share = worker.read_result(line, stop_others)
-        except OSError:  # the disk of its node is full: the worker has ended, as one that died
+        except OSError as error:  # for example, the disk of its node is full
+            self.host_error = error.strerror or type(error).__name__
             return None
         self.hot_path = share.hot_path if share else ""
         return share
+
+    def _expect_ready(self, line: bytes) -> None:
+        """Check the first line of the worker. Raises TargetError if it could not start."""
+        try:
+            worker.expect_ready(line)
+        except OSError as error:
+            raise TargetError(
+                "host_refused",
+                f"worker {self.index} could not start: {error.strerror or type(error).__name__}",
+                self.place,
+                f"free space in the temporary folder of {self.place}",
+            ) from None
 
     async def _take(self) -> Taken | None:
         """Return new data of the worker, or None if it is lost."""

@@ -206,10 +206,8 @@ class WorkerGroup:
         return followers
 
     def _reasons_of_death(self) -> list[str]:
-        """Return why each worker is lost, in case it has reported no share."""
-        return [
-            one.lost_reason or f"worker {one.index} died on {one.place}" for one in self._workers
-        ]
+        """Return why each worker would be missing if it has reported no share."""
+        return [one.death_reason for one in self._workers]
 
     def _header(self) -> manifest.Cluster:
         lost_nodes = self._nodes.history.lost_since_last_run
