@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from loadgen.core.metrics.goodput import TermResult
 from loadgen.core.metrics.part_summaries import ClassSummary
+from loadgen.core.metrics.slo_terms import TermResult
 from loadgen.core.metrics.summary import Summary
 
 if TYPE_CHECKING:

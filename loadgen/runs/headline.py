@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from loadgen.core import format, slo
-from loadgen.core.metrics.goodput import Goodput, TermResult
+from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.part_summaries import (
     ClassSummary,
     ModelSummary,
@@ -17,6 +17,7 @@ from loadgen.core.metrics.part_summaries import (
     TargetSummary,
 )
 from loadgen.core.metrics.reasons import STATES
+from loadgen.core.metrics.slo_terms import TermResult
 from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.core.metrics.task_summary import Sessions, TaskGoodput
 from loadgen.core.metrics.timing_evidence import MIN_WAITED_SHARE

@@ -21,6 +21,8 @@ RULE_FILES = (
     "loadgen/core/results/record.py",
     "loadgen/core/metrics/request_metrics.py",
     "loadgen/core/metrics/goodput.py",
+    "loadgen/core/metrics/slo_sample.py",
+    "loadgen/core/metrics/slo_terms.py",
     "loadgen/core/metrics/load.py",
     "loadgen/core/metrics/outcomes.py",
     "loadgen/core/metrics/stop_rules.py",

@@ -179,8 +179,12 @@ class _RunMeasurement:
         ttft = self._distributions["ttft"]
         self._scale = LatenessScale.of_samples(ttft, self._distributions["e2e"])
         self._shown = self._select_statistics()
-        undecided = self._shown.undecided_metrics(self._header)
-        self._parts = PartSummarizer(self._header, accumulator, self._measured, undecided)
+        self._parts = PartSummarizer(
+            self._header,
+            accumulator,
+            self._measured,
+            undecidable_metrics=self._shown.undecided_metrics(self._header),
+        )
 
     def _read_events(self) -> None:
         """Combine what is stored of the output events of all measured stages."""

@@ -13,7 +13,6 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.metrics.goodput import (
     Goodput,
-    SloSample,
     combine_class_goodput,
     include_task_outcome,
     is_slo_missed,
@@ -21,6 +20,7 @@ from loadgen.core.metrics.goodput import (
 )
 from loadgen.core.metrics.load import Load, summarize_load
 from loadgen.core.metrics.request_counts import Bytes, RequestCounts, count_requests, total_bytes
+from loadgen.core.metrics.slo_sample import SloSample
 from loadgen.core.metrics.task_summary import Sessions, summarize_tasks
 from loadgen.core.metrics.token_usage import Tokens, summarize_tokens
 from loadgen.core.metrics.uncertainty import shown_distribution
@@ -260,7 +260,7 @@ class PartSummarizer:
         header: RunManifest,
         accumulator: RunAccumulator,
         measured: MetricAccumulator,
-        undecided: Mapping[str, str],
+        undecidable_metrics: Mapping[str, str],
     ) -> None:
         """Take what the parts share.
 
@@ -268,13 +268,13 @@ class PartSummarizer:
             header: The manifest of the run.
             accumulator: The records of the run, by part.
             measured: All measured requests.
-            undecided: Metrics on which no SLO term can be decided, with the reason.
+            undecidable_metrics: Metrics on which no SLO term can be decided, with the reason.
         """
         self._header = header
         self._accumulator = accumulator
         self._measured = measured
-        self._undecided = undecided
-        self._undecided_of_parts = {**_NO_GAPS_BY_PART, **undecided}
+        self._undecidable = undecidable_metrics
+        self._undecidable_in_parts = {**_NO_GAPS_BY_PART, **undecidable_metrics}
 
     def measure_stages(
         self, accumulator: MetricAccumulator, scope: Scope, gaps: Histogram, unrecorded: int
@@ -287,10 +287,14 @@ class PartSummarizer:
             gaps: The gaps between output events of these requests.
             unrecorded: The number of requests of the stages that have no record.
         """
-        limits = self._header.limits
-        return self._measure(
-            SloSample(accumulator, gaps, unrecorded, self._undecided, limits), scope
+        sample = SloSample(
+            accumulator,
+            gaps,
+            unrecorded,
+            undecidable_metrics=self._undecidable,
+            limits=self._header.limits,
         )
+        return self._measure(sample, scope)
 
     def _measure(self, sample: SloSample, scope: Scope) -> PartMetrics:
         """Return the metrics of the requests that an SLO is judged by."""
@@ -325,12 +329,16 @@ class PartSummarizer:
     def _sample_of_part(
         self, accumulator: MetricAccumulator, *, counts_dropped: bool = True
     ) -> SloSample:
-        """Return the requests of a part as a sample for its SLO; gaps are not counted by part."""
+        """Return the requests of a part of the run, such as a class, as a sample for its SLO.
+
+        Gaps between events are counted by stage only. Requests without a record belong to no part
+        that is known.
+        """
         return SloSample(
             accumulator,
             gaps=Histogram(),
             unrecorded=0,
-            unsound=self._undecided_of_parts,
+            undecidable_metrics=self._undecidable_in_parts,
             limits=self._header.limits,
             counts_dropped=counts_dropped,
         )
@@ -341,17 +349,17 @@ class PartSummarizer:
         The SLOs are that of the run and those of its classes. The arguments are those of
         `measure_stages` for all measured requests.
         """
-        whole = SloSample(
+        all_requests = SloSample(
             self._measured,
             gaps,
             unrecorded,
-            self._undecided,
-            self._header.limits,
+            undecidable_metrics=self._undecidable,
+            limits=self._header.limits,
             counts_dropped=False,
         )
-        return is_slo_missed(whole) or any(
-            is_slo_missed(self._sample_of_part(pair.measured, counts_dropped=False))
-            for pair in self._accumulator.classes
+        return is_slo_missed(all_requests) or any(
+            is_slo_missed(self._sample_of_part(request_class.measured, counts_dropped=False))
+            for request_class in self._accumulator.classes
         )
 
     def summarize_all(

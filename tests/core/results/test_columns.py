@@ -23,9 +23,10 @@ from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import request_metrics, tasks
 from loadgen.core.metrics.accumulator import MetricAccumulator
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns
-from loadgen.core.metrics.goodput import SloSample, measure_goodput
+from loadgen.core.metrics.goodput import measure_goodput
 from loadgen.core.metrics.load import count_in_flight, gap_variation
 from loadgen.core.metrics.run_accumulator import RunAccumulator
+from loadgen.core.metrics.slo_sample import SloSample
 from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, encode

@@ -1,0 +1,87 @@
+"""The requests that an SLO is judged by, and how many of them count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loadgen.core.limits import NO_SPAN_SHARE
+from loadgen.core.metrics.outcomes import is_undecided
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loadgen.core.limits import ValidityLimits
+    from loadgen.core.metrics.accumulator import MetricAccumulator
+    from loadgen.core.slo import Slo, Term
+    from loadgen.core.stats.histogram import Histogram
+
+
+@dataclass(frozen=True)
+class SloSample:
+    """The requests that an SLO is judged by.
+
+    Attributes:
+        accumulator: The requests, with their SLO.
+        gaps: The gaps between output events of these requests.
+        unrecorded: The number of requests that have no record, for example because their worker
+            died. They count as misses.
+        undecidable_metrics: Metrics that no term can be decided on, with the reason.
+        limits: The limits of a valid run.
+        counts_dropped: Whether requests that the client did not send, because too many were in
+            flight, count as misses. They do not count if the question is whether the server alone
+            misses the SLO.
+    """
+
+    accumulator: MetricAccumulator
+    gaps: Histogram
+    unrecorded: int
+    undecidable_metrics: Mapping[str, str]
+    limits: ValidityLimits
+    counts_dropped: bool = True
+
+    @property
+    def slo(self) -> Slo | None:
+        """The SLO of these requests, or None if it has no terms on requests."""
+        slo = self.accumulator.slo
+        if slo is None or (not slo.terms and slo.goodput_share is None):
+            return None
+        return slo
+
+    @property
+    def not_cancelled(self) -> int:
+        """All requests but cancelled ones, and dropped ones unless they count."""
+        requests = self.accumulator.sum("recorded") - self.accumulator.sum("cancelled")
+        if not self.counts_dropped:
+            requests -= self.accumulator.sum("dropped")
+        return requests + self.unrecorded
+
+    @property
+    def unfinished(self) -> int:
+        """Unfinished requests that are not known to be over the limit of a term."""
+        return self.accumulator.sum("unfinished") - self.accumulator.sum("unfinished_misses")
+
+    @property
+    def counted(self) -> int:
+        """The requests that the SLO counts, as good or as a miss."""
+        return self.not_cancelled - self.unfinished
+
+    @property
+    def has_too_many_unfinished(self) -> bool:
+        """Whether more requests are unfinished than leave a term decided."""
+        return is_undecided(self.accumulator.sum("unfinished"), self.not_cancelled)
+
+    def responses_without_tpot(self, term: Term) -> int:
+        """Return how many responses lack a TPOT though they have enough tokens for one.
+
+        TPOT is the time from the first to the last token, divided by the tokens after the first.
+        Their output came at one instant, or had no text, so that there is no time to divide. They
+        are left out of a term on TPOT. Returns 0 for other terms, and if they are too few to
+        matter.
+        """
+        if term.metric != "tpot":
+            return 0
+        came_at_once = self.accumulator.sum("tpot_no_span")
+        without_text = self.accumulator.sum("tpot_no_output")
+        responses = came_at_once + without_text
+        return responses if responses > NO_SPAN_SHARE * self.accumulator.sum("ok") else 0
