@@ -31,6 +31,8 @@ from loadgen.core.workload.yaml_marks import Map, child_path, place_at
 
 NO_SUCH_TAG = "no_such_tag"
 """The error type of a value that selects no member of a `TaggedUnion`."""
+BARE_VALUE_TAG = "fixed"
+"""The tag of the member that a value without a key means, as 150 means `{fixed: 150}`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,10 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _normalize_and_report_unknown_keys(cls, data: Any, info: ValidationInfo) -> Any:
+        """Convert the input of pydantic, and report unknown keys if it comes from a file.
+
+        pydantic itself would report unknown keys without a position or a suggestion.
+        """
         if isinstance(data, BaseModel):
             return data
         data = cls.normalize(data)
@@ -98,7 +104,11 @@ class Part(BaseModel):
 
     @classmethod
     def _without_unknown_keys(cls, data: Map, context: FileContext) -> dict[str, Any]:
-        """Report the unknown keys of a mapping and return the mapping without them."""
+        """Report the unknown keys of a mapping and return the mapping without them.
+
+        They are removed so that pydantic checks the known keys, and all mistakes are reported
+        together.
+        """
         known_keys = cls.yaml_keys()
         unknown_keys = [key for key in data if key not in known_keys]
         if not unknown_keys:
@@ -116,11 +126,15 @@ class Part(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
+        """Return a reference to the JSON Schema of this part, after extending the schema.
+
+        pydantic keeps the schema itself in a table of definitions, so it is changed in place.
+        """
         reference = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
-        extended = cls.extend_json_schema(dict(schema))
+        extended_schema = cls.extend_json_schema(dict(schema))
         schema.clear()
-        schema.update(extended)
+        schema.update(extended_schema)
         return reference
 
 
@@ -147,6 +161,7 @@ class Tagged(Part):
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
         """Return the JSON Schema of a mapping with the tag as its only key."""
+        # Title and description belong to the mapping, not to the value of the tag.
         title = schema.pop("title")
         description = schema.pop("description")
         short_forms = [schema["properties"][cls.short]] if cls.short else []
@@ -170,7 +185,8 @@ class TaggedUnion:
 
     Attributes:
         noun: What the union is called in error messages.
-        bare_types: A value of one of these types has no key and means the member `fixed`.
+        bare_types: A value of one of the types in it is written without a key and means the member
+            with the tag BARE_VALUE_TAG.
     """
 
     noun: str
@@ -179,27 +195,40 @@ class TaggedUnion:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Build the schema of a pydantic union with a callable discriminator."""
+        """Build the schema of a pydantic union in which `_select_tag` selects the member.
+
+        pydantic calls this method for an annotation such as
+        `Annotated[Constant | Poisson, TaggedUnion("arrival")]` and passes the union as `source`.
+        Without a discriminator pydantic would try all members and report the mistakes of each. With
+        it only those of the member that the user named are reported.
+        """
         members: tuple[type[Tagged], ...] = get_args(source)
         tags = [member.tag for member in members]
-        union: Any = Union[tuple(Annotated[member, Tag(member.tag)] for member in members)]  # noqa: UP007
+        members_with_tags = tuple(Annotated[member, Tag(member.tag)] for member in members)
+        # The members are only known at run time, so the union cannot be written with `|`.
+        union: Any = Union[members_with_tags]  # noqa: UP007
+        # The error for a value that selects no member. Its hint lists the tags that can be written.
+        written_tags = [tag for tag in tags if tag != BARE_VALUE_TAG]
         discriminator = Discriminator(
             lambda value: self._select_tag(value, tags),
             custom_error_type=NO_SUCH_TAG,
             custom_error_message="is no {noun}",
-            custom_error_context={
-                "noun": self.noun,
-                "known": ", ".join(tag for tag in tags if tag != "fixed"),
-            },
+            custom_error_context={"noun": self.noun, "known": ", ".join(written_tags)},
         )
         return handler.generate_schema(Annotated[union, discriminator])
 
     def _select_tag(self, value: Any, tags: list[str]) -> str | None:
-        """Return the tag of the member that describes a value, or None."""
+        """Return the tag of the member that describes a value, or None if no member does.
+
+        The value is an instance of a member, a mapping with a tag as its only key, or a bare value.
+        """
         if isinstance(value, Tagged):
             return value.tag
-        if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in tags:
-            return str(next(iter(value)))
+        if isinstance(value, dict) and len(value) == 1:
+            (only_key,) = value
+            if only_key in tags:
+                return str(only_key)
+        # Python counts a boolean as an integer, but `true` is no length.
         if isinstance(value, self.bare_types) and not isinstance(value, bool):
-            return "fixed"
+            return BARE_VALUE_TAG
         return None

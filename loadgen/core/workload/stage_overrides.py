@@ -13,6 +13,7 @@ from loadgen.core.workload.flags import Overrides, describe_option
 from loadgen.core.workload.request_kinds import FromFile, FromTrace
 from loadgen.core.workload.stage_checks import check_stages
 from loadgen.core.workload.stages import (
+    Arrival,
     Closed,
     Constant,
     Gamma,
@@ -37,13 +38,15 @@ ArrivalOption = Constant | Poisson | Gamma | Closed
 def override_stages(
     workload: WorkloadFile, flags: Overrides, errors: DocumentErrors
 ) -> tuple[Stage, ...]:
-    """Return the stages as changed by the options, with names and ends.
+    """Return the stages as changed by the options of the command line, with names and ends.
 
-    Mistakes are added to `errors`.
+    The order of the changes matters: an option for the load may replace stages before options for
+    ends apply to them, and a warm-up gets the arrival law that measured stages then have. Mistakes
+    are added to `errors`.
     """
     arrival = _arrival_of_options(flags, errors)
     if errors.errors and not workload.stages:
-        # The options describe a load, but with mistakes.
+        # The options describe a load, but with mistakes. That there is no load would be wrong.
         return ()
     if len(workload.stages) > MAX_STAGES:
         problem = format.counted(len(workload.stages), "stage")
@@ -55,6 +58,7 @@ def override_stages(
     stages = _with_load_options(stages, arrival, flags, errors)
     _refuse_trace_options_without_trace(workload.requests, stages, flags, errors)
     if flags.duration is not None or flags.num_requests is not None:
+        # One of the two options replaces all ends of a stage, also those that it does not set.
         ends = {"duration_ns": flags.duration, "count": flags.num_requests, "at_least": None}
         stages = [stage.model_copy(update=ends) if stage.measured else stage for stage in stages]
     if flags.warmup_ns is not None or flags.warmup_count is not None:
@@ -65,7 +69,10 @@ def override_stages(
 
 
 def trace_changes(flags: Overrides) -> dict[str, Any]:
-    """Return the fields that options set for the requests and for the arrivals of a trace."""
+    """Return the fields that options set both for the requests and the arrivals of a trace.
+
+    They are fields of `FromTrace` as well as of `Replay`.
+    """
     options = {
         "slice_ns": flags.trace_slice,
         "on_bad_row": flags.on_bad_row,
@@ -76,7 +83,7 @@ def trace_changes(flags: Overrides) -> dict[str, Any]:
 
 
 def _replay_changes(flags: Overrides) -> dict[str, Any]:
-    """Return the fields that options set for the arrivals of a trace alone."""
+    """Return the fields that options set for the arrivals of a trace (`Replay`) alone."""
     options = {"speed": flags.trace_speed, "loop": flags.trace_loop}
     return {field: value for field, value in options.items() if value is not None}
 
@@ -95,6 +102,7 @@ def _with_names(stages: tuple[Stage, ...], errors: DocumentErrors) -> list[Stage
     A stage without a name is called `load` or `warm-up`, with a number from the second on
     (`load-2`).
     """
+    # All names of the file are collected first, so that no generated name equals a later one.
     used_names: set[str] = set()
     for index, stage in enumerate(stages):
         if stage.name and stage.name in used_names:
@@ -111,6 +119,7 @@ def _with_names(stages: tuple[Stage, ...], errors: DocumentErrors) -> list[Stage
 
 
 def _unused_name(base_name: str, used_names: set[str]) -> str:
+    """Return a name such as `load`, or with a number such as `load-2` if it is used."""
     if base_name not in used_names:
         return base_name
     number = 2
@@ -123,7 +132,11 @@ def _unused_name(base_name: str, used_names: set[str]) -> str:
 
 
 def _arrival_of_options(flags: Overrides, errors: DocumentErrors) -> ArrivalOption | None:
-    """Return the arrival law that the options describe, or None if they describe none."""
+    """Return the arrival law that the options describe, or None if they describe none.
+
+    A concurrency makes a closed loop. A rate makes Poisson arrivals, with a burstiness gamma
+    arrivals, of which a burstiness of 1 is Poisson. An infinite rate sends everything at once.
+    """
     rate = flags.request_rate
     if flags.concurrency is not None:
         if rate is None and flags.burstiness is None:
@@ -149,7 +162,11 @@ def _arrival_of_options(flags: Overrides, errors: DocumentErrors) -> ArrivalOpti
 def _with_load_options(
     stages: list[Stage], arrival: ArrivalOption | None, flags: Overrides, errors: DocumentErrors
 ) -> list[Stage]:
-    """Return the stages with the arrival law, the burstiness and the ramp of the options."""
+    """Return the stages with the arrival law, the burstiness and the ramp of the options.
+
+    A burstiness without a rate and a ramp without a concurrency change the stages of the file. With
+    them they are already part of `arrival`, which replaces those stages.
+    """
     if arrival is not None:
         stages = _replace_measured(arrival, stages)
     elif flags.burstiness is not None:
@@ -168,36 +185,50 @@ def _replace_measured(arrival: ArrivalOption, stages: list[Stage]) -> list[Stage
     """
     measured = [stage for stage in stages if stage.measured]
     load_stage = _merge_stages(arrival, measured)
-    is_finite = not (isinstance(arrival, Constant) and math.isinf(arrival.rate))
-    result: list[Stage] = []
+    sends_all_at_once = isinstance(arrival, Constant) and math.isinf(arrival.rate)
+    new_stages: list[Stage] = []
     for stage in stages:
-        if not stage.measured:
-            result.append(stage.model_copy(update={"arrival": arrival}) if is_finite else stage)
+        is_warmup = not stage.measured
+        if is_warmup and sends_all_at_once:
+            new_stages.append(stage)
+        elif is_warmup:
+            new_stages.append(stage.model_copy(update={"arrival": arrival}))
         elif stage is measured[0]:
-            result.append(load_stage)
-    return result if measured else [*result, load_stage]
+            new_stages.append(load_stage)
+    if not measured:
+        new_stages.append(load_stage)
+    return new_stages
 
 
 def _merge_stages(arrival: ArrivalOption, stages: list[Stage]) -> Stage:
-    """Return one stage that is as long as several stages together."""
-    durations = [stage.duration_ns for stage in stages if stage.duration_ns]
-    counts = [stage.count for stage in stages if stage.count]
+    """Return one stage that is as long as several stages together.
+
+    It has a duration or a count only if all of them have one. The name and the minimums of a single
+    stage are kept.
+    """
     is_single = len(stages) == 1
     # Only Poisson arrivals can meet minimums.
     keeps_minimums = is_single and isinstance(arrival, Poisson)
     return Stage.model_construct(
         name=stages[0].name if is_single else "load",
         arrival=arrival,
-        duration_ns=sum(durations) if durations and len(durations) == len(stages) else None,
-        count=sum(counts) if counts and len(counts) == len(stages) else None,
+        duration_ns=_sum_if_all_set([stage.duration_ns for stage in stages]),
+        count=_sum_if_all_set([stage.count for stage in stages]),
         at_least=stages[0].at_least if keeps_minimums else None,
     )
 
 
-def _with_ramp(stages: list[Stage], ramp_ns: int, errors: DocumentErrors) -> list[Stage]:
-    """Return the stages with the starts of every closed loop staggered over `ramp_ns`.
+def _sum_if_all_set(values: list[int | None]) -> int | None:
+    """Return the sum of the values, or None if there are none or one of them is None or 0."""
+    if not values or not all(values):
+        return None
+    return sum(value for value in values if value)
 
-    An error is added if there is no closed loop.
+
+def _with_ramp(stages: list[Stage], ramp_ns: int, errors: DocumentErrors) -> list[Stage]:
+    """Return the stages with the users of every closed loop started evenly over `ramp_ns`.
+
+    Other stages do not change. An error is added if there is no closed loop.
     """
     if not any(isinstance(stage.arrival, Closed) for stage in stages):
         problem = "only the virtual users of a closed loop start together or one after the other"
@@ -210,9 +241,11 @@ def _with_ramp(stages: list[Stage], ramp_ns: int, errors: DocumentErrors) -> lis
 
 
 def _with_burstiness(stage: Stage, burstiness: float, errors: DocumentErrors) -> Stage:
-    """Return the stage with gamma arrivals of this burstiness, if it has a steady rate.
+    """Return the stage with gamma arrivals of this burstiness at its own rate.
 
-    An error is added for a measured stage without a steady rate, and for a stage with minimums.
+    A stage keeps its arrivals if its rate is infinite or changes (a ramp, a closed loop or a
+    trace), or if it has minimums, which only Poisson arrivals can meet. This is an error, except
+    for a warm-up without a steady rate, to which the option need not apply.
     """
     option = describe_option("burstiness", f"{burstiness:g}")
     arrival = stage.arrival
@@ -232,28 +265,37 @@ def _with_burstiness(stage: Stage, burstiness: float, errors: DocumentErrors) ->
 
 
 def _with_warmup(stages: list[Stage], flags: Overrides) -> list[Stage]:
-    """Replace the warm-up stages by one of the specified length, or by none if that is 0.
-
-    Its arrival law is that of the first measured stage. A ramp becomes Poisson at its first rate,
-    or at its mean rate if it starts at zero. A trace becomes Poisson at its mean rate.
-    """
+    """Replace the warm-up stages by one of the specified length, or by none if that is 0."""
     measured = [stage for stage in stages if stage.measured]
-    duration_ns = flags.warmup_ns or None
-    count = flags.warmup_count or None
-    if not measured or (duration_ns is None and count is None):
+    has_warmup = bool(flags.warmup_ns or flags.warmup_count)
+    if not measured or not has_warmup:
         return measured
-    arrival = measured[0].arrival
+    warmup = Stage.model_construct(
+        name="warm-up",
+        arrival=_warmup_arrival(measured[0].arrival),
+        duration_ns=flags.warmup_ns or None,
+        count=flags.warmup_count or None,
+        measured=False,
+    )
+    return [warmup, *measured]
+
+
+def _warmup_arrival(arrival: Arrival) -> Arrival:
+    """Return the arrival law of a warm-up before a stage with this arrival law.
+
+    It is the same law, so that the server is in the state in which it is then measured. A ramp and
+    a trace cannot begin before they begin. A ramp becomes Poisson arrivals at its first rate, or at
+    its mean rate if it starts at zero. A trace becomes Poisson arrivals at its mean rate.
+    """
     if isinstance(arrival, Ramp):
-        arrival = Poisson.model_construct(rate=arrival.from_rate or arrival.mean_rate)
+        return Poisson.model_construct(rate=arrival.from_rate or arrival.mean_rate)
     if isinstance(arrival, Replay):
         from loadgen.core.workload.traces import read_replayed_trace
 
         trace_rate = read_replayed_trace(arrival).rate * arrival.speed
-        arrival = Poisson.model_construct(rate=min(MAX_RATE_PER_S, trace_rate))
-    warmup = Stage.model_construct(
-        name="warm-up", arrival=arrival, duration_ns=duration_ns, count=count, measured=False
-    )
-    return [warmup, *measured]
+        # The rate of a trace is infinite if all of its requests have the same time.
+        return Poisson.model_construct(rate=min(MAX_RATE_PER_S, trace_rate))
+    return arrival
 
 
 # -- traces and data sets ------------------------------------------------------------------------
@@ -269,14 +311,17 @@ def _with_trace_options(stage: Stage, flags: Overrides) -> Stage:
 def _refuse_trace_options_without_trace(
     requests: Any, stages: list[Stage], flags: Overrides, errors: DocumentErrors
 ) -> None:
-    """Add an error for each option for a trace that would have no effect."""
+    """Add an error for each option for a trace that would have no effect.
+
+    Options for both requests and arrivals have an effect if either is that of a trace.
+    """
     if any(isinstance(stage.arrival, Replay) for stage in stages):
         return
     problem = "the arrivals are not those of a trace"
-    unused = _replay_changes(flags)
+    unused_changes = _replay_changes(flags)
     if not isinstance(requests, FromTrace):
         problem = "no trace is replayed"
-        unused |= trace_changes(flags)
+        unused_changes |= trace_changes(flags)
     option_of_field = {
         "slice_ns": "trace_slice",
         "replay": "trace_replay",
@@ -285,7 +330,7 @@ def _refuse_trace_options_without_trace(
         "loop": "trace_loop",
     }
     hint = "give --trace FILE, and neither --request-rate nor --concurrency"
-    for field in unused:
+    for field in unused_changes:
         option = f"--set {option_of_field.get(field, field)}"
         errors.add_option("no_effect", problem, option, hint)
 
@@ -293,7 +338,10 @@ def _refuse_trace_options_without_trace(
 def _with_ends_of_data(
     stages: list[Stage], requests: Any, flags: Overrides, errors: DocumentErrors
 ) -> list[Stage]:
-    """Return the stages with the length of a trace or data set where they have no end."""
+    """Return the stages with the length of a trace or data set where they have no end.
+
+    Mistakes in the file of the trace or data set are added to `errors`.
+    """
     if isinstance(requests, FromTrace):
         requests = requests.model_copy(update=trace_changes(flags))
         # Arrivals and requests of a trace are replayed in the same way.
@@ -308,7 +356,8 @@ def _with_ends_of_data(
         return stages
     with collecting(errors.errors):
         return _with_counts(stages, requests)
-    # The file has mistakes. A stage without an end must not be reported as another one.
+    # The file has mistakes, so its length is not known. Any count keeps a stage without an end from
+    # being reported as a mistake as well.
     return [
         stage if stage.duration_ns or stage.count else stage.model_copy(update={"count": 1})
         for stage in stages
@@ -316,7 +365,11 @@ def _with_ends_of_data(
 
 
 def _with_counts(stages: list[Stage], requests: Any) -> list[Stage]:
-    """Set the count of stages without an end: a whole trace, or all rows for a single stage.
+    """Return the stages with a count for those without an end.
+
+    A stage that replays a trace gets all starts of the trace. If there is only one measured stage,
+    it gets all rows of the data set or trace that the requests come from. Several stages get none,
+    because it is not clear how they share the rows.
 
     Raises LoadgenError or CombinedError if the file cannot be read.
     """
@@ -328,7 +381,7 @@ def _with_counts(stages: list[Stage], requests: Any) -> list[Stage]:
         row_count = len(replay_starts(requests))
     elif isinstance(requests, FromFile) and any(stage.duration_ns is None for stage in measured):
         row_count = _count_rows(requests.path)
-    result = []
+    new_stages = []
     for stage in stages:
         count: int | None = None
         if stage.duration_ns is None and stage.count is None:
@@ -336,8 +389,8 @@ def _with_counts(stages: list[Stage], requests: Any) -> list[Stage]:
                 count = len(replay_starts(stage.arrival)) * stage.arrival.loop
             elif stage.measured and len(measured) == 1:
                 count = row_count
-        result.append(stage.model_copy(update={"count": count}) if count else stage)
-    return result
+        new_stages.append(stage.model_copy(update={"count": count}) if count else stage)
+    return new_stages
 
 
 def _count_rows(path: Path) -> int:

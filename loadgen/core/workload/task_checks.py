@@ -15,10 +15,19 @@ from loadgen.core.workload.yaml_marks import Map, Seq, child_path, place_at
 
 KEYS_OF_CHATS = ("output_tokens", "system_tokens", "turns", "context", "best")
 """The keys of a step that only a chat can have."""
+REFUSED_KEYS: dict[str, tuple[str, ...]] = {
+    "chat": (),
+    "embed": (*KEYS_OF_CHATS, "documents"),
+    "rerank": KEYS_OF_CHATS,
+}
+"""The keys that a step of each kind cannot have."""
 
 
 def check_steps(steps: Map, tools: Any, file: str) -> Iterator[LoadgenError]:
     """Yield an error for everything that keeps the steps of a task from being carried out.
+
+    Cycles and ends are only checked if all steps that others wait for exist. Otherwise one wrong
+    name would lead to several errors.
 
     Args:
         steps: The steps as they are written, by their names.
@@ -38,11 +47,15 @@ def check_steps(steps: Map, tools: Any, file: str) -> Iterator[LoadgenError]:
 
 
 def _kind(step: Map) -> str:
+    """Return the kind of a step as it is written, which may be no valid kind."""
     return str(step.get("kind", "chat"))
 
 
 def _names_after(step: Any) -> list[str]:
-    """Return the names of the steps that a step waits for, as they are written."""
+    """Return the names of the steps that a step waits for, as they are written.
+
+    The key `after` is one name or a list of names. What is neither is reported elsewhere.
+    """
     names = step.get("after") if isinstance(step, Map) else None
     if isinstance(names, str):
         return [names]
@@ -52,7 +65,10 @@ def _names_after(step: Any) -> list[str]:
 
 
 def _tool_names(step: Map) -> list[str]:
-    """Return the names of the tools of a step, which is one or a mapping of several to weights."""
+    """Return the names of the tools of a step.
+
+    The key `tool` is one name, or a mapping of several names to weights.
+    """
     tool = step.get("tool")
     if isinstance(tool, str):
         return [tool]
@@ -60,7 +76,14 @@ def _tool_names(step: Map) -> list[str]:
 
 
 class _StepGraph:
-    """The steps of a task and which of them wait for which."""
+    """The steps of a task, and which of them wait for which.
+
+    Attributes:
+        steps: The steps as they are written, by their names.
+        tools: The tools as they are written, by their names.
+        file: The name of the file in error messages.
+        after: Maps each step to the names of the steps that it waits for.
+    """
 
     def __init__(self, steps: Map, tools: dict[str, Any], file: str) -> None:
         self.steps = steps
@@ -69,7 +92,10 @@ class _StepGraph:
         self.after = {name: _names_after(step) for name, step in steps.items()}
 
     def error(self, code: Code, name: str, key: str, problem: str, hint: str) -> LoadgenError:
-        """Return an error at a key of a step, or at the step if it has no such key."""
+        """Return an error at a key of a step, or at the step if it has no such key.
+
+        An empty `key` means the step as a whole.
+        """
         step = self.steps[name]
         step_path = child_path(self.steps.path, name)
         key_path = child_path(step_path, key) if key else step_path
@@ -81,50 +107,70 @@ class _StepGraph:
 
     def check_references(self) -> Iterator[LoadgenError]:
         """Yield an error for each step that waits for a step that does not exist."""
-        unknown = {
+        # A set, because a step may name the same unknown step twice.
+        unknown_references = {
             (name, awaited)
             for name, names in self.after.items()
             for awaited in names
             if awaited not in self.steps
         }
-        for name, awaited in sorted(unknown):
+        for name, awaited in sorted(unknown_references):
             problem = f'step "{name}" waits for "{awaited}", which is no step'
             hint = did_you_mean(awaited, list(self.steps))
             yield self.error("unknown_name", name, "after", problem, hint)
 
     def check_cycles(self) -> Iterator[LoadgenError]:
-        """Yield an error if steps wait for each other."""
+        """Yield an error for one cycle of steps that wait for each other, if there is any."""
         try:
             TopologicalSorter(self.after).prepare()
         except CycleError as error:
-            cycle = error.args[1]
-            order = " after ".join(reversed(cycle))
+            # The second argument is the cycle: each step before one that waits for it.
+            steps_in_cycle: list[str] = error.args[1]
+            order = " after ".join(reversed(steps_in_cycle))
             problem = f"steps wait for each other, so none of them can begin: {order}"
             hint = "a step waits for steps that come before it"
-            yield self.error("cycle", cycle[0], "after", problem, hint)
+            yield self.error("cycle", steps_in_cycle[0], "after", problem, hint)
 
     def check_ends(self) -> Iterator[LoadgenError]:
-        """Yield an error unless the task begins with one request and ends with one request."""
-        awaited = {name for names in self.after.values() for name in names}
-        first = [name for name in self.steps if not self.after[name]]
-        last = [name for name in self.steps if name not in awaited]
-        if len(first) > 1:
-            problem = (
-                f'a task begins with one step, and both "{first[0]}" and "{first[1]}" wait for none'
-            )
-            yield self.error("unsupported", first[1], "after", problem, f"after: {first[0]}")
-        if len(last) > 1:
-            problem = (
-                f'a task ends with one step, and nothing waits for "{last[0]}" and "{last[1]}"'
-            )
-            hint = f"let one wait for all others: after: [{', '.join(last[:-1])}]"
-            yield self.error("unsupported", last[0], "", problem, hint)
-        yield from self.check_single(first[0], "begins", "a step before it")
+        """Yield an error unless the task begins with one request and ends with one request.
+
+        The first request is the start of the task, and the last response is its end, so a task has
+        one time from start to end. The graph must have no cycles, so that it has both.
+        """
+        awaited_steps = {name for names in self.after.values() for name in names}
+        first_steps = [name for name in self.steps if not self.after[name]]
+        last_steps = [name for name in self.steps if name not in awaited_steps]
+        yield from self.check_one_first_step(first_steps)
+        yield from self.check_one_last_step(last_steps)
+        yield from self.check_single(first_steps[0], "begins", "a step before it")
         hint = "a step after it, which waits for all of them"
-        yield from self.check_single(last[0], "ends", hint)
+        yield from self.check_single(last_steps[0], "ends", hint)
+
+    def check_one_first_step(self, first_steps: list[str]) -> Iterator[LoadgenError]:
+        """Yield an error if several steps wait for no other step."""
+        if len(first_steps) > 1:
+            first, second = first_steps[:2]
+            problem = (
+                f'a task begins with one step, and both "{first}" and "{second}" wait for none'
+            )
+            yield self.error("unsupported", second, "after", problem, f"after: {first}")
+
+    def check_one_last_step(self, last_steps: list[str]) -> Iterator[LoadgenError]:
+        """Yield an error if no step waits for several steps."""
+        if len(last_steps) > 1:
+            first, second = last_steps[:2]
+            problem = f'a task ends with one step, and nothing waits for "{first}" and "{second}"'
+            hint = f"let one wait for all others: after: [{', '.join(last_steps[:-1])}]"
+            yield self.error("unsupported", first, "", problem, hint)
 
     def check_single(self, name: str, verb: str, hint: str) -> Iterator[LoadgenError]:
-        """Yield an error if the first or last step runs several times in parallel."""
+        """Yield an error if the first or last step runs several times in parallel.
+
+        Args:
+            name: The name of the step.
+            verb: "begins" for the first step, "ends" for the last one.
+            hint: How to mend it.
+        """
         step = self.steps[name]
         if isinstance(step, Map) and step.get("parallel", 1) != 1:
             problem = (
@@ -140,21 +186,30 @@ class _StepGraph:
         yield from self.check_kind(name, step)
 
     def check_tools(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error for each unknown tool, and for tools with and without results together."""
+        """Yield an error for each unknown tool, and for tools with and without results together.
+
+        Which tool runs is drawn for each request. The model gets a result of a tool only if it has
+        `result_tokens`, so a step whose tools differ in this has no definite messages.
+        """
         for tool in _tool_names(step):
             if tool not in self.tools:
                 example = f"tools: {{{tool}: {{time: 1s, result_tokens: 500}}}}"
                 hint = did_you_mean(tool, list(self.tools)) if self.tools else example
                 yield self.error("unknown_name", name, "tool", f'unknown tool "{tool}"', hint)
-        have_results = self.have_results(step)
-        if any(have_results) and not all(have_results):
+        tools = self.known_tools(step)
+        tools_with_result = [tool for tool in tools if "result_tokens" in tool]
+        if 0 < len(tools_with_result) < len(tools):
             problem = "tools with and without result_tokens"
             yield self.error("conflict", name, "tool", problem, "a step of each")
 
-    def have_results(self, step: Map) -> list[bool]:
-        """Return for each known tool of a step whether the model gets a result of it."""
+    def known_tools(self, step: Map) -> list[Map]:
+        """Return the tools of a step as they are written, without the unknown ones."""
         tools = [self.tools.get(tool) for tool in _tool_names(step)]
-        return ["result_tokens" in tool for tool in tools if isinstance(tool, Map)]
+        return [tool for tool in tools if isinstance(tool, Map)]
+
+    def gets_tool_result(self, step: Map) -> bool:
+        """Return whether the model gets the result of a tool in this step."""
+        return any("result_tokens" in tool for tool in self.known_tools(step))
 
     def steps_before(self, name: str) -> list[Map]:
         """Return the steps that a step waits for."""
@@ -162,20 +217,27 @@ class _StepGraph:
         return [step for step in steps if isinstance(step, Map)]
 
     def begins_context(self, name: str, step: Map) -> bool:
-        """Return whether a step begins a context of its own."""
+        """Return whether a step begins a context of its own.
+
+        Otherwise it continues the context of the first step that it waits for: its request contains
+        all messages of that step. Only a chat has a context that can be continued.
+        """
         if not self.after[name] or "context" in step or _kind(step) != "chat":
             return True
-        before = self.steps_before(name)
-        return bool(before) and _kind(before[0]) != "chat"
+        steps_before = self.steps_before(name)
+        return bool(steps_before) and _kind(steps_before[0]) != "chat"
 
     def check_message(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error if a request of a step would send nothing new."""
+        """Yield an error if a request of a step without a message would send nothing new.
+
+        A step has a message if it has the key `input_tokens`.
+        """
         if "input_tokens" in step:
             return
         if not self.after[name]:
             problem = f'step "{name}" begins the task, without a message'
             yield self.error("missing_key", name, "input_tokens", problem, "input_tokens: 500")
-        elif _kind(step) == "chat" and not any(self.have_results(step)):
+        elif _kind(step) == "chat" and not self.gets_tool_result(step):
             yield from self.check_new_content(name, step)
         if "think_time" in step:
             problem = "nobody thinks before the result of a tool"
@@ -185,19 +247,26 @@ class _StepGraph:
     def check_new_content(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield an error if a chat without message and tool result has a request without content.
 
-        The responses of further steps, and those before a new context, are content.
+        The first request has content if it can contain responses of other steps. These are the
+        responses of all steps before a new context, or of all but the first step that is waited
+        for, whose context is continued. Later turns have no such content.
         """
-        first_is_empty = len(self.after[name]) < 2 and not self.begins_context(name, step)
+        waits_for_several = len(self.after[name]) > 1
+        is_first_request_empty = not waits_for_several and not self.begins_context(name, step)
         has_later_turns = step.get("turns", 1) != 1
-        if not first_is_empty and not has_later_turns:
+        if not is_first_request_empty and not has_later_turns:
             return
-        later = "" if first_is_empty else " after its first request"
-        problem = f'step "{name}" sends nothing new{later}'
+        which_requests = "" if is_first_request_empty else " after its first request"
+        problem = f'step "{name}" sends nothing new{which_requests}'
         hint = "input_tokens: 500 (a message), or tool: (the result of one)"
         yield self.error("missing_key", name, "input_tokens", problem, hint)
 
     def check_context(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield the errors of a step that continues the context of another step."""
+        """Yield the errors of a step that continues the context of another step.
+
+        Such a step has the system message of that context already. And the other step must not run
+        several times in parallel, because it would not be clear which context continues.
+        """
         if self.begins_context(name, step):
             return
         continued = self.after[name][0]
@@ -208,8 +277,8 @@ class _StepGraph:
             )
             hint = "leave it out, or add context: new"
             yield self.error("conflict", name, "system_tokens", problem, hint)
-        before = self.steps_before(name)
-        if before and before[0].get("parallel", 1) != 1:
+        steps_before = self.steps_before(name)
+        if steps_before and steps_before[0].get("parallel", 1) != 1:
             problem = (
                 f'step "{name}" cannot continue the context of "{continued}", '
                 "which runs several times side by side"
@@ -218,29 +287,35 @@ class _StepGraph:
             yield self.error("conflict", name, "after", problem, hint)
 
     def check_kind(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error for each key that a step of its kind must have or cannot have."""
+        """Yield an error for each key that a step of its kind must have or cannot have.
+
+        A kind that does not exist is reported when the step itself is checked.
+        """
         kind = _kind(step)
+        for key in REFUSED_KEYS.get(kind, ()):
+            if key in step:
+                problem = f"a step of kind {kind} has no {key}"
+                yield self.error("no_effect", name, key, problem, "leave it out")
         if kind == "chat":
             yield from self.check_chat(name, step)
-        if kind in ("embed", "rerank"):
-            keys = KEYS_OF_CHATS if kind == "rerank" else (*KEYS_OF_CHATS, "documents")
-            for key in keys:
-                if key in step:
-                    problem = f"a step of kind {kind} has no {key}"
-                    yield self.error("no_effect", name, key, problem, "leave it out")
         if kind == "rerank" and "documents" not in step:
             problem = f'step "{name}" has no documents to rank'
             hint = "documents: {count: 20, tokens: 384}"
             yield self.error("missing_key", name, "documents", problem, hint)
 
     def check_chat(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield the errors of the keys of a chat."""
+        """Yield the errors of the keys of a chat.
+
+        A chat needs `output_tokens`. The key `best` says how many of the ranked documents a chat
+        gets, so there must be a rerank right before it, and the chat has no documents of its own.
+        """
         if "output_tokens" not in step:
             problem = f'step "{name}" has no output_tokens'
             yield self.error("missing_key", name, "output_tokens", problem, "output_tokens: 300")
         if "best" not in step:
             return
-        if not any(_kind(before) == "rerank" for before in self.steps_before(name)):
+        kinds_before = [_kind(step_before) for step_before in self.steps_before(name)]
+        if "rerank" not in kinds_before:
             problem = "there is no rerank right before it"
             hint = "after: the step that ranks, or documents: {}"
             yield self.error("missing_key", name, "best", problem, hint)

@@ -20,6 +20,7 @@ NO_VALUE = -1
 
 Integers = NDArray[np.int64]
 
+# The columns with one value per request, apart from the times, which are relative to the first.
 _COLUMNS = (
     "input_tokens",
     "output_tokens",
@@ -96,18 +97,25 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     def reused_share(self, request_count: int | None = None) -> float | None:
         """Return which share of the prompt tokens is in earlier prompts, according to the hashes.
 
-        This is the share that an unlimited prefix cache would know. It covers the first requests,
-        or all if `request_count` is None. Return None for a trace without hashes.
+        An unlimited prefix cache would contain this share. A block is new where its hash occurs
+        first, and its tokens are reused at each later occurrence.
+
+        Args:
+            request_count: The number of first requests to look at, or None for all.
+
+        Returns:
+            A share from 0 to 1, or None for a trace without hashes.
         """
-        last = len(self) if request_count is None else min(request_count, len(self))
-        hashes = self.hashes[self.starts[0] : self.starts[last]]
-        known_hashes, occurrences = np.unique(hashes, return_counts=True)
-        if not len(known_hashes):
+        end = len(self) if request_count is None else min(request_count, len(self))
+        hashes = self.hashes[self.starts[0] : self.starts[end]]
+        distinct_hashes, occurrences = np.unique(hashes, return_counts=True)
+        if not len(distinct_hashes):
             return None
-        tokens = np.array([self.tokens_of[known_hash] for known_hash in known_hashes.tolist()])
-        reused_tokens = float((tokens * (occurrences - 1)).sum())
-        all_tokens = float(self.input_tokens[:last].sum(dtype=np.int64))
-        return min(1.0, reused_tokens / all_tokens)
+        block_tokens = np.array([self.tokens_of[block] for block in distinct_hashes.tolist()])
+        reused_tokens = float((block_tokens * (occurrences - 1)).sum())
+        prompt_tokens = float(self.input_tokens[:end].sum(dtype=np.int64))
+        # The tokens of a block can be rounded up, so that the sum can exceed that of the prompts.
+        return min(1.0, reused_tokens / prompt_tokens)
 
     @property
     def end_ns(self) -> int:
@@ -120,34 +128,49 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         return len(self) * NS_PER_S / self.end_ns if self.end_ns else math.inf
 
     def select(self, rows: Integers) -> Trace:
-        """Return the requests in some rows, at their times."""
+        """Return a trace of the requests in some rows, in the order of `rows`.
+
+        Their times are not changed, so the first request may not be at 0.
+        """
         hashes, starts = reorder_hashes(self.hashes, self.starts, rows)
         columns = {name: getattr(self, name)[rows] for name in ("due_ns", *_COLUMNS)}
         return replace(self, hashes=hashes, starts=starts, **columns)
 
     def within(self, begin_ns: int, end_ns: int | None) -> Trace:
-        """Return the requests that were sent in a part of the trace, with times from its first.
+        """Return the requests that were sent from `begin_ns` until before `end_ns`.
 
-        Raises UserError if there are none. `end_ns` None means the end of the trace.
+        Times in the result are relative to its first request. The hashes of all requests are kept,
+        and `starts` points to those of the requests in this part.
+
+        Args:
+            begin_ns: The begin of the part, from the first request of the trace on.
+            end_ns: The end of the part, or None for the end of the trace.
+
+        Raises:
+            UserError: No request was sent in this part of the trace.
         """
         first = int(np.searchsorted(self.due_ns, begin_ns))
-        last = len(self) if end_ns is None else int(np.searchsorted(self.due_ns, end_ns))
-        if first >= last:
+        end = len(self) if end_ns is None else int(np.searchsorted(self.due_ns, end_ns))
+        if first >= end:
             seconds = self.due_ns[-1] / NS_PER_S
             problem = f"no requests in this part of the trace, which is {seconds:,.1f} s long"
             hint = "trace_slice 10m..20m is counted from its first request"
             raise UserError("empty_file", problem, str(self.path), hint)
-        columns = {name: getattr(self, name)[first:last] for name in _COLUMNS}
+        columns = {name: getattr(self, name)[first:end] for name in _COLUMNS}
         return replace(
             self,
-            due_ns=self.due_ns[first:last] - self.due_ns[first],
-            starts=self.starts[first : last + 1],
+            due_ns=self.due_ns[first:end] - self.due_ns[first],
+            starts=self.starts[first : end + 1],
             **columns,
         )
 
 
 def end_of_starts_ns(due_ns: Integers) -> int:
-    """Return the end of a series of starts: one mean gap after the last one."""
+    """Return the end of a series of starts that begins at 0: one mean gap after the last one.
+
+    With this end the series has the mean rate of its starts, and it can be repeated without a
+    shorter gap between two passes. The end of a single start is the start itself.
+    """
     if not len(due_ns):
         return 0
     last_ns = int(due_ns[-1])
@@ -156,9 +179,20 @@ def end_of_starts_ns(due_ns: Integers) -> int:
 
 
 def reorder_hashes(hashes: Integers, starts: Integers, rows: Integers) -> tuple[Integers, Integers]:
-    """Return the hashes of some rows in another order, and where those of each row start."""
-    counts = np.diff(starts)[rows]
-    ends = np.cumsum(counts)
-    offset_in_row = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
-    indices = np.repeat(starts[:-1][rows], counts) + offset_in_row
-    return hashes[indices], np.concatenate([np.zeros(1, np.int64), ends])
+    """Return the hashes of `rows` in their order, and where the hashes of each row start.
+
+    Args:
+        hashes: The hashes of all rows, one row after the other.
+        starts: The index of the first hash of each row, and the number of hashes at the end.
+        rows: The rows to return.
+
+    Returns:
+        Hashes and starts in the form of the arguments.
+    """
+    hash_counts = np.diff(starts)[rows]
+    new_ends = np.cumsum(hash_counts)
+    new_starts = new_ends - hash_counts
+    # Each hash of the result is at the old start of its row plus its offset within the row.
+    offsets_in_row = np.arange(int(hash_counts.sum())) - np.repeat(new_starts, hash_counts)
+    old_indices = np.repeat(starts[:-1][rows], hash_counts) + offsets_in_row
+    return hashes[old_indices], np.concatenate([np.zeros(1, np.int64), new_ends])

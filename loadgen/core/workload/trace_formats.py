@@ -24,8 +24,9 @@ from loadgen.formats import FORMATS, FormatRow
 UNKNOWN_NS = -1
 """A duration that the trace does not contain."""
 MAX_TIME_NS = 9e18
-"""About 285 years, the largest time that 64 bits hold."""
+"""About 285 years, a little less than the largest time in ns that 64 bits hold."""
 DATASET_FIELDS = {"messages", "prompt", "conversations"}
+"""Fields of data sets, for which a trace may be mistaken: they are prompts without times."""
 
 
 class TraceRow(NamedTuple):
@@ -162,7 +163,10 @@ def find_table_format(columns: Sequence[str]) -> FormatRow | None:
 
 @dataclass(frozen=True)
 class _CsvColumns:
-    """The positions of the columns in a line, None for those that the file does not have."""
+    """The positions of the columns in a line, None for those that the file does not have.
+
+    `count` is the number of all columns of the file.
+    """
 
     time: int
     input_tokens: int
@@ -178,6 +182,7 @@ def find_csv_format(header: str) -> TraceFormat | None:
     table_format = find_table_format(names)
     if table_format is None:
         return None
+    # The names of these three columns stand in this order in every format.
     time, input_tokens, output_tokens = (names.index(name) for name in table_format.columns)
     columns = _CsvColumns(
         time,
@@ -188,11 +193,11 @@ def find_csv_format(header: str) -> TraceFormat | None:
         count=len(names),
     )
     assert table_format.time is not None, "a format with columns parses times"
-    trace_format = _csv_format(
-        table_format, columns, FORMATS.guard(table_format, table_format.time)
-    )
+    parse_time = FORMATS.guard(table_format, table_format.time)
+    trace_format = _csv_format(table_format, columns, parse_time)
     if not table_format.any_unit:
         return trace_format
+    # The format does not define the unit of its times. Whole numbers in CSV are seconds then.
     in_unit = functools.partial(_csv_format_in_unit, table_format, columns)
     return trace_format._replace(in_unit=in_unit, default_unit="s")
 
@@ -200,6 +205,10 @@ def find_csv_format(header: str) -> TraceFormat | None:
 def _csv_format(
     table_format: FormatRow, columns: _CsvColumns, parse_time: Callable[[str], int]
 ) -> TraceFormat:
+    """Return the format of a file with the columns at these positions.
+
+    `parse_time` returns the ns of a time as it is written. It raises Wrong.
+    """
     parse_line = functools.partial(_parse_csv_line, table_format, columns, parse_time)
     return TraceFormat(table_format.tool, parse_line)
 
@@ -207,6 +216,8 @@ def _csv_format(
 def _csv_format_in_unit(
     table_format: FormatRow, columns: _CsvColumns, unit: TimeUnit
 ) -> TraceFormat:
+    """Return the format of a file whose times are numbers of a unit."""
+
     def parse_time(text: str) -> int:
         return time_ns(parse_number(text), UNIT_NS[unit])
 
@@ -216,27 +227,43 @@ def _csv_format_in_unit(
 def _parse_csv_line(
     table_format: FormatRow, columns: _CsvColumns, parse_time: Callable[[str], int], line: str
 ) -> Sequence[TraceRow]:
-    """Return the request of a line. Raises Wrong."""
+    """Return the request of a line, as a sequence of one, which is what `TraceFormat` expects.
+
+    The names of the columns are those of the format, so that a mistake names them. Raises Wrong.
+    """
+    values = _split_csv_line(line, columns.count)
+    _, input_name, output_name = table_format.columns
+    input_tokens = token_count(parse_number(values[columns.input_tokens]), input_name, least=1)
+    # A request that failed has no output tokens.
+    output_tokens = token_count(parse_number(values[columns.output_tokens]), output_name, least=0)
+    session = "" if columns.session is None else values[columns.session]
+    duration_text = "" if columns.took is None else values[columns.took]
+    took_ns = UNKNOWN_NS
+    if duration_text:
+        took_ns = duration_ns(parse_number(duration_text), table_format.took)
+    row = TraceRow(
+        at_ns=parse_time(values[columns.time]),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        took_ns=took_ns,
+        session=session,
+    )
+    return (row,)
+
+
+def _split_csv_line(line: str, column_count: int) -> list[str]:
+    """Return the values in a line without blanks around them.
+
+    Raises Wrong if the line is no CSV or has fewer values than there are columns.
+    """
     try:
         values = next(csv.reader([line]))
     except (csv.Error, StopIteration) as error:
         raise Wrong("invalid_syntax", f"not CSV: {error}", "") from None
-    if len(values) < columns.count:
-        problem = f"{len(values)} fields, the first line names {columns.count}"
+    if len(values) < column_count:
+        problem = f"{len(values)} fields, the first line names {column_count}"
         raise Wrong("missing_value", problem, "")
-    _, input_name, output_name = table_format.columns
-    input_tokens = parse_number(values[columns.input_tokens].strip())
-    output_tokens = parse_number(values[columns.output_tokens].strip())
-    session = "" if columns.session is None else values[columns.session].strip()
-    took = "" if columns.took is None else values[columns.took].strip()
-    row = TraceRow(
-        input_tokens=token_count(input_tokens, input_name, 1),
-        output_tokens=token_count(output_tokens, output_name, 0),
-        took_ns=duration_ns(parse_number(took), table_format.took) if took else UNKNOWN_NS,
-        at_ns=parse_time(values[columns.time].strip()),
-        session=session,
-    )
-    return (row,)
+    return [value.strip() for value in values]
 
 
 # -- values of rows ------------------------------------------------------------------------------
@@ -273,7 +300,11 @@ def parse_number(text: str) -> int | float | str:
 
 
 def duration_ns(value: Any, name: str, scale: float = float(NS_PER_S)) -> int:
-    """Return the ns of a duration in units of `scale` ns. Raises Wrong."""
+    """Return the ns of a duration in units of `scale` ns, by default in seconds.
+
+    `name` is the name of the field. Raises Wrong if the value is no number, negative, or too large
+    for 64 bits.
+    """
     if not _is_finite_number(value) or not 0 <= value * scale < MAX_TIME_NS:
         problem = f"{name} is {shortened(value)}"
         raise Wrong("invalid_value", problem, "a length of time, zero or more", name)
@@ -282,18 +313,25 @@ def duration_ns(value: Any, name: str, scale: float = float(NS_PER_S)) -> int:
 
 
 def time_ns(value: Any, scale: float) -> int:
-    """Return the ns of a time in units of `scale` ns. Raises Wrong."""
+    """Return the ns of a time in units of `scale` ns.
+
+    Raises Wrong if the value is no number, or too large for 64 bits.
+    """
     if not _is_finite_number(value) or abs(value) * scale > MAX_TIME_NS:
         problem = f"timestamp is {shortened(value)}"
         raise Wrong("invalid_value", problem, "a number", "timestamp")
-    # Apart, because a float does not hold the ns of a date.
-    whole = int(value)
-    ns: int = whole * int(scale) + round((value - whole) * scale)
+    # The whole part is multiplied as an integer, because the ns since 1970 have more digits than a
+    # float.
+    whole_units = int(value)
+    ns: int = whole_units * int(scale) + round((value - whole_units) * scale)
     return ns
 
 
 def token_count(value: Any, name: str, least: int) -> int:
-    """Return a number of tokens. 12.0 is the whole number 12. Raises Wrong for anything else."""
+    """Return a number of tokens, at least `least`. A float such as 12.0 is the whole number 12.
+
+    `name` is the name of the field. Raises Wrong if the value is no such number.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -304,5 +342,6 @@ def token_count(value: Any, name: str, least: int) -> int:
 
 
 def _is_finite_number(value: Any) -> bool:
+    """Return True for a finite number. A boolean, which Python counts as an integer, is none."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value)
