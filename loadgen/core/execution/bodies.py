@@ -33,7 +33,9 @@ from loadgen.core.results.record import Built
 EncodeBody = Callable[[int, Request], bytes]
 """Returns the body of a request; the first argument is the number of the request."""
 
-UNKNOWN = Built(-1, "", -1)
+_UNKNOWN_TOKENS = -1  # as the columns of records store an unknown number of tokens
+
+UNKNOWN = Built(tokens=_UNKNOWN_TOKENS, source="", asked_output=_UNKNOWN_TOKENS)
 """The facts about a request that was never built."""
 
 _WRITE_BUFFER_BYTES = 1 << 20
@@ -47,22 +49,30 @@ _MAX_BLOCKS = 64
 
 
 def facts_of_request(request: Request) -> Built:
-    """Return what is known of a request before its response."""
+    """Return what is known of a request before its response, as records store it."""
     return Built(
-        -1 if request.input_tokens is None else request.input_tokens,
-        request.input_source or "",
-        -1 if request.max_tokens is None else request.max_tokens,
+        tokens=_UNKNOWN_TOKENS if request.input_tokens is None else request.input_tokens,
+        source=request.input_source or "",
+        asked_output=_UNKNOWN_TOKENS if request.max_tokens is None else request.max_tokens,
     )
 
 
 def links_responses(job: Job) -> bool:
-    """Return True if a later turn names the previous response by its id and sends only new text."""
+    """Return True if a later turn names the previous response by its id and sends only new text.
+
+    The Responses API allows that: the server keeps the earlier messages of a conversation.
+    """
     has_turns = getattr(job.workload.requests, "turns", None) is not None
     return job.settings.api == "responses" and has_turns
 
 
 def body_encoder(job: Job, prompts: Prompts) -> EncodeBody:
-    """Return a function that builds the body of a request, with the bytes that the client sends."""
+    """Return a function that builds the body of a request, with the bytes that the client sends.
+
+    The body depends on the target, because targets of different steps of a task may have different
+    APIs and models. Targets of the same step need the same body, so the encoder of the first of
+    them is used.
+    """
     encoders = []
     for endpoint, result in zip(job.settings.endpoints, job.probe_results, strict=True):
         settings = job.settings.for_endpoint(endpoint)
@@ -94,37 +104,42 @@ class _StoredBody(msgspec.Struct, frozen=True, gc=False):
 class _BodyIndex:
     """The stored bodies of one stage, in ascending order of their requests."""
 
-    _FIELDS = len(_StoredBody.__struct_fields__)
+    _FIELD_COUNT = len(_StoredBody.__struct_fields__)
 
     def __init__(self) -> None:
-        # A flat array of integers: a load may have millions of bodies.
+        # A load may have millions of bodies. Their fields are therefore stored one after the other
+        # in a flat array of integers, which needs less memory than an object for each body.
         self._values = array("q")
 
     def __len__(self) -> int:
-        return len(self._values) // self._FIELDS
+        return len(self._values) // self._FIELD_COUNT
 
     def append(self, body: _StoredBody) -> None:
         """Add a body, whose request has a higher number than those before it."""
         self._values.extend(msgspec.structs.astuple(body))
 
     def find(self, number: int) -> _StoredBody | None:
-        """Return the body of a request, or None if it was not built in advance."""
+        """Return the body of a request, or None if it was not built in advance.
+
+        The numbers of requests are usually evenly spaced, so the first two show in which row a
+        request should be. If it is not there, it is searched for.
+        """
         values = self._values
         start = 0
-        if len(values) > self._FIELDS:
-            # The numbers are evenly spaced as a rule, so the first two tell the row of each.
-            spacing = values[self._FIELDS] - values[0]
-            start = (number - values[0]) // spacing * self._FIELDS
-        if not 0 <= start < len(values) or values[start] != number:
+        if len(values) > self._FIELD_COUNT:
+            spacing = values[self._FIELD_COUNT] - values[0]
+            start = (number - values[0]) // spacing * self._FIELD_COUNT
+        is_in_expected_row = 0 <= start < len(values) and values[start] == number
+        if not is_in_expected_row:
             row = bisect_left(range(len(self)), number, key=self._number)
             if row == len(self) or self._number(row) != number:
                 return None
-            start = row * self._FIELDS
-        return _StoredBody(*values[start : start + self._FIELDS])
+            start = row * self._FIELD_COUNT
+        return _StoredBody(*values[start : start + self._FIELD_COUNT])
 
     def _number(self, row: int) -> int:
         """Return the number of the request in a row."""
-        return self._values[row * self._FIELDS]
+        return self._values[row * self._FIELD_COUNT]
 
 
 class Bodies:
@@ -155,12 +170,14 @@ class Bodies:
         self._prompts = prompts
         self._encode_body = encode_body
         self._links_responses = links_responses
+        # True if later turns of a conversation contain what the server replied, so that they
+        # cannot be built in advance.
         self._uses_real_replies = prompts.history == "server"
         self._input_source = ""
 
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
-        self._end = 0
+        self._file_end = 0
         self._blocks: dict[int, bytes] = {}
         self._max_blocks = max_blocks
         self._index_by_stage = [_BodyIndex() for _ in range(stages)]
@@ -226,7 +243,11 @@ class Bodies:
         return Built(body.input_tokens, self._input_source, body.output_tokens)
 
     def record_response(self, number: int, completion: Completion) -> None:
-        """Keep the response to a request if later turns of its conversation have to send it."""
+        """Keep the response to a request if later turns of its conversation have to send it.
+
+        The replies of a conversation are kept from its first turn until it ends: with its last turn
+        or with a turn that fails.
+        """
         if not self._uses_real_replies:
             return
         turns = self._prompts.turns
@@ -238,7 +259,7 @@ class Bodies:
             self._response_ids.pop(conversation, None)
             return
         replies = self._replies.get(conversation)
-        if replies is None:
+        if replies is None:  # Another turn of the conversation has failed meanwhile.
             return
         replies[turn] = AssistantTurn(completion.text or "", _tool_call_messages(completion))
         if self._links_responses and completion.response_id:
@@ -249,38 +270,53 @@ class Bodies:
         self._file.close()
 
     def _build_batch(self, stage: int, numbers: list[int]) -> bytes:
-        """Return the bodies of requests, and record the position of each in the file."""
+        """Return the bodies of requests, one after the other, as they are appended to the file.
+
+        The position of each is added to the index, and its contents to the digests.
+        """
         requests = list(zip(numbers, iter_requests(self._prompts, numbers), strict=True))
         bodies = [self._encode_body(number, request) for number, request in requests]
         index = self._index_by_stage[stage]
         for (number, request), body in zip(requests, bodies, strict=True):
             facts = facts_of_request(request)
-            index.append(
-                _StoredBody(number, self._end, len(body), facts.tokens, facts.asked_output)
+            stored_body = _StoredBody(
+                number=number,
+                offset=self._file_end,
+                length=len(body),
+                input_tokens=facts.tokens,
+                output_tokens=facts.asked_output,
             )
+            index.append(stored_body)
+            # All requests of a load have the same source, if they have one at all.
             self._input_source = facts.source or self._input_source
-            self._end += len(body)
+            self._file_end += len(body)
         self.digest.add(requests)
         self.body_digest.add_sum(len(bodies), sum_of_hashes(zip(numbers, bodies, strict=True)))
         return b"".join(bodies)
 
     def _read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return a part of the file."""
-        block_number, offset_in_block = divmod(offset, _BLOCK_BYTES)
-        end_in_block = offset_in_block + length
+        """Return the body that is stored in the file at `offset` with `length` bytes.
+
+        How it is read depends on its size. Many short bodies share a block, which is kept in
+        memory. A longer body, or a short one in two blocks, is read on its own. A very long one is
+        mapped into memory, so that it is not copied.
+        """
         if length > _MAX_COPIED_BODY_BYTES:
             return self._map(offset, length)
+        block_number, start_in_block = divmod(offset, _BLOCK_BYTES)
+        end_in_block = start_in_block + length
         if length > _MAX_SHORT_BODY_BYTES or end_in_block > _BLOCK_BYTES:
             return os.pread(self._fd, length, offset)
         block = self._blocks.get(block_number, b"")
-        # The block may have been read before this part of it was written.
-        if end_in_block > len(block):
+        # The block is missing, or it was read before the end of this body was written.
+        if len(block) < end_in_block:
             block = self._read_block(block_number)
-        return block[offset_in_block:end_in_block]
+        return block[start_in_block:end_in_block]
 
     def _read_block(self, block_number: int) -> bytes:
-        """Read a block of the file and keep it in memory."""
+        """Read a block of the file and keep it in memory, in place of the oldest one."""
         if len(self._blocks) >= self._max_blocks:
+            # A dictionary yields its keys in the order in which they were added.
             oldest_block = next(iter(self._blocks))
             del self._blocks[oldest_block]
         block = os.pread(self._fd, _BLOCK_BYTES, block_number * _BLOCK_BYTES)
@@ -288,7 +324,10 @@ class Bodies:
         return block
 
     def _map(self, offset: int, length: int) -> memoryview:
-        """Map a part of the file into memory without reading it."""
+        """Map a part of the file into memory without reading it.
+
+        A map must start at a multiple of the page size, so it may begin before the part.
+        """
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         end = offset + length
         mapping = mmap.mmap(self._fd, end - start, access=mmap.ACCESS_READ, offset=start)
@@ -299,7 +338,10 @@ class Bodies:
         return self._encode_body(number, request), facts_of_request(request)
 
     def _build_with_replies(self, number: int) -> tuple[bytes, Built]:
-        """Build the body of a later turn, which contains the replies of the server so far."""
+        """Build the body of a later turn, which contains the replies of the server so far.
+
+        With the id of the last response, it contains only the new message.
+        """
         conversation = number // self._prompts.turns
         request = self._prompts.with_replies(number, self._replies.get(conversation, {}))
         response_id = self._response_ids.get(conversation)

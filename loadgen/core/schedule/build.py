@@ -60,7 +60,10 @@ class _StageSeeds:
 
 
 def _position_after(stages: list[ScheduledStage]) -> _StagePosition:
-    """Return the position of the stage that follows these stages."""
+    """Return the position of the next stage, given the stages before it.
+
+    If it is a closed loop, its virtual users replace those that the previous stage has at its end.
+    """
     if not stages:
         return _StagePosition(index=0, start_ns=0, first_session=0, previous_users=0)
     previous = stages[-1]
@@ -79,7 +82,10 @@ def _position_after(stages: list[ScheduledStage]) -> _StagePosition:
 
 
 def _planned_end_ns(stage: ScheduledStage) -> int | None:
-    """Return when a stage ends, in ns from the start of the run, or None if that is not known."""
+    """Return when a stage ends, in ns from the start of the run, or None if that is not known.
+
+    A closed loop with a count ends when its last request has, which may be before its duration.
+    """
     if stage.start_ns is None or stage.length_ns is None or stage.is_end_unknown:
         return None
     return stage.start_ns + stage.length_ns
@@ -120,7 +126,7 @@ def _build_stage(
         raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
     concurrency = stage.arrival.concurrency
     session_count = stage.count
-    slot_count = None
+    slot_count = None  # As many as fit into the duration.
     if session_count is not None:
         slot_count = sessions.total_turns(position.first_session, session_count)
     return ScheduledStage(
@@ -165,7 +171,10 @@ def _build_open_stage(
 
 
 def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> Arrivals:
-    """Return the arrival times of an open loop. Raises ValueError for a closed loop."""
+    """Return the arrival times of an open loop, drawn as its arrival process says.
+
+    Raises ValueError for a closed loop, whose requests arrive when earlier ones have ended.
+    """
     rng = seeds.stream(stage_seeds.numpy_seed, "arrivals", stage_index)
     bounds = {"duration_ns": stage.duration_ns, "count": stage.count}
     match stage.arrival:
@@ -187,6 +196,7 @@ def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> 
         case Ramp(from_rate=from_rate, to_rate=to_rate):
             return arrivals.ramp_arrivals(from_rate, to_rate, rng=rng, **bounds)
         case Replay(speed=speed, loop=loop) as replay:
+            # Runs without a trace do not need this module.
             from loadgen.core.workload import trace_sessions
 
             recorded = trace_sessions.replay_starts(replay)

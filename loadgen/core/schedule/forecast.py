@@ -42,18 +42,23 @@ class Forecast(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the forecast as text."""
-        count = 1 if self.requests is None else self.requests
-        input_tokens = self.input_tokens * count
-        output_tokens = self.output_tokens * count
+        """Return the forecast as text.
+
+        Examples are "600 requests, 60,000 prompt and 12,000 output tokens, 1 min" and, without a
+        number of requests, "100 prompt and 20 output tokens per request, 1 min".
+        """
+        # Tokens are those of all requests, or of one if the number of requests is not known.
+        request_count = 1 if self.requests is None else self.requests
+        input_tokens = self.input_tokens * request_count
+        output_tokens = self.output_tokens * request_count
         tokens = f"{input_tokens:,.0f} prompt and {output_tokens:,.0f} output tokens"
         if self.requests is None:
-            parts = [f"{tokens} per request"]
+            phrases = [f"{tokens} per request"]
         else:
-            parts = [f"{self.requests:,.0f} requests", tokens]
+            phrases = [f"{self.requests:,.0f} requests", tokens]
         if self.seconds is not None:
-            parts.append(format.duration(self.seconds))
-        return ", ".join(parts)
+            phrases.append(format.duration(self.seconds))
+        return ", ".join(phrases)
 
 
 def mean_tokens(prompts: Prompts) -> MeanTokens:
@@ -86,7 +91,10 @@ def forecast_load(
 
 
 def combine_forecasts(loads: Sequence[Forecast]) -> Forecast:
-    """Return the forecast of several loads that are sent one after the other."""
+    """Return the forecast of several loads that are sent one after the other.
+
+    The mean tokens are those of all requests together: a load with more requests counts more.
+    """
     requests = _sum_if_known([load.requests for load in loads])
     # Without the number of requests, the loads have equal weight.
     weights = [1.0] * len(loads)
@@ -108,7 +116,11 @@ class _StageForecast(NamedTuple):
 
 
 def _forecast_stage(schedule: Schedule, stage: ScheduledStage, response_s: float) -> _StageForecast:
-    """Return the number of requests and the length of a stage."""
+    """Return the number of requests and the length of a stage.
+
+    A value that the stage does not set follows from the time of a response, if that is known: each
+    virtual user sends its requests one after the other.
+    """
     users = len(schedule.virtual_users_of(stage))
     length_s = None if stage.length_ns is None else stage.length_ns / NS_PER_S
     requests: float | None = schedule.slot_count_of(stage)

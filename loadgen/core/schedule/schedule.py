@@ -47,7 +47,7 @@ class Slot(NamedTuple):
 
     slot_id: int
     due_ns: int
-    """From the start of the run, or from the start of the stage if the latter is not known."""
+    """From the start of the run, or from the start of the stage if the stage's is not known."""
     predecessor: int
     """Id of the slot that must end first; the highest one if several must."""
     pause_ns: int
@@ -137,6 +137,8 @@ class ScheduledStage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def user_starts_ns(self, virtual_users: Ints) -> Ints:
         """Return `user_start_ns` of several virtual users."""
+        # The users that replace others have the lowest numbers and start at 0. The `max` avoids a
+        # division by 0 if there are no other users.
         new_users = max(self.concurrency - self.inherited_users, 1)
         starts_ns: Ints = (
             self.ramp_ns * np.maximum(virtual_users - self.inherited_users, 0) // new_users
@@ -175,7 +177,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def horizon_ns(self) -> int | None:
         """Return the latest end of the last stage, in ns from the start of the run.
 
-        Return None if the end depends on when requests complete.
+        This is the end of the load: no request starts after it. Return None if the end depends on
+        when requests complete.
         """
         last_stage = self.stages[-1]
         if last_stage.start_ns is None or last_stage.length_ns is None:
@@ -196,13 +199,17 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return int(turn_counts[self._is_in_shard(stage, stage.session_count)].sum())
 
     def session_count_of(self, stage: ScheduledStage) -> int:
-        """Return the number of sessions of a stage, which must have a count, in this shard."""
+        """Return the number of sessions of a stage, which must have a count, in this shard.
+
+        A shard has every n-th session of an open loop. In a closed loop each virtual user sends one
+        session per round, and a shard has every n-th virtual user.
+        """
         assert stage.session_count is not None
         if not stage.is_closed_loop:
             return len(range(self.shard_index, stage.session_count, self.shard_count))
-        rounds, rest = divmod(stage.session_count, stage.concurrency)
-        sessions_in_last_round = len(range(self.shard_index, rest, self.shard_count))
-        return rounds * len(self.virtual_users_of(stage)) + sessions_in_last_round
+        full_rounds, sessions_in_last_round = divmod(stage.session_count, stage.concurrency)
+        own_in_last_round = len(range(self.shard_index, sessions_in_last_round, self.shard_count))
+        return full_rounds * len(self.virtual_users_of(stage)) + own_in_last_round
 
     def virtual_users_of(self, stage: ScheduledStage) -> range:
         """Return the virtual users of a stage that belong to this shard."""
@@ -233,10 +240,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         For a stage without a count, these are the slots of the first session of each virtual user.
         """
         count = stage.concurrency if stage.session_count is None else stage.session_count
-        return _build_columns(self, stage, 0, count)
+        return _build_columns(self, stage, first=0, count=count)
 
     def _session_indexes_of(self, stage: ScheduledStage) -> Iterator[int]:
-        """Yield the indexes in a stage of the sessions of this shard, without end."""
+        """Yield the indexes in a stage of the sessions of this shard, without end.
+
+        The caller stops at the number of sessions of the stage, if it has one.
+        """
         if not stage.is_closed_loop:
             yield from itertools.count(self.shard_index, self.shard_count)
         virtual_users = self.virtual_users_of(stage)
@@ -308,7 +318,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [self.slot_id(session_index, turn, session) for turn in next_turns]
 
     def slot(self, slot_id: int) -> Slot:
-        """Return the slot with this id. Raises IndexError if the run has no such slot."""
+        """Return the slot with this id. Raises IndexError if the run has no such slot.
+
+        The slot is computed from the columns of its session alone.
+        """
         session_index = slot_id // self.max_turns
         for stage in self.stages:
             session_count = (
@@ -316,7 +329,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             )
             index = session_index - stage.first_session
             if 0 <= index < session_count:
-                columns = _build_columns(self, stage, index, 1)
+                columns = _build_columns(self, stage, first=index, count=1)
                 return columns.row(self.turn_of(slot_id))
         raise IndexError(slot_id)
 
@@ -328,11 +341,17 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 raise ValueError(f"stage {stage.name!r} has no number of requests, so no columns")
             is_in_shard = self._is_in_shard(stage, stage.session_count)
             columns_by_stage.append(
-                _build_columns(self, stage, 0, stage.session_count, is_in_shard)
+                _build_columns(
+                    self,
+                    stage,
+                    first=0,
+                    count=stage.session_count,
+                    is_selected=is_in_shard,
+                )
             )
-        return SlotColumns(
-            *(np.concatenate(column) for column in zip(*columns_by_stage, strict=True))
-        )
+        # The parts of each column are those of the stages.
+        parts_of_columns = zip(*columns_by_stage, strict=True)
+        return SlotColumns(*(np.concatenate(parts) for parts in parts_of_columns))
 
 
 def shard(schedule: Schedule, shard_index: int, shard_count: int) -> Schedule:
@@ -381,14 +400,15 @@ def schedule_fingerprint(schedule: Schedule) -> str:
         for first in range(0, session_count, _SESSIONS_PER_HASH_BLOCK):
             count = min(_SESSIONS_PER_HASH_BLOCK, session_count - first)
             columns = _build_columns(schedule, stage, first, count)
-            for column in (
+            hashed_columns = (
                 columns.due_ns,
                 columns.predecessor,
                 columns.pause_ns,
                 columns.stage,
                 columns.session,
                 columns.turn,
-            ):
+            )
+            for column in hashed_columns:
                 digest.update(np.ascontiguousarray(column, "<i8").data)
     return digest.hexdigest()
 
@@ -410,35 +430,42 @@ def _build_columns(
     first_turns = _first_turns(schedule, stage, session_indexes)
     first_slot_ids = session_indexes * max_turns
 
-    # The arrays above have one value per session, and the columns have one per slot. `row` is the
-    # session that each slot belongs to.
-    row = np.repeat(np.arange(count), sessions.turn_counts)
-    first_slots = np.cumsum(sessions.turn_counts) - sessions.turn_counts
-    turn = np.arange(len(row)) - first_slots[row]
+    # The arrays above have one value per session, and the columns have one per slot. An array of
+    # sessions is expanded to slots by indexing it with the session that each slot belongs to.
+    session_of_slot = np.repeat(np.arange(count), sessions.turn_counts)
+    slots_before_session = np.cumsum(sessions.turn_counts) - sessions.turn_counts
+    turn = np.arange(len(session_of_slot)) - slots_before_session[session_of_slot]
     is_first_turn = turn == 0
-    is_last_turn = ~sessions.is_single_request[row] & (turn + 1 == sessions.turn_counts[row])
-    session_or_none = np.where(sessions.is_single_request, NOT_APPLICABLE, session_indexes)
+    is_last_turn = turn + 1 == sessions.turn_counts[session_of_slot]
+    # The last turn of a conversation or task has the last position of its session.
+    has_last_position = is_last_turn & ~sessions.is_single_request[session_of_slot]
+    position = np.where(has_last_position, max_turns - 1, turn)
+    session_column = np.where(sessions.is_single_request, NOT_APPLICABLE, session_indexes)
     columns = SlotColumns(
-        slot_id=first_slot_ids[row] + np.where(is_last_turn, max_turns - 1, turn),
-        due_ns=np.where(is_first_turn, first_turns.due_ns[row], NOT_APPLICABLE),
+        slot_id=first_slot_ids[session_of_slot] + position,
+        due_ns=np.where(is_first_turn, first_turns.due_ns[session_of_slot], NOT_APPLICABLE),
         predecessor=np.where(
             is_first_turn,
-            first_turns.predecessor[row],
-            first_slot_ids[row] + sessions.predecessor,
+            first_turns.predecessor[session_of_slot],
+            first_slot_ids[session_of_slot] + sessions.predecessor,
         ),
         pause_ns=sessions.pause_ns,
-        stage=np.full(len(row), stage.index),
-        session=session_or_none[row],
+        stage=np.full(len(session_of_slot), stage.index),
+        session=session_column[session_of_slot],
         turn=turn,
-        virtual_user=_virtual_users(stage, session_indexes)[row],
+        virtual_user=_virtual_users(stage, session_indexes)[session_of_slot],
     )
     if is_selected is None:
         return columns
-    return SlotColumns(*(column[is_selected[row]] for column in columns))
+    is_slot_selected = is_selected[session_of_slot]
+    return SlotColumns(*(column[is_slot_selected] for column in columns))
 
 
 def _virtual_users(stage: ScheduledStage, session_indexes: Ints) -> Ints:
-    """Return the virtual user that sends each session, or NOT_APPLICABLE in an open loop."""
+    """Return the virtual user that sends each session, or NOT_APPLICABLE in an open loop.
+
+    The virtual users take turns: user 0 sends the first session of a stage, user 1 the second.
+    """
     if not stage.is_closed_loop:
         return np.full(len(session_indexes), NOT_APPLICABLE)
     return (session_indexes - stage.first_session) % stage.concurrency
@@ -479,7 +506,10 @@ def _first_turns(schedule: Schedule, stage: ScheduledStage, session_indexes: Int
 
 
 def _last_slot_ids(schedule: Schedule, session_indexes: Ints) -> Ints:
-    """Return the id of the last slot of each of several consecutive sessions."""
+    """Return the id of the last slot of each of several consecutive sessions.
+
+    A conversation or task ends at the last position, a single request at the first.
+    """
     first_slot_ids = session_indexes * schedule.max_turns
     if schedule.max_turns == 1:
         return first_slot_ids
