@@ -42,9 +42,9 @@ def check_no_results(folder: Path) -> None:
     if has_results:
         raise UserError(
             "file_exists",
-            "the folder holds results",
-            f"--out {folder}",
-            "give another --out; or --force, which keeps them beside it under a dated name",
+            what="the folder holds results",
+            where=f"--out {folder}",
+            hint="give another --out; or --force, which keeps them beside it under a dated name",
         )
 
 
@@ -63,9 +63,9 @@ def locked_folder(folder: Path) -> Iterator[None]:
         if not is_locked:
             raise UserError(
                 "folder_in_use",
-                "another command is at work in this folder",
-                str(folder),
-                "wait until it has ended, or give another --out",
+                what="another command is at work in this folder",
+                where=str(folder),
+                hint="wait until it has ended, or give another --out",
             )
         try:
             with store.nothing_left(folder):

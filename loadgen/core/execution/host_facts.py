@@ -50,6 +50,7 @@ def read_host_facts(hot_path: str) -> manifest.Host:
 
 
 def _cpu_model() -> str:
+    """Return the model of the first CPU, such as "Intel Xeon Platinum 8480C", or an empty text."""
     try:
         lines = _CPU_INFO.read_text("utf-8").splitlines()
     except (OSError, ValueError):
@@ -61,6 +62,7 @@ def _cpu_model() -> str:
 
 
 def _memory_bytes() -> int | None:
+    """Return the size of the memory of this machine, or None if the system does not tell it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):
@@ -68,6 +70,10 @@ def _memory_bytes() -> int | None:
 
 
 def _clock_source() -> str:
+    """Return from which hardware Linux reads the time, such as "tsc", or an empty text.
+
+    Reading the time is slow with some sources, which makes timestamps less exact.
+    """
     try:
         return _CLOCK_SOURCE.read_text("utf-8").strip()
     except (OSError, ValueError):

@@ -309,9 +309,9 @@ def build_plan(job: Job) -> Plan:
     if differences:
         raise UserError(
             "nodes_differ",
-            f"plug-ins differ: {'; '.join(differences)}",
-            "",
-            "the same packages wherever a worker runs: pip install them there",
+            what=f"plug-ins differ: {'; '.join(differences)}",
+            where="",
+            hint="the same packages wherever a worker runs: pip install them there",
         )
     plan = _build_complete_plan(job)
     return structs.replace(plan, schedule=requested_shard(plan.schedule, job.settings))

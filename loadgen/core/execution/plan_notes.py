@@ -31,7 +31,10 @@ def coded_notes(plan: Plan, target: manifest.TargetFacts) -> CodedNotes:
 
 
 def plan_notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
-    """Yield all notes on a plan as sentences. `coded` are those that also have a code."""
+    """Yield all notes on a plan as sentences. `coded` are those that also have a code.
+
+    A note has a code if programs should be able to recognise it.
+    """
     job = plan.job
     if job.known is not None:
         yield from job.known.notes
@@ -45,16 +48,16 @@ def plan_notes(plan: Plan, coded: Iterable[str]) -> Iterator[str]:
     yield from coded
     yield from replaced_stages_notes(job.workload)
     yield from trace_notes(job.workload)
-    yield from dict.fromkeys(note for result in job.probe_results for note in result.warnings)
+    probe_notes = [note for result in job.probe_results for note in result.warnings]
+    yield from dict.fromkeys(probe_notes)  # Several targets may have the same note.
     yield from plan.requests.warnings(plan.schedule.slot_count or ASSUMED_REQUESTS)
 
 
 def trace_notes(workload: Workload) -> list[str]:
     """Return a note for each trace of a workload whose unit of time had to be decided."""
+    all_requests = (workload.requests, *requests_by_class(workload.requests).values())
     replays: list[FromTrace | Replay] = [
-        part
-        for part in (workload.requests, *requests_by_class(workload.requests).values())
-        if isinstance(part, FromTrace)
+        requests for requests in all_requests if isinstance(requests, FromTrace)
     ]
     replays += [stage.arrival for stage in workload.stages if isinstance(stage.arrival, Replay)]
     if not replays:
@@ -71,6 +74,8 @@ def trace_notes(workload: Workload) -> list[str]:
                 f"{trace.path.name}: times read as {trace.time_unit}: {rate} requests/s "
                 "on average; --set trace_unit=s, ms, us or ns states the unit"
             )
+    # Requests and arrivals of one trace have the same note. A dictionary removes the second one and
+    # keeps the order.
     return list(dict.fromkeys(notes))
 
 
@@ -86,34 +91,42 @@ def replaced_stages_notes(workload: Workload) -> list[str]:
 
 
 def repeated_rows_notes(prompts: Prompts, slot_count: int | None) -> CodedNotes:
-    """Return a note for each file whose rows are sent more than once."""
-    count = slot_count or ASSUMED_REQUESTS
-    parts_with_shares = [(prompts, 1.0)]
+    """Return a note for each file whose rows are sent more than once.
+
+    The server may have the prompt of a repeated row in its prefix cache. `slot_count` is the number
+    of requests, or None if the load has no end.
+    """
+    request_count = slot_count or ASSUMED_REQUESTS
+    shares_of_classes: list[tuple[Prompts, float]] = [(prompts, 1.0)]
     if isinstance(prompts, MixPrompts):
-        parts_with_shares = list(zip(prompts.parts, prompts.shares, strict=True))
+        shares_of_classes = list(zip(prompts.parts, prompts.shares, strict=True))
     notes: CodedNotes = {}
-    for part, share in parts_with_shares:
-        requests = round(count * share)
-        if isinstance(part, FilePrompts) and requests > len(part.rows):
-            values = {"requests": requests, "rows": len(part.rows)}
+    for class_prompts, share in shares_of_classes:
+        requests_of_class = round(request_count * share)
+        if isinstance(class_prompts, FilePrompts) and requests_of_class > len(class_prompts.rows):
+            values = {"requests": requests_of_class, "rows": len(class_prompts.rows)}
             notes |= reasons.make_note("rows_repeated", values)
     return notes
 
 
 def _resonance_note(plan: Plan) -> CodedNotes:
-    """Return a note if round robin keeps sending each target the same part of a data set."""
+    """Return a note if round robin keeps sending each target the same part of a data set.
+
+    That happens if the number of rows and the number of targets have a common divisor. If some rows
+    are longer than others, the targets then have unequal loads.
+    """
     job = plan.job
     has_sessions = plan.schedule.max_turns > 1
     if job.settings.route not in ("auto", "round-robin") or has_sessions:
         return {}
-    found = resonance.find_resonance(
+    values = resonance.find_resonance(
         job.workload.requests,
         plan.requests,
         len(job.settings.endpoints),
         "target",
         plan.schedule.slot_count,
     )
-    return reasons.make_note("resonance", found)
+    return reasons.make_note("resonance", values)
 
 
 def _disclosure_note(plan: Plan, target: manifest.TargetFacts) -> CodedNotes:

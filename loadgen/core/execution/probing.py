@@ -274,11 +274,15 @@ def _difference_errors(
     if (model, result.server_profile) != (first_model, first_result.server_profile):
         yield TargetError(
             "targets_differ",
-            f"serves {model} ({result.server}), but {first_endpoint.display_name} serves "
-            f"{first_model} ({first_result.server})",
-            endpoint.display_name,
-            "one run needs the same model and server behind every target; --model names one that "
-            "all of them list",
+            what=(
+                f"serves {model} ({result.server}), but {first_endpoint.display_name} serves "
+                f"{first_model} ({first_result.server})"
+            ),
+            where=endpoint.display_name,
+            hint=(
+                "one run needs the same model and server behind every target; --model names one "
+                "that all of them list"
+            ),
         )
 
 

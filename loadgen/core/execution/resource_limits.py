@@ -104,9 +104,9 @@ def unusable_source_errors(source_addresses: Sequence[str]) -> Iterator[UserErro
             reason = error.strerror or str(error)
             yield UserError(
                 "unusable_source",
-                f"cannot send from it: {reason}",
-                f"--set sources={address}",
-                f"an address of this machine: ip addr add {address}/32 dev …",
+                what=f"cannot send from it: {reason}",
+                where=f"--set sources={address}",
+                hint=f"an address of this machine: ip addr add {address}/32 dev …",
             )
 
 
@@ -123,47 +123,66 @@ def _count_local_ports() -> int | None:
 
 
 def _count_reserved_ports(port_list: str, first_port: int, last_port: int) -> int:
-    """Return how many ports of a list such as `32768,40000-40010` are within a range of ports."""
+    """Return how many ports of a list such as `32768,40000-40010` are within a range of ports.
+
+    The list of Linux names single ports and ranges. It is empty if no port is reserved.
+    """
     count = 0
     for range_text in port_list.strip().split(","):
         first, _, last = range_text.partition("-")
-        if first:
-            first_reserved = max(int(first), first_port)
-            last_reserved = min(int(last or first), last_port)
-            count += max(0, last_reserved - first_reserved + 1)
+        if not first:
+            continue
+        first_reserved = max(int(first), first_port)
+        last_reserved = min(int(last or first), last_port)
+        # The reserved range may be outside of the range of ports.
+        count += max(0, last_reserved - first_reserved + 1)
     return count
 
 
 def _open_file_errors(
     demand: ConnectionDemand, connections: int, open_files: int
 ) -> Iterator[UserError]:
-    """Yield the errors of a run that needs more open files than a process may have."""
+    """Yield the errors of a run that needs more open files than a process may have.
+
+    Each connection is an open file: of a worker, and of the embedded endpoint, whose only process
+    accepts the connections of all workers.
+    """
     files_per_worker = math.ceil(connections / demand.workers) + _SPARE_FILES
     if files_per_worker > open_files:
         needed_workers = math.ceil(connections / max(open_files - _SPARE_FILES, 1))
         yield UserError(
             "resource_limit",
-            f"{connections:,} connections at once are {files_per_worker:,} open files in each of "
-            f"{format.counted(demand.workers, 'worker')}, but a process may open {open_files:,} "
-            "here",
-            _CONNECTION_FLAGS,
-            f"--workers {needed_workers}, or raise the hard limit: ulimit -Hn {files_per_worker} "
-            "(LimitNOFILE= of a service)",
+            what=(
+                f"{connections:,} connections at once are {files_per_worker:,} open files in each "
+                f"of {format.counted(demand.workers, 'worker')}, but a process may open "
+                f"{open_files:,} here"
+            ),
+            where=_CONNECTION_FLAGS,
+            hint=(
+                f"--workers {needed_workers}, or raise the hard limit: ulimit -Hn "
+                f"{files_per_worker} (LimitNOFILE= of a service)"
+            ),
         )
     if demand.is_simulated and connections + _SPARE_FILES > open_files:
         yield UserError(
             "resource_limit",
-            f"{connections:,} connections at once are more than the embedded endpoint may accept "
-            f"({open_files:,} open files)",
-            _CONNECTION_FLAGS,
-            "start several with `loadgen sim` and name each with --url",
+            what=(
+                f"{connections:,} connections at once are more than the embedded endpoint may "
+                f"accept ({open_files:,} open files)"
+            ),
+            where=_CONNECTION_FLAGS,
+            hint="start several with `loadgen sim` and name each with --url",
         )
 
 
 def _port_errors(
     demand: ConnectionDemand, connections: int, ports_per_source: int
 ) -> Iterator[UserError]:
-    """Yield the errors of a run that needs more local ports than there are for one address."""
+    """Yield the errors of a run that needs more local ports than there are for one address.
+
+    A connection is identified by its source address, local port and target address. Two connections
+    to the same target address therefore need different ports or different source addresses.
+    """
     available_ports = ports_per_source * max(demand.source_addresses, 1)
     connections_per_target = math.ceil(connections / len(demand.addresses))
     source_text = "one source address has"
@@ -176,10 +195,14 @@ def _port_errors(
         needed_sources = math.ceil(needed_ports / ports_per_source)
         yield UserError(
             "resource_limit",
-            f"{needed_ports:,} connections at once to {address}, but {source_text} "
-            f"{available_ports:,} local ports",
-            _CONNECTION_FLAGS,
-            'widen them: sysctl -w net.ipv4.ip_local_port_range="1024 65535"; or send from '
-            f"{needed_sources} addresses of this machine: --set sources=A --set sources=B …; "
-            "or name several addresses of the target with --url",
+            what=(
+                f"{needed_ports:,} connections at once to {address}, but {source_text} "
+                f"{available_ports:,} local ports"
+            ),
+            where=_CONNECTION_FLAGS,
+            hint=(
+                'widen them: sysctl -w net.ipv4.ip_local_port_range="1024 65535"; or send from '
+                f"{needed_sources} addresses of this machine: --set sources=A --set sources=B …; "
+                "or name several addresses of the target with --url"
+            ),
         )

@@ -88,6 +88,7 @@ def execute(
         CombinedError: The run is not possible, for several reasons.
     """
     _check_virtual_time(settings)
+    # An object store that cannot be reached is reported before the run, not after it.
     remote = None if settings.store is None else object_store.open(settings.store)
     stored_at = None
     header_file = HeaderFile()
@@ -133,22 +134,32 @@ def finish_run(
 ) -> Summary:
     """Write the final manifest and the summary of a run, and delete what is no longer needed.
 
-    `load` says whether and why the tool ended the run. Without it, the user interrupted the run.
+    The record log is needed until the compactor has stored its records in the final format.
+
+    Args:
+        plan: The plan of the run.
+        run_header: The manifest as it was before the load.
+        result: What the workers reported.
+        compactor: Stores the records, perhaps in a process of its own.
+        load: Says whether and why the tool ended the run. Without it, an interrupted run was
+            interrupted by the user.
     """
     folder = plan.job.folder
     release_blocks_above(LARGEST_KEPT_BLOCK)
     run_header = _final_manifest(plan, run_header, result, load)
     write_header(folder, run_header)
+    # A worker with many records writes several segments. Only then does one begin after record 0,
+    # and the compactor deletes each segment that it has stored.
     compactor_deletes_records = any(segment.first for segment in segments(folder))
-    has_accounts = (folder / request_accounts.FILE).exists()
+    has_server_timings = (folder / request_accounts.FILE).exists()
     # The summary is computed while the compactor works, unless it needs what the compactor writes.
     is_compacted: bool | None = None
-    if compactor_deletes_records or has_accounts:
+    if compactor_deletes_records or has_server_timings:
         is_compacted = compactor.finish()
-    if is_compacted and has_accounts:
-        unjoined = server_accounts.join(folder)
-        if unjoined is not None:
-            notes = reasons.make_note("accounts_unjoined", unjoined)
+    if is_compacted and has_server_timings:
+        join_problem = server_accounts.join(folder)
+        if join_problem is not None:
+            notes = reasons.make_note("accounts_unjoined", join_problem)
             run_header = run_manifest.add_notes(run_header, notes)
             write_header(folder, run_header)
     summary = run_folder.summary(folder)
@@ -174,16 +185,16 @@ def _check_virtual_time(settings: Settings) -> None:
     if settings.shard is not None:
         raise UserError(
             "unsupported",
-            "the parts of a run in virtual time would not share one simulated server",
-            "--shard",
-            "run it whole, or start `loadgen sim` and name it with --url",
+            what="the parts of a run in virtual time would not share one simulated server",
+            where="--shard",
+            hint="run it whole, or start `loadgen sim` and name it with --url",
         )
     if settings.profile is not None:
         raise UserError(
             "unsupported",
-            "a run in virtual time has no server whose profiler could run",
-            "--profile",
-            "leave it out",
+            what="a run in virtual time has no server whose profiler could run",
+            where="--profile",
+            hint="leave it out",
         )
 
 
@@ -208,7 +219,11 @@ class _HttpRun:
     probe_cache: ProbeCache
 
     def execute(self, settings: Settings) -> Summary:
-        """Carry out the run and return its summary."""
+        """Carry out the run and return its summary.
+
+        What was opened is closed in the reverse order. If the load fails, listeners receive the end
+        of the load, and the compactor is closed.
+        """
         # Runs in virtual time do not need this module.
         import uvloop
 
@@ -235,13 +250,16 @@ class _HttpRun:
             compactor = self._start_compactor(plan)
             on_failure.callback(compactor.close)
             result = runner.run(senders.run(plan, self._emit))
+            # The load has not failed, so the callbacks for that case are dropped.
             on_failure.pop_all()
             run_header = events.conclude_manifest(self.listeners, run_header)
+            # Its threads and sockets are not needed while the summary is computed.
             runner.close()
             return finish_run(plan, run_header, result, compactor, self.header_file.load)
 
     @property
     def _emit(self) -> events.Emit:
+        """Return a function that sends an event to all listeners."""
         return events.broadcast(self.listeners)
 
     def _prepare(
@@ -280,7 +298,10 @@ def _final_manifest(
     result: WorkerResult,
     load: events.RunningLoad | None,
 ) -> manifest.RunManifest:
-    """Return the manifest of a run with what is known after its load."""
+    """Return the manifest of a run with what is known after its load.
+
+    That is how it ended, the prompts that were sent, and notes on late bodies and failed targets.
+    """
     late_bodies = {"bodies": result.late} if result.late else None
     run_header = run_manifest.add_notes(run_header, reasons.make_note("bodies_late", late_bodies))
     run_header = msgspec.structs.replace(run_header, notes=(*run_header.notes, *result.notes))
@@ -302,7 +323,11 @@ def _final_manifest(
 
 
 def _final_state(result: WorkerResult, load: events.RunningLoad | None) -> str:
-    """Return the state of a run after its load, as the manifest records it."""
+    """Return the state of a run after its load, as the manifest records it.
+
+    "stopped": a rule or a failed target ended it. "finished": it sent everything. "decided": a
+    listener ended it because its outcome was certain. "interrupted": the user ended it.
+    """
     if result.stopped or (load is not None and load.stopped_by):
         return "stopped"
     if not result.interrupted:
@@ -316,6 +341,9 @@ def _with_sent_prompts(
     fingerprints: manifest.Fingerprints, plan: Plan, result: WorkerResult
 ) -> manifest.Fingerprints:
     """Return the fingerprints of a run with those of its prompts and request bodies.
+
+    If the workers built all prompts, their digests are the fingerprint. If separate processes built
+    the bodies or not all prompts were sent, the fingerprint is computed from the plan.
 
     Bodies have a fingerprint only if they do not depend on the replies of the server. A shard whose
     worker died has none of its prompts either: the part of the digest of that worker is missing.
@@ -339,13 +367,13 @@ def _with_sent_prompts(
 
 
 def _with_digests(
-    part: manifest.ShardPart | None, result: WorkerResult
+    shard_part: manifest.ShardPart | None, result: WorkerResult
 ) -> manifest.ShardPart | None:
     """Return the shard of a manifest with the sums from which a merge computes fingerprints."""
-    if part is None:
+    if shard_part is None:
         return None
     return msgspec.structs.replace(
-        part,
+        shard_part,
         prompts_total=f"{result.prompts_total:x}",
         bodies_total=f"{result.bodies_total:x}",
         prompts_count=result.prompts_count,

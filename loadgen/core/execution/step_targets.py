@@ -197,9 +197,9 @@ def _missing_key_errors(steps: Sequence[_Step], env: Mapping[str, str]) -> Itera
         if variable not in env:
             yield UserError(
                 "unset_variable",
-                f"{variable} is not set",
-                f"requests.steps.{step.name}.target.api_key_env",
-                f"export {variable}=...",
+                what=f"{variable} is not set",
+                where=f"requests.steps.{step.name}.target.api_key_env",
+                hint=f"export {variable}=...",
                 key=variable,
             )
 
@@ -216,9 +216,9 @@ def _name_errors(
             hint = did_you_mean(name, sorted(requested_names))
         yield UserError(
             "unknown_name",
-            f'no step of this workload asks a target "{name}"',
-            f"--url {name}=",
-            hint,
+            what=f'no step of this workload asks a target "{name}"',
+            where=f"--url {name}=",
+            hint=hint,
         )
     if not endpoints_of_user.by_name:
         return
@@ -230,15 +230,17 @@ def _name_errors(
         step_name = next(step.name for step in steps if step.step.target == name)
         yield UserError(
             "missing_option",
-            f'step "{step_name}" asks the target "{name}", which is not given',
-            "--url",
-            f"--url {name}=http://...",
+            what=f'step "{step_name}" asks the target "{name}", which is not given',
+            where="--url",
+            hint=f"--url {name}=http://...",
         )
     steps_without_target = [step.name for step in steps if step.step.target is None]
     if not endpoints_of_user.unnamed and steps_without_target:
         yield UserError(
             "missing_option",
-            f'step "{steps_without_target[0]}" names no target, and none is given for the rest',
-            "--url",
-            "--url http://host:8000, without a name",
+            what=(
+                f'step "{steps_without_target[0]}" names no target, and none is given for the rest'
+            ),
+            where="--url",
+            hint="--url http://host:8000, without a name",
         )

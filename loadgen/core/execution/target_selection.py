@@ -19,6 +19,7 @@ RETRY_NS = 1_000_000_000
 _FAILURES_WITHOUT_RESPONSE = frozenset(
     ("dns", "connect", "tls", "reset", "timeout_total", "timeout_stall")
 )
+# A time before every retry, so that a slot that is not sent does not use up the retry of a target.
 _NOT_SENT_NS = -1
 
 
@@ -82,7 +83,7 @@ class TargetSelection:
         return self._choose_least_in_flight(targets, slot_id, now_ns, self._in_flight)
 
     def choose_unsent(self, slot_id: int) -> int:
-        """Return the target of a slot that is not sent."""
+        """Return the target that the record of a slot has which is not sent."""
         return self.choose(slot_id, _NOT_SENT_NS)
 
     def pause_ns(self, slot_id: int) -> int:
@@ -95,10 +96,11 @@ class TargetSelection:
             return 0
         targets = self._targets_of(slot_id)
         if self._in_flight is None:
-            down = self.is_down(self._choose_by_slot(targets, slot_id))
+            would_fail = self.is_down(self._choose_by_slot(targets, slot_id))
         else:
-            down = all(self.is_down(target) for target in targets)
-        return RETRY_NS if down else 0
+            # Least-in-flight avoids targets that are down as long as there is another one.
+            would_fail = all(self.is_down(target) for target in targets)
+        return RETRY_NS if would_fail else 0
 
     def is_down(self, target: int) -> bool:
         """Return True if the last DOWN_AFTER requests ended without a byte of a response."""
@@ -144,14 +146,18 @@ class TargetSelection:
         now_ns: int,
         in_flight: Callable[[int], int],
     ) -> int:
-        """Return the target with the fewest requests in flight, or one that is due for a retry."""
+        """Return the target with the fewest requests in flight, or one that is due for a retry.
+
+        If several targets have equally many, the slot id decides, so that they take turns.
+        """
         candidates = targets
         if self.down:
             for target in targets:
                 if self.is_down(target) and now_ns >= self._next_retry_ns[target]:
                     self._next_retry_ns[target] = now_ns + RETRY_NS
                     return target
-            candidates = [target for target in targets if not self.is_down(target)] or targets
+            reachable_targets = [target for target in targets if not self.is_down(target)]
+            candidates = reachable_targets or targets
         return min(
             candidates,
             key=lambda target: (in_flight(target), (target - slot_id) % len(targets)),

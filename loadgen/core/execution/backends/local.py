@@ -133,10 +133,12 @@ class LocalWorkers:
         if stuck_workers:
             raise TargetError(
                 "process_failed",
-                f"worker {min(stuck_workers)} did not move for {self._frozen_s:g} s before the "
-                "load, and was killed",
-                f"--workers {self._workers}",
-                "is this host out of memory, or its disk stuck?",
+                what=(
+                    f"worker {min(stuck_workers)} did not move for {self._frozen_s:g} s before the "
+                    "load, and was killed"
+                ),
+                where=f"--workers {self._workers}",
+                hint="is this host out of memory, or its disk stuck?",
             )
         for start in starts:
             if start.done():
