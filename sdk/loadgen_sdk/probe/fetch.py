@@ -23,6 +23,8 @@ from ..transport.target import Target
 from .http_types import Headers, HttpResponse, TransientFailure
 
 MAX_BODY_BYTES = 4 << 20
+"""The largest response that is read. A larger one does not come from an API for inference."""
+
 CONNECT_TIMEOUT_S = 10.0
 """The longest wait for a name, a TCP connection or a TLS handshake."""
 
@@ -74,7 +76,10 @@ class HttpFetcher:
         self._address: str | None = None
 
     async def connect(self) -> int:
-        """Open and close a TCP connection. Return how many ns it took, without the name lookup."""
+        """Open and close a TCP connection. Return how many ns it took, without the name lookup.
+
+        TCP is opened after one round trip, so that this is the round-trip time of the network.
+        """
         address = await self._resolved_address()
         started_ns = monotonic_ns()
         _, writer = await self._open_tcp(address)
@@ -87,6 +92,9 @@ class HttpFetcher:
     ) -> HttpResponse:
         """Send a request over a connection of its own and return the complete response.
 
+        The duration in the response is without the time to connect. A request without a body is
+        for a page, which may take PAGE_TIMEOUT_S at most.
+
         Raises:
             TransientFailure: The connection broke, and the next request may get a response.
             TargetUnusable: There is no response in time, or none that can be read.
@@ -97,19 +105,24 @@ class HttpFetcher:
         else:
             reader, writer = await self._open_tls(address, self._tls)
         timeout_s = self._timeout_s if body else min(self._timeout_s, PAGE_TIMEOUT_S)
-        exchange = _ResponseReading(self._target, method)
+        reading = _ResponseReading(self._target, method)
         try:
-            with exchange.explained_errors(timeout_s):
+            with reading.explained_errors(timeout_s):
                 started_ns = monotonic_ns()
                 async with asyncio.timeout(timeout_s):
                     writer.write(self._encode_request(method, path, headers, body))
-                    await exchange.read_from(reader)
+                    await reading.read_from(reader)
                 duration_ns = monotonic_ns() - started_ns
         finally:
             writer.transport.abort()
-        return exchange.result(duration_ns)
+        return reading.result(duration_ns)
 
     def _encode_request(self, method: str, path: str, headers: Headers, body: bytes) -> bytes:
+        """Return the bytes of a request.
+
+        A proxy for plain HTTP gets the whole URL and its own headers. With TLS the proxy only
+        passes on the bytes of the tunnel, so that the request is that to the server itself.
+        """
         target = self._target
         lines = merge_headers([("Host", target.host_header), ("Connection", "close")], headers)
         if self._proxy is not None and not target.tls:
@@ -120,7 +133,13 @@ class HttpFetcher:
         return build_request_head(method, path, lines) + b"\r\n" + body
 
     async def _resolved_address(self) -> str:
-        """Return the first address of the host that accepts a connection."""
+        """Return the first address of the host that accepts a connection, and remember it.
+
+        A host may have an IPv6 address that does not work from here.
+
+        Raises:
+            TargetUnusable: No address accepts a connection. The error is that of the last address.
+        """
         if self._address is not None:
             return self._address
         failure = TargetUnusable(
@@ -138,7 +157,13 @@ class HttpFetcher:
         raise failure
 
     async def _look_up_addresses(self) -> list[str]:
-        """Return the addresses of the host without repetitions, and measure the lookup."""
+        """Return the addresses of the host without repetitions, and measure the lookup.
+
+        The time is not stored if the host is an address, because nothing is looked up then.
+
+        Raises:
+            TargetUnusable: The host has no address, or DNS gives no response in time.
+        """
         started_ns = monotonic_ns()
         try:
             async with asyncio.timeout(self._connect_s):
@@ -147,7 +172,8 @@ class HttpFetcher:
             raise self._lookup_error("no answer from DNS") from None
         except (OSError, UnicodeError) as error:
             raise self._lookup_error(getattr(error, "strerror", "") or "unknown") from None
-        addresses = list(dict.fromkeys(str(socket_address[0]) for _, socket_address in resolved))
+        repeated_addresses = [str(socket_address[0]) for _, socket_address in resolved]
+        addresses = list(dict.fromkeys(repeated_addresses))  # in the order of the resolver
         if self._peer_host not in addresses:
             self.dns_ns = monotonic_ns() - started_ns
         return addresses
@@ -160,6 +186,11 @@ class HttpFetcher:
     async def _open_tls(
         self, address: str, tls: ssl.SSLContext
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a TLS connection to the target, through the proxy if there is one.
+
+        Raises:
+            TargetUnusable: There is no connection in time, or the TLS handshake fails.
+        """
         with self._explained_connect_errors(uses_tls=True):
             async with asyncio.timeout(self._connect_s):
                 if self._proxy is not None:
@@ -171,19 +202,29 @@ class HttpFetcher:
     async def _open_tls_through_proxy(
         self, address: str, tls: ssl.SSLContext, proxy: Proxy
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Ask the proxy for a tunnel and do the TLS handshake with the target inside it."""
+        """Ask the proxy for a tunnel and do the TLS handshake with the target inside it.
+
+        Raises:
+            TargetUnusable: The proxy refuses the tunnel.
+        """
         reader, writer = await asyncio.open_connection(address, self._peer_port)
         writer.write(proxy.connect_request(self._target))
-        problem = tunnel_refusal(await reader.readuntil(b"\r\n\r\n"))
-        if problem:
+        response_head = await reader.readuntil(b"\r\n\r\n")
+        refusal = tunnel_refusal(response_head)
+        if refusal:
             writer.transport.abort()
-            raise TargetUnusable("proxy", problem, _PROXY_HINT)
+            raise TargetUnusable("proxy", refusal, _PROXY_HINT)
         await writer.start_tls(tls, server_hostname=self._target.host)
         return reader, writer
 
     @contextmanager
     def _explained_connect_errors(self, *, uses_tls: bool) -> Iterator[None]:
-        """Convert the errors of connecting to TargetUnusable."""
+        """Convert the errors of connecting to TargetUnusable.
+
+        Exceptions that are subclasses of others come first: SSLCertVerificationError is an
+        SSLError, and both of them and TimeoutError are an OSError. Only the tunnel through a proxy
+        reads before the connection is open, so that an IncompleteReadError is about the proxy.
+        """
         address = self._target.address
         try:
             yield
@@ -207,6 +248,10 @@ class HttpFetcher:
             raise self._connect_error(error) from None
 
     def _connect_error(self, error: OSError) -> TargetUnusable:
+        """Return the exception for a TCP connection that was refused or failed.
+
+        If asyncio tried several addresses, their errors are one OSError with "refused" in its text.
+        """
         address = self._target.address
         if isinstance(error, ConnectionRefusedError) or "refused" in str(error):
             message = f"nothing listens at {address}"
@@ -222,7 +267,10 @@ class HttpFetcher:
         return TargetUnusable("dns", message, hint)
 
     def _unused_proxy_hint(self) -> str:
-        """Return a hint if the environment names a proxy that is not used, else an empty string."""
+        """Return a hint if the environment names a proxy that is not used, else an empty string.
+
+        The network may be reachable through that proxy only, while a load never uses one.
+        """
         if self._proxy is not None:
             return ""
         try:
@@ -248,10 +296,16 @@ class _ResponseReading:
         self._received_bytes = 0
 
     async def read_from(self, reader: asyncio.StreamReader) -> None:
-        """Read until the response is complete or the server closes the connection."""
+        """Read until the response is complete or the server closes the connection.
+
+        Raises:
+            TransientFailure: The server closed the connection before the response was complete.
+            TargetUnusable: The response is larger than MAX_BODY_BYTES.
+        """
         while not self._response.complete:
             data = await reader.read(_READ_BYTES)
             if not data:
+                # The end of the connection is also the end of a body without a length.
                 if not self._response.feed_end():
                     self._raise_closed_early()
                 return
@@ -270,7 +324,11 @@ class _ResponseReading:
 
     @contextmanager
     def explained_errors(self, timeout_s: float) -> Iterator[None]:
-        """Convert the errors of reading a response to TargetUnusable."""
+        """Convert the errors of reading a response to TargetUnusable.
+
+        A response that is no HTTP/1.1 and a broken connection are transient failures, because a
+        proxy may cause them now and then.
+        """
         target = self._target
         try:
             yield
@@ -285,9 +343,12 @@ class _ResponseReading:
             raise TargetUnusable("timeout", message, "is the server stuck or overloaded?") from None
         except OSError as error:
             message = f"{target.address}: {error.strerror or 'the connection broke'}"
-            raise TransientFailure("reset", message, self._broken_connection_hint("")) from None
+            raise TransientFailure(
+                "reset", message, self._broken_connection_hint(tls_hint="")
+            ) from None
 
     def _raise_closed_early(self) -> NoReturn:
+        """Raise the TransientFailure for a connection that was closed before the response ended."""
         address = self._target.address
         if self._received_bytes:
             message = (
@@ -296,7 +357,7 @@ class _ResponseReading:
         else:
             message = f"{address} closed the connection without an answer to {self._method}"
         raise TransientFailure(
-            "reset", message, self._broken_connection_hint("see the server's log")
+            "reset", message, self._broken_connection_hint(tls_hint="see the server's log")
         )
 
     def _broken_connection_hint(self, tls_hint: str) -> str:
@@ -314,6 +375,11 @@ def _http_2_error(address: str) -> TargetUnusable:
 
 
 def _handshake_error(address: str, error: ssl.SSLError) -> TargetUnusable:
+    """Return the exception for a TLS handshake that failed.
+
+    NO_APPLICATION_PROTOCOL comes from a server that offers HTTP/2 only, and WRONG_VERSION from one
+    that responds without TLS.
+    """
     if "NO_APPLICATION_PROTOCOL" in str(error):
         return _http_2_error(address)
     hint = "check --cert and the port"

@@ -37,6 +37,7 @@ class ModelList:
         }
         self.unprintable_count = sum(not entry["id"].isprintable() for entry in entries)
         self.ids: tuple[str, ...] = tuple(self._entries)
+        # The entry of a LoRA adapter names the model that it adapts as its parent.
         self.base_ids: tuple[str, ...] = tuple(
             model for model, entry in self._entries.items() if entry.get("parent") not in self.ids
         )
@@ -54,22 +55,26 @@ class ModelList:
     def max_context(self, model: str) -> int | None:
         """Return how many tokens a prompt and its completion may have together.
 
-        An adapter without a number of its own has that of its parent. Returns None if the list does
+        An adapter without a number of its own has that of its parent. Return None if the list does
         not say it.
         """
-        entry = self._entries.get(model, {})
-        parent = self._entries.get(str(entry.get("parent")), {})
-        for fields in (entry, parent):
-            for name in _CONTEXT_FIELDS:
-                tokens = token_count(fields.get(name))
-                if tokens:
-                    return tokens
+        model_entry = self._entries.get(model, {})
+        parent_entry = self._entries.get(str(model_entry.get("parent")), {})
+        for entry in (model_entry, parent_entry):
+            for field in _CONTEXT_FIELDS:
+                context_tokens = token_count(entry.get(field))
+                if context_tokens:
+                    return context_tokens
         return None
 
     def default_model(self, *, rejects_unknown_models: bool) -> str:
         """Return the only model of the server.
 
-        Raises TargetUnusable if the list does not have exactly one model that is not an adapter.
+        `rejects_unknown_models` decides the hint for an empty list: a server that accepts any name
+        needs no exact one.
+
+        Raises:
+            TargetUnusable: The list does not have exactly one model that is not an adapter.
         """
         if len(self.base_ids) == 1:
             return self.base_ids[0]
@@ -86,9 +91,14 @@ class ModelList:
                 f"{subject} in the server's list of models has control characters",
                 "name the model with --model; this server's list cannot be shown",
             )
-        raise self._empty_list_error(rejects_unknown_models)
+        raise self._empty_list_error(rejects_unknown_models=rejects_unknown_models)
 
-    def _empty_list_error(self, rejects_unknown_models: bool) -> TargetUnusable:
+    def _empty_list_error(self, *, rejects_unknown_models: bool) -> TargetUnusable:
+        """Return the error for a list without models, or for a response that is no list.
+
+        The message depends on the status: the server may be down (5xx), have no such page (404),
+        or have a list that is empty (200).
+        """
         if self.status >= 500:
             return TargetUnusable(
                 "no_model",

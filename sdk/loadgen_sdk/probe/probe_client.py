@@ -21,6 +21,7 @@ MAX_ATTEMPTS = 4
 """Attempts per request. If a server fails one request in ten, one probe in thousands fails."""
 
 INFO_PAGE_TIMEOUT_S = 5.0
+"""The longest wait for the page with the version and precision, which the probe can do without."""
 
 SAMPLES = ((" ".join(["hello"] * 4), 4), (" ".join(["hello"] * 36), 36))
 """Two prompts with their content tokens. The word is one token in every vocabulary in use."""
@@ -104,7 +105,13 @@ class ProbeClient:
         )
 
     async def get(self, path: str) -> HttpResponse:
-        """Fetch a page and try again after transient failures. Raises TargetUnusable."""
+        """Fetch a page and try again after transient failures.
+
+        The response of the last attempt is returned even if its status is an error.
+
+        Raises:
+            TargetUnusable: There is no response.
+        """
         for _ in range(MAX_ATTEMPTS - 1):
             with contextlib.suppress(TransientFailure):
                 response = await self._get_once(path)
@@ -125,7 +132,11 @@ class ProbeClient:
     async def get_model_list(self, *, is_required: bool) -> HttpResponse:
         """Fetch the list of models.
 
-        Return NO_RESPONSE if that fails and the list is not required.
+        Return NO_RESPONSE if that fails and the list is not required. It is required if the user
+        names no model.
+
+        Raises:
+            TargetUnusable: The list is required, and there is no response.
         """
         try:
             return await self.get(self.target.models_path)
@@ -140,7 +151,12 @@ class ProbeClient:
         """Return what the server says about itself.
 
         Its information page is skipped if the server is a hosted service, or if the page takes
-        longer than INFO_PAGE_TIMEOUT_S.
+        longer than INFO_PAGE_TIMEOUT_S. Then only the version is known.
+
+        Args:
+            profile: The server profile, which names the page.
+            version: The version that the page /version gave, or "".
+            is_hosted: The server is a hosted service, which has no such page.
         """
         page = ""
         if profile.info_path and not is_hosted:
@@ -168,9 +184,12 @@ class ProbeClient:
 def _header_in_place_of_key(headers: Headers) -> str:
     """Return the name of the user's header that replaces the key, or "" for none.
 
-    Azure's `api-key` has the key itself, so it replaces nothing.
+    A header such as `x-api-key` is sent in place of the key of the user. `authorization` is not
+    reported, because it has the same name as the header that it replaces. Azure's `api-key` has
+    the key itself, so it replaces nothing.
     """
+    other_credentials = CREDENTIALS - {"authorization"}
     for name, _ in headers:
-        if name.lower() in CREDENTIALS - {"authorization"}:
+        if name.lower() in other_credentials:
             return "" if name.lower() == "api-key" else name
     return ""

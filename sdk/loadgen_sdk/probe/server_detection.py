@@ -6,7 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..wire_formats.server_profiles import DETECTION_SOURCES, SERVERS, ServerProfile
+from ..wire_formats.server_profiles import (
+    DETECTION_SOURCES,
+    SERVERS,
+    DetectionRule,
+    ServerProfile,
+)
 from .http_types import HttpResponse
 
 VERSION_PATH = "/version"
@@ -36,8 +41,19 @@ class DetectedServer(NamedTuple):
         return _SHOWN_PATHS.get(self.source, "/models")
 
 
+class _Candidate(NamedTuple):
+    """A detection rule and the name of its server profile."""
+
+    rule: DetectionRule
+    server_name: str
+
+
 def detection_texts(model_list: HttpResponse, version: HttpResponse) -> dict[str, str]:
-    """Return the texts of the first two pages by their sources."""
+    """Return the texts of the first two pages by their sources.
+
+    "head" is the headers of the response with the list of models, one per line. They often name
+    the server although it has no list.
+    """
     header_lines = [f"{name}: {value}" for name, value in model_list.headers.items()]
     return {
         "models": model_list.page_text,
@@ -51,7 +67,10 @@ def detect_server(texts: Mapping[str, str]) -> DetectedServer | None:
 
     Profiles of plug-ins are loaded only if no built-in profile matches.
     """
-    return detect_builtin_server(texts) or match_profiles(tuple(SERVERS.plugin_rows()), texts)
+    builtin_server = detect_builtin_server(texts)
+    if builtin_server is not None:
+        return builtin_server
+    return match_profiles(tuple(SERVERS.plugin_rows()), texts)
 
 
 def detect_builtin_server(texts: Mapping[str, str]) -> DetectedServer | None:
@@ -62,23 +81,35 @@ def detect_builtin_server(texts: Mapping[str, str]) -> DetectedServer | None:
 def match_profiles(
     profiles: Sequence[ServerProfile], texts: Mapping[str, str]
 ) -> DetectedServer | None:
-    """Return the first profile with a rule that matches a text, or None.
+    """Return the server whose detection rule matches a text, or None.
 
-    An earlier source wins, and at one source the rule with the lowest rank.
+    If several rules match, the earlier source in DETECTION_SOURCES wins, because the pages that
+    come first say most clearly what the server is. At one source, the rule with the lowest rank
+    wins, and among equal ranks the first profile.
+
+    Args:
+        profiles: The profiles whose rules are tried.
+        texts: The text of each page by its source. A page that is missing has no text.
     """
     for source in DETECTION_SOURCES:
         text = texts.get(source, "")
-        rules = [
-            (rule, profile.name)
+        candidates = [
+            _Candidate(rule, profile.name)
             for profile in profiles
             for rule in profile.detection_rules
             if rule.source == source
         ]
-        for rule, name in sorted(rules, key=lambda pair: pair[0].rank):
+        candidates.sort(key=_rank_of)
+        for rule, server_name in candidates:
             match = re.search(rule.pattern, text)
             if match:
-                return DetectedServer(name, source, match.group().replace("\n", " "))
+                matched_line = match.group().replace("\n", " ")
+                return DetectedServer(server_name, source, matched_line)
     return None
+
+
+def _rank_of(candidate: _Candidate) -> int:
+    return candidate.rule.rank
 
 
 def server_of_host(host: str) -> str:

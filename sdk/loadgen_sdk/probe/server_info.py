@@ -49,31 +49,41 @@ def parse_version(response: HttpResponse) -> str:
 def parse_server_info(profile: ServerProfile, version: str, page: str) -> ServerInfo:
     """Read the information page of a server, which is JSON or a page of metrics.
 
-    The version of the page is used if `version`, which the page /version gave, is empty.
+    Args:
+        profile: The server profile, which says where the page has the version and the engine.
+        version: The version that the page /version gave. The information page is asked for it only
+            if this is empty.
+        page: The text of the information page, or "" if the server has none.
     """
-    values = _read_json_texts(page) if page.lstrip().startswith("{") else _read_info_labels(page)
+    is_json = page.lstrip().startswith("{")
+    values = _read_json_texts(page) if is_json else _read_info_labels(page)
     if not version and profile.version_field:
         version = values.get(profile.version_field, "")
     engine = ""
     if profile.engine_pattern:
-        match = re.search(profile.engine_pattern, page)
-        engine = match[1] if match else ""
-    return ServerInfo(_printable_start(version), _printable_start(engine), _precision(values))
+        engine_match = re.search(profile.engine_pattern, page)
+        engine = engine_match[1] if engine_match else ""
+    return ServerInfo(
+        version=_printable_start(version),
+        engine=_printable_start(engine),
+        precision=_precision(values),
+    )
 
 
 def _precision(values: Mapping[str, str]) -> str:
     """Return the precision of weights and KV cache, for example "NVFP4, KV cache fp8"."""
-    weights = _first_meaningful(values, _WEIGHT_PRECISION_NAMES)
-    kv_cache = _first_meaningful(values, _KV_CACHE_PRECISION_NAMES)
-    parts = []
-    if weights:
-        parts.append(weights)
-    if kv_cache:
-        parts.append(f"KV cache {kv_cache}")
-    return ", ".join(parts)
+    weight_precision = _first_meaningful(values, _WEIGHT_PRECISION_NAMES)
+    kv_cache_precision = _first_meaningful(values, _KV_CACHE_PRECISION_NAMES)
+    precisions = []
+    if weight_precision:
+        precisions.append(weight_precision)
+    if kv_cache_precision:
+        precisions.append(f"KV cache {kv_cache_precision}")
+    return ", ".join(precisions)
 
 
 def _first_meaningful(values: Mapping[str, str], names: Sequence[str]) -> str:
+    """Return the first of the named values that says something, unlike "auto", or ""."""
     for name in names:
         value = values.get(name, "")
         if value.lower() not in _VALUES_WITHOUT_MEANING:
@@ -82,7 +92,10 @@ def _first_meaningful(values: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def _read_info_labels(page: str) -> dict[str, str]:
-    """Return the labels of all `_info` metrics of a page in the text format of Prometheus."""
+    """Return the labels of all `_info` metrics of a page in the text format of Prometheus.
+
+    Such a metric has its information in labels: `vllm:cache_config_info{cache_dtype="fp8"} 1.0`.
+    """
     labels: dict[str, str] = {}
     for metric in _INFO_METRIC.finditer(page):
         labels.update(_LABEL.findall(metric[1]))
@@ -90,7 +103,10 @@ def _read_info_labels(page: str) -> dict[str, str]:
 
 
 def _read_json_texts(page: str) -> dict[str, str]:
-    """Return the fields of a JSON object that are texts."""
+    """Return the top-level fields of a JSON object that are texts.
+
+    Return an empty dictionary if the page is not a JSON object.
+    """
     try:
         value = msgspec.json.decode(page)
     except (ValueError, RecursionError):
@@ -101,4 +117,5 @@ def _read_json_texts(page: str) -> dict[str, str]:
 
 
 def _printable_start(text: str) -> str:
+    """Return the beginning of a server's text without control characters, for a terminal."""
     return "".join(letter for letter in text[:_MAX_VALUE_CHARS] if letter.isprintable())

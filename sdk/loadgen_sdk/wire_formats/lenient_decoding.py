@@ -1,4 +1,8 @@
-"""Reads events that a strict decoder refuses: keeps what can be read and drops the rest. Pure."""
+"""Reads events that a strict decoder refuses: keeps what can be read and drops the rest. Pure.
+
+A single field of an unexpected type makes msgspec refuse the whole event. The functions here read
+each field by itself, and take one of another type for missing.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +36,17 @@ def decode_leniently(text: bytes) -> Any:
     """
     try:
         return decode_any(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # The latter is raised by msgspec 0.21.
-        return _replace_half_surrogates(json.loads(text.decode("utf-8-sig", "replace")))
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # msgspec 0.21 raises UnicodeDecodeError.
+        valid_text = text.decode("utf-8-sig", "replace")
+        return _replace_half_surrogates(json.loads(valid_text))
 
 
 def _replace_half_surrogates(value: Any) -> Any:
-    """Return a JSON value in which halves of surrogate pairs are replaced by U+FFFD."""
+    """Return a JSON value in which halves of surrogate pairs are replaced by U+FFFD.
+
+    A server that cuts an emoji between two tokens sends such a half, such as U+D83D. Python
+    accepts it in a `str`, which could then not be encoded as UTF-8.
+    """
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
@@ -50,11 +59,11 @@ def _replace_half_surrogates(value: Any) -> Any:
     return value
 
 
-def read_event(value: dict[str, Any]) -> EventFields:
-    """Return an event of which some fields have other types than usual."""
-    choices = value.get("choices")
-    usage = value.get("usage")
-    raw_fields: dict[str, Any] = {name: _raw(value.get(name)) for name in _RAW_FIELDS}
+def read_event(event: dict[str, Any]) -> EventFields:
+    """Return the fields of an event of which some have other types than usual."""
+    choices = event.get("choices")
+    usage = event.get("usage")
+    raw_fields: dict[str, Any] = {name: _raw(event.get(name)) for name in _RAW_FIELDS}
     return EventFields(
         choices=_read_choices(choices) if isinstance(choices, list) else None,
         usage=None if usage is None else _read_counts(usage),
@@ -76,71 +85,75 @@ def _read_choice(choice: dict[str, Any]) -> ChoiceFields:
     )
 
 
-def _read_delta(value: Any) -> DeltaFields | None:
-    if not isinstance(value, dict):
+def _read_delta(delta: Any) -> DeltaFields | None:
+    """Return the fields of a delta or of a message, or None if it is not an object."""
+    if not isinstance(delta, dict):
         return None
     return DeltaFields(
-        content=_read_text(value.get("content")),
-        reasoning_content=_read_text(value.get("reasoning_content")),
-        reasoning=_read_text(value.get("reasoning")),
-        tool_calls=_raw(value.get("tool_calls")),
-        function_call=_raw(value.get("function_call")),
-        refusal=_read_text(value.get("refusal")),
-        token_ids=_read_token_ids(value.get("token_ids")),
+        content=_read_text(delta.get("content")),
+        reasoning_content=_read_text(delta.get("reasoning_content")),
+        reasoning=_read_text(delta.get("reasoning")),
+        tool_calls=_raw(delta.get("tool_calls")),
+        function_call=_raw(delta.get("function_call")),
+        refusal=_read_text(delta.get("refusal")),
+        token_ids=_read_token_ids(delta.get("token_ids")),
     )
 
 
-def _read_text(value: Any) -> str | None:
-    """Return a text, or the joined texts of a list of parts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
+def _read_text(content: Any) -> str | None:
+    """Return a text, or the joined texts of a list of content parts, or None if there is none."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
         return None
-    texts = [part.get("text") for part in value if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str)) or None
+    part_texts = [part.get("text") for part in content if isinstance(part, dict)]
+    return "".join(text for text in part_texts if isinstance(text, str)) or None
 
 
-def _read_token_ids(value: Any) -> list[int] | None:
-    if not isinstance(value, list):
+def _read_token_ids(token_ids: Any) -> list[int] | None:
+    if not isinstance(token_ids, list):
         return None
-    return [token_id for token_id in value if isinstance(token_id, int)]
+    return [token_id for token_id in token_ids if isinstance(token_id, int)]
 
 
 def _raw(value: Any) -> msgspec.Raw:
+    """Return a value as JSON, as msgspec decodes a field of the type `Raw`."""
     return ABSENT if value is None else msgspec.Raw(msgspec.json.encode(value))
 
 
-def read_counts(value: dict[str, Any]) -> UsageFields:
+def read_counts(usage: dict[str, Any]) -> UsageFields:
     """Return the counts of a usage object."""
     try:
-        return msgspec.convert(value, UsageFields)
+        return msgspec.convert(usage, UsageFields)
     except msgspec.ValidationError:
-        return _read_counts(value)
+        return _read_counts(usage)
 
 
-def _read_counts(value: Any) -> UsageFields:
+def _read_counts(usage: Any) -> UsageFields:
     """Return the counts of a usage of which some are no integers.
 
-    Output tokens that are no count become _INVALID_COUNT.
+    A count that is damaged is None, as if it were missing. Damaged output tokens are
+    _INVALID_COUNT instead, so that the user is told that the server counts wrong.
     """
-    if not isinstance(value, dict):
+    if not isinstance(usage, dict):
         return UsageFields()
     counts: dict[str, Any] = {}
     for name in UsageFields.__struct_fields__:
-        if name not in value:
+        if name not in usage:
             continue
         if name.endswith("_details"):
-            counts[name] = _read_details(value[name])
+            counts[name] = _read_details(usage[name])
         else:
-            counts[name] = token_count(value[name])
+            counts[name] = token_count(usage[name])
     for name in ("completion_tokens", "output_tokens"):
-        if value.get(name) is not None and counts[name] is None:
+        if usage.get(name) is not None and counts[name] is None:
             counts[name] = _INVALID_COUNT
     return UsageFields(**counts)
 
 
-def _read_details(value: Any) -> CountDetails | None:
-    if not isinstance(value, dict):
+def _read_details(details: Any) -> CountDetails | None:
+    """Return the parts of a token count, or None if they are not in an object."""
+    if not isinstance(details, dict):
         return None
     names = CountDetails.__struct_fields__
-    return CountDetails(**{name: token_count(value.get(name)) for name in names})
+    return CountDetails(**{name: token_count(details.get(name)) for name in names})

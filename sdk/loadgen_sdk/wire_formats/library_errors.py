@@ -20,7 +20,12 @@ _KINDS_BY_CAUSE = (
 
 
 def classify_library_error(error: Exception) -> Failure:
-    """Return the failure that an exception of a client library or of its HTTP library means."""
+    """Return the failure that an exception of a client library or of its HTTP library means.
+
+    `APIError` is the base class of the exceptions of openai. One with a status is an error
+    response, an `APIConnectionError` wraps an exception of the HTTP library, and any other is an
+    error event within a stream.
+    """
     class_names = _class_names(error)
     status = getattr(error, "status_code", 0)
     if "APIError" in class_names:
@@ -32,7 +37,10 @@ def classify_library_error(error: Exception) -> Failure:
 
 
 def _classify_status(error: Exception, status: int) -> Failure:
-    """Return the failure of a response with an error status."""
+    """Return the failure of a response with an error status.
+
+    A redirect (3xx) that was not followed has no result either, and counts as malformed.
+    """
     body = getattr(getattr(error, "response", None), "content", b"")
     text = error_text(body) or f"HTTP {status} without a body"
     if status == 429:
@@ -43,16 +51,24 @@ def _classify_status(error: Exception, status: int) -> Failure:
 
 
 def _error_event_text(error: Exception) -> str:
-    """Return the text of an error that came as an event of a stream."""
+    """Return the text of an error that came as an event of a stream.
+
+    It is the body of the exception if that is a text, or else the message of the exception.
+    """
     body = getattr(error, "body", None)
     message = body if isinstance(body, str) else getattr(error, "message", "")
     return message or "an error event without a text"
 
 
 def _classify_causes(error: Exception) -> Failure:
-    """Return the failure of a connection, by the exceptions that caused the error."""
+    """Return the failure of a connection, by the exceptions that caused the error.
+
+    Libraries raise their own exception from that of httpx, and httpx from that of Python. The last
+    one in this chain has the most precise text, unless that is empty.
+    """
     causes = list(_causes(error))
-    text = str(causes[-1]) or str(error) or type(error).__name__
+    root_cause = causes[-1]
+    text = str(root_cause) or str(error) or type(error).__name__
     if any("SSLError" in _class_names(cause) for cause in causes):
         return Failure("tls", text)
     cause_names = {type(cause).__name__ for cause in causes}

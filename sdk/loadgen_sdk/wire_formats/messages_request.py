@@ -27,7 +27,8 @@ class _Message(NamedTuple):
 def build_messages_fields(request: Request, stream: bool, max_tokens: int | None) -> dict[str, Any]:
     """Return the fields `max_tokens`, `messages`, `stream` and, if there is one, `system`.
 
-    The API has no field that forces an output length.
+    The API has no field that forces an output length. `max_tokens` is the output limit of the
+    request, or None for DEFAULT_MAX_TOKENS.
 
     Raises:
         TargetUnusable: The prompt consists of token ids.
@@ -51,7 +52,10 @@ def build_messages_fields(request: Request, stream: bool, max_tokens: int | None
 
 
 def convert_chat_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's body fields with those of a chat in the form of the Messages API."""
+    """Return the user's body fields with those of a chat in the form of the Messages API.
+
+    `max_completion_tokens` is left out, because `build_messages_fields` got it as the output limit.
+    """
     fields = {name: value for name, value in extra.items() if name != "max_completion_tokens"}
     tools = fields.get("tools")
     if isinstance(tools, list):
@@ -85,16 +89,24 @@ def _convert_messages(chat_messages: list[dict[str, Any]]) -> list[dict[str, Any
         if chat_message.get("role") in _SYSTEM_ROLES:
             continue
         role, content = _convert_message(chat_message)
-        previous = messages[-1] if messages else None
-        if previous is None or previous["role"] != role or isinstance(content, str):
-            messages.append({"role": role, "content": content})
+        previous_message = messages[-1] if messages else None
+        if (
+            previous_message is not None
+            and previous_message["role"] == role
+            and isinstance(content, list)
+        ):
+            previous_message["content"] = [*_as_blocks(previous_message["content"]), *content]
         else:
-            previous["content"] = [*_as_blocks(previous["content"]), *content]
+            messages.append({"role": role, "content": content})
     return messages
 
 
 def _convert_message(message: Mapping[str, Any]) -> _Message:
-    """Return a message with its tool calls or its tool result as blocks."""
+    """Return a message with its tool calls or its tool result as blocks.
+
+    A chat has tool results in messages of the role "tool" and tool calls in a field of their own.
+    The Messages API has both as blocks of content: results from the user, calls from the assistant.
+    """
     content = message.get("content")
     role = str(message.get("role"))
     if role == "tool":
@@ -127,7 +139,11 @@ def _convert_content(content: Any) -> list[dict[str, Any]]:
 
 
 def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a part of a chat message as a block. Only images have another form."""
+    """Return a part of a chat message as a block. Only images have another form.
+
+    A chat has an image as a URL, which may be a data URL such as `data:image/png;base64,iVBOR...`.
+    The Messages API has the media type and the data of a data URL in fields of their own.
+    """
     if part.get("type") != "image_url" or not part["image_url"]["url"]:
         return part
     url = part["image_url"]["url"]
@@ -141,7 +157,11 @@ def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convert_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool call as a block. Arguments that are no JSON object become one."""
+    """Return a tool call as a block.
+
+    The arguments are JSON as text in a chat and an object here. Arguments that are no object, for
+    example because a model wrote invalid JSON, become the object `{"input": arguments}`.
+    """
     function = call.get("function") or {}
     arguments = function.get("arguments")
     try:
@@ -159,7 +179,11 @@ def _convert_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _convert_tool(tool: Any) -> Any:
-    """Return the definition of a tool. One that is not in the form of a chat is kept."""
+    """Return the definition of a tool. One that is not in the form of a chat is kept.
+
+    A chat has `{"type": "function", "function": {"name": ..., "parameters": ...}}`, and the
+    Messages API `{"name": ..., "input_schema": ...}`. The schema is required there.
+    """
     if not isinstance(tool, Mapping) or "function" not in tool:
         return tool
     function = tool["function"]
@@ -171,7 +195,10 @@ def _convert_tool(tool: Any) -> Any:
 
 
 def _convert_tool_choice(choice: Any) -> Any:
-    """Return the choice of a tool. One that is not in the form of a chat is kept."""
+    """Return the choice of a tool. One that is not in the form of a chat is kept.
+
+    The text "required" of a chat means `{"type": "any"}`: the model must call one of the tools.
+    """
     if isinstance(choice, str):
         return {"type": "any" if choice == "required" else choice}
     function = choice.get("function") if isinstance(choice, Mapping) else None

@@ -192,8 +192,8 @@ def add_timing_request(
     """Return the user's headers and body fields with a request for the server's own timing.
 
     Fields of the user replace those of the server profile. The body asks a server that has no
-    timing in its streams only if the response is not streamed. Such a server might otherwise
-    refuse the field.
+    timing in its streams only if the response is not streamed, because it refuses a stream with
+    these fields.
     """
     timing_fields: dict[str, Any] = {}
     if server_profile.reports_timing_in_streams or not stream:

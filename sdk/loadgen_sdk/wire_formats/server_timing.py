@@ -16,7 +16,7 @@ HEADER = "server-timing"
 """The name of the response header with the timing."""
 
 _NS_PER_MS = 1_000_000
-_MS_PER_S = 1_000
+_MS_PER_S = 1_000.0
 
 
 class ServerTiming(NamedTuple):
@@ -48,6 +48,7 @@ class ServerTiming(NamedTuple):
 
 
 NO_SERVER_TIMING = ServerTiming()
+"""The server states nothing about its own time."""
 
 TimingParser = Callable[[Mapping[str, Any] | str], ServerTiming]
 """Parses one format: a JSON object of a response, or the text of a header."""
@@ -56,8 +57,10 @@ TimingParser = Callable[[Mapping[str, Any] | str], ServerTiming]
 def parse_trtllm(timing: Mapping[str, Any] | str) -> ServerTiming:
     """Parse `Server-Timing` of trtllm-serve: `server_queue;dur=1.25, server_ttft;dur=8.5, ...`.
 
-    It is a header, or a field of the event after `[DONE]`. A disaggregated server states each
-    duration per phase: `ctx_` for the prefill and `gen_` for the decoding.
+    It is a header, or a field of the event after `[DONE]`. A disaggregated server, which has one
+    server for the prefill and one for the decoding, states each duration per phase: `ctx_` for the
+    prefill and `gen_` for the decoding. TTFT and E2E latency begin with the arrival of the request,
+    so the prefill is TTFT without the queue, and the decoding is E2E latency without TTFT.
     """
     text = timing if isinstance(timing, str) else timing.get("Server-Timing", "")
     durations = _read_durations(text) if isinstance(text, str) else {}
@@ -139,8 +142,9 @@ def parse_sglang(timing: Mapping[str, Any] | str) -> ServerTiming:
     """Parse `meta_info` of SGLang, which only responses that are not streamed have.
 
     It has durations and timestamps in seconds. All timestamps are of one clock of the server, so
-    that their differences are durations. Older versions state only how long the launch of the
-    prefill took.
+    that their differences are durations: the prefill is the time from the arrival to the first
+    token, without the queue. Older versions have no timestamp of the first token, and state only
+    how long the launch of the prefill took.
     """
     if isinstance(timing, str):
         return NO_SERVER_TIMING
@@ -149,12 +153,12 @@ def parse_sglang(timing: Mapping[str, Any] | str) -> ServerTiming:
     first_token_ns = _seconds(timing.get("prefill_finished_ts"))
     last_token_ns = _seconds(timing.get("decode_finished_ts"))
     ttft_ns = _difference(first_token_ns, arrival_ns)
-    launch_ns = _sum(
+    prefill_launch_ns = _sum(
         _seconds(timing.get("prefill_launch_delay")), _seconds(timing.get("prefill_launch_latency"))
     )
     return ServerTiming(
         queue_ns=queue_ns,
-        prefill_ns=_first_known(_difference(ttft_ns, queue_ns), launch_ns),
+        prefill_ns=_first_known(_difference(ttft_ns, queue_ns), prefill_launch_ns),
         decode_ns=_difference(last_token_ns, first_token_ns),
         cached_tokens=_token_count(timing.get("cached_tokens")),
         drafted_tokens=_token_count(timing.get("spec_draft_token_num")),
@@ -163,7 +167,11 @@ def parse_sglang(timing: Mapping[str, Any] | str) -> ServerTiming:
 
 
 def _read_durations(header: str) -> dict[str, int | None]:
-    """Return the durations of a `Server-Timing` header by their names, in ns."""
+    """Return the durations of a `Server-Timing` header by their names, in ns.
+
+    The header is a list such as `server_queue;dur=1.25, server_ttft;dur=8.5`, in milliseconds. An
+    item without a number is skipped.
+    """
     durations: dict[str, int | None] = {}
     for item in header.split(","):
         name, _, milliseconds = item.strip().partition(";dur=")
@@ -175,7 +183,11 @@ def _read_durations(header: str) -> dict[str, int | None]:
 
 
 def _milliseconds(value: object) -> int | None:
-    """Return a number of milliseconds in ns, or None if it is no duration."""
+    """Return a number of milliseconds in ns.
+
+    Return None if it is no duration: not a number, negative, or infinite. A bool is an int in
+    Python and is excluded by name.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not math.isfinite(value) or value < 0:
@@ -187,29 +199,36 @@ def _seconds(value: object) -> int | None:
     """Return a number of seconds in ns, or None if it is no duration."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return _milliseconds(value * float(_MS_PER_S))
+    return _milliseconds(value * _MS_PER_S)
 
 
 def _token_count(value: object) -> int | None:
+    """Return a number of tokens, or None if it is no such number."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     return None
 
 
 def _difference(total_ns: int | None, part_ns: int | None) -> int | None:
-    """Return what remains of a duration without a part of it, or None if that is not known."""
+    """Return what remains of a duration without a part of it.
+
+    Return None if one of them is not known, or if the part is longer than the total, so that one
+    of them must be wrong.
+    """
     if total_ns is None or part_ns is None or total_ns < part_ns:
         return None
     return total_ns - part_ns
 
 
 def _sum(first_ns: int | None, second_ns: int | None) -> int | None:
+    """Return the sum of two durations, or None if one of them is not known."""
     if first_ns is None or second_ns is None:
         return None
     return first_ns + second_ns
 
 
 def _first_known(*durations_ns: int | None) -> int | None:
+    """Return the first duration that is known, or None if none is."""
     for duration_ns in durations_ns:
         if duration_ns is not None:
             return duration_ns

@@ -38,7 +38,8 @@ def parse_server_timing(timing: Mapping[str, Any]) -> ServerTiming:
 def find_timing_parser(format_name: str) -> TimingParser | None:
     """Return the parser of a format, or None.
 
-    Plug-ins are loaded only for a format that no built-in server has.
+    Plug-ins are loaded only for a format that no built-in server has, because importing them takes
+    time. The result is cached, because this function is called for each request.
     """
     for profile in SERVERS.own:
         if format_name in profile.timing_parsers:
@@ -73,10 +74,10 @@ class _PluginParser:
 
 
 def _combine(timings: list[ServerTiming]) -> ServerTiming:
-    """Return for each field the first value that is known."""
-    first_known: dict[str, int] = {}
+    """Return a timing in which each field has the first value that any of the timings states."""
+    first_known_values: dict[str, int] = {}
     for timing in timings:
         for field, value in timing._asdict().items():
             if value is not None:
-                first_known.setdefault(field, value)
-    return ServerTiming(**first_known)
+                first_known_values.setdefault(field, value)
+    return ServerTiming(**first_known_values)
