@@ -47,7 +47,12 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects which of both it is
 
 
 class DecodedRead(NamedTuple):
-    """The events in a read, and how many chunks of the body, or parts of chunks, the read has."""
+    """What a read of a response holds.
+
+    Attributes:
+        chunks: The number of chunks of the body, of which the first and last may be incomplete.
+        events: The events. A number stands for that many plain events (see `plain_events.py`).
+    """
 
     chunks: int
     events: Sequence[EventOrCount]
@@ -85,8 +90,12 @@ class Exchange(ExchangeState):
     def _feed_run(self, arrivals: list[int | Bundle], size_bytes: int, read_at: int) -> None:
         """Process consecutive reads of plain events.
 
+        The timestamps between two bundles are passed on with one call, which saves a call per
+        event. Of the events in a bundle, only the last has an exact timestamp, unless all came in
+        one write of the server (its `uncertainty` is None).
+
         Args:
-            arrivals: A timestamp for each event that came alone, or a Bundle.
+            arrivals: A timestamp for each event that came alone, and a Bundle for several events.
             size_bytes: The number of bytes of the reads.
             read_at: When the last of them was made.
         """
@@ -103,7 +112,7 @@ class Exchange(ExchangeState):
             if uncertainty is None:
                 self.reader.count_plain_events(events, timestamp)
             else:
-                # A number stands for that many plain events. Only the last is sure to be exact.
+                # In these lists, a number stands for that many plain events.
                 self.reader.feed_with_uncertainty(
                     uncertain=[events - 1],
                     certain=[1],
@@ -344,7 +353,14 @@ class Exchange(ExchangeState):
             self._finish(timestamp, self._early_end_failure(error))
 
     def _early_end_failure(self, error: str) -> Failure:
-        """Return the failure of a response whose connection ended before the response did."""
+        """Return the failure of a response whose connection ended before the response did.
+
+        What the server has said about an error comes first. A connection that was reset gives the
+        kind `reset`, and one that was closed within the response gives `truncated`.
+
+        Args:
+            error: The text of the system's error, or "" after a regular close.
+        """
         status = self.response.status
         if status >= 300:  # an error response of the server, even if its body is cut short
             return self._http_failure()
@@ -461,6 +477,7 @@ def is_part_of_event(data: bytes) -> bool:
 
     Such bytes are kept until the rest of the chunk arrives, so that the whole chunk can be
     recognised in one pass. Return False as well if that is not certain, or if the bytes are many.
+    An example is `3c CRLF data: {"id":` of a chunk of 60 (hexadecimal 3c) bytes.
     """
     if not 0 < len(data) < MAX_INCOMPLETE_CHUNK_BYTES:
         return False
@@ -480,7 +497,8 @@ def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:
 def unsupported_encoding(headers: Mapping[str, str]) -> str:
     """Return the compression of a body, which this client does not request, or "" for none.
 
-    It is in Content-Encoding, or before `chunked` in Transfer-Encoding.
+    It is in Content-Encoding, or before `chunked` in Transfer-Encoding, as in `gzip, chunked`.
+    "identity" means that the body is not compressed.
     """
     transfer = headers.get("transfer-encoding", "").lower().removesuffix("chunked").strip(" ,")
     for encoding in (headers.get("content-encoding", ""), transfer):
@@ -500,7 +518,13 @@ def feed_whole_body(
     """Read a body that is not a stream of events.
 
     The time of its first token is known only if no stream was requested: then it is the time of
-    the whole response.
+    the whole response. All its output tokens come with its first event, which is the only one.
+
+    Args:
+        reader: The reader of the response.
+        body: The whole body.
+        timestamp: When its end arrived.
+        stream_requested: The request asked for a stream.
     """
     if stream_requested and body.lstrip().startswith((b"data:", b"event:")):
         reader.malformed = "a stream of events whose Content-Type is not text/event-stream"
@@ -516,7 +540,10 @@ def feed_whole_body(
 
 
 def http_failure(status: int, headers: Mapping[str, str], body: bytes) -> Failure:
-    """Return the failure of a response with a status of 300 or more."""
+    """Return the failure of a response with a status of 300 or more.
+
+    A redirect is not followed, because the requests would then load another server.
+    """
     if 300 <= status < 400:
         text = f"HTTP {status}, a redirect, which a load test does not follow"
         return Failure("malformed", text, status)
@@ -527,7 +554,10 @@ def http_failure(status: int, headers: Mapping[str, str], body: bytes) -> Failur
 
 
 def _error_body_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
-    """Return what the body of an error response says."""
+    """Return what the body of an error response says, or a text that states only the status.
+
+    A compressed body is decompressed, because the text of an error is worth it.
+    """
     encoding = unsupported_encoding(headers)
     if encoding:
         body = _decompress(body)

@@ -64,6 +64,7 @@ async def _run_in_thread(function: Callable[[], T]) -> T:
             future.set_exception(error)
 
     def run() -> None:
+        """Call the function in the thread and pass its result to the loop."""
         # call_soon_threadsafe raises RuntimeError if the loop was closed meanwhile.
         try:
             result = function()

@@ -167,6 +167,7 @@ def _body_framing(status: int, headers: dict[str, str]) -> tuple[str, int]:
         return "chunked", 0
     if "content-length" not in headers:
         return "close", 0
+    # Equal lengths become one element of the set.
     different_lengths = {length.strip() for length in headers["content-length"].split(",")}
     length_text = different_lengths.pop()
     if different_lengths or not _is_decimal(length_text):
@@ -352,7 +353,8 @@ class ResponseParser(ResponseState):
     def _feed_size_line(self, data: bytes, position: int) -> int:
         """Parse the size line of a chunk at `position`, and return the position after it.
 
-        A size of 0 marks the last chunk. All that follows it is then parsed as the trailer.
+        An incomplete line waits in `_unparsed`. A size of 0 marks the last chunk, and all that
+        follows it is then parsed as the trailer.
         """
         line_end = data.find(_LINE_END, position)
         if line_end < 0:

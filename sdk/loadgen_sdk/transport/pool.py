@@ -219,16 +219,15 @@ class Pool:
         self.model = model
         self.server_profile = server_profile
         self._stream = options.get("stream", True)
-        self.prepare = BodyEncoder(
-            BodyFormat(
-                server_profile,
-                target.api,
-                model,
-                self._stream,
-                extra_body=options.get("extra_body"),
-                continuous_usage=options.get("continuous_usage", False),
-            )
-        ).encode
+        body_format = BodyFormat(
+            server_profile,
+            target.api,
+            model,
+            self._stream,
+            extra_body=options.get("extra_body"),
+            continuous_usage=options.get("continuous_usage", False),
+        )
+        self.prepare = BodyEncoder(body_format).encode
         self._opens_ahead = options.get("ahead", False)
         self._sources = tuple(options.get("sources", ()))
         self._timeout_ns = options.get("timeout_ns", TIMEOUT_NS)
@@ -305,14 +304,14 @@ class Pool:
     # -- opening and closing -------------------------------------------------------------------
 
     async def open(self, connections: int = 0) -> None:
-        """Resolve the host and open this many connections.
+        """Resolve the host, or that of the proxy, and open this many connections.
 
         Raises:
-            TargetUnusable: That is not possible.
+            TargetUnusable: The host cannot be resolved or connected, or this process may not open
+                so many files.
         """
-        host, port = self.target.host, self.target.port
-        if self._proxy is not None:
-            host, port = self._proxy.host, self._proxy.port
+        host = self.target.host if self._proxy is None else self._proxy.host
+        port = self.target.port if self._proxy is None else self._proxy.port
         try:
             self._addresses = AddressList(await resolve_host(host, port))
         except OSError as error:
@@ -500,19 +499,19 @@ class Pool:
 
         An attempt that fails later leads to `connection_failed`, which tries the next address.
         """
-        failure = Failure("connect", "no address of the host could be connected")
+        last_failure = Failure("connect", "no address of the host could be connected")
         while exchange.tries < len(self._addresses):
             index = self._addresses.index_to_try(exchange.tries)
             exchange.tries += 1
             try:
                 connection = self._begin_connection(index)
             except OSError as error:
-                failure = _connect_failure(error)
+                last_failure = _connect_failure(error)
                 continue
             connection.exchange = exchange
             exchange.connection = connection
             return
-        self._fail(exchange, failure)
+        self._fail(exchange, last_failure)
 
     def _open_spare(self) -> None:
         """Begin to open a connection ahead of need."""
@@ -727,7 +726,10 @@ class Pool:
     # -- housekeeping --------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Check timeouts, close idle connections and open spare ones, about every TICK_NS."""
+        """Check timeouts, close idle connections and open spare ones, about every TICK_NS.
+
+        How many spare connections are opened follows from the busiest of the recent ticks.
+        """
         self._cancel_overdue(now)
         self._cancel_stalled(now)
         self._fail_slow_connections(now)
@@ -856,6 +858,6 @@ def _is_idle_timeout(
     if has_response or exchange.resent or not _was_idle(connection):
         return False
     data, timestamp = first_read[:2]
-    if not isinstance(data, bytes):  # It is a run of plain events.
+    if not isinstance(data, bytes):  # It is a run of plain events, which never has a head.
         return False
     return timestamp < exchange.sent + STALE_NS and data.startswith(IDLE_TIMEOUT_STARTS)

@@ -51,6 +51,10 @@ IDLE_WAIT_MS = 1
 Otherwise the wait has no timeout: setting the kernel's timer for each wait costs more than a read,
 and the reactor's own timer ends it at the tick."""
 
+DELIVERY_SLICE_NS = 200_000
+"""The usual duration of a slice of delivering. Meanwhile packets wait in the kernel, which has
+timestamped them, so that only their reading is delayed."""
+
 BACKLOG_LIMIT = 20_000
 """The number of undelivered reads at which nothing more is read until some are delivered."""
 
@@ -129,7 +133,7 @@ class Reactor:
         self.on_tick: Callable[[int], None] | None = None
         self.on_idle: Callable[[], bool] | None = None
         self.turn_ns = 0
-        self.delivery_slice_ns = 200_000
+        self.delivery_slice_ns = DELIVERY_SLICE_NS
         self.open_exchanges: set[object] = set()
         self.turn_count = 0
         self._poll.register(self._timer.fileno(), select.EPOLLIN)
@@ -172,7 +176,10 @@ class Reactor:
         return connection
 
     def close(self, connection: ClientConnection) -> None:
-        """Close a connection. Its owner gets no further calls for it."""
+        """Close a connection. Its owner gets no further calls for it.
+
+        A second call has no effect.
+        """
         if connection.is_closed:
             return
         connection.is_closed = True
@@ -230,7 +237,11 @@ class Reactor:
         self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
     def _send_unsent(self, connection: ClientConnection) -> None:
-        """Write what the socket has not accepted yet, because it can be written again."""
+        """Write what the socket has not accepted yet, because it can be written again.
+
+        After an error nothing more is written, and the next read reports the error. When all is
+        written, epoll need not report any longer that the socket can be written.
+        """
         try:
             sent_bytes = connection.sock.sendmsg(first_bytes(connection.unsent, MAX_WRITE_BYTES))
         except BlockingIOError:
@@ -489,7 +500,10 @@ class Reactor:
             connection.owner.receive_reads(connection, reads)
 
     def _deliver(self, connection: ClientConnection) -> None:
-        """Give the owner the reads of a connection that was queued, and report its end."""
+        """Give the owner the reads of a connection that was queued, and report its end.
+
+        The owner may close the connection when it gets the reads.
+        """
         reads = self._receiver.take_reads(connection)
         connection.is_queued = False
         if connection.is_closed:

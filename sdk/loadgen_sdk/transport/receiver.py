@@ -213,6 +213,7 @@ class SocketBuffer:
     sock: socket.socket  # a field of the subclass
 
     def __init__(self, fd: int, now: int) -> None:
+        """Create the empty buffer of a socket that is opened now."""
         self.fd = fd
         self.reads: list[Read | Run] = []
         self.run: list[int | Bundle] = []
@@ -265,6 +266,14 @@ class Receiver:
     def __init__(
         self, poll: select.epoll, deferred: select.epoll, timer: Timer, queue: deque[Any]
     ) -> None:
+        """Create a receiver without sockets, which is not deferring.
+
+        Args:
+            poll: The first epoll, in which the caller registers sockets.
+            deferred: The second epoll, for deferred sockets.
+            timer: The timer, which the caller registers in the first epoll.
+            queue: The queue to which buffers with reads are added.
+        """
         self._poll = poll
         self._deferred = deferred
         self._timer = timer
@@ -396,7 +405,7 @@ class Receiver:
         return None
 
     def send(self, buffer: SocketBuffer, parts: Sequence[bytes | memoryview]) -> tuple[int, int]:
-        """Write parts to a socket, at most MAX_WRITE_BYTES of them.
+        """Write parts to a socket with one system call, at most MAX_WRITE_BYTES of them.
 
         Returns:
             The time before the first byte, and how many bytes the socket accepted, or WRITE_FAILED.
@@ -559,11 +568,16 @@ class Receiver:
     def _plan_next_poll(self, now: int, timer_limit: int) -> None:
         """Plan the next poll, and set the timer for it unless `timer_limit` is NO_TIMER.
 
-        The timer is set for `timer_limit` if that comes before the poll. Without a timer nothing
-        would end a wait for sockets that stay silent.
+        Polls are planned so that the process knows at short intervals which sockets are empty: this
+        bounds the uncertainty of the timestamps.
+
+        Args:
+            now: The time.
+            timer_limit: The latest time for which the timer may be set, or NO_TIMER.
         """
-        is_busy = self.read_count - self._reads_when_planned > BUSY_READS
-        self.next_poll_at = now + (BUSY_POLL_EVERY_NS if is_busy else POLL_EVERY_NS)
+        reads_since_plan = self.read_count - self._reads_when_planned
+        period_ns = BUSY_POLL_EVERY_NS if reads_since_plan > BUSY_READS else POLL_EVERY_NS
+        self.next_poll_at = now + period_ns
         self._reads_when_planned = self.read_count
         if timer_limit != NO_TIMER:
             self.timer_armed_for = min(self.next_poll_at, timer_limit)
@@ -772,7 +786,10 @@ def _is_urgent(buffer: SocketBuffer, read: Read) -> bool:
 
 
 def first_bytes(parts: Sequence[bytes | memoryview], limit: int) -> list[bytes | memoryview]:
-    """Return the first `limit` bytes of the parts, as parts, without copying them."""
+    """Return the first `limit` bytes of the parts, as parts, without copying them.
+
+    The parts of b"head" and b"body" with a limit of 6 are b"head" and a view of b"bo".
+    """
     pieces: list[bytes | memoryview] = []
     bytes_left = limit
     for part in parts:
@@ -785,7 +802,10 @@ def first_bytes(parts: Sequence[bytes | memoryview], limit: int) -> list[bytes |
 
 
 def parts_from(parts: Sequence[bytes | memoryview], start: int) -> list[bytes | memoryview]:
-    """Return what follows the first `start` bytes of the parts, as parts, without copying them."""
+    """Return what follows the first `start` bytes of the parts, as parts, without copying them.
+
+    Of b"head" and b"body" with a start of 6, this is a view of b"dy".
+    """
     rest: list[bytes | memoryview] = []
     bytes_to_skip = start
     for part in parts:

@@ -113,6 +113,7 @@ class ResponseState:
     )
 
     def __init__(self) -> None:
+        """Start with the head of a response, of which nothing has arrived yet."""
         self.status = 0
         self.headers: dict[str, str] = {}
         self.complete = False

@@ -296,13 +296,13 @@ def _split_url(url: str) -> SplitResult:
     """Split a URL that names a host and a valid port.
 
     Raises:
-        TargetUnusable: It does not. The text of the ValueError, which quotes the URL, is not used.
+        TargetUnusable: The host is missing, or the host or port is invalid.
     """
     try:
         parts = urlsplit(url)
         host = parts.hostname
         _ = parts.port  # This raises ValueError if it is no port.
-    except ValueError:
+    except ValueError:  # Its text quotes the URL, which may have a secret in it, so it is not used.
         raise TargetUnusable(
             "invalid_url",
             f"{_shown_url(url)} has no valid host and port",

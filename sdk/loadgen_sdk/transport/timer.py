@@ -62,7 +62,10 @@ class TimerFd:
     __slots__ = ("_fd", "_settime", "_spec", "_spec_pointer", "_value")
 
     def __init__(self) -> None:
-        """Create the descriptor by the standard library, or by libc before Python 3.13."""
+        """Create the descriptor by the standard library, or by libc before Python 3.13.
+
+        The structure for `timerfd_settime` is created once, because a timer is set very often.
+        """
         if not sys.platform.startswith("linux"):
             raise OSError("timerfd is Linux's own")
         libc = ctypes.CDLL(None, use_errno=True)

@@ -111,8 +111,8 @@ class TlsStream:
     def decrypt(self) -> Decrypted:
         """Return all bytes that can be decrypted now.
 
-        SSLWantReadError means that the rest has not arrived yet. The server ends the stream with a
-        message (SSLZeroReturnError), or `read` returns nothing.
+        `read` raises SSLWantReadError when more bytes have to arrive first. At the end of the TLS
+        stream it raises SSLZeroReturnError or returns b"".
         """
         plaintexts: list[bytes] = []
         try:
