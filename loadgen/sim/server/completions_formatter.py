@@ -135,7 +135,10 @@ class CompletionFormatter(ResponseFormatter):
     def format_body(
         self, usage_tokens: int, timing: RequestTiming, *, with_finish: bool = True
     ) -> bytes:
-        """Return the JSON body of a response that is not streamed."""
+        """Return the JSON body of a response that is not streamed.
+
+        API, flavor and the options of the request decide which fields it has.
+        """
         request = self._request
         choice: JsonObject = {"index": 0, **self._whole_content()}
         choice["logprobs"] = None
@@ -226,7 +229,10 @@ class CompletionFormatter(ResponseFormatter):
         return b",".join([b"%d" % token_id for token_id in token_ids(digest, start, stop)])
 
     def _usage(self, output_tokens: int) -> JsonObject:
-        """Return the usage object. It always contains `cached_tokens`, as in trtllm-serve."""
+        """Return the usage object. It always contains `cached_tokens`, as in trtllm-serve.
+
+        OpenAI's API has this field, too.
+        """
         input_tokens = self._request.input_tokens
         return {
             "prompt_tokens": input_tokens,
@@ -292,7 +298,10 @@ def _trtllm_chat_choice(text: str, finish_reason: str | None) -> JsonObject:
 
 
 def _trtllm_completion_choice(text: str, finish_reason: str | None, detokenize: bool) -> JsonObject:
-    """Return a token choice of trtllm-serve's completions API, which writes every key."""
+    """Return a token choice of trtllm-serve's completions API, which writes every key.
+
+    `text` is the placeholder for the text or for the token ids.
+    """
     return {
         "index": 0,
         "text": text if detokenize else "",

@@ -71,7 +71,11 @@ class Connection:
     # Reading
 
     def on_readable(self) -> None:
-        """Read from the socket and handle the requests that are complete."""
+        """Read from the socket and handle the requests that are complete.
+
+        The parser calls the `on_...` methods below with what it finds. A client that has closed its
+        side gets no more bytes.
+        """
         try:
             data = self.sock.recv(RECV_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -109,7 +113,11 @@ class Connection:
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        """Check the announced size, and confirm `Expect: 100-continue` (called by httptools)."""
+        """Check the announced size, and confirm `Expect: 100-continue` (called by httptools).
+
+        A client that sends this header waits for the confirmation before it sends the body. A body
+        that is too large is refused before it is sent.
+        """
         self._header_bytes = _HEADERS_COMPLETE
         if int(self._headers.get(b"content-length", b"0")) > self.owner.max_body_bytes:
             self._refuse(413)
@@ -127,7 +135,11 @@ class Connection:
             self._body_pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """Queue the complete request (called by httptools)."""
+        """Queue the complete request (called by httptools).
+
+        It waits there until the requests before it are answered (HTTP pipelining). A client that
+        sends too many at once is refused.
+        """
         self._is_request_incomplete = False
         if self._close_after_response:
             return
@@ -154,7 +166,11 @@ class Connection:
         self._header_bytes = 0
 
     def _refuse(self, status: int) -> None:
-        """Answer with an error and read nothing more. Earlier requests are still answered."""
+        """Answer with an error and read nothing more. Earlier requests are still answered.
+
+        The error takes the place of a request in the queue, so it is sent after the responses to
+        earlier requests.
+        """
         if self._close_after_response:
             return
         self._close_after_response = True
@@ -170,6 +186,7 @@ class Connection:
         self._pending.append(error)
 
     def _handle_next_request(self) -> None:
+        """Pass the next complete request to the server, unless a response is being written."""
         if self.response is None and self._pending and not self.closed:
             self.owner.handle_request(self, self._pending.popleft())
 
@@ -203,7 +220,11 @@ class Connection:
             buffer += data
 
     def on_writable(self) -> None:
-        """Send buffered bytes, because the socket accepts bytes again."""
+        """Send buffered bytes, because the socket accepts bytes again.
+
+        When all are sent, the connection may have to be closed: a response that ends the connection
+        can end while its bytes are still buffered.
+        """
         buffer = self._unsent
         if buffer is None:
             return
@@ -222,7 +243,11 @@ class Connection:
             self._close_gracefully()
 
     def finish_response(self, keep_alive: bool) -> None:
-        """Continue with the next request, or close, after the response is written or buffered."""
+        """Continue with the next request, or close, after the response is written or buffered.
+
+        The server calls this once per response. A connection with unsent bytes is closed when they
+        are sent.
+        """
         self.response = None
         self.responses_sent += 1
         self.idle_since_ns = time.monotonic_ns()
@@ -262,7 +287,10 @@ class Connection:
         return now_ns - self.idle_since_ns > INCOMPLETE_REQUEST_TIMEOUT_NS
 
     def close(self) -> None:
-        """Close the connection. A second call does nothing."""
+        """Close the connection. A second call does nothing.
+
+        The server forgets the connection, and cancels its response.
+        """
         if self.closed:
             return
         self.closed = True

@@ -52,7 +52,10 @@ _decode_rerank_body = msgspec.json.Decoder(_RerankBody).decode
 
 
 def parse_embeddings_request(body: bytes, rules: RequestRules) -> ParsedRequest:
-    """Parse and check a request to the embeddings API. Raises RefusalError."""
+    """Parse and check a request to the embeddings API. Raises RefusalError.
+
+    Each of its inputs is a sequence that the engine prefills.
+    """
     request: _EmbeddingsBody = _decode_body(_decode_embeddings_body, body, rules)
     check_model(request.model, rules)
     request.input = _normalize_inputs(request.input, rules)
@@ -65,7 +68,10 @@ def parse_embeddings_request(body: bytes, rules: RequestRules) -> ParsedRequest:
 
 
 def parse_rerank_request(body: bytes, rules: RequestRules) -> ParsedRequest:
-    """Parse and check a request to the rerank API. Raises RefusalError."""
+    """Parse and check a request to the rerank API. Raises RefusalError.
+
+    Each document is a sequence together with the query, because the model scores the pair.
+    """
     request: _RerankBody = _decode_body(_decode_rerank_body, body, rules)
     check_model(request.model, rules)
     texts = [
@@ -80,6 +86,7 @@ def parse_rerank_request(body: bytes, rules: RequestRules) -> ParsedRequest:
 
 
 def _decode_body(decode: Any, body: bytes, rules: RequestRules) -> Any:
+    """Return the decoded body. Raises RefusalError if it is malformed."""
     try:
         return decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -89,7 +96,11 @@ def _decode_body(decode: Any, body: bytes, rules: RequestRules) -> Any:
 def _normalize_inputs(
     value: str | list[int | str | list[int]], rules: RequestRules
 ) -> list[int | str | list[int]]:
-    """Return the inputs of an embeddings request as a list of texts and lists of token ids."""
+    """Return the inputs of an embeddings request as a list of texts and lists of token ids.
+
+    OpenAI's API accepts four forms: a text, several texts, the token ids of a text, or several
+    lists of token ids. Raises RefusalError.
+    """
     inputs: list[int | str | list[int]]
     if isinstance(value, str):
         inputs = [value]
@@ -115,7 +126,11 @@ def _parsed_request(
     sequence_lengths: tuple[int, ...],
     rules: RequestRules,
 ) -> ParsedRequest:
-    """Check the number and the lengths of the sequences. Raises RefusalError."""
+    """Check the number and the lengths of the sequences, and return the parsed request.
+
+    The digest depends on the whole body, because there is no text
+    that it could depend on. There is no output, so there are no output tokens.
+    """
     if len(sequence_lengths) > MAX_SEQUENCES:
         text = f"at most {MAX_SEQUENCES} at once, got {len(sequence_lengths)}"
         raise refusal(rules.flavor, text, api)
@@ -177,7 +192,11 @@ class EmbeddingsFormatter(ResponseFormatter):
         return msgspec.json.encode(body)
 
     def _embeddings(self) -> list[dict[str, Any]]:
-        """Return a unit vector for each input, which depends on its text only."""
+        """Return a unit vector for each input, which depends on its text only.
+
+        It is written as numbers or as base64 of little-endian 32-bit floats, whichever the request
+        asks for.
+        """
         body = self._request.decoded_body
         dimensions = body.dimensions or DEFAULT_DIMENSIONS
         embeddings = []
@@ -190,7 +209,10 @@ class EmbeddingsFormatter(ResponseFormatter):
         return embeddings
 
     def _rerank_results(self) -> list[dict[str, Any]]:
-        """Return the documents by descending score, which depends on query and document only."""
+        """Return the documents by descending score, which depends on query and document only.
+
+        The score is a hash of both, from 0 to 1. `top_n` limits the number of documents.
+        """
         body = self._request.decoded_body
         results = []
         for index, text in enumerate(body.documents):
@@ -206,9 +228,14 @@ class EmbeddingsFormatter(ResponseFormatter):
 
 
 def _unit_vector(data: bytes, dimensions: int) -> Any:
-    """Return a vector of length 1 as a float64 array, a function of `data`."""
+    """Return a vector of length 1 as a float64 array, a function of `data`.
+
+    Its numbers are 16-bit integers from a hash function with any number of output bytes. A half is
+    added, so that none is 0 and the length cannot be 0 either.
+    """
     import numpy as np
 
-    hashed = np.frombuffer(hashlib.shake_128(data).digest(2 * dimensions), "<i2")
-    nonzero = hashed + 0.5
-    return nonzero / np.sqrt((nonzero * nonzero).sum())
+    integers = np.frombuffer(hashlib.shake_128(data).digest(2 * dimensions), "<i2")
+    vector = integers + 0.5
+    length = np.sqrt((vector * vector).sum())
+    return vector / length

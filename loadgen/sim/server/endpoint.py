@@ -55,7 +55,7 @@ class SimServer:
         self._timeout_units_per_s = 1 if has_epoll else 1000  # epoll waits in s, poll in ms
         self._poll.register(self._listener.fileno(), select.POLLIN)
         self._timer = self._create_timer()
-        self._timer_due_ns = -1
+        self._timer_due_ns = -1  # what the timer is set to; -1: it was never set
         # A signal handler writes to this pair to end the poll.
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -92,7 +92,10 @@ class SimServer:
             self._wake_sender.send(b"\0")
 
     def close(self) -> None:
-        """Write the log, if it has a file, and close everything."""
+        """Write the log, if it has a file, and close everything.
+
+        Connections that are still open are closed in the middle of their responses.
+        """
         if self._log_path:
             with open(self._log_path, "wb") as file:
                 file.write(self._handler.log.drain())
@@ -131,7 +134,10 @@ class SimServer:
             self._sender.cancel(connection.response)
 
     def _check_log_path(self) -> None:
-        """Create the log file, so that a wrong path fails now rather than after the run."""
+        """Create the log file, so that a wrong path fails now rather than after the run.
+
+        Raises UserError if the file cannot be written.
+        """
         if not self._log_path:
             return
         try:
@@ -154,7 +160,11 @@ class SimServer:
         return timer
 
     def _poll_timeout(self) -> float:
-        """Return the timeout of the next poll, and arm the timer for what is due before it."""
+        """Return the timeout of the next poll, and arm the timer for what is due before it.
+
+        The timer has a resolution of nanoseconds. Without it, the timeout of the poll does its work
+        with a resolution of milliseconds. A timeout of 0 means that something is due already.
+        """
         max_wait_s = IDLE_CHECK_S if self._connections else MAX_WAIT_S
         due_ns = self._sender.next_due_ns()
         if due_ns is None:
@@ -170,7 +180,10 @@ class SimServer:
         return max_wait_s * self._timeout_units_per_s
 
     def _accept(self) -> None:
-        """Accept the connections that wait."""
+        """Accept the connections that wait.
+
+        Small writes are sent at once (TCP_NODELAY), because each token is a write of its own.
+        """
         for _ in range(MAX_ACCEPTS):
             try:
                 sock, _address = self._listener.accept()
@@ -185,7 +198,10 @@ class SimServer:
             self._poll.register(connection.fd, select.POLLIN)
 
     def _close_idle_connections(self) -> None:
-        """Close connections that were idle for too long, about four times a second."""
+        """Close connections that were idle for too long, about four times a second.
+
+        A check of all connections in every turn would delay the streams.
+        """
         now_ns = time.monotonic_ns()
         if now_ns < self._last_idle_check_ns + IDLE_CHECK_S * NS_PER_S:
             return
@@ -200,7 +216,10 @@ class SimServer:
 
 
 def _listen(options: Options) -> socket.socket:
-    """Return a listening socket. Raises TargetError if the address cannot be used."""
+    """Return a listening socket. Raises TargetError if the address cannot be used.
+
+    Several processes may listen on one port; the kernel then distributes the connections.
+    """
     try:
         addresses = socket.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -221,6 +240,7 @@ def _listen(options: Options) -> socket.socket:
 
 
 def _url_of(listener: socket.socket, *, is_tls: bool) -> str:
+    """Return the URL of a listening socket. An IPv6 address is put in brackets."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if is_tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

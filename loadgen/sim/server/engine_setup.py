@@ -17,7 +17,7 @@ from loadgen.sim.engine.latency_model import (
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import RequestRules, hash_blocks
 
-FLOOD_EVENTS_PER_WRITE = 50
+FLOOD_EVENTS_PER_WRITE = 50  # with the option `flood`
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,11 @@ class EngineSetup:
 
 
 def create_engine(options: Options) -> EngineSetup:
-    """Create the engine that the options describe. Raises UserError or CombinedError."""
+    """Create the engine that the options describe. Raises UserError or CombinedError.
+
+    It is the physical model of a preset, or else a model whose latencies are drawn. The option
+    `flood` packs many events of one token into each write, to load a client as much as possible.
+    """
     rules = RequestRules(
         flavor=options.dialect,
         model=options.model,
@@ -58,11 +62,20 @@ def create_engine(options: Options) -> EngineSetup:
         seed=options.seed,
     )
     tokens_per_event = 1 if options.flood else options.stream_interval
-    return EngineSetup(LatencyModel(latency_options), None, rules, tokens_per_event)
+    return EngineSetup(
+        engine=LatencyModel(latency_options),
+        fleet=None,
+        rules=rules,
+        tokens_per_event=tokens_per_event,
+    )
 
 
 def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
-    """Create the replicas of a preset, or this process's share of them."""
+    """Create the replicas of a preset, or this process's share of them.
+
+    With several processes, replica n belongs to process n modulo their number. The limits of the
+    preset decide which requests are accepted. Raises UserError or CombinedError.
+    """
     from loadgen.sim.presets.preset import load_preset
 
     preset = load_preset(options.preset)

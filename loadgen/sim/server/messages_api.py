@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from loadgen.sim.server.request_parser import (
     check_model,
     choose_output_length,
     count_tokens,
+    digest_prompt,
     hash_blocks,
 )
 from loadgen.sim.server.server_timing import RequestTiming
@@ -91,7 +91,10 @@ _decode_body = body_decoder(_MessagesBody, {Any: _IGNORED_FIELDS})
 
 
 def _text_of(value: Any) -> str:
-    """Return the text of a tool's input or result: a list of blocks, a string or a JSON value."""
+    """Return the text of a tool's input or result: a list of blocks, a string or a JSON value.
+
+    The items of a list that are no text blocks, such as images, have no text.
+    """
     if value is None:
         return ""
     if isinstance(value, str):
@@ -102,6 +105,7 @@ def _text_of(value: Any) -> str:
 
 
 def _error_object(status: int, text: str) -> dict[str, Any]:
+    """Return an error in the form of this API, whose type depends on the HTTP status."""
     default_type = "api_error" if status >= 500 else "invalid_request_error"
     error_type = _ERROR_TYPES.get(status, default_type)
     return {"type": "error", "error": {"type": error_type, "message": text}}
@@ -120,7 +124,11 @@ def _as_messages_refusal(refusal: RefusalError) -> RefusalError:
 
 
 def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
-    """Parse and check a request to the Messages API. Raises RefusalError."""
+    """Parse and check a request to the Messages API. Raises RefusalError.
+
+    The checks that all APIs have in common raise their errors in OpenAI's form, which is converted.
+    In a stream and out of it, this API always reports the usage.
+    """
     try:
         request = _decode_body(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -130,7 +138,7 @@ def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
     if not any(message.texts() for message in request.messages):
         raise _refusal("messages: at least one message is required")
     input_tokens, content = _read_prompt(request)
-    digest = hashlib.blake2b(rules.seed.to_bytes(8, "little") + content, digest_size=64).digest()
+    digest = digest_prompt(content, rules.seed)
     try:
         check_model(request.model, rules)
         output_tokens, finish_reason = choose_output_length(
@@ -156,7 +164,11 @@ def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
 
 
 def _read_prompt(request: Any) -> tuple[int, bytes]:
-    """Return the token count of a prompt, and its content as bytes."""
+    """Return the token count of a prompt, and its content as bytes.
+
+    Descriptions of tools and the system prompt are a part of the prompt. The chat template adds
+    some tokens.
+    """
     messages = [_MessageParam(role="system", content=request.system), *request.messages]
     pieces = [tool.description for tool in request.tools if tool.description]
     tokens = TEMPLATE_TOKENS + sum(map(count_tokens, pieces))
@@ -195,13 +207,20 @@ class MessageFormatter(ResponseFormatter):
     def format_opening(self) -> list[bytes]:
         """Return the events before the first text."""
         return [
-            _format_event("message_start", message=self._message([], None, 1)),
+            _format_event(
+                "message_start",
+                message=self._message(content=[], stop_reason=None, output_tokens=1),
+            ),
             _format_event("content_block_start", index=0, content_block=self._content_block("")),
             _format_event("ping"),
         ]
 
     def format_event(self, start: int, stop: int, *, is_last: bool, filler: bytes = b"") -> bytes:
-        """Return the event with tokens `start` to `stop`, and `filler` as additional text."""
+        """Return the event with tokens `start` to `stop`, and `filler` as additional text.
+
+        The words need no escapes in JSON, so the event is put together from bytes that were encoded
+        once per response.
+        """
         content = token_text(self._request.digest, start, stop) + filler
         if self._request.called_tool:
             if start == 0:
@@ -213,7 +232,10 @@ class MessageFormatter(ResponseFormatter):
     def format_closing(
         self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
     ) -> list[bytes]:
-        """Return the events after the last text: stop reason and usage."""
+        """Return the events after the last text: stop reason and usage.
+
+        The content block ends first, then the message.
+        """
         delta = {"stop_reason": self._stop_reason(with_finish), "stop_sequence": None}
         return [
             _format_event("content_block_stop", index=0),
@@ -240,7 +262,10 @@ class MessageFormatter(ResponseFormatter):
         return _STOP_REASONS.get(self._request.finish_reason, self._request.finish_reason)
 
     def _usage(self, output_tokens: int) -> dict[str, Any]:
-        """Return the usage object. Cached prompt tokens are counted apart from the others."""
+        """Return the usage object. Cached prompt tokens are counted apart from the others.
+
+        OpenAI's API counts the cached tokens among those of the prompt; this API does not.
+        """
         cached_tokens = self._request.cached_tokens
         return {
             "input_tokens": self._request.input_tokens - cached_tokens,
@@ -252,7 +277,11 @@ class MessageFormatter(ResponseFormatter):
     def _message(
         self, content: list[Any], stop_reason: str | None, output_tokens: int
     ) -> dict[str, Any]:
-        """Return the message object; before its end it has no stop reason."""
+        """Return the message object; before its end it has no stop reason.
+
+        The first event of a stream contains it without content, the body of a response that is not
+        streamed with its whole content.
+        """
         return {
             "id": self._message_id,
             "type": "message",
@@ -265,7 +294,10 @@ class MessageFormatter(ResponseFormatter):
         }
 
     def _content_block(self, text: str) -> dict[str, Any]:
-        """Return the only block of the message: its text, or a tool call with this input."""
+        """Return the only block of the message: its text, or a tool call with this input.
+
+        While a stream starts, the text is empty, and so is the input of the tool.
+        """
         if not self._request.called_tool:
             return {"type": "text", "text": text}
         return {

@@ -33,7 +33,11 @@ _HISTOGRAM_BUCKETS_S: dict[str, tuple[float, ...]] = {
 
 
 def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
-    """Return one iteration as a row of `GET /metrics`, which each read empties."""
+    """Return one iteration as a row of `GET /metrics`, which each read empties.
+
+    The names are those of TensorRT-LLM's iteration statistics. The page has one row per iteration
+    since it was last read.
+    """
     limits = fleet.limits
     return {
         "iter": iteration.number,
@@ -65,7 +69,11 @@ def iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
 def iteration_stats_without_model(
     iteration: int, active: int, queued: int, completed: int
 ) -> dict[str, Any]:
-    """Return a row of `GET /metrics` of a server without a physical model."""
+    """Return a row of `GET /metrics` of a server without a physical model.
+
+    There are no iterations, so the number of events counts instead. All active requests are taken
+    to be in the generation phase.
+    """
     return {
         "iter": iteration,
         "numActiveRequests": active,
@@ -95,7 +103,10 @@ class _Histogram:
         self._sum += value
 
     def lines(self, name: str, labels: str) -> list[str]:
-        """Return the lines of the Prometheus text format."""
+        """Return the lines of the Prometheus text format.
+
+        Prometheus counts cumulatively: each bucket has the number of values up to its upper bound.
+        """
         lines = [f"# TYPE {name} histogram"]
         cumulative = 0
         for bound, count in zip((*self._upper_bounds, math.inf), self._counts, strict=True):
@@ -122,7 +133,10 @@ class ServerMetrics:
         }
 
     def add_finished(self, number: int, request: ParsedRequest, timing: RequestTiming) -> None:
-        """Count a request that has been answered."""
+        """Count a request that has been answered.
+
+        Its timings go into the histograms, and into a record for `/perf_metrics`.
+        """
         self._prompt_tokens += request.input_tokens
         self._cached_tokens += request.cached_tokens
         self._generated_tokens += request.output_tokens
@@ -191,7 +205,10 @@ class ServerMetrics:
 
 
 def _durations_s(output_tokens: int, timing: RequestTiming) -> dict[str, float]:
-    """Return the durations of a request by the names of their histograms."""
+    """Return the durations of a request by the names of their histograms.
+
+    The time per output token needs two tokens: it is the mean time between the first and the last.
+    """
     admitted_ns = timing.arrival_ns + timing.queue_ns
     decode_s = (timing.done_ns - timing.first_token_ns) / 1e9
     durations_s = {
@@ -207,7 +224,10 @@ def _durations_s(output_tokens: int, timing: RequestTiming) -> dict[str, float]:
 
 
 def _gauges(engine: LatencyModel | Fleet) -> dict[str, float]:
-    """Return the current state of the engine by the names of its gauges."""
+    """Return the current state of the engine by the names of its gauges.
+
+    An engine without a physical model knows only how many requests are running and waiting.
+    """
     gauges: dict[str, float] = {
         "num_requests_running": engine.active,
         "num_requests_waiting": engine.queued,

@@ -76,7 +76,11 @@ class ServerPages:
             self._add_trtllm_pages()
 
     def _add_trtllm_pages(self) -> None:
-        """Add the pages and commands that only the servers with trtllm-serve's API have."""
+        """Add the pages and commands that only the servers with trtllm-serve's API have.
+
+        Timings of requests are on a page of their own before a certain release, and in the
+        responses since then.
+        """
         self._pages["/prometheus/metrics"] = self._prometheus_text
         self._pages["/energy_metrics"] = self._energy
         release = _parse_release(self._options.version)
@@ -122,7 +126,11 @@ class ServerPages:
         return self._empty_page()
 
     def _reset_cache(self) -> HttpResponse:
-        """Empty the prefix cache, if there is one, as TensorRT-LLM and vLLM do."""
+        """Empty the prefix cache, if there is one, as TensorRT-LLM and vLLM do.
+
+        The blocks of requests in flight stay. A server with several processes refuses it, because
+        the command would reach only one of them.
+        """
         if self._options.cores > 1:
             problem = "each process has replicas of its own: simulate with one"
             return _json_response({"success": False, "error": problem}, status=400)
@@ -140,6 +148,7 @@ class ServerPages:
         return self._reset_cache()
 
     def _energy(self) -> HttpResponse:
+        """Return the energy used since the start, at a constant power."""
         if not self._options.watts:
             return _json_response({"error": "Energy monitoring is not available"}, status=503)
         uptime_s = (time.monotonic_ns() - self._start_ns) / 1e9
@@ -149,7 +158,11 @@ class ServerPages:
         )
 
     def _iteration_stats(self) -> HttpResponse:
-        """Return the rows of /metrics since it was last read."""
+        """Return the rows of /metrics since it was last read.
+
+        Without a physical model there are no iterations. Then the page has one row, if any event
+        was sent since it was last read.
+        """
         fleet = self._setup.fleet
         counters = self._counters
         rows = []
@@ -166,7 +179,11 @@ class ServerPages:
         return _json_response(rows)
 
     def _model_list(self) -> HttpResponse:
-        """Return the list of served models, which has one entry."""
+        """Return the list of served models, which has one entry.
+
+        The owner is the one that trtllm-serve reports, so that a client recognizes the kind of
+        server.
+        """
         rules = self._setup.rules
         model = {
             "id": rules.model,
@@ -185,7 +202,10 @@ class ServerPages:
         return HttpResponse(200, text.encode(), PROMETHEUS_TEXT)
 
     def _stats(self) -> HttpResponse:
-        """Return counters since the start; `cpu_s` is the CPU time of the whole process."""
+        """Return counters since the start; `cpu_s` is the CPU time of the whole process.
+
+        It exists only in this server. Tests and benchmarks of a client read it.
+        """
         counters = self._counters
         engine = self._setup.engine
         stats = {
@@ -209,9 +229,9 @@ def _json_response(value: Any, status: int = 200) -> HttpResponse:
 
 def _parse_release(version: str) -> tuple[int, ...]:
     """Return the first two numbers of a version: (1, 3) for 1.3.0rc2. Raises UserError."""
-    parts = version.split(".")[:2]
-    if len(parts) < 2 or not all(part.isdecimal() for part in parts):
+    numbers = version.split(".")[:2]
+    if len(numbers) < 2 or not all(number.isdecimal() for number in numbers):
         problem = f'"{version}" is not a version'
         hint = "for example 1.3.0, or 1.2.0"
         raise UserError("invalid_value", problem, "--trtllm-version", hint)
-    return tuple(int(part) for part in parts)
+    return tuple(int(number) for number in numbers)

@@ -78,7 +78,10 @@ def _reserved_port(options: Options) -> Iterator[Options]:
 
 
 def _start_other_processes(options: Options) -> list[EmbeddedServer]:
-    """Start all processes of a port but the first. The kernel distributes the connections."""
+    """Start all processes of a port but the first. The kernel distributes the connections.
+
+    Each one has its index and a log file of its own. If one does not start, the others are stopped.
+    """
     from loadgen.sim.server.embedded import start
 
     servers: list[EmbeddedServer] = []

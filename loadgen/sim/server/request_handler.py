@@ -80,7 +80,10 @@ class RequestHandler:
         self.sender = ResponseSender(setup, self.counters, self._metrics, self.log)
 
     def handle(self, connection: Connection, http_request: HttpRequest) -> None:
-        """Answer a request, or start its response."""
+        """Answer a request, or start its response.
+
+        A refusal or a bug is answered with an error response, and the server goes on.
+        """
         try:
             self._route(connection, http_request)
         except RefusalError as error:
@@ -93,7 +96,11 @@ class RequestHandler:
             self._reply(connection, http_request, HttpResponse(500, body))
 
     def _route(self, connection: Connection, http_request: HttpRequest) -> None:
-        """Answer a request by its path. Raises RefusalError."""
+        """Answer a request by its path. Raises RefusalError.
+
+        The paths of inference APIs start a response that is sent as its tokens become due. All
+        other paths are pages, which are sent at once.
+        """
         if http_request.error_status:
             status = http_request.error_status
             text = _HTTP_ERROR_TEXTS.get(status, _INVALID_REQUEST_TEXT)
@@ -129,7 +136,10 @@ class RequestHandler:
     def _reply(
         self, connection: Connection, http_request: HttpRequest, response: HttpResponse
     ) -> None:
-        """Send a whole response at once."""
+        """Send a whole response at once.
+
+        A request with the method HEAD gets the head only, as HTTP requires.
+        """
         head = format_response_head(
             response.status,
             response.content_type if response.body else "",
@@ -142,10 +152,15 @@ class RequestHandler:
         connection.finish_response(http_request.keep_alive)
 
     def _start_response(self, connection: Connection, http_request: HttpRequest, api: Api) -> None:
-        """Start the response to a request to an inference API. Raises RefusalError."""
+        """Start the response to a request to an inference API, or carry out its injected failure.
+
+        Failures that replace the response are carried out here. `response.SimResponse` carries out
+        those that change its bytes. Raises RefusalError.
+        """
         request = self._parse(http_request.body, api)
         failure = self._choose_failure(http_request, request)
         if failure is not None and failure.name == "idle_reset":
+            # A server that closes idle connections resets only one that was used before.
             if connection.responses_sent:
                 self._log_request(http_request, 0, request, failure.name)
                 connection.reset()
@@ -155,7 +170,8 @@ class RequestHandler:
             self._reply_with_injected_status(connection, http_request, request, failure)
             return
         if failure is not None and failure.name == "clamp":
-            request.output_tokens = min(request.output_tokens, max(1, failure.at or 0))
+            clamped_tokens = max(1, failure.at or 0)  # a completion has at least one token
+            request.output_tokens = min(request.output_tokens, clamped_tokens)
         number = self.counters.requests
         settings = ResponseSettings(
             formatter=self._create_formatter(request, number),
@@ -173,7 +189,10 @@ class RequestHandler:
             self.sender.start(response, http_request.arrival_ns)
 
     def _parse(self, body: bytes, api: Api) -> ParsedRequest:
-        """Parse the body of a request to an inference API. Raises RefusalError."""
+        """Parse the body of a request to an inference API. Raises RefusalError.
+
+        Chat and completions share a parser; each of the other APIs has its own.
+        """
         if api == "responses":
             return parse_responses_request(body, self._rules, self._stored_responses)
         if api == "embeddings":
@@ -185,7 +204,10 @@ class RequestHandler:
         return parse_request(body, api, self._rules)
 
     def _create_formatter(self, request: ParsedRequest, number: int) -> ResponseFormatter:
-        """Return the formatter of a response. A response of the Responses API is also stored."""
+        """Return the formatter of a response. A response of the Responses API is also stored.
+
+        A later request may then continue it.
+        """
         context = ResponseContext(self._rules.flavor, number, int(time.time()))
         if request.sequence_lengths:
             return EmbeddingsFormatter(request, context)
@@ -222,7 +244,11 @@ class RequestHandler:
         request: ParsedRequest,
         failure: InjectedFailure,
     ) -> None:
-        """Send the error response that an injected failure such as `http_429` asks for."""
+        """Send the error response that an injected failure such as `http_429` asks for.
+
+        A response 429 says after how many seconds the client may try again; HTTP allows whole
+        seconds only.
+        """
         status = int(failure.name.removeprefix("http_"))
         self._log_request(http_request, status, request, failure.name)
         headers: Headers = ()
@@ -239,7 +265,11 @@ class RequestHandler:
         request: ParsedRequest | None = None,
         failure_name: str = "",
     ) -> None:
-        """Count a request, and add it to the log if requests are logged."""
+        """Count a request, and add it to the log if requests are logged.
+
+        `request` is None if it was refused before it was parsed. A status of 0 is for a connection
+        that is reset without a response.
+        """
         number = self.counters.requests
         self.counters.requests += 1
         if status >= 400:

@@ -243,7 +243,7 @@ def parse_request(body: bytes, api: CompletionsApi, rules: RequestRules) -> Pars
     else:
         input_tokens, content = _read_completion_prompt(request.prompt, rules.flavor)
         called_tool = ""
-    digest = hashlib.blake2b(rules.seed.to_bytes(8, "little") + content, digest_size=64).digest()
+    digest = digest_prompt(content, rules.seed)
     output_tokens, finish_reason = choose_output_length(
         request, max_tokens, input_tokens, digest, rules
     )
@@ -289,7 +289,11 @@ def _read_max_tokens(request: Any, api: CompletionsApi, rules: RequestRules) -> 
 
 
 def _check_openai_fields(request: Any) -> None:
-    """Raise RefusalError for fields that the servers with OpenAI's API do not support."""
+    """Raise RefusalError for fields that the servers with OpenAI's API do not support.
+
+    `continuous_usage_stats` is an extension of trtllm-serve and vLLM. `return_meta_info` is one of
+    SGLang, which does not support it in streams.
+    """
     stream_options = request.stream_options
     if stream_options is not None and stream_options.continuous_usage_stats is not None:
         text = "Unknown parameter: 'stream_options.continuous_usage_stats'."
@@ -384,6 +388,15 @@ def check_model(model: str, rules: RequestRules) -> None:
     if rules.flavor == "openai" and model != rules.model:
         text = f"The model `{model}` does not exist or you do not have access to it."
         raise refusal("openai", text, status=404, code="model_not_found")
+
+
+def digest_prompt(content: bytes, seed: int) -> bytes:
+    """Return the 64 bytes that determine the completion of a prompt: its words and its length.
+
+    Equal prompts get equal completions from a server, as from a model without sampling. Servers
+    with different seeds give different ones.
+    """
+    return hashlib.blake2b(seed.to_bytes(8, "little") + content, digest_size=64).digest()
 
 
 def count_tokens(text: str) -> int:

@@ -195,7 +195,11 @@ class SimResponse:
         return Output(data, continuation)
 
     def timing(self, now_ns: int) -> RequestTiming:
-        """Return the server timing breakdown of a response that is complete at `now_ns`."""
+        """Return the server timing breakdown of a response that is complete at `now_ns`.
+
+        Only a physical engine knows when it admitted the request; otherwise no time in the queue is
+        reported.
+        """
         arrival_ns = self.http_request.arrival_ns
         queue_ns = 0
         if self.engine_request is not None:
@@ -299,7 +303,11 @@ class SimResponse:
         return None
 
     def _closing_events(self, now_ns: int) -> list[bytes]:
-        """Return the events after the last token."""
+        """Return the events after the last token.
+
+        They are the finish reason and the usage, the end marker `[DONE]`, and the server timing
+        breakdown if the client asked for it.
+        """
         timing = self.timing(now_ns)
         with_finish = self.failure_name != "no_finish"
         events = self._formatter.format_closing(
@@ -357,7 +365,10 @@ class SimResponse:
         return Output(head + body, Continuation.NEXT_REQUEST)
 
     def _whole_body(self, timing: RequestTiming) -> bytes:
-        """Return the JSON body of a response that is not streamed, changed by a failure if any."""
+        """Return the JSON body of a response that is not streamed, changed by a failure if any.
+
+        `malformed` cuts off its end, and `oversized` makes its first text very long.
+        """
         with_finish = self.failure_name != "no_finish"
         body = self._formatter.format_body(self._usage_tokens(), timing, with_finish=with_finish)
         if self.failure_name == "malformed":

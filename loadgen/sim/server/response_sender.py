@@ -41,7 +41,11 @@ class ResponseSender:
         heapq.heappush(self._delayed, (start_ns, response.number, response))
 
     def start(self, response: SimResponse, start_ns: int) -> None:
-        """Send what comes before any token, and submit the request to the engine."""
+        """Send what comes before any token, and submit the request to the engine.
+
+        An injected failure may end the response here, before any token. A client may also have
+        closed its connection by now.
+        """
         connection: Connection = response.connection
         data, continuation = response.opening_output()
         if data:
@@ -100,7 +104,11 @@ class ResponseSender:
         self._reset_lost_connections()
 
     def _submit(self, response: SimResponse, start_ns: int) -> None:
-        """Submit the request of a response to the engine, with the response as its key."""
+        """Submit the request of a response to the engine, with the response as its key.
+
+        A request for values (embeddings, rerank) has one sequence per text instead. Only a physical
+        engine uses the blocks of the prompt.
+        """
         request = response.request
         if request.sequence_lengths:
             response.sequences = [PrefillSequence(response) for _ in request.sequence_lengths]
@@ -115,6 +123,7 @@ class ResponseSender:
             self._engine.submit(start_ns, response, request.input_tokens, request.output_tokens)
 
     def _start_delayed(self, now_ns: int) -> None:
+        """Start the responses whose start was put off until now."""
         while self._delayed and self._delayed[0][0] <= now_ns:
             start_ns, _, response = heapq.heappop(self._delayed)
             if not response.connection.closed:
@@ -137,7 +146,10 @@ class ResponseSender:
             self._send(response, emission)
 
     def _send(self, response: SimResponse, emission: Emission) -> None:
-        """Send the events of an emission, and end the response after its last one."""
+        """Send the events of an emission, and end the response after its last one.
+
+        With the failure `split`, each byte is written separately.
+        """
         connection: Connection = response.connection
         is_first = not response.tokens_sent
         if is_first and response.engine_request is not None:
@@ -162,7 +174,10 @@ class ResponseSender:
             self._end(response, continuation)
 
     def _log_events(self, response: SimResponse, first_event: int, emission: Emission) -> None:
-        """Log the events of an emission, or only the first and last event of a response."""
+        """Log the events of an emission, or only the first and last event of a response.
+
+        Events are numbered within their response. The time of the send is taken just before it.
+        """
         log = self._log
         if response.events_sent == first_event or not log.logs_events:
             return
@@ -175,7 +190,10 @@ class ResponseSender:
             log.rows.extend((response.number, event_index, emission.due_ns, sent_ns))
 
     def _end(self, response: SimResponse, continuation: Continuation) -> None:
-        """Do what follows the last bytes of a response."""
+        """Do what follows the last bytes of a response.
+
+        What follows is the next request, the end of the connection, or nothing.
+        """
         connection: Connection = response.connection
         self.cancel(response)
         if continuation is Continuation.NEXT_REQUEST:

@@ -5,7 +5,6 @@ Stored responses let a later request continue a conversation (`previous_response
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from loadgen.sim.server.request_parser import (
     check_model,
     choose_output_length,
     count_tokens,
+    digest_prompt,
     hash_blocks,
 )
 from loadgen.sim.server.server_timing import RequestTiming
@@ -76,7 +76,7 @@ _decode_body = body_decoder(_ResponsesBody, {Any: _IGNORED_FIELDS})
 
 
 class StoredConversation(msgspec.Struct, frozen=True):
-    """All messages up to the end of a stored response."""
+    """All messages of a conversation so far, as bytes, and their number of tokens."""
 
     content: bytes
     tokens: int
@@ -94,7 +94,11 @@ class StoredResponses:
         return self._conversations.get(response_id)
 
     def add(self, response_id: str, request: ParsedRequest) -> None:
-        """Store the conversation of a request together with its response."""
+        """Store the conversation of a request together with its response.
+
+        When the memory is full, the oldest conversations are removed. A dict keeps the order in
+        which its entries were added.
+        """
         text = token_text(request.digest, 0, request.output_tokens)
         content = request.conversation + text + b"assistant"
         tokens = request.input_tokens + request.output_tokens
@@ -108,7 +112,10 @@ class StoredResponses:
 def parse_responses_request(
     body: bytes, rules: RequestRules, stored: StoredResponses
 ) -> ParsedRequest:
-    """Parse and check a request to the Responses API. Raises RefusalError."""
+    """Parse and check a request to the Responses API. Raises RefusalError.
+
+    The conversation that it continues, if any, is looked up in `stored`.
+    """
     try:
         request = _decode_body(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -118,6 +125,37 @@ def parse_responses_request(
     if max_tokens is not None and max_tokens < 1:
         text = f"max_output_tokens must be at least 1, got {max_tokens}"
         raise refusal(rules.flavor, text, "max_output_tokens")
+    conversation = _read_conversation(request, rules, stored)
+    input_tokens = conversation.tokens
+    digest = digest_prompt(conversation.content, rules.seed)
+    output_tokens, finish_reason = choose_output_length(
+        request, max_tokens, input_tokens, digest, rules
+    )
+    return ParsedRequest(
+        api="responses",
+        model=request.model,
+        stream=bool(request.stream),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        finish_reason=finish_reason,
+        digest=digest,
+        include_usage=True,
+        continuous_usage=False,
+        detokenize=True,
+        blocks=hash_blocks(conversation.content, input_tokens, rules.tokens_per_block),
+        decoded_body=request,
+        conversation=conversation.content,
+    )
+
+
+def _read_conversation(
+    request: Any, rules: RequestRules, stored: StoredResponses
+) -> StoredConversation:
+    """Return the whole conversation that a request asks the model to continue.
+
+    It consists of the stored conversation that the request continues, if any, of its instructions
+    (the system prompt) and of its input. Raises RefusalError.
+    """
     items = request.input
     if isinstance(items, str):
         items = [_InputItem(role="user", content=items)]
@@ -133,29 +171,16 @@ def parse_responses_request(
         tokens += sum(map(count_tokens, texts))
         pieces += [*texts, item.role]
     content = previous.content + "".join(pieces).encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(rules.seed.to_bytes(8, "little") + content, digest_size=64).digest()
-    output_tokens, finish_reason = choose_output_length(request, max_tokens, tokens, digest, rules)
-    return ParsedRequest(
-        api="responses",
-        model=request.model,
-        stream=bool(request.stream),
-        input_tokens=tokens,
-        output_tokens=output_tokens,
-        finish_reason=finish_reason,
-        digest=digest,
-        include_usage=True,
-        continuous_usage=False,
-        detokenize=True,
-        blocks=hash_blocks(content, tokens, rules.tokens_per_block),
-        decoded_body=request,
-        conversation=content,
-    )
+    return StoredConversation(content, tokens)
 
 
 def _find_previous(
     response_id: str | None, rules: RequestRules, stored: StoredResponses
 ) -> StoredConversation:
-    """Return the conversation that a request continues, or an empty one. Raises RefusalError."""
+    """Return the conversation that a request continues, or an empty one. Raises RefusalError.
+
+    An empty conversation has only the tokens of the chat template.
+    """
     if not response_id:
         return StoredConversation(b"", TEMPLATE_TOKENS)
     previous = stored.find(response_id)
@@ -182,7 +207,10 @@ class ResponsesFormatter(ResponseFormatter):
         self._events_sent = 0
 
     def format_opening(self) -> list[bytes]:
-        """Return the events before the first text."""
+        """Return the events before the first text.
+
+        They announce the response, its only output item, and the only content part of that.
+        """
         response = self._response("in_progress")
         part = _text_part("")
         item = self._message_item("in_progress", [])
@@ -201,7 +229,10 @@ class ResponsesFormatter(ResponseFormatter):
         is_last: bool,  # noqa: ARG002 - the last text looks like any other
         filler: bytes = b"",
     ) -> bytes:
-        """Return the event with tokens `start` to `stop`, and `filler` as additional text."""
+        """Return the event with tokens `start` to `stop`, and `filler` as additional text.
+
+        An event has a sequence number, so each one is encoded anew.
+        """
         text = token_text(self._request.digest, start, stop) + filler
         return self._format_event(
             "response.output_text.delta", **self._part_position, delta=text.decode(), logprobs=[]
@@ -210,7 +241,10 @@ class ResponsesFormatter(ResponseFormatter):
     def format_closing(
         self, usage_tokens: int, _timing: RequestTiming, *, with_finish: bool = True
     ) -> list[bytes]:
-        """Return the events after the last text: the complete part, item and response."""
+        """Return the events after the last text: the complete part, item and response.
+
+        Without `with_finish` the response never ends, so its last event is missing.
+        """
         position = self._part_position
         text = self._text()
         part = _text_part(text)
@@ -240,6 +274,7 @@ class ResponsesFormatter(ResponseFormatter):
         return [self._format_event("response.failed", response=response)], True
 
     def _format_event(self, event_type: str, **fields: Any) -> bytes:
+        """Return the next event of the stream, with its sequence number."""
         value = {"type": event_type, "sequence_number": self._events_sent, **fields}
         self._events_sent += 1
         return format_sse_event(value, name=event_type)
@@ -251,6 +286,10 @@ class ResponsesFormatter(ResponseFormatter):
         return "incomplete" if self._request.finish_reason == "length" else "completed"
 
     def _final_response(self, usage_tokens: int) -> JsonObject:
+        """Return the response object after its end, with the whole text and the usage.
+
+        A response that was cut off by the limit of output tokens is incomplete.
+        """
         status = self._final_status()
         fields: JsonObject = {"output": [self._message_item(status, [_text_part(self._text())])]}
         if status == "incomplete":
@@ -258,7 +297,11 @@ class ResponsesFormatter(ResponseFormatter):
         return self._response(status, usage_tokens, **fields)
 
     def _response(self, status: str, usage_tokens: int | None = None, **fields: Any) -> JsonObject:
-        """Return the response object; without `usage_tokens` it has no usage yet."""
+        """Return the response object; without `usage_tokens` it has no usage yet.
+
+        The object repeats some fields of the request. It appears in the first and last events of a
+        stream, and is the body of a response that is not streamed.
+        """
         body = self._request.decoded_body
         return {
             "id": self.response_id,
@@ -277,7 +320,10 @@ class ResponsesFormatter(ResponseFormatter):
         }
 
     def _usage(self, output_tokens: int) -> JsonObject:
-        """Return the usage object of a finished response."""
+        """Return the usage object of a finished response.
+
+        The simulated model does not reason, so there are no reasoning tokens.
+        """
         input_tokens = self._request.input_tokens
         return {
             "input_tokens": input_tokens,
@@ -288,6 +334,7 @@ class ResponsesFormatter(ResponseFormatter):
         }
 
     def _message_item(self, status: str, content: list[JsonObject]) -> JsonObject:
+        """Return the only output item of the response: a message of the assistant."""
         return {
             "id": self._item_id,
             "type": "message",

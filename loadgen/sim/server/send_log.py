@@ -57,7 +57,10 @@ class SendLog:
         self.requests: list[LoggedRequest] = []
 
     def drain(self) -> bytes:
-        """Return everything in the log in the file's format, and empty the log."""
+        """Return everything in the log in the file's format, and empty the log.
+
+        Rows are written in little-endian byte order, whatever the machine has.
+        """
         rows = self.rows
         requests = self.requests
         self.rows = array("q")

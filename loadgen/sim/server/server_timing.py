@@ -18,7 +18,10 @@ class RequestTiming(msgspec.Struct, frozen=True, gc=False):
 
 
 def trtllm_timing_headers(timing: RequestTiming) -> dict[str, str]:
-    """Return the headers with which trtllm-serve answers `X-TRTLLM-return-metrics: 1`."""
+    """Return the headers with which trtllm-serve answers `X-TRTLLM-return-metrics: 1`.
+
+    `Server-Timing` has durations in ms; `X-TRTLLM-Start-End-Time` has times in s.
+    """
     queue_ms = timing.queue_ns / NS_PER_MS
     ttft_ms = (timing.first_token_ns - timing.arrival_ns) / NS_PER_MS
     e2e_ms = (timing.done_ns - timing.arrival_ns) / NS_PER_MS
@@ -53,7 +56,10 @@ def vllm_metrics(timing: RequestTiming) -> dict[str, float]:
 
 
 def sglang_meta_info(timing: RequestTiming) -> dict[str, float]:
-    """Return the timing as SGLang writes it into a choice: durations and times in seconds."""
+    """Return the timing as SGLang writes it into a choice: durations and times in seconds.
+
+    Durations and times are in the names and units of its `meta_info`.
+    """
     return {
         "request_sent_to_scheduler_ts": timing.arrival_ns / NS_PER_S,
         "queue_time": timing.queue_ns / NS_PER_S,
