@@ -264,11 +264,13 @@ class Exchange(ExchangeState):
     def _decode_chunked_stream(self, data: bytes) -> DecodedRead:
         """Return the events in a part of a chunked stream.
 
-        Whole chunks are recognised in one pass, and plain events are counted without being decoded.
-        That needs data that begins with a chunk, so bytes that were kept of an incomplete chunk are
-        put before the data, and the rest of a chunk that was decoded in part is decoded first. What
-        remains at the end is decoded as HTTP and server-sent events are defined, or kept if it is
-        the beginning of an event.
+        This has three steps:
+
+        1. Make the data begin with a chunk. Bytes that were kept of an incomplete chunk are put
+           before it, or the rest of a chunk that was decoded in part is decoded first.
+        2. Recognise whole chunks in one pass, in which plain events are counted without being
+           decoded. The beginning of an event that may follow is kept for the next read.
+        3. Decode what is left as HTTP and server-sent events are defined.
         """
         chunks = 0
         events: list[EventOrCount] = []
@@ -276,18 +278,20 @@ class Exchange(ExchangeState):
             data = self.incomplete_chunk + data
             self.incomplete_chunk = b""
             self.at_chunk_start = True
-        elif not self.at_chunk_start and 0 < self.response.missing_chunk_bytes < len(data):
+        elif not self.at_chunk_start:
             missing_bytes = self.response.missing_chunk_bytes
-            chunks, first_events = self._decode_body(data[:missing_bytes])
-            events.extend(first_events)
-            data = data[missing_bytes:]
+            if 0 < missing_bytes < len(data):
+                chunks, first_events = self._decode_body(data[:missing_bytes])
+                events.extend(first_events)
+                data = data[missing_bytes:]
+
         if self.at_chunk_start:
             before_text, after_text = self.reader.template or NO_TEMPLATE
             whole_chunks, whole_events, size_bytes = parse_whole_chunks(
                 data, before_text, after_text
             )
             if whole_chunks:
-                self.decoder.started = True
+                self.decoder.started = True  # A byte order mark is looked for at the start only.
                 chunks += whole_chunks
                 events += whole_events
                 data = data[size_bytes:]
@@ -295,6 +299,7 @@ class Exchange(ExchangeState):
                 self.incomplete_chunk = data
                 self.at_chunk_start = False
                 return DecodedRead(chunks + 1, events)
+
         if data:
             more_chunks, more_events = self._decode_body(data)
             chunks += more_chunks

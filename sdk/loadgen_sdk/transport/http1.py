@@ -32,6 +32,8 @@ _MAX_CACHED_HEADS = 64
 def build_request_head(method: str, path: str, headers: list[tuple[str, str]]) -> bytes:
     """Return the fixed part of a request head, without Content-Length and the closing blank line.
 
+    A line break in a header is refused, because what follows it would become a header of its own.
+
     Raises:
         ValueError: A header has a line break in it.
     """
@@ -327,7 +329,8 @@ class ResponseParser(ResponseState):
         """Parse the content of a chunk from `position`, and return the position after it.
 
         `_bytes_left` counts the bytes of the chunk that are still to come, with the line end after
-        it. A part of the line end is kept in `_unparsed`.
+        it. Of an incomplete chunk, the content so far is added, and a part of the line end is kept
+        in `_unparsed`.
 
         Args:
             data: The bytes to parse.
@@ -336,7 +339,8 @@ class ResponseParser(ResponseState):
         """
         end = position + self._bytes_left
         content_end = end - len(_LINE_END)
-        if end > len(data):
+        is_incomplete = end > len(data)
+        if is_incomplete:
             available_end = min(len(data), content_end)
             if available_end > position:
                 pieces.append(data[position:available_end])

@@ -655,8 +655,8 @@ class Receiver:
         """Read one socket once, keep what was read in its buffer, and return the time.
 
         The data has arrived after `empty_at`: the last time at which either a read emptied the
-        socket, or a poll did not report it. A poll before the socket came into its epoll proves
-        nothing.
+        socket, or a poll did not report it. The poll proves nothing if the last read left bytes in
+        the socket, or if the socket came into its epoll after the poll.
 
         Args:
             buffer: The buffer of the socket.
@@ -676,7 +676,8 @@ class Receiver:
             self._enqueue(buffer)
             return read_at
         empty_at = buffer.emptied_at
-        if not buffer.may_hold_more and poll_before > buffer.epoll_changed_at:
+        poll_saw_empty_socket = not buffer.may_hold_more and poll_before > buffer.epoll_changed_at
+        if poll_saw_empty_socket:
             empty_at = max(empty_at, poll_before)
         buffer.may_hold_more = len(data) == READ_BYTES
         if not buffer.may_hold_more:
@@ -685,7 +686,8 @@ class Receiver:
         if kernel_timestamp is None:
             read = Read(data, read_at, read_at, empty_at, from_kernel=False)
         else:
-            # Steps of the wall clock must not move the data out of the time in which it came.
+            # The kernel uses the wall clock, which may be set meanwhile. The timestamp must stay
+            # within the time in which the data can have arrived.
             timestamp = max(min(kernel_timestamp, read_at), empty_at)
             read = Read(data, timestamp, read_at, empty_at, from_kernel=True)
         self._keep(buffer, read)
