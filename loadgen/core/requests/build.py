@@ -68,6 +68,7 @@ def build_prompts(
 
 
 def _read_trace(requests: FromTrace) -> Trace | TraceSessions:
+    """Return the trace that requests replay, or its sessions if they are replayed as such."""
     # Workers without a trace do not need these modules.
     from loadgen.core.workload import trace_sessions, traces
 

@@ -57,7 +57,12 @@ class Corpus:
         self.chunks_of = functools.lru_cache(PROMPTS_CACHED)(self._draw_chunks)
 
     def _draw_chunks(self, number: int) -> tuple[int, ...]:
-        chosen: dict[int, None] = {}  # an ordered set
+        """Draw the chunks of a prompt, none of them twice.
+
+        Chunks are drawn with repetition until there are enough different ones. If the popularity is
+        so uneven that this does not happen, the most popular missing chunks are added.
+        """
+        chosen: dict[int, None] = {}  # used as a set that keeps its order
         for attempt in range(MAX_DRAWS):
             chosen.update(dict.fromkeys(self._draw_with_repeats(number, attempt)))
             if len(chosen) >= self._count:
@@ -68,16 +73,28 @@ class Corpus:
         return tuple(chosen)
 
     def _draw_with_repeats(self, number: int, attempt: int) -> list[int]:
-        """Draw as many chunks as a prompt has. A chunk may be drawn several times."""
-        drawn = random_bytes(self._key, f"chunks {attempt}", number, 8 * self._count)
-        shares = (np.frombuffer(drawn, "<u8") >> 11) * UNIT_OF_53_BITS
-        chunks = np.searchsorted(self._cumulative_shares, shares, side="right")
+        """Draw as many chunks as a prompt has. A chunk may be drawn several times.
+
+        Chunk k is drawn if a uniform random number is between the cumulative shares of the chunks
+        before it and its own.
+        """
+        integers = np.frombuffer(
+            random_bytes(self._key, f"chunks {attempt}", number, 8 * self._count), "<u8"
+        )
+        # The upper 53 bits of an integer give a uniform number from 0 to below 1.
+        uniform_numbers = (integers >> 11) * UNIT_OF_53_BITS
+        chunks = np.searchsorted(self._cumulative_shares, uniform_numbers, side="right")
+        # The last cumulative share may be rounded to less than 1.
         last_chunk = len(self._cumulative_shares) - 1
         drawn_chunks: list[int] = np.minimum(chunks, last_chunk).tolist()
         return drawn_chunks
 
     def measure_reuse(self, prompt_count: int) -> CorpusReuse:
-        """Return which shares of the chunks of the first prompts an earlier one of them has."""
+        """Return which shares of the chunks in the first prompts occur in an earlier prompt.
+
+        A prefix cache can only reuse a chunk that an earlier prompt has after the same chunks,
+        which is recognized by a hash of the chunk and all chunks before it.
+        """
         known_chunks: set[int] = set()
         known_beginnings: set[int] = set()
         reused = 0

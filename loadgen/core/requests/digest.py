@@ -34,8 +34,11 @@ class Digest:
     does not depend on how requests are divided among workers, nor on the order of `add`. Requests
     that are added together are hashed together, which takes about 6 us per request of 1,300 tokens.
 
-    If `replies` is False, messages of the assistant are left out, because real replies of a server
-    are not part of the load.
+    Attributes:
+        total: The sum of the hashes modulo DIGEST_MODULUS.
+        count: The number of requests.
+        replies: Whether messages of the assistant are included. They are left out if they are real
+            replies of a server, which are not part of the load.
     """
 
     __slots__ = ("count", "replies", "total")
@@ -51,7 +54,11 @@ class Digest:
         self.add_sum(len(added), self.hashes(added))
 
     def hashes(self, requests: Iterable[tuple[int, Request]]) -> bytes:
-        """Return the sum of the hashes of requests, least significant byte first."""
+        """Return the sum of the hashes of requests, least significant byte first.
+
+        The hash of a request covers its number and what the workload decides: the length of the
+        response, the messages or the prompt, and further body fields.
+        """
         texts = []
         for number, request in requests:
             messages = request.messages
@@ -81,9 +88,10 @@ class Digest:
 def fingerprint(prompts: Prompts, count: int | None) -> str:
     """Return the fingerprint of the first `count` requests, by building each of them.
 
-    A run adds the requests that it builds anyway to a `Digest`, with the same result. If `count` is
-    None, the load has no fixed number of requests. Its first requests represent it then, and the
-    fingerprint begins with "first".
+    Two runs with equal fingerprints have sent the same prompts with the same numbers. A run adds
+    the requests that it builds anyway to a `Digest`, with the same result. If `count` is None, the
+    load has no fixed number of requests. Its first requests represent it then, and the fingerprint
+    begins with "first".
     """
     digest = Digest(replies=prompts.history == "scripted")
     numbers = iter(prompts.numbers(ENDLESS_SAMPLE if count is None else count))

@@ -9,7 +9,7 @@ from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import Prompts
 
 SAMPLED_REQUESTS = 1_000
-"""Most requests whose lengths are looked at. Those of later requests have the same distribution."""
+"""The number of requests whose lengths are computed. Later ones have the same distribution."""
 
 
 class RequestedLengths(NamedTuple):
@@ -58,6 +58,10 @@ def first_request_lengths(
 
 
 def _requested_lengths(prompts: Prompts, number: int) -> RequestedLengths:
+    """Return the lengths of one request.
+
+    Embeddings and rankings request 0 output tokens, while None means that no length is requested.
+    """
     output_tokens = prompts.requested_output_tokens(number)
     return RequestedLengths(
         requests=1,
@@ -106,20 +110,26 @@ def task_lengths(
 
 
 def _sum_lengths(requests: Iterable[RequestedLengths]) -> RequestedLengths:
+    """Return the sum of each field over the requests of a task."""
     return RequestedLengths(*(sum(column) for column in zip(*requests, strict=True)))
 
 
 def class_shares(
     prompts: MixPrompts, first_requests: dict[int, RequestedLengths]
 ) -> Iterator[ClassShare]:
-    """Yield the share of each class in the first requests and in their tokens."""
+    """Yield the share of each class in the first requests and in their tokens.
+
+    The share of tokens can differ much from the share of starts, which the workload requests: a
+    class of a few long tasks may be most of the load.
+    """
     tokens_of_class = dict.fromkeys(range(len(prompts.names)), 0)
     requests_of_class = dict.fromkeys(range(len(prompts.names)), 0)
     for number, lengths in first_requests.items():
         class_index = prompts.class_and_number(number).class_index
         requests_of_class[class_index] += 1
         tokens_of_class[class_index] += lengths.input_tokens + lengths.output_tokens
-    all_tokens = sum(tokens_of_class.values()) or 1
+    # At least 1, because a workload may request no lengths at all.
+    all_tokens = max(1, sum(tokens_of_class.values()))
     for class_index, name in enumerate(prompts.names):
         yield ClassShare(
             name,

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from loadgen.core.workload.request_classes import RequestClass
 
 STARTS_PER_BLOCK = 1024
-"""The number of starts whose classes are drawn together."""
+"""The number of starts whose classes are drawn together, which is faster than one by one."""
 BLOCKS_CACHED = 1024
-"""Many, because virtual users of a closed loop do not start requests in order."""
+"""The number of blocks that stay in memory.
+
+They are many, because virtual users of a closed loop do not start requests in order.
+"""
 
 
 class ClassRequest(NamedTuple):
@@ -40,6 +43,13 @@ class MixPrompts:
     The number of a request is start * turns + position, where `turns` is that of the class with the
     most turns. A single request uses only the first position. A conversation with fewer turns uses
     the first positions, and the last position for its last turn.
+
+    Attributes:
+        names: The names of the classes.
+        parts: The requests of each class.
+        turns: The most requests that a start of any class has.
+        history: "server" if any class sends real responses again, else "scripted".
+        shares: The requested share of each class in all starts.
     """
 
     def __init__(
@@ -56,7 +66,7 @@ class MixPrompts:
         self._classes_of_block = functools.lru_cache(BLOCKS_CACHED)(self._draw_classes)
 
     def _draw_classes(self, block: int) -> list[int]:
-        """Draw the class of each start in a block."""
+        """Return the index of the class of each start in a block of STARTS_PER_BLOCK starts."""
         starts = np.arange(block * STARTS_PER_BLOCK, (block + 1) * STARTS_PER_BLOCK)
         classes: list[int] = seeds.classes(self._seed, self.shares, starts).tolist()
         return classes
@@ -74,12 +84,14 @@ class MixPrompts:
         """
         start, position = divmod(number, self.turns)
         class_index = self.class_of(start)
-        turns = self.parts[class_index].turns
-        if turns > 1 and position == self.turns - 1:
-            position = turns - 1
-        elif position >= max(1, turns - 1):
+        class_turns = self.parts[class_index].turns
+        if class_turns > 1 and position == self.turns - 1:
+            turn = class_turns - 1
+        elif position < class_turns - 1 or position == 0:
+            turn = position
+        else:
             raise IndexError(number)
-        return ClassRequest(class_index, start * turns + position)
+        return ClassRequest(class_index, start * class_turns + turn)
 
     def __getitem__(self, number: int) -> Request:
         class_index, class_number = self.class_and_number(number)
@@ -93,6 +105,7 @@ class MixPrompts:
         return self._with_extra_fields(class_index, request)
 
     def _with_extra_fields(self, class_index: int, request: Request) -> Request:
+        """Return a request with the model and the priority of its class, if the class sets them."""
         extra = self._extra_fields[class_index]
         if not extra:
             return request
@@ -113,12 +126,18 @@ class MixPrompts:
         return itertools.islice(all_numbers, count)
 
     def _numbers_of_start(self, start: int) -> Iterator[int]:
-        part = self.parts[self.class_of(start)]
+        """Yield the numbers of the requests of a start.
+
+        Tasks of one class may have different numbers of requests, and conversations have the same.
+        """
+        class_prompts = self.parts[self.class_of(start)]
         first_number = start * self.turns
-        if part.turns == 1:
+        if class_prompts.turns == 1:
             yield first_number
             return
-        request_count = len(part.graphs[start]) if isinstance(part, TaskPrompts) else part.turns
+        request_count = class_prompts.turns
+        if isinstance(class_prompts, TaskPrompts):
+            request_count = len(class_prompts.graphs[start])
         yield from range(first_number, first_number + request_count - 1)
         yield first_number + self.turns - 1
 
@@ -165,7 +184,10 @@ class ClassAndStep(NamedTuple):
 
 
 def class_and_step(prompts: Prompts, number: int) -> ClassAndStep:
-    """Return the class of a request and its step."""
+    """Return the class of a request and its step in a task.
+
+    A class of a mix may consist of tasks, so the step is that of the request in its class.
+    """
     if isinstance(prompts, MixPrompts):
         class_index, class_number = prompts.class_and_number(number)
         step = class_and_step(prompts.parts[class_index], class_number).step

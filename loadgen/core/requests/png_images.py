@@ -7,6 +7,7 @@ vision model as a photograph of its size, and the cost of an encoder depends on 
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
 from typing import NamedTuple
@@ -37,10 +38,15 @@ def render_data_url(key: bytes, index: int, size: ImageSize) -> str:
 
 
 def render_png(key: bytes, index: int, size: ImageSize) -> bytes:
-    """Return an image as the bytes of a PNG file."""
+    """Return an image as the bytes of a PNG file.
+
+    A PNG file is a signature and three chunks: the header with the size, the compressed lines of
+    pixels, and the end. Each line begins with a byte that says how it is filtered.
+    """
     pixels = _draw_pixels(key, index, size).reshape(size.height, size.width * CHANNELS)
     filter_column = np.full((size.height, 1), FILTER_NONE, np.uint8)
     scan_lines = np.concatenate([filter_column, pixels], axis=1)
+    # The three zeros are the only methods of compression and filtering, and no interlacing.
     header = struct.pack(
         ">IIBBBBB", size.width, size.height, BITS_PER_CHANNEL, COLOR_TYPE_RGB, 0, 0, 0
     )
@@ -55,11 +61,14 @@ def render_png(key: bytes, index: int, size: ImageSize) -> bytes:
 
 
 def _draw_pixels(key: bytes, index: int, size: ImageSize) -> np.ndarray:
-    """Return an array of colors with the shape (height, width, channels)."""
-    columns = -(-size.width // SQUARE_PIXELS)
-    rows = -(-size.height // SQUARE_PIXELS)
-    drawn = random_bytes(key, "image", index, columns * rows * CHANNELS)
-    squares = np.frombuffer(drawn, np.uint8).reshape(rows, columns, CHANNELS)
+    """Return an array of colors with the shape (height, width, channels).
+
+    Squares at the right and the lower edge are cut if the size is no multiple of SQUARE_PIXELS.
+    """
+    columns = math.ceil(size.width / SQUARE_PIXELS)
+    rows = math.ceil(size.height / SQUARE_PIXELS)
+    random_colors = random_bytes(key, "image", index, columns * rows * CHANNELS)
+    squares = np.frombuffer(random_colors, np.uint8).reshape(rows, columns, CHANNELS)
     pixels = np.repeat(np.repeat(squares, SQUARE_PIXELS, axis=0), SQUARE_PIXELS, axis=1)
     return pixels[: size.height, : size.width]
 

@@ -119,7 +119,10 @@ def count_content_tokens(request: Request, tokenizer: Tokenizer) -> int | None:
 
 
 def _message_texts(messages: list[dict[str, Any]]) -> Iterator[str | None]:
-    """Yield the text of each part of each message, or None for a part that is not text."""
+    """Yield the text of each part of each message, or None for a part that is not text.
+
+    The content of a message is a text, or a list of parts such as texts and images.
+    """
     for message in messages:
         content = message.get("content")
         if not isinstance(content, list):

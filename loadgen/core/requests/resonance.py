@@ -39,9 +39,11 @@ def find_resonance(
     sample_count = _sample_count(requests, prompts)
     if server_count < 2 or sample_count is None:
         return None
-    repeats = planned_requests is None or planned_requests > sample_count
+    repeats_data_set = planned_requests is None or planned_requests > sample_count
+    # Sample i goes to server i modulo the common factor in every pass. Without a common factor,
+    # each server gets every sample in turn.
     factor = math.gcd(sample_count, server_count)
-    if not repeats or factor == 1:
+    if not repeats_data_set or factor == 1:
         return None
     excess = _excess_of_heaviest_share(requests, sample_count, factor)
     if excess is None and factor <= SMALL_FACTOR:
@@ -59,7 +61,11 @@ def find_resonance(
 
 
 def _sample_count(requests: Any, prompts: Any) -> int | None:
-    """Return after how many requests the data set begins again, or None if it does not repeat."""
+    """Return after how many requests the data set begins again, or None if it does not repeat.
+
+    A file repeats after its rows. Lists of input and output lengths repeat after a common multiple
+    of their sizes.
+    """
     if hasattr(requests, "path"):
         return len(prompts.rows)
     input_tokens = _listed_values(requests, "input_tokens")
@@ -78,6 +84,7 @@ def _excess_of_heaviest_share(requests: Any, sample_count: int, factor: int) -> 
     if output_tokens is None or sample_count % len(output_tokens) != 0:
         return None
     tokens_of_samples = np.resize(output_tokens, sample_count)
+    # Column i of the matrix has the samples whose number modulo `factor` is i.
     mean_of_shares = tokens_of_samples.reshape(-1, factor).mean(axis=0)
     return float(mean_of_shares.max() / tokens_of_samples.mean() - 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,7 +83,8 @@ class SyntheticPrompts(GeneratedPrompts):
     def single_text_requests(self, numbers: Iterable[int]) -> Iterator[Request]:
         """Yield the requests of these numbers. All must consist of one text (`has_single_text`).
 
-        This is several times faster than building them one by one.
+        This is several times faster than building them one by one, as the attributes that all
+        requests need are looked up once.
         """
         is_generative = self._api not in NON_GENERATIVE_APIS
         first_message = self._first_message
@@ -121,12 +123,18 @@ class SyntheticPrompts(GeneratedPrompts):
         return self[number].input_tokens
 
     def requested_input_tokens(self, number: int) -> int:
-        """Return the requested content tokens. `input_tokens` may only be close to it."""
+        """Return the content tokens that the workload requests for a prompt.
+
+        A later turn of a conversation contains the first message, and the response and tool result
+        of each turn before it. With a tokenizer that is not additive, the prompt as it is built may
+        only be close to this length.
+        """
         conversation, turn = divmod(number, self.turns)
+        first_number = number - turn
         tokens = self._spec.system_tokens + self._first_message_tokens(conversation)
-        for earlier in range(number - turn, number):
-            tokens += self.requested_output_tokens(earlier)
-            tokens += self._tool_result_tokens(earlier + 1)
+        for earlier_number in range(first_number, number):
+            tokens += self.requested_output_tokens(earlier_number)
+            tokens += self._tool_result_tokens(earlier_number + 1)
         return tokens
 
     def requested_output_tokens(self, number: int) -> int:
@@ -138,25 +146,30 @@ class SyntheticPrompts(GeneratedPrompts):
     def sample_lengths(
         self, part: Literal["input", "output", "tool"], numbers: Sequence[int]
     ) -> list[int]:
-        """Return the lengths of a part of many requests, faster than one by one.
+        """Return the lengths of one part of many requests, which is faster than one by one.
+
+        The name of a part is also the purpose of its random draws, so the lengths equal those of
+        the requests as they are built.
 
         Args:
             part: "input" for the first messages of conversations, "output" for the responses to
-                requests, "tool" for the tool results before requests.
-            numbers: The numbers of the conversations or requests.
+                requests, "tool" for the tool results before requests (conversations only).
+            numbers: The numbers of conversations for "input", else the numbers of requests.
         """
-        if part == "tool":
-            assert self._spec.turns is not None
-            return sample_lengths(
-                self._spec.turns.tool_result_tokens, self._lengths_key, part, numbers
-            )
+        spec = self._spec
+        if part == "input":
+            prompt_lengths = sample_lengths(spec.input_tokens, self._lengths_key, part, numbers)
+            return [self._subtract_template(tokens) for tokens in prompt_lengths]
         if part == "output":
-            return sample_lengths(self._spec.output_tokens, self._lengths_key, part, numbers)
-        lengths = sample_lengths(self._spec.input_tokens, self._lengths_key, part, numbers)
-        return [self._subtract_template(tokens) for tokens in lengths]
+            return sample_lengths(spec.output_tokens, self._lengths_key, part, numbers)
+        assert spec.turns is not None, "only conversations have tool results"
+        return sample_lengths(spec.turns.tool_result_tokens, self._lengths_key, part, numbers)
 
     def prefix_group(self, conversation: int) -> int:
-        """Return the number of the shared prefix that a conversation begins with."""
+        """Return the number of the shared prefix that a conversation begins with.
+
+        Conversations of one prefix group begin with the same text. The group is drawn at random.
+        """
         choice = random_integer(self._lengths_key, "which prefix", conversation, 8)
         return choice % self._spec.prefixes
 
@@ -175,7 +188,8 @@ class SyntheticPrompts(GeneratedPrompts):
     def sequence_lengths(self, number: int) -> tuple[int, ...]:
         """Return the tokens of each sequence of a request for embeddings or a ranking.
 
-        The sequences are the text, or each document together with the query.
+        The sequences are the text, or each document together with the query. The requested length
+        of a ranking covers the query and all documents, each of them once.
         """
         tokens = self._first_message_tokens(number)
         if self._api == "embeddings" or self._corpus is None:
@@ -194,7 +208,7 @@ class SyntheticPrompts(GeneratedPrompts):
 
     def _warn_of_short_unique_parts(self, request_count: int) -> str:
         """Return a warning if some prompts have too few words of their own to be unique, or ""."""
-        conversation_count = -(-request_count // self.turns)
+        conversation_count = math.ceil(request_count / self.turns)
         unique_tokens = [
             self._first_message_tokens(conversation) - self.shared_tokens(conversation)
             for conversation in range(min(conversation_count, CONVERSATIONS_CHECKED))
@@ -243,7 +257,8 @@ class SyntheticPrompts(GeneratedPrompts):
         """Return how many tokens of a first message of a given length are a shared prefix.
 
         If the workload requests a share of cached tokens, the prefix and the chat template together
-        are this share of the prompt.
+        are this share of the prompt, because the server caches the tokens of the template as well.
+        The last words of a message are never shared, so that every prompt has a head of its own.
         """
         if self._spec.cache is None:
             return min(message_tokens, self._spec.shared_prefix_tokens)
@@ -254,7 +269,10 @@ class SyntheticPrompts(GeneratedPrompts):
     # -- texts -----------------------------------------------------------------------------------
 
     def _first_message(self, conversation: int) -> Text:
-        """Return the first user message of a conversation: a shared part and a unique part."""
+        """Return the first user message of a conversation: a shared part and a unique part.
+
+        The shared part is the chunks of a corpus or the prefix of the group, if there is one.
+        """
         tokens = self._first_message_tokens(conversation)
         if self._has_plain_words_only:
             # This gives the same text as the general case below and is faster.
@@ -279,6 +297,7 @@ class SyntheticPrompts(GeneratedPrompts):
         return self._unique_text(number, tokens - chunks_tokens, prefix)
 
     def _chunk_texts(self, number: int, corpus: Corpus) -> list[Text]:
+        """Return the texts of the chunks of a request, which other requests may have as well."""
         return [
             self._texts.shared_text("chunk", chunk, corpus.tokens)
             for chunk in corpus.chunks_of(number)
@@ -292,7 +311,11 @@ class SyntheticPrompts(GeneratedPrompts):
     # -- requests --------------------------------------------------------------------------------
 
     def _build_turn(self, number: int, replies: Mapping[int, AssistantTurn] | None) -> Request:
-        """Build a request with its history, with real replies or with replies from the seed."""
+        """Build a request with all earlier messages of its conversation.
+
+        `replies` has the real response of each earlier turn by its turn. If it is None, responses
+        that are drawn from the seed take their place.
+        """
         conversation, turn = divmod(number, self.turns)
         messages: list[dict[str, Any]] = []
         tokens = 0
@@ -359,6 +382,7 @@ class SyntheticPrompts(GeneratedPrompts):
 
 
 def _build_corpus(chunks: Chunks | None, key: bytes) -> Corpus | None:
+    """Return the corpus that chunks are drawn from, or None without retrieval."""
     if chunks is None:
         return None
     return Corpus(ChunkSpec(chunks.count, chunks.tokens, chunks.corpus, chunks.zipf), key)

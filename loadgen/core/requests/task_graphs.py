@@ -108,9 +108,15 @@ class TaskGraphs:
         return 0 if sample is None else sample(self._key, "output", self._number(task, turn))
 
     def abandonment(self, task: int) -> Abandonment | None:
-        """Return where the user of a task goes away, or None if the user stays to the end."""
+        """Return where the user of a task leaves, or None if the user stays to the end.
+
+        The user leaves during the response to a chat: after its first token and before its last.
+        """
         share = self.task.abandoned
-        if not share or random_integer(self._key, "leaves", task, 8) / 2**64 >= share:
+        if not share:
+            return None
+        uniform_number = random_integer(self._key, "leaves", task, 8) / 2**64
+        if uniform_number >= share:
             return None
         chats = [turn for turn in range(len(self[task])) if self.output_tokens(task, turn)]
         # One random number chooses both the turn and the token.
@@ -121,7 +127,7 @@ class TaskGraphs:
         return Abandonment(turn, 1 + token_choice % tokens_before_last)
 
     def draw_turns_and_copies(self, step: str, task: int) -> tuple[int, int]:
-        """Return how many turns a step has in a task, and how often it runs in parallel."""
+        """Return how many turns a step has in a task, and how many copies of it run in parallel."""
         samplers = self._samplers[step]
         turns = samplers.turns(self._key, f"turns {step}", task)
         copies = samplers.parallel(self._key, f"parallel {step}", task)
@@ -151,6 +157,7 @@ class TaskGraphs:
         return task * self.width + turn
 
     def _draw_graph(self, task: int) -> tuple[TaskRequest, ...]:
+        """Return the requests of a task, each after those that it waits for."""
         builder = _GraphBuilder(self, task)
         for step in self._order:
             builder.add_step(step)
@@ -175,45 +182,68 @@ class _GraphBuilder:
     def add_step(self, name: str) -> None:
         """Add the requests of all copies of a step."""
         turns, copies = self._graphs.draw_turns_and_copies(name, self._task)
-        awaited = tuple(
-            turn for other in self._steps[name].after for turn in self._last_turns[other]
+        # A step waits for all copies of the steps before it.
+        awaited_turns = tuple(
+            turn
+            for step_before in self._steps[name].after
+            for turn in self._last_turns[step_before]
         )
         self._last_turns[name] = []
         for _ in range(copies):
-            self.requests.append(self._first_request(name, awaited))
+            self.requests.append(self._first_request(name, awaited_turns))
             for _ in range(turns - 1):
                 self.requests.append(self._later_request(name))
             self._last_turns[name].append(len(self.requests) - 1)
 
     def _first_request(self, name: str, after: tuple[int, ...]) -> TaskRequest:
-        """Return the first request of a copy of a step."""
+        """Return the first request of a copy of a step, which waits for the requests `after`."""
         step = self._steps[name]
         has_message = step.input_tokens is not None
         context = self._context_of_first(step, after)
-        chats = [turn for turn in after if self._is_chat(turn)]
-        joined: tuple[int, ...] = ()
-        # A new context with a message begins with that message alone.
-        if step.kind == "chat" and not (context is None and has_message):
-            joined = tuple(turn for turn in chats if turn != context)
-        repeats_message_of = None
-        needs_message = bool(after) and not has_message
-        if needs_message and (step.kind != "chat" or len(chats) < len(after)):
-            others = [turn for turn in after if turn not in chats]
-            repeats_message_of = _find_message(self.requests, [*others, *after][0])
         sends_tool_result = name in self._graphs.steps_with_tool_results
+        # A result answers a call in the response before it. It cannot begin a context, and a
+        # message of the user takes its place.
         runs_no_tool = sends_tool_result and (has_message or context is None)
         tool = "" if runs_no_tool else self._draw_tool(name)
         return TaskRequest(
             step=name,
             after=after,
             context=context,
-            joined=joined,
+            joined=self._joined_by_first(step, after, context),
             tool=tool if sends_tool_result else "",
             has_message=has_message,
             pause_ns=self._draw_pause_ns(name, tool, thinks=has_message and bool(after)),
-            repeats_message_of=repeats_message_of,
+            repeats_message_of=self._message_repeated_by_first(step, after),
             is_first_of_step=True,
         )
+
+    def _joined_by_first(
+        self, step: TaskStep, after: tuple[int, ...], context: int | None
+    ) -> tuple[int, ...]:
+        """Return the requests whose responses the first request of a step sends.
+
+        These are the chats that it waits for, without the one whose context it continues. A new
+        context with a message begins with that message alone, and an embedding or ranking is a text
+        alone.
+        """
+        begins_with_message = context is None and step.input_tokens is not None
+        if step.kind != "chat" or begins_with_message:
+            return ()
+        return tuple(turn for turn in after if self._is_chat(turn) and turn != context)
+
+    def _message_repeated_by_first(self, step: TaskStep, after: tuple[int, ...]) -> int | None:
+        """Return the request whose user message the first request of a step sends again, or None.
+
+        A step without a message repeats one if it is an embedding or ranking, which needs a text,
+        or if it waits for an embedding or ranking, which has no response that it could send. The
+        message is then that of the first embedding or ranking it waits for, else of the first chat.
+        """
+        if not after or step.input_tokens is not None:
+            return None
+        non_chats = [turn for turn in after if not self._is_chat(turn)]
+        if step.kind == "chat" and not non_chats:
+            return None
+        return _find_message(self.requests, non_chats[0] if non_chats else after[0])
 
     def _later_request(self, name: str) -> TaskRequest:
         """Return a request of a step that follows another one of the same copy."""
@@ -262,7 +292,11 @@ class _GraphBuilder:
 
 
 def _find_message(requests: list[TaskRequest], turn: int) -> int:
-    """Return the request with the user message that a request repeats, answers or follows."""
+    """Return the request with the user message that a request sends, repeats or follows.
+
+    Starting from the request at `turn`, requests without a message lead to the one whose message
+    they repeat, else to the first one that they wait for.
+    """
     while not requests[turn].has_message:
         repeated = requests[turn].repeats_message_of
         turn = requests[turn].after[0] if repeated is None else repeated
@@ -270,6 +304,7 @@ def _find_message(requests: list[TaskRequest], turn: int) -> int:
 
 
 def _step_samplers(step: TaskStep) -> _StepSamplers:
+    """Return the samplers of a step. Embeddings have no output, and not every step has a tool."""
     return _StepSamplers(
         turns=length_sampler(step.turns),
         parallel=length_sampler(step.parallel),
@@ -280,7 +315,11 @@ def _step_samplers(step: TaskStep) -> _StepSamplers:
 
 
 def _delay_sampler(delay: Any) -> LengthSampler:
-    """Return a sampler of durations. Their default bounds differ from those of lengths."""
+    """Return a sampler of durations in ns.
+
+    Without bounds in the workload, a duration is from 0 to LONGEST_NS, while a length is at least
+    1.
+    """
     if delay.tag in ("normal", "lognormal"):
         bounds = {"min": delay.min or 0, "max": LONGEST_NS if delay.max is None else delay.max}
         delay = delay.model_copy(update=bounds)

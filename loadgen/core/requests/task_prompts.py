@@ -226,7 +226,10 @@ class TaskPrompts(GeneratedPrompts):
     def prompt_segments(self, number: int) -> list[PromptSegment]:
         """Return the parts of a prompt in order.
 
-        Prompts that begin with equal segments share that beginning.
+        Prompts that begin with equal segments share that beginning, so a simulated prefix cache
+        compares segments in place of texts. The first segment is the tool definitions and the
+        system message. Each request of the context adds its documents, and one segment for its
+        other messages and its response.
         """
         task, turn = self.task_and_turn(number)
         turns_of_context = self._turns_of_context(task, turn)
@@ -234,29 +237,38 @@ class TaskPrompts(GeneratedPrompts):
         system_tokens = self._task.steps[first_step].system_tokens
         segments = [PromptSegment(first_step, self._tools_tokens + system_tokens)]
         first_number = task * self.turns
-        for earlier in turns_of_context:
-            segment = self._cached_segment(task, earlier)
+        for context_turn in turns_of_context:
+            segment = self._cached_segment(task, context_turn)
             documents = segment.documents
-            for count in range(1, len(documents.chunks) + 1):
-                segments.append(PromptSegment(documents.chunks[:count], documents.tokens_each))
-            generated_tokens = 0 if earlier == turn else segment.output_tokens
-            segments.append(
-                PromptSegment(first_number + earlier, segment.other_tokens + generated_tokens)
-            )
+            # A document is shared only after the same documents, so its owner includes them.
+            segments += [
+                PromptSegment(documents.chunks[:count], documents.tokens_each)
+                for count in range(1, len(documents.chunks) + 1)
+            ]
+            tokens = segment.other_tokens
+            if context_turn != turn:
+                tokens += segment.output_tokens  # The response is a part of later prompts only.
+            segments.append(PromptSegment(first_number + context_turn, tokens))
         return segments
 
     def _turns_of_context(self, task: int, turn: int) -> list[int]:
-        """Return the requests whose messages a request sends again, and the request itself."""
+        """Return the requests whose messages a request sends again, and last the request itself.
+
+        They are found from the request back to the one that began the context.
+        """
         graph = self.graphs[task]
-        turns = [turn]
+        turns_from_last = [turn]
         context = graph[turn].context
         while context is not None:
-            turns.append(context)
+            turns_from_last.append(context)
             context = graph[context].context
-        return turns[::-1]
+        return turns_from_last[::-1]
 
     def _context_tokens(self, task: int, turn: int) -> int:
-        """Return the requested content tokens of all messages of a request."""
+        """Return the requested content tokens of all messages of a request.
+
+        They are those of the context that it continues, the response in it, and its new messages.
+        """
         request = self.graphs[task][turn]
         tokens = self._new_tokens(task, turn)
         if request.context is None:
@@ -265,6 +277,7 @@ class TaskPrompts(GeneratedPrompts):
         return tokens + self._context_tokens(task, request.context) + response_tokens
 
     def _segment(self, task: int, turn: int) -> _Segment:
+        """Return the lengths of what one request adds to its context."""
         documents = self._documents(task, turn)
         return _Segment(
             documents,
@@ -289,7 +302,11 @@ class TaskPrompts(GeneratedPrompts):
         return sample(self._lengths_key, "tool", self._number(task, turn))
 
     def _message_tokens(self, task: int, turn: int) -> int:
-        """Return the tokens of the user message that a request sends, its own or a repeated one."""
+        """Return the tokens of the user message that a request sends, its own or a repeated one.
+
+        The tokens of the chat template are subtracted from a message that begins a chat, as in
+        other workloads.
+        """
         author_turn = self._message_author(task, turn)
         author = self.graphs[task][author_turn]
         sample = self._sample_message[author.step]
@@ -343,10 +360,12 @@ class TaskPrompts(GeneratedPrompts):
     # -- texts -----------------------------------------------------------------------------------
 
     def _message_text(self, task: int, turn: int) -> Text:
+        """Return the user message that a request sends, its own or a repeated one."""
         number = self._number(task, self._message_author(task, turn))
         return self._texts.history_text("user", number, self._message_tokens(task, turn))
 
     def _document_texts(self, task: int, turn: int) -> list[Text]:
+        """Return the texts of the documents of a request, which other tasks may have as well."""
         documents = self._documents(task, turn)
         return [
             self._texts.shared_text("chunk", chunk, documents.tokens_each)
@@ -354,6 +373,7 @@ class TaskPrompts(GeneratedPrompts):
         ]
 
     def _scripted_response(self, task: int, turn: int) -> Text:
+        """Return the response to a request as it is drawn from the seed."""
         tokens = self.graphs.output_tokens(task, turn)
         return self._texts.history_text("reply", self._number(task, turn), tokens)
 
@@ -381,7 +401,9 @@ class TaskPrompts(GeneratedPrompts):
     def _build_chat(
         self, number: int, task: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> Request:
+        """Build a chat with all messages of its context and the definitions of the tools."""
         context = self._context(task, turn, replies)
+        # Only the server knows how many tokens its real responses have.
         has_known_length = not replies
         return Request(
             id=self._request_id(number),
@@ -405,7 +427,10 @@ class TaskPrompts(GeneratedPrompts):
         return fields
 
     def _context(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> _Context:
-        """Return all messages of a request."""
+        """Return all messages of a request.
+
+        Contexts without real responses are cached, because each turn begins with the last one.
+        """
         if replies:
             return self._build_context(task, turn, replies)
         return self._cached_scripted_context(task, turn)
@@ -413,6 +438,12 @@ class TaskPrompts(GeneratedPrompts):
     def _build_context(
         self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> _Context:
+        """Build the messages of a request on those of the request whose context it continues.
+
+        A new context has its documents, message and joined responses in one user message. Otherwise
+        the response to the continued request follows with results of its tool calls, and then each
+        document and the message as a user message.
+        """
         request = self.graphs[task][turn]
         results = self._tool_results(task, turn, replies)
         user_texts = self._document_texts(task, turn)
@@ -435,7 +466,10 @@ class TaskPrompts(GeneratedPrompts):
         return _Context(messages, tokens)
 
     def _new_context(self, step: str, system_tokens: int, texts: list[Text]) -> _Context:
-        """Return a system message and one user message, because chat templates alternate roles."""
+        """Return a system message, if the step has one, and one user message with all texts.
+
+        It is one message, because chat templates may require that roles alternate.
+        """
         messages: list[dict[str, Any]] = []
         tokens = sum(text.tokens for text in texts)
         if system_tokens:
@@ -471,17 +505,19 @@ class TaskPrompts(GeneratedPrompts):
     def _response_messages(
         self, number: int, response: AssistantTurn, results: list[_ToolResult]
     ) -> list[dict[str, Any]]:
-        """Return the message of the assistant with a call for each result, and the results."""
+        """Return the message of the assistant with a call for each result, and the results.
+
+        The calls are those of the real response as far as it has any. Missing calls are added.
+        """
         if not results:
             return [{"role": "assistant", "content": response.text}]
-        calls = [
-            response.calls[index]
-            if index < len(response.calls)
-            else self._tool_call(number, index, result.tool, response)
-            for index, result in enumerate(results)
+        calls = list(response.calls[: len(results)])
+        calls += [
+            self._tool_call(number, index, results[index].tool, response)
+            for index in range(len(calls), len(results))
         ]
-        has_text = bool(response.calls) and bool(response.text)
-        content = response.text if has_text else None
+        # The text of a response without calls is the argument of the first call.
+        content = response.text if response.calls and response.text else None
         messages: list[dict[str, Any]] = [
             {"role": "assistant", "content": content, "tool_calls": calls}
         ]

@@ -123,7 +123,7 @@ def load_tokenizer(spec: str | None = None) -> Tokenizer:
 
 
 def random_text(tokenizer: Tokenizer, words: int, random: np.random.Generator) -> str:
-    """Return a text of so many random words of a tokenizer."""
+    """Return a text of `words` random words of a tokenizer, at least one."""
     start = tokenizer.starts[int(random.integers(len(tokenizer.starts)))]
     numbers = random.integers(len(tokenizer.words), size=words - 1)
     return start + "".join(tokenizer.words[int(number)] for number in numbers)
@@ -144,6 +144,7 @@ def packaged_tokenizer(folder: Path = DATA) -> Tokenizer:
         name=PACKAGED_NAME,
         sha256=RANKS_SHA256,
         starts=text.split("\n", PACKAGED_STARTS)[:PACKAGED_STARTS],
+        # One replacement in the whole text is faster than an operation for each word.
         words=(" " + text.replace("\n", "\n ")).split("\n"),
         additive=True,
         # Building prompts from the packaged words needs no counting.
@@ -221,6 +222,7 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
 
 
 def _read_file(file: Path) -> bytes:
+    """Return the bytes of a tokenizer file. Raises UserError if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -244,8 +246,12 @@ def _parse_model(content: bytes, file: Path) -> Any:
 
 
 def _candidate_words(vocabulary: dict[str, int]) -> list[str]:
-    """Return words of a vocabulary that may be one token, those with the lowest ids first."""
-    # with the space marks of byte-level, SentencePiece and older BPE vocabularies
+    """Return words of a vocabulary that may be one token, those with the lowest ids first.
+
+    In most vocabularies, low ids are frequent words.
+    """
+    # A word may have the mark for a space before it: "Ġ" in byte-level vocabularies, "▁" in those
+    # of SentencePiece. Older BPE vocabularies mark the end of a word with "</w>".
     pattern = re.compile(r"[Ġ▁ ]?([a-z]{2,})(?:</w>)?")
     tokens_by_id = sorted(vocabulary, key=vocabulary.__getitem__)
     matches = (pattern.fullmatch(token) for token in tokens_by_id)
@@ -261,9 +267,11 @@ class _OneTokenWords(NamedTuple):
 
 
 def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWords:
-    """Return the candidates that are one token each inside a text.
+    """Return the candidates that are one token each at the start of a text, or inside it.
 
-    A word is tested twice in a row after an anchor word, and a start before a tested word.
+    A word is accepted if two copies of it after another word (the anchor) add two tokens. The
+    second copy shows that it is also one token after itself. The anchor is the candidate with the
+    fewest tokens. A start is accepted if it and one accepted word after it are two tokens.
     """
 
     # Not the batch method of the library: it would start threads, and this process could then not

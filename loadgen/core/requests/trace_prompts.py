@@ -16,7 +16,7 @@ from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, PromptTarge
 from loadgen.core.requests.synthetic_prompts import SINGLE_REQUEST_SESSION
 from loadgen.core.requests.text_generator import Text
 from loadgen.core.requests.tokenizer import Tokenizer
-from loadgen.core.workload.trace import Trace
+from loadgen.core.workload.trace import NO_VALUE, Trace
 from loadgen.core.workload.trace_sessions import TraceSessions
 
 BLOCKS_CACHED = 4096
@@ -44,6 +44,10 @@ class TracePrompts(GeneratedPrompts):
     Request `number` is row `number`. After the last row the rows repeat with other text. If the
     source is the sessions of a trace, the number of a request is session * turns + position, as in
     the schedule.
+
+    A hash of a trace stands for a block of a prompt and all text before it. Each hash becomes a
+    text that depends on the hash alone, so prompts that begin with the same hashes begin with the
+    same text, and a prefix cache can reuse as much as with the real traffic.
 
     The lengths of a trace are counts of a server and include the tokens of the chat template, which
     are subtracted. The `model` of a row is sent only if the target lists it.
@@ -89,23 +93,34 @@ class TracePrompts(GeneratedPrompts):
     def locate(self, number: int) -> TraceRequest:
         """Return which request of the trace a number means.
 
-        The last request of a session has the last of its numbers, however many are between. Raises
-        IndexError for a number that its session does not use.
+        Raises IndexError for a number that its session does not use.
         """
         if self._sessions is None:
-            return TraceRequest(*divmod(number, len(self.trace)))
+            cycle, row = divmod(number, len(self.trace))
+            return TraceRequest(cycle, row)
+        # A start is a session in one of the cycles, or a request that belongs to no session.
         start, position = divmod(number, self.turns)
-        cycle, session = divmod(start, len(self._sessions))
-        is_session = bool(self._sessions.is_session[session])
-        last_turn = int(self._sessions.sizes[session]) - 1
-        if is_session and position == self.turns - 1:
-            turn = last_turn
-        elif position < (last_turn if is_session else 1):
-            turn = position
-        else:
+        cycle, session_index = divmod(start, len(self._sessions))
+        turn = self._turn_at(self._sessions, session_index, position)
+        if turn is None:
             raise IndexError(number)
-        row = int(self._sessions.rows(session)[turn])
+        row = int(self._sessions.rows(session_index)[turn])
+        is_session = bool(self._sessions.is_session[session_index])
         return TraceRequest(cycle, row, start if is_session else SINGLE_REQUEST_SESSION, turn)
+
+    def _turn_at(self, sessions: TraceSessions, session_index: int, position: int) -> int | None:
+        """Return the turn of a session at a position, or None if the position is not used.
+
+        The last request of a session has the last of the `turns` positions, so that the schedule
+        recognizes it without knowing the size of the session. The others have the first positions.
+        A request that belongs to no session has the first position.
+        """
+        if not sessions.is_session[session_index]:
+            return 0 if position == 0 else None
+        last_turn = int(sessions.sizes[session_index]) - 1
+        if position == self.turns - 1:
+            return last_turn
+        return position if position < last_turn else None
 
     def numbers(self, count: int) -> Iterable[int]:
         """Return the numbers of the first requests."""
@@ -159,7 +174,10 @@ class TracePrompts(GeneratedPrompts):
     # -- texts -----------------------------------------------------------------------------------
 
     def _prompt_text(self, number: int, request: TraceRequest) -> Text:
-        """Return a prompt: the text of each block that has a hash, then a text of its own."""
+        """Return a prompt: the text of each block that has a hash, then a text of its own.
+
+        A prompt without hashes shares nothing, so it gets a unique head.
+        """
         requested_tokens = self.requested_input_tokens(number)
         remaining_tokens = requested_tokens
         pieces: list[str] = []
@@ -183,7 +201,10 @@ class TracePrompts(GeneratedPrompts):
         return Text(text, self._tokenizer.count(text))
 
     def _block_text(self, cycle: int, block: int, tokens: int, *, is_first: bool) -> str:
-        """Return the text of a block, which is another one in each cycle."""
+        """Return the text of a block, which is another one in each cycle.
+
+        Words inside a prompt begin with a space, so only the first block begins without one.
+        """
         head = self._texts.start_word(block)
         if not is_first:
             head = " " + head
@@ -192,7 +213,7 @@ class TracePrompts(GeneratedPrompts):
     def _extra_fields(self, row: int) -> dict[str, Any]:
         """Return the body fields that a row requests, without a model that the server lacks."""
         fields_index = int(self.trace.fields_index[row])
-        if fields_index < 0:
+        if fields_index == NO_VALUE:
             return {}
         return {
             name: value
