@@ -85,8 +85,9 @@ def tasks_of(summary: Summary) -> Sessions | None:
 def sum_counts(summaries: Sequence[Summary]) -> CostBasis:
     """Return the counts and amounts summed over all runs, without rates.
 
-    Steps served by endpoints of their own are left out, because those endpoints have their own
-    prices.
+    The tokens of failed requests are paid, so they are among the token amounts. They are not among
+    the counts, because a cost is per unit that succeeded. Steps served by separate endpoints are
+    left out, because those endpoints have other prices.
     """
     summaries = [without_separate_endpoints(summary) for summary in summaries]
     tokens = [summary.tokens for summary in summaries]
@@ -130,37 +131,55 @@ def _sum_known(counts: Iterable[int | None]) -> Decimal | None:
 
 
 def _basis_at_measured_load(evidence: Evidence, totals: CostBasis) -> CostBasis:
-    runs = [_measured_rates(summary, evidence.at_once) for summary in evidence.summaries]
-    rates_by_unit = {unit: _known_rates(runs, unit) for unit in UNITS}
-    rates = {
-        unit: None if values is None else to_decimal(math.fsum(values) / len(values))
-        for unit, values in rates_by_unit.items()
+    """Return the totals with the rates of a run, or with the mean rates of repeats of a run.
+
+    Only repeats give an interval. It is stored relative to the rate, such as 0.96 to 1.04, because
+    one interval stands for the rates of all units.
+    """
+    rates_of_runs = [_measured_rates(summary, evidence.at_once) for summary in evidence.summaries]
+    rates_by_unit = {unit: _known_rates(rates_of_runs, unit) for unit in UNITS}
+    mean_rates = {
+        unit: None if rates is None else to_decimal(math.fsum(rates) / len(rates))
+        for unit, rates in rates_by_unit.items()
     }
     label = "Offline" if evidence.at_once else "at this load"
-    if len(runs) == 1:
-        return replace(totals, label=label, rates=rates)
-    totals = replace(totals, label=f"{label}, {len(runs)} repeats", rates=rates)
+    if len(rates_of_runs) == 1:
+        return replace(totals, label=label, rates=mean_rates)
+    basis = replace(totals, label=f"{label}, {len(rates_of_runs)} repeats", rates=mean_rates)
     interval = _interval_of_repeats(rates_by_unit)
     if interval is None or interval.low is None or interval.high is None:
-        return totals
+        return basis
     return replace(
-        totals,
+        basis,
         low=to_decimal(interval.low / interval.mid) if interval.low else None,
         high=to_decimal(interval.high / interval.mid) if interval.high else None,
         confidence=CONFIDENCE,
     )
 
 
-def _known_rates(runs: Sequence[Mapping[str, float | None]], unit: str) -> list[float] | None:
-    """Return the rate of a unit in each run, or None if one run has none."""
-    rates = [rate for run in runs if (rate := run[unit]) is not None]
-    return rates if len(rates) == len(runs) else None
+def _known_rates(
+    rates_of_runs: Sequence[Mapping[str, float | None]], unit: str
+) -> list[float] | None:
+    """Return the rate of a unit in each run, or None if one run has none.
+
+    A mean over some of the runs would not belong to the counts, which are sums over all of them.
+    """
+    known_rates: list[float] = []
+    for rates in rates_of_runs:
+        rate = rates[unit]
+        if rate is None:
+            return None
+        known_rates.append(rate)
+    return known_rates
 
 
 def _interval_of_repeats(
     rates_by_unit: Mapping[str, Sequence[float] | None],
 ) -> Estimate[float] | None:
-    """Return the interval of the rate of good requests, or of all requests if none was good."""
+    """Return the interval that stands for the rates of all units, or None without a known rate.
+
+    It is the interval of the rate of good requests, or of all requests if none was good.
+    """
     for unit in (GOOD, REQUEST):
         rates = rates_by_unit[unit]
         if rates is not None and any(rates):
@@ -169,37 +188,53 @@ def _interval_of_repeats(
 
 
 def _measured_rates(summary: Summary, is_offline: bool) -> dict[str, float | None]:
-    """Return the rates of a run by unit.
+    """Return the units per second of a run, by unit. None if a rate was not measured.
 
-    They are steady rates, or for Offline runs those between the first request and the last output,
-    as LoadGen computes them.
+    The rates are those of the steady state. An Offline run has none, because all its requests are
+    due at once. Its rates are those from the first request to the last output, as MLPerf's LoadGen
+    computes them. An invalid run has no good requests.
     """
-    load = summary.load
-    goodput = summary.goodput
+    rates = _offline_rates(summary) if is_offline else _steady_rates(summary)
+    if not summary.verdict.valid:
+        rates[GOOD] = None
+    return rates
+
+
+def _offline_rates(summary: Summary) -> dict[str, float | None]:
     tasks = tasks_of(summary)
     tokens = without_separate_endpoints(summary).tokens
-    if is_offline:
-        requests_per_s = load.completed_rps
-        good_per_s = goodput.rps
-        tasks_per_s = None if tasks is None else tasks.ok_per_s
-        output_per_s = tokens.output_per_s
-        total_per_s = tokens.total_per_s
-    else:
-        requests_per_s = load.steady_completed_rps
-        good_per_s = goodput.steady_rps
-        tasks_per_s = None if tasks is None else tasks.steady_ok_per_s
-        output_per_s = tokens.steady_output_per_s
-        total_per_s = tokens.steady_total_per_s
     return {
-        REQUEST: requests_per_s,
-        GOOD: good_per_s if summary.verdict.valid else None,
-        TASK: tasks_per_s,
-        OUTPUT: None if output_per_s is None else output_per_s / 1e6,
-        TOTAL: None if total_per_s is None else total_per_s / 1e6,
+        REQUEST: summary.load.completed_rps,
+        GOOD: summary.goodput.rps,
+        TASK: None if tasks is None else tasks.ok_per_s,
+        OUTPUT: _to_millions(tokens.output_per_s),
+        TOTAL: _to_millions(tokens.total_per_s),
     }
 
 
+def _steady_rates(summary: Summary) -> dict[str, float | None]:
+    tasks = tasks_of(summary)
+    tokens = without_separate_endpoints(summary).tokens
+    return {
+        REQUEST: summary.load.steady_completed_rps,
+        GOOD: summary.goodput.steady_rps,
+        TASK: None if tasks is None else tasks.steady_ok_per_s,
+        OUTPUT: _to_millions(tokens.steady_output_per_s),
+        TOTAL: _to_millions(tokens.steady_total_per_s),
+    }
+
+
+def _to_millions(tokens_per_s: float | None) -> float | None:
+    return None if tokens_per_s is None else tokens_per_s / 1e6
+
+
 def _basis_at_capacity(evidence: Evidence, totals: CostBasis) -> CostBasis:
+    """Return the totals with the rates of a capacity.
+
+    The capacity is a rate of requests or of interactions. The other rates are in proportion to the
+    counts of its run: with 95 good requests among 100 decided ones, the rate of good requests is
+    0.95 times the capacity. Token rates are those that the search itself has measured, if any.
+    """
     capacity = evidence.capacity
     summary = evidence.summary
     assert capacity is not None
@@ -207,23 +242,23 @@ def _basis_at_capacity(evidence: Evidence, totals: CostBasis) -> CostBasis:
         arrivals = summary.requests.decided
     else:
         arrivals = count_interactions(summary)
-    rate = to_decimal(capacity.rate_per_s)
+    arrivals_per_s = to_decimal(capacity.rate_per_s)
     rates = {
-        unit: None if count is None else count * rate / arrivals
+        unit: None if count is None else count * arrivals_per_s / arrivals
         for unit, count in totals.counts.items()
     }
     if capacity.output_tokens_per_s is not None:
         rates[OUTPUT] = to_decimal(capacity.output_tokens_per_s / 1e6)
     if capacity.total_tokens_per_s is not None:
         rates[TOTAL] = to_decimal(capacity.total_tokens_per_s / 1e6)
-    low = capacity.low_per_s
-    high = capacity.high_per_s
+    low_per_s = capacity.low_per_s
+    high_per_s = capacity.high_per_s
     return replace(
         totals,
         label="capacity",
         is_capacity=True,
         rates=rates,
-        low=None if low is None else to_decimal(low) / rate,
-        high=None if high is None else to_decimal(high) / rate,
-        confidence=None if low is None else capacity.confidence,
+        low=None if low_per_s is None else to_decimal(low_per_s) / arrivals_per_s,
+        high=None if high_per_s is None else to_decimal(high_per_s) / arrivals_per_s,
+        confidence=None if low_per_s is None else capacity.confidence,
     )

@@ -69,7 +69,9 @@ def count_interactions(summary: Summary) -> int:
     if summary.sessions is None:
         return summary.requests.decided
     single_requests = sum(
-        part.requests.decided for part in summary.classes if part.sessions is None
+        request_class.requests.decided
+        for request_class in summary.classes
+        if request_class.sessions is None
     )
     return summary.sessions.count + single_requests
 
@@ -78,23 +80,30 @@ def mean_interaction_duration_ms(summary: Summary) -> float | None:
     """Return how long an interaction takes on average, or None if it is not known.
 
     An interaction is a single request or a whole conversation. A conversation lasts from its first
-    request to its last response, pauses for tools included. In a mix of both, the mean is over all
-    interactions.
+    request to its last response, pauses for tools included. In a mix of both, the mean of each kind
+    is weighted by its number of interactions.
     """
     if summary.sessions is None:
         return summary.e2e_ms.mean
-    durations = [summary.sessions.duration_ms]
-    durations += [part.e2e_ms for part in summary.classes if part.sessions is None]
-    known = [(times.mean, times.count) for times in durations if times.mean is not None]
-    if not known:
-        return None
-    return sum(mean * count for mean, count in known) / sum(count for _, count in known)
+    duration_summaries = [summary.sessions.duration_ms]
+    for request_class in summary.classes:
+        is_single_requests = request_class.sessions is None
+        if is_single_requests:
+            duration_summaries.append(request_class.e2e_ms)
+    total_ms = 0.0
+    interaction_count = 0
+    for durations in duration_summaries:
+        if durations.mean is not None:
+            total_ms += durations.mean * durations.count
+            interaction_count += durations.count
+    return total_ms / interaction_count if interaction_count else None
 
 
 def without_separate_endpoints(summary: Summary) -> Summary:
-    """Return the summary without the tokens and bytes of steps that endpoints of their own serve.
+    """Return the summary without the tokens and bytes of steps that separate endpoints serve.
 
-    Those endpoints have prices of their own.
+    A step of a task, such as the computation of embeddings, may be sent to a separate endpoint.
+    That endpoint has another price, so `step_cost` prices these tokens.
     """
     steps = [step for step in summary.steps if step.targets]
     if not steps:
@@ -111,6 +120,7 @@ def without_separate_endpoints(summary: Summary) -> Summary:
     )
 
 
+# The fields of `TokenSummary` that are sums over all requests, so that steps can be subtracted.
 _TOKEN_FIELDS = (
     "input",
     "cached",
@@ -126,6 +136,10 @@ _TOKEN_FIELDS = (
 def _subtract_steps(
     summary: Summary, steps: Sequence[StepSummary], field: str
 ) -> float | int | None:
+    """Return a field of the run's tokens without the steps, or None if the run did not count it.
+
+    A step that did not count it is taken as 0.
+    """
     total: float | int | None = getattr(summary.tokens, field)
     if total is None:
         return None
@@ -133,7 +147,11 @@ def _subtract_steps(
 
 
 def evidence_notes(evidence: Evidence) -> Iterator[ReasonCode]:
-    """Yield the notes to show beside every number that follows from this evidence."""
+    """Yield the notes to show beside every number that follows from this evidence.
+
+    They say how valid the measurement is, whether it met its SLO, how certain its capacity is, and
+    whether the load can be sustained.
+    """
     yield from _measurement_notes(evidence)
     summaries = evidence.summaries
     if any(summary.goodput.met is False for summary in summaries):
@@ -176,7 +194,11 @@ def _measurement_notes(evidence: Evidence) -> Iterator[ReasonCode]:
 
 
 def _capacity_notes(capacity: Capacity) -> Iterator[ReasonCode]:
-    """Yield the notes on the interval of a capacity."""
+    """Yield the notes on a capacity that is only a lower bound, and on its interval.
+
+    The capacity is the load that passed at full length. Its interval follows from all trials of the
+    search, so the capacity may be an end of the interval.
+    """
     if capacity.lower_bound:
         yield note("lower_bound", why=capacity.lower_bound_reason or HIGHEST_LOAD_PASSED)
     if capacity.low_per_s is None or capacity.high_per_s is None:
@@ -192,31 +214,45 @@ def _capacity_notes(capacity: Capacity) -> Iterator[ReasonCode]:
 
 
 def _sustained_notes(evidence: Evidence) -> Iterator[ReasonCode]:
-    """Yield a note if the load behind the numbers is not known to be sustained.
+    """Yield a note if it is not known that the server can sustain the load behind the numbers.
 
-    A search may not have confirmed its capacity at all, or may not know whether the confirmed load
-    can be sustained for long. `sustained_reason` says why that is not known.
+    A load is sustained if its queue does not grow, so that it could go on for any length of time.
     """
-    capacity = evidence.capacity
-    if capacity is None:
+    if evidence.capacity is None:
         yield from _sustained_notes_on_runs(evidence.summaries)
-    elif capacity.method == "search" and capacity.confirmed is False:
+    elif evidence.capacity.method == "search":
+        yield from _sustained_notes_on_search(evidence.capacity)
+
+
+def _sustained_notes_on_search(capacity: Capacity) -> Iterator[ReasonCode]:
+    """Yield a note if a search did not confirm its capacity, or not as a load that lasts.
+
+    A confirmation is a run at full length. Its result may leave open whether the load can be
+    sustained, and `sustained_reason` says why.
+    """
+    if capacity.confirmed is False:
         yield note("unconfirmed")
-    elif capacity.method == "search" and not capacity.sustained and capacity.sustained_reason:
-        resume = (
-            f"; the search was stopped, {capacity.resume_hint}" if capacity.resume_command else ""
-        )
-        yield note("not_sustained", why=capacity.sustained_reason + resume)
+        return
+    if capacity.sustained or not capacity.sustained_reason:
+        return
+    why = capacity.sustained_reason
+    if capacity.resume_command:
+        why += f"; the search was stopped, {capacity.resume_hint}"
+    yield note("not_sustained", why=why)
 
 
 def _sustained_notes_on_runs(summaries: Sequence[Summary]) -> Iterator[ReasonCode]:
+    """Yield one note for all repeats: the first overload, or else the first open judgment.
+
+    A run is judged as sustained, as not sustained, or (None) as too short to tell.
+    """
     judgments = [summary.sustainable for summary in summaries]
-    failed = [judgment for judgment in judgments if judgment.sustained is False]
-    unknown = [judgment for judgment in judgments if judgment.sustained is None]
-    if failed:
-        yield note("overloaded", why=failed[0].why)
-    elif unknown:
-        yield note("not_sustained", why=unknown[0].why)
+    overloaded = [judgment for judgment in judgments if judgment.sustained is False]
+    undecided = [judgment for judgment in judgments if judgment.sustained is None]
+    if overloaded:
+        yield note("overloaded", why=overloaded[0].why)
+    elif undecided:
+        yield note("not_sustained", why=undecided[0].why)
 
 
 def _unique(texts: Sequence[str]) -> list[str]:

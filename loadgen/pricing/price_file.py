@@ -156,8 +156,8 @@ def parse_prices(
             "--currency",
             "three capital letters, like USD",
         )
-    valid = _valid_at(_located_prices(written), as_of)
-    converted, exchange_texts = _convert_prices(written, valid, file, target_currency)
+    latest = _latest_prices(_located_prices(written), as_of)
+    converted, exchange_texts = _convert_prices(written, latest, file, target_currency)
     _check_plausibility(converted, file, target_currency)
     file.raise_errors()
     if not converted:
@@ -268,42 +268,61 @@ def _with_example(error: LoadgenError) -> LoadgenError:
 
 
 def _located_prices(written: WrittenPrices) -> list[LocatedPrice]:
-    lists: dict[str, Sequence[Price]] = {
+    """Return all prices of a file, each with its place, such as ("rented", 0)."""
+    prices_by_key: dict[str, Sequence[Price]] = {
         "rented": written.rented,
         "owned": written.owned,
         "per_token": written.per_token,
     }
     return [
         LocatedPrice((key, index), price)
-        for key, prices in lists.items()
+        for key, prices in prices_by_key.items()
         for index, price in enumerate(prices)
     ]
 
 
-def _valid_at(located: Sequence[LocatedPrice], day: date | None) -> list[LocatedPrice]:
-    """Return the latest price of each offer, or the latest that was valid at a day."""
-    valid = latest_prices(located, lambda entry: entry.offer, lambda entry: entry.as_of, day)
-    if not valid and day is not None and located:
+def _latest_prices(
+    located_prices: Sequence[LocatedPrice], as_of: date | None
+) -> list[LocatedPrice]:
+    """Return the latest price of each offer, of those that were valid at a day if one is given.
+
+    A file may keep old prices of an offer, such as 2.10 per hour since January and 1.95 since June,
+    so that old results can be priced as they were.
+
+    Raises:
+        UserError: There are prices, but none was valid at that day.
+    """
+    latest = latest_prices(
+        located_prices,
+        lambda located: located.offer,
+        lambda located: located.as_of,
+        as_of,
+    )
+    if not latest and as_of is not None and located_prices:
         raise UserError(
             "no_price",
-            f"no price in the file was valid on {day}",
-            f"--as-of {day}",
+            f"no price in the file was valid on {as_of}",
+            f"--as-of {as_of}",
             "an earlier price with its as_of, or a later day",
         )
-    return valid
+    return latest
 
 
 def _check_consistency(written: WrittenPrices, file: _CheckedFile, today: date) -> None:
-    """Find errors between keys: future dates, keys that exclude each other, and repeated offers."""
+    """Add errors that concern several keys, which the check of single keys cannot find.
+
+    They are dates in the future, keys that exclude or need each other, and repeated offers
+    and names.
+    """
     located = _located_prices(written)
     dates: list[tuple[KeyPath, str]] = [
         (("exchange", index), rate.as_of) for index, rate in enumerate(written.exchange)
     ]
     dates += [(entry.keys, entry.as_of) for entry in located]
     for keys, as_of in dates:
-        wrong_date = find_future_date(as_of, today)
-        if wrong_date is not None:
-            file.add_error(wrong_date.code, wrong_date.what, (*keys, "as_of"), wrong_date.hint)
+        date_error = find_future_date(as_of, today)
+        if date_error is not None:
+            file.add_error(date_error.code, date_error.what, (*keys, "as_of"), date_error.hint)
     for keys, price in located:
         if isinstance(price, Rented):
             _check_rented(price, keys, file)
@@ -314,6 +333,10 @@ def _check_consistency(written: WrittenPrices, file: _CheckedFile, today: date) 
 
 
 def _check_repeated_offers(located: Sequence[LocatedPrice], file: _CheckedFile) -> None:
+    """Add an error for each price whose offer already has a price of the same day.
+
+    Which of them is right cannot be known, so the user has to remove one.
+    """
     repeated = find_duplicates(located, lambda entry: entry.offer, lambda entry: entry.as_of)
     for entry, first in repeated:
         file.add_error(
@@ -325,7 +348,11 @@ def _check_repeated_offers(located: Sequence[LocatedPrice], file: _CheckedFile) 
 
 
 def _check_repeated_names(located: Sequence[LocatedPrice], file: _CheckedFile) -> None:
-    """Find names of more than one offer. Prices of one offer at different days may share a name."""
+    """Add an error for each name that more than one offer has.
+
+    `--price DIR=NAME` could mean both of them. Prices of one offer at different days may share a
+    name, because only the latest of them is used.
+    """
     first_by_name: dict[str, LocatedPrice] = {}
     for entry in located:
         name = entry.price.name
@@ -342,6 +369,12 @@ def _check_repeated_names(located: Sequence[LocatedPrice], file: _CheckedFile) -
 
 
 def _check_rented(price: Rented, keys: KeyPath, file: _CheckedFile) -> None:
+    """Add errors for keys of a rented machine that exclude or need each other.
+
+    The hourly price must be clear: either of a machine with a known number of GPUs, or of one GPU.
+    An entry of the quality "not verified" may lack it, because it records that nobody has verified
+    one.
+    """
     if price.per_hour is not None and price.per_gpu_hour is not None:
         file.add_error(
             "conflict",
@@ -373,6 +406,7 @@ def _check_rented(price: Rented, keys: KeyPath, file: _CheckedFile) -> None:
 
 
 def _check_energy(price: Rented | Owned, energy: Energy, keys: KeyPath, file: _CheckedFile) -> None:
+    """Add errors for keys of `energy` by which power would be paid twice or not at all."""
     if isinstance(price, Owned) and energy.counted == "included":
         file.add_error(
             "conflict",
@@ -414,10 +448,14 @@ def _check_energy(price: Rented | Owned, energy: Energy, keys: KeyPath, file: _C
 def _convert_prices(
     written: WrittenPrices, located: Sequence[LocatedPrice], file: _CheckedFile, currency: str
 ) -> tuple[list[LocatedPrice], tuple[str, ...]]:
-    """Return the prices in one currency, and the exchange rates that were used as text."""
+    """Return the prices in one currency, and the exchange rates that were used as text.
+
+    Each price in another currency needs its own exchange rate in the file. If the rate is missing,
+    an error is added and the price is left out.
+    """
     rates = _exchange_rates(written, file)
     converted: list[LocatedPrice] = []
-    used_rates: dict[str, None] = {}
+    rate_texts: list[str] = []
     for entry in located:
         price_currency = entry.price.currency or written.currency
         if price_currency == currency:
@@ -433,10 +471,14 @@ def _convert_prices(
                 "source: ...}]; none is invented",
             )
             continue
-        rate_text = f"1 {price_currency} = {exchange.rate} {currency}"
-        used_rates[f"{rate_text} (as of {exchange.as_of}, {exchange.source})"] = None
+        rate_text = (
+            f"1 {price_currency} = {exchange.rate} {currency} "
+            f"(as of {exchange.as_of}, {exchange.source})"
+        )
+        if rate_text not in rate_texts:
+            rate_texts.append(rate_text)
         converted.append(LocatedPrice(entry.keys, _multiply_amounts(entry.price, exchange.rate)))
-    return converted, tuple(used_rates)
+    return converted, tuple(rate_texts)
 
 
 def _exchange_rates(
@@ -466,6 +508,7 @@ def _multiply_amounts(price: Price, rate: Decimal) -> Price:
 
 
 def _replace_fields(price: Price, **changes: Any) -> Price:
+    """Return a copy of a price with other values. Prices are msgspec or pydantic models."""
     if isinstance(price, PerToken):
         return replace(price, **changes)
     return price.model_copy(update=changes)
@@ -483,26 +526,38 @@ def _check_plausibility(located: Sequence[LocatedPrice], file: _CheckedFile, cur
     """Find amounts that are probably a mistake, such as cents instead of dollars."""
     for keys, price in located:
         for amount in _amounts_to_check(price):
-            wrong = find_implausible_amount(amount.value, amount.plausible_range, currency)
-            if wrong is not None:
-                file.add_error(wrong.code, wrong.what, (*keys, *amount.keys), wrong.hint)
+            error = find_implausible_amount(amount.value, amount.plausible_range, currency)
+            if error is not None:
+                file.add_error(error.code, error.what, (*keys, *amount.keys), error.hint)
 
 
 def _amounts_to_check(price: Price) -> Iterator[_Amount]:
+    """Yield the amounts of a price for which a plausible range is known, per GPU where needed.
+
+    The ranges for machines are per GPU, so amounts of whole machines are divided by their GPUs. The
+    quotient is rounded because error messages show it.
+    """
     if isinstance(price, Rented):
-        if price.per_gpu_hour is not None:
-            yield _Amount(("per_gpu_hour",), price.per_gpu_hour, GPU_HOUR_RANGE)
-        if price.per_hour is not None and price.gpus is not None:
-            yield _Amount(("per_hour",), round(price.per_hour / price.gpus, 6), GPU_HOUR_RANGE)
+        yield from _rental_amounts_to_check(price)
     if isinstance(price, Owned):
-        yield _Amount(("capital",), round(price.capital / price.gpus, 2), CAPITAL_RANGE)
+        capital_per_gpu = round(price.capital / price.gpus, 2)
+        yield _Amount(("capital",), capital_per_gpu, CAPITAL_RANGE)
     energy = None if isinstance(price, PerToken) else price.energy
     if energy is not None and energy.per_kwh is not None:
         yield _Amount(("energy", "per_kwh"), energy.per_kwh, KILOWATT_HOUR_RANGE)
     for key, plausible_range in PLAUSIBLE_RANGES.items():
-        value = getattr(price, key, None)
-        if value is not None:
-            yield _Amount((key,), value, plausible_range)
+        # The SDK has ranges for keys of all kinds of price. This price may lack some of them.
+        amount = getattr(price, key, None)
+        if amount is not None:
+            yield _Amount((key,), amount, plausible_range)
+
+
+def _rental_amounts_to_check(price: Rented) -> Iterator[_Amount]:
+    if price.per_gpu_hour is not None:
+        yield _Amount(("per_gpu_hour",), price.per_gpu_hour, GPU_HOUR_RANGE)
+    if price.per_hour is not None and price.gpus is not None:
+        cost_per_gpu_hour = round(price.per_hour / price.gpus, 6)
+        yield _Amount(("per_hour",), cost_per_gpu_hour, GPU_HOUR_RANGE)
 
 
 def _unique_names(prices: Sequence[Price]) -> list[str]:

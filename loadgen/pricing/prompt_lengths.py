@@ -34,7 +34,8 @@ class TokenAmounts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         fresh: Prompt tokens that did not come from a cache.
-        written: Those of them that were written to a cache; None if the server does not say.
+        written: The fresh tokens that were written to a cache, or None if the server does not
+            report them.
         cached: Prompt tokens that came from a cache.
         output: Output tokens.
     """
@@ -44,66 +45,109 @@ class TokenAmounts(msgspec.Struct, frozen=True, kw_only=True):
     cached: Decimal
     output: Decimal
 
-    def without(self, part: TokenAmounts) -> TokenAmounts:
-        """Return the tokens that are not in a part of these."""
+    def plus(self, other: TokenAmounts) -> TokenAmounts:
+        """Return the sum of two amounts. Written tokens are known only if both are known."""
         written = None
-        if self.written is not None and part.written is not None:
-            written = self.written - part.written
+        if self.written is not None and other.written is not None:
+            written = self.written + other.written
         return TokenAmounts(
-            fresh=self.fresh - part.fresh,
+            fresh=self.fresh + other.fresh,
             written=written,
-            cached=self.cached - part.cached,
-            output=self.output - part.output,
+            cached=self.cached + other.cached,
+            output=self.output + other.output,
+        )
+
+    def without(self, subset: TokenAmounts) -> TokenAmounts:
+        """Return the difference to a subset, such as all tokens without those of long prompts."""
+        written = None
+        if self.written is not None and subset.written is not None:
+            written = self.written - subset.written
+        return TokenAmounts(
+            fresh=self.fresh - subset.fresh,
+            written=written,
+            cached=self.cached - subset.cached,
+            output=self.output - subset.output,
         )
 
 
 def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmounts:
-    """Return the tokens of the requests whose prompts, cached tokens included, are longer.
+    """Return the tokens of all requests whose prompts are longer than a number of tokens.
 
-    Raises UserError if the records of a run are missing.
+    Some providers charge another price for a whole request if its prompt is long, for example
+    above 200,000 tokens. Prompt tokens that came from a cache count for this length too.
+
+    Raises:
+        UserError: The records of the runs, which have the length of each prompt, are not available.
     """
     if evidence.read_runs is None:
-        what = f"the price changes above {above_prompt_tokens:,} prompt tokens of a request"
-        hint = "a run with its records, which tell the length of each prompt"
-        raise UserError("no_figure", what, evidence.folder or evidence.name, hint)
-    parts = [_long_prompt_records(run, above_prompt_tokens) for run in evidence.read_runs()]
-    records = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    cached = np.maximum(records["cached_tokens"], 0)
-    written = records["cache_written_tokens"]
-    return TokenAmounts(
-        fresh=_sum(records["input_tokens"] - cached),
-        written=_sum(written) if (written >= 0).all() else None,
-        cached=_sum(cached),
-        output=_sum(np.maximum(records["output_tokens"], 0)),
+        raise UserError(
+            "no_figure",
+            f"the price changes above {above_prompt_tokens:,} prompt tokens of a request",
+            evidence.folder or evidence.name,
+            "a run with its records, which tell the length of each prompt",
+        )
+    totals = TokenAmounts(
+        fresh=Decimal(0), written=Decimal(0), cached=Decimal(0), output=Decimal(0)
     )
+    for run in evidence.read_runs():
+        totals = totals.plus(_count_long_prompts_in_run(run, above_prompt_tokens))
+    return totals
 
 
-def _long_prompt_records(run: RunRecords, above_prompt_tokens: int) -> dict[str, NDArray[np.int64]]:
-    """Return the token counts of the measured requests whose prompts exceed a length, by column.
+def _count_long_prompts_in_run(run: RunRecords, above_prompt_tokens: int) -> TokenAmounts:
+    """Return the tokens of the requests of one run that have long prompts and are paid for.
 
-    Requests of warm-up stages are not counted. Neither are requests to endpoints that serve single
-    steps of a task, because those endpoints have prices of their own.
+    Failed requests are paid too. Columns have -1 where the server reported no number: such a number
+    counts as 0, except for tokens written to a cache, where one missing number makes the sum
+    unknown, because those tokens have a price of their own.
     """
     columns = Columns(run.rows)
     was_sent = columns.where(OK) | columns.where(FAILED)
-    is_long = columns["input_tokens"] > above_prompt_tokens
-    is_counted = _is_measured(columns, run.header) & _is_on_main_target(columns, run.header)
-    is_counted &= was_sent & is_long
-    names = ("input_tokens", "cached_tokens", "cache_written_tokens", "output_tokens")
-    return {name: columns[name][is_counted].astype(np.int64) for name in names}
+    has_long_prompt = columns["input_tokens"] > above_prompt_tokens
+    is_priced = _is_measured(columns, run.header) & _is_on_main_target(columns, run.header)
+    is_counted = was_sent & has_long_prompt & is_priced
+
+    def select(column: str) -> NDArray[np.int64]:
+        return columns[column][is_counted].astype(np.int64)
+
+    prompt_tokens = select("input_tokens")
+    cached_tokens = np.maximum(select("cached_tokens"), 0)
+    written_tokens = select("cache_written_tokens")
+    output_tokens = np.maximum(select("output_tokens"), 0)
+    is_written_known = bool((written_tokens >= 0).all())
+    return TokenAmounts(
+        fresh=_sum(prompt_tokens - cached_tokens),
+        written=_sum(written_tokens) if is_written_known else None,
+        cached=_sum(cached_tokens),
+        output=_sum(output_tokens),
+    )
 
 
 def _is_measured(columns: Columns, header: RunManifest) -> NDArray[np.bool_]:
-    """Return which requests belong to measured stages, or all of a run without stages."""
-    measured_stages = np.array([stage.measured for stage in header.stages] or [True])
-    return measured_stages[columns["stage"]]
+    """Return a mask of the requests in measured stages, which leaves out warm-up stages.
+
+    All requests of a run without stages are measured.
+    """
+    stage_indexes = columns["stage"]
+    if not header.stages:
+        return np.ones(len(stage_indexes), dtype=np.bool_)
+    is_stage_measured = np.array([stage.measured for stage in header.stages])
+    return is_stage_measured[stage_indexes]
 
 
 def _is_on_main_target(columns: Columns, header: RunManifest) -> NDArray[np.bool_]:
-    """Return which requests went to targets that do not serve single steps of a task."""
-    main_targets = np.array([not target.serves for target in header.targets] or [True])
-    # A request that was never sent has the target -1, and is left out by its status.
-    return main_targets[np.maximum(columns["target"], 0)]
+    """Return a mask of the requests to the main targets of a run.
+
+    The other targets serve single steps of a task, such as an embedding model. They have prices of
+    their own, which `step_cost` uses.
+    """
+    target_indexes = columns["target"]
+    if not header.targets:
+        return np.ones(len(target_indexes), dtype=np.bool_)
+    is_main_target = np.array([not target.serves for target in header.targets])
+    # A request that was never sent has the target -1. Any valid index will do for it, because the
+    # caller leaves such requests out by their status.
+    return is_main_target[np.maximum(target_indexes, 0)]
 
 
 def _sum(values: NDArray[np.int64]) -> Decimal:

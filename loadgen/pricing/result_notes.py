@@ -28,6 +28,7 @@ RAMP_UP_DEFICIT = Decimal("0.01")
 SHORT_WINDOW_RESPONSES = 20
 """A steady-state window of fewer median response times still has the ramp-up in its rates."""
 
+# A series of GPUs and a number, such as H100, GB300 or MI300X, not as part of a longer word.
 _GPU_NAME = re.compile(r"(?<![A-Z0-9])(?:GB|GH|B|H|A|L|MI|RTX)[0-9]{2,4}X?(?![0-9])")
 
 
@@ -39,7 +40,16 @@ def result_notes(
     power: Power | None,
     measured: MeasuredEnergy | None,
 ) -> Iterator[ReasonCode]:
-    """Yield the notes to show beside the costs of a result."""
+    """Yield the notes to show beside the costs of a result.
+
+    Args:
+        evidence: The measurements.
+        basis: The quantities that the costs were computed from.
+        price: The price of the machines or of the tokens.
+        gpus: The number of GPUs that the run used, or None if it is not known.
+        power: Power by the price file, or None without one.
+        measured: Energy by measurement, or None without one.
+    """
     yield from evidence_notes(evidence)
     separate_steps = [step.name for step in evidence.summary.steps if step.targets]
     if separate_steps:
@@ -62,8 +72,9 @@ def result_notes(
 def note_other_machine(summary: Summary, price: Rented | Owned) -> ReasonCode | None:
     """Return a note if the price is for another machine than the one measured.
 
-    The machines are compared by the GPU that the shape or name of the target contains, else by the
-    shape. Returns None if they are equal or not known.
+    The machines are compared by the GPU names, such as "GB300", in the shape and name of the target
+    and in the price. If one side names no known GPU, the instance types are compared. Returns None
+    if the machines are equal or not known.
     """
     target = summary.target
     measured_gpus = set(_GPU_NAME.findall(f"{target.shape} {target.name}".upper()))
@@ -85,40 +96,49 @@ def note_other_machine(summary: Summary, price: Rented | Owned) -> ReasonCode | 
 def _token_price_notes(
     evidence: Evidence, basis: CostBasis, price: PerToken
 ) -> Iterator[ReasonCode]:
+    """Yield the notes on a price per token: what the server's token counts leave open.
+
+    Servers may report neither the tokens that came from a cache nor those written to one, so the
+    cost assumes the more expensive case and says so. Failed requests are paid as far as their
+    tokens are known.
+    """
     if price.per_million_cache_write is not None and basis.written_tokens is None:
         yield note("all_written")
-    if (price.per_million_cached or 0) > price.per_million_input:
+    cached_price = price.per_million_cached
+    if cached_price is not None and cached_price > price.per_million_input:
+        # A cache discount is normal and a surcharge is not, so the two keys may be swapped.
         yield note(
             "cached_above_input",
-            cached=str(price.per_million_cached),
+            cached=str(cached_price),
             input=str(price.per_million_input),
         )
-    if not basis.cached_known and price.per_million_cached is not None:
+    if not basis.cached_known and cached_price is not None:
         yield note("cached_unknown")
     summaries = evidence.summaries
-    failed = sum(summary.requests.failed + summary.requests.lost for summary in summaries)
-    if failed:
+    failed_requests = sum(summary.requests.failed + summary.requests.lost for summary in summaries)
+    if failed_requests:
         failed_tokens = sum(
             summary.tokens.failed_input + summary.tokens.failed_output for summary in summaries
         )
-        yield note("failed_paid", failed=failed, tokens=failed_tokens)
+        yield note("failed_paid", failed=failed_requests, tokens=failed_tokens)
 
 
 def _machine_notes(
     evidence: Evidence, basis: CostBasis, price: Rented | Owned, gpus: int
 ) -> Iterator[ReasonCode]:
-    """Yield the notes on a price by the hour: whether load, machine and number of GPUs match it."""
-    # The load of a run is neither the capacity of its machine nor the highest possible load.
-    is_at_chosen_load = not basis.is_capacity and not evidence.at_once
+    """Yield the notes on a price by the hour.
+
+    Such a cost is right only if the machine ran at its capacity, if it is the machine that the
+    price is for, and if all GPUs that are paid were used. There is a note for each condition that
+    is not met.
+    """
+    is_at_chosen_load = _is_at_chosen_load(evidence, basis)
     if is_at_chosen_load:
         yield note("own_load")
     other_machine_note = note_other_machine(evidence.summary, price)
     if other_machine_note is not None:
         yield other_machine_note
-    if isinstance(price, Rented):
-        yield from _rented_gpu_notes(price, gpus)
-    elif gpus != price.gpus:
-        yield note("part_of_machines", used=gpus, bought=price.gpus)
+    yield from _unused_gpu_notes(price, gpus)
     if is_at_chosen_load and _is_short_without_warmup(evidence.summary):
         yield note("short_run")
     if evidence.capacity is not None:
@@ -126,7 +146,24 @@ def _machine_notes(
         yield from _arrival_rate_notes(evidence.summary, evidence.capacity)
 
 
-def _rented_gpu_notes(price: Rented, gpus: int) -> Iterator[ReasonCode]:
+def _is_at_chosen_load(evidence: Evidence, basis: CostBasis) -> bool:
+    """Return True if the user chose the load of the run, so that the machine may serve more.
+
+    A capacity was searched for, and an Offline run drives the machine as hard as it can.
+    """
+    return not basis.is_capacity and not evidence.at_once
+
+
+def _unused_gpu_notes(price: Rented | Owned, gpus: int) -> Iterator[ReasonCode]:
+    """Yield a note if the GPUs that are paid are not, or may not be, the GPUs that were used.
+
+    Rented machines are paid whole, so a run on 6 GPUs pays for 8 if a machine has 8. Of machines
+    that were bought, a run pays for the GPUs that it used.
+    """
+    if isinstance(price, Owned):
+        if gpus != price.gpus:
+            yield note("part_of_machines", used=gpus, bought=price.gpus)
+        return
     if price.gpus is None:
         yield note("machine_unknown")
         return
@@ -136,50 +173,71 @@ def _rented_gpu_notes(price: Rented, gpus: int) -> Iterator[ReasonCode]:
 
 
 def _is_short_without_warmup(summary: Summary) -> bool:
+    """Return True if the ramp-up of a run is a noticeable part of its steady-state window.
+
+    A run that starts on an idle server completes little at first. Without a warm-up, the window
+    must last for many median response times to make that negligible.
+    """
     steady_s = summary.window.steady.duration_s
     response_ms = summary.e2e_ms.p50
-    if steady_s is None or response_ms is None or summary.warmup.scheduled:
+    has_warmup = bool(summary.warmup.scheduled)
+    if steady_s is None or response_ms is None or has_warmup:
         return False
     return response_ms / 1e3 * SHORT_WINDOW_RESPONSES > steady_s
 
 
 def _ramp_up_notes(basis: CostBasis, capacity: Capacity) -> Iterator[ReasonCode]:
-    """Yield a note if the run showed fewer tokens/s than its request rate times its mean length."""
+    """Yield a note if the run of a capacity produced fewer tokens/s than its requests contain.
+
+    In the steady state, the token rate is the request rate times the mean response length. A run
+    that starts on an empty server has a lower token rate, because its first responses are still
+    being generated. Tokens are priced by that lower rate, so the note says how much is missing.
+    """
     requests_per_s = basis.rates[REQUEST]
     request_count = basis.counts[REQUEST]
-    measured_rate = basis.rates[OUTPUT]
-    millions = basis.counts[OUTPUT]
+    # The unit OUTPUT is a million tokens, so its rate and count are in millions.
+    measured_millions_per_s = basis.rates[OUTPUT]
+    output_millions = basis.counts[OUTPUT]
     if capacity.output_tokens_per_s is None:
         return
-    if not (requests_per_s and request_count and measured_rate and millions):
+    if not (requests_per_s and request_count and measured_millions_per_s and output_millions):
         return
-    nominal_rate = requests_per_s * millions / request_count
-    if measured_rate < nominal_rate * (1 - RAMP_UP_DEFICIT):
+    steady_millions_per_s = requests_per_s * output_millions / request_count
+    if measured_millions_per_s < steady_millions_per_s * (1 - RAMP_UP_DEFICIT):
         yield note(
             "began_empty",
-            output_tokens_per_s=float(measured_rate * MILLION),
-            missing=float(1 - measured_rate / nominal_rate),
+            output_tokens_per_s=float(measured_millions_per_s * MILLION),
+            missing=float(1 - measured_millions_per_s / steady_millions_per_s),
             requests_per_s=float(requests_per_s),
-            output_tokens=float(millions * MILLION / request_count),
+            output_tokens=float(output_millions * MILLION / request_count),
         )
 
 
 def _arrival_rate_notes(summary: Summary, capacity: Capacity) -> Iterator[ReasonCode]:
-    """Yield a note if the arrival rate of the confirming run differs from the capacity."""
+    """Yield a note if the arrival rate of the confirming run differs from the capacity.
+
+    Arrivals are random, so a run may offer slightly less than was requested, which makes it easier
+    to pass. If the rates differ much, the run is not one at the capacity, and its requests may
+    have other sizes.
+    """
     offered_rps = summary.load.offered_rps
     if capacity.unit != "requests" or offered_rps is None:
         return
-    difference = offered_rps / capacity.rate_per_s - 1
-    if abs(difference) > LOAD_DIFFERENCE:
+    relative_difference = offered_rps / capacity.rate_per_s - 1
+    if abs(relative_difference) > LOAD_DIFFERENCE:
         yield note("off_capacity", offered_per_s=offered_rps)
-    elif difference < -ARRIVAL_DEFICIT:
+    elif relative_difference < -ARRIVAL_DEFICIT:
         yield note("offered_less", asked_per_s=capacity.rate_per_s, offered_per_s=offered_rps)
 
 
 def _power_notes(
     price: Rented | Owned, power: Power | None, measured: MeasuredEnergy | None
 ) -> Iterator[ReasonCode]:
-    """Yield a note if the accelerators alone used more power than the price file declares."""
+    """Yield a note if the accelerators alone used more power than the price file declares.
+
+    The declared power is that of whole machines, so it must be higher than the measured power of
+    their accelerators. The lower end of the measured power is compared, to allow for its error.
+    """
     if measured is None or power is None or price.energy is None:
         return
     measured_watts = lowest_measured_watts(measured, price.energy)
@@ -188,6 +246,10 @@ def _power_notes(
 
 
 def _egress_notes(basis: CostBasis, price: Price) -> Iterator[ReasonCode]:
+    """Yield a note if the cost leaves out egress, the traffic that leaves the provider.
+
+    Either the price file has no price for it, or no bytes were counted, as in virtual time.
+    """
     request_count = basis.counts[REQUEST]
     kb_per_request = None
     if basis.bytes_out and request_count:

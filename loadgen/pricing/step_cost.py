@@ -28,73 +28,97 @@ def with_step_costs(result: PricedResult, prices: Prices) -> PricedResult:
     """
     if not result.basis.counts[TASK]:
         return replace(result, steps={})
-    costs = {}
+    costs: dict[str, StepCost] = {}
     for step in result.evidence.summary.steps:
+        # Steps of different classes may have the same name.
         name = f"{step.of_class}: {step.name}" if step.of_class else step.name
         costs[name] = _step_cost(step, result, prices)
     return replace(result, steps=costs)
 
 
 def _step_cost(step: StepSummary, result: PricedResult, prices: Prices) -> StepCost:
-    """Return what one step adds to the cost of a task.
+    """Return what one step, such as "plan" or "embed", adds to the cost of a task.
 
-    A step with targets of its own, such as an embedding model, has the price of those targets. All
-    other steps share the endpoint of the result.
+    There are three ways to pay for a step: at a separate endpoint with a price of its own, per
+    token, or as a fraction of the machines that serve the whole task.
     """
-    if step.targets:
-        return _cost_on_own_endpoint(step, result, prices)
+    has_separate_endpoint = bool(step.targets)
+    if has_separate_endpoint:
+        return _cost_on_separate_endpoint(step, result, prices)
     if isinstance(result.price, PerToken):
         return _cost_by_token(step, result.price, result)
     return _cost_on_shared_machines(step, result.price, result)
 
 
-def _cost_on_own_endpoint(step: StepSummary, result: PricedResult, prices: Prices) -> StepCost:
-    target = _target_of(step, result)
+def _cost_on_separate_endpoint(step: StepSummary, result: PricedResult, prices: Prices) -> StepCost:
+    """Return the cost of a step at the price of the endpoint that serves this step alone.
+
+    A missing or ambiguous price is no error of the whole report: the step then has no amount, and
+    the message of the error as its reason.
+    """
+    target = _find_target(step, result)
     try:
-        # Several prices differ only in commitment. The first one in the file is used.
-        price = find_prices(prices, target)[0]
+        matching_prices = find_prices(prices, target)
     except UserError as error:
         return _unknown_cost(None, error.what, error.code)
+    # Several prices differ only in commitment. The first one in the file is used.
+    price = matching_prices[0]
     if isinstance(price, PerToken):
         return _cost_by_token(step, price, result)
-    return _cost_on_own_machines(price, target.gpus, result.basis.rates[TASK])
+    return _cost_on_separate_machines(price, target.gpus, result.basis.rates[TASK])
 
 
-def _target_of(step: StepSummary, result: PricedResult) -> TargetFacts:
-    targets = [part.target for part in result.evidence.summary.targets]
-    return next(target for target in targets if target.name in step.targets)
+def _find_target(step: StepSummary, result: PricedResult) -> TargetFacts:
+    """Return the first target of the run that serves the step."""
+    run_targets = [part.target for part in result.evidence.summary.targets]
+    return next(target for target in run_targets if target.name in step.targets)
 
 
 def _cost_by_token(step: StepSummary, price: PerToken, result: PricedResult) -> StepCost:
+    """Return the cost of a step's tokens in all runs, divided by the tasks of all runs.
+
+    A price that changes with the length of the prompt gives no amount, because a step has only the
+    sums of its tokens.
+    """
     if price.above is not None:
-        why = "its price changes with the length of each prompt"
-        return _unknown_cost(price, why, "no_figure")
-    tasks = result.basis.counts[TASK] or 1
-    parts = compute_token_parts(price, _token_amounts(price, _in_all_runs(step, result)))
-    return StepCost(price=price, per_task=sum(parts.values(), Decimal(0)) / tasks)
+        return _unknown_cost(price, "its price changes with the length of each prompt", "no_figure")
+    # `with_step_costs` returns early for a result without tasks.
+    task_count = result.basis.counts[TASK] or 1
+    token_amounts = _count_step_tokens(price, _same_step_in_all_runs(step, result))
+    amounts = compute_token_parts(price, token_amounts)
+    return StepCost(price=price, per_task=sum(amounts.values(), Decimal(0)) / task_count)
 
 
 def _cost_on_shared_machines(
     step: StepSummary, price: Rented | Owned, result: PricedResult
 ) -> StepCost:
-    """Return the part of a task's cost that is in proportion to the tokens of a step."""
+    """Return the cost of a task times the step's fraction of all tokens on the shared machines.
+
+    Machines are paid by the hour, and a measurement does not tell how much of that time a step
+    takes. Its prompt and output tokens stand for it.
+    """
     task_cost = result.costs[TASK]
     if task_cost is None:
         return _unknown_cost(price, "no steady rate of tasks", "no_figure")
-    summaries = result.evidence.summaries
-    shared_steps = [
-        shared for summary in summaries for shared in summary.steps if not shared.targets
+    steps_on_shared_machines = [
+        run_step
+        for summary in result.evidence.summaries
+        for run_step in summary.steps
+        if not run_step.targets
     ]
-    all_tokens = sum(map(_count_tokens, shared_steps))
-    step_tokens = sum(map(_count_tokens, _in_all_runs(step, result)))
+    all_tokens = sum(map(_count_tokens, steps_on_shared_machines))
+    step_tokens = sum(map(_count_tokens, _same_step_in_all_runs(step, result)))
     fraction = Decimal(step_tokens) / all_tokens if all_tokens else Decimal(0)
     return StepCost(price=price, per_task=task_cost.total * fraction)
 
 
-def _cost_on_own_machines(
+def _cost_on_separate_machines(
     price: Rented | Owned, gpus: int | None, tasks_per_s: Decimal | None
 ) -> StepCost:
-    """Return the cost of machines that serve nothing but this step, spread over all tasks."""
+    """Return the cost of machines that serve nothing but this step, spread over all tasks.
+
+    Their hourly cost is divided by the tasks of an hour, at the steady rate of the run.
+    """
     if gpus is None:
         return _unknown_cost(price, "its GPUs are not known: gpus in --targets", "missing_option")
     if not tasks_per_s:
@@ -104,17 +128,17 @@ def _cost_on_own_machines(
 
 
 def _unknown_cost(price: Price | None, why: str, code: str) -> StepCost:
+    """Return a step without an amount, with the reason as text and as the code of an error."""
     return StepCost(price=price, per_task=None, why=why, code=code)
 
 
-def _in_all_runs(step: StepSummary, result: PricedResult) -> list[StepSummary]:
-    """Return the same step of the same class in each run."""
-    key = (step.of_class, step.name)
+def _same_step_in_all_runs(step: StepSummary, result: PricedResult) -> list[StepSummary]:
+    """Return the step of the same name and request class in each run."""
     return [
-        other
+        run_step
         for summary in result.evidence.summaries
-        for other in summary.steps
-        if (other.of_class, other.name) == key
+        for run_step in summary.steps
+        if run_step.of_class == step.of_class and run_step.name == step.name
     ]
 
 
@@ -122,17 +146,24 @@ def _count_tokens(step: StepSummary) -> int:
     return (step.tokens.input or 0) + (step.tokens.output or 0)
 
 
-def _token_amounts(price: PerToken, steps: Sequence[StepSummary]) -> TokenAmounts:
-    """Return the tokens of a step in all runs. Without a price for cached tokens, all are fresh."""
-    tokens = [step.tokens for step in steps]
+def _count_step_tokens(price: PerToken, steps: Sequence[StepSummary]) -> TokenAmounts:
+    """Return the tokens of a step, summed over its runs, as they are paid under a price.
+
+    Tokens of failed requests are paid too. Cached tokens are fresh ones if the price has no
+    discount for them. The tokens written to a cache are known only if every run reports them.
+    """
+    token_counts = [step.tokens for step in steps]
     cached = 0
     if price.per_million_cached is not None:
-        cached = sum(count.cached or 0 for count in tokens)
-    fresh = sum((count.input or 0) + (count.failed_input or 0) for count in tokens) - cached
+        cached = sum(tokens.cached or 0 for tokens in token_counts)
+    prompt = sum((tokens.input or 0) + (tokens.failed_input or 0) for tokens in token_counts)
+    output = sum((tokens.output or 0) + (tokens.failed_output or 0) for tokens in token_counts)
     written = None
-    if all(count.cache_written is not None for count in tokens):
-        written = Decimal(sum(count.cache_written or 0 for count in tokens))
-    output = sum((count.output or 0) + (count.failed_output or 0) for count in tokens)
+    if all(tokens.cache_written is not None for tokens in token_counts):
+        written = Decimal(sum(tokens.cache_written or 0 for tokens in token_counts))
     return TokenAmounts(
-        fresh=Decimal(fresh), written=written, cached=Decimal(cached), output=Decimal(output)
+        fresh=Decimal(prompt - cached),
+        written=written,
+        cached=Decimal(cached),
+        output=Decimal(output),
     )
