@@ -42,30 +42,38 @@ class EmittedEvents(NamedTuple):
 def iterate_gaps(events: EmittedEvents) -> Iterator[RequestGaps]:
     """Yield the gaps of all requests that have one, in the order of the records, in batches.
 
-    All events of a batch are written out as columns: first their iterations, then the times at
-    which these ended. A gap is the difference to the event before it, if both are of one record. So
-    a pause is a gap, too.
+    A gap is the time from one event of a record to the next, also if a pause is between them. A
+    batch has all events of some records, one after the other, so their gaps are differences of
+    neighbours. The differences between the last event of a record and the first of the next record
+    are left out.
     """
     spans = _sorted_spans(events.spans)
     event_counts = _count_events(spans, events.interval)
-    all_ends = np.concatenate(events.iteration_ends)
-    replica_offsets = np.cumsum([0, *map(len, events.iteration_ends)])
+    all_ends_ns = np.concatenate(events.iteration_ends)
+    first_of_replica = np.cumsum([0, *map(len, events.iteration_ends)])  # index in all_ends_ns
     for batch in _batches(spans.record_index, event_counts):
+        batch_spans = TokenSpans(*(column[batch] for column in spans))
         counts = event_counts[batch]
-        span_of_event = np.repeat(np.arange(len(counts)), counts)
-        first_event_of_span = np.cumsum(counts) - counts
-        index_in_span = np.arange(len(span_of_event)) - first_event_of_span[span_of_event]
-        # The last event of a span comes at its end, even if that is no full interval.
-        iteration = np.minimum(
-            spans.first[batch][span_of_event] + index_in_span * events.interval,
-            spans.last[batch][span_of_event],
-        )
-        offsets = replica_offsets[spans.replica[batch]][span_of_event]
-        gaps_ns = np.diff(all_ends[offsets + iteration])
-        record_of_event = spans.record_index[batch][span_of_event]
-        is_same_record = record_of_event[1:] == record_of_event[:-1]
-        records, gap_counts = np.unique(record_of_event[1:][is_same_record], return_counts=True)
+        iterations = _event_iterations(batch_spans, counts, events.interval)
+        replica_offset = np.repeat(first_of_replica[batch_spans.replica], counts)
+        gaps_ns = np.diff(all_ends_ns[replica_offset + iterations])
+        record = np.repeat(batch_spans.record_index, counts)
+        is_same_record = record[1:] == record[:-1]
+        records, gap_counts = np.unique(record[1:][is_same_record], return_counts=True)
         yield RequestGaps(events.slots[records], gap_counts, gaps_ns[is_same_record])
+
+
+def _event_iterations(spans: TokenSpans, event_counts: Ints, interval: int) -> Ints:
+    """Return the iteration of each event of these spans, span after span.
+
+    The events of a span are `interval` iterations apart. The last one comes at the end of the span,
+    even if that is no full interval.
+    """
+    first_event_of_span = np.cumsum(event_counts) - event_counts
+    event_numbers = np.arange(int(event_counts.sum()))
+    number_in_span = event_numbers - np.repeat(first_event_of_span, event_counts)
+    iterations: Ints = np.repeat(spans.first, event_counts) + number_in_span * interval
+    return np.minimum(iterations, np.repeat(spans.last, event_counts))
 
 
 def _sorted_spans(spans: TokenSpans) -> TokenSpans:

@@ -48,8 +48,9 @@ class RecordColumns:
     def __getitem__(self, key: str | slice | NDArray[Any]) -> NDArray[Any]:
         if isinstance(key, str):
             return self._columns[key]
-        selected = len(np.empty(self._length, np.bool_)[key])
-        records = np.zeros(selected, ROW)
+        # The key (a slice or a mask) is applied to an array of the same length to count records.
+        selected_count = len(np.empty(self._length, np.bool_)[key])
+        records = np.zeros(selected_count, ROW)
         for name, column in self._columns.items():
             records[name] = column[key]
         return records
@@ -58,15 +59,22 @@ class RecordColumns:
         return iter(self[:])
 
     def part(self, span: slice) -> RecordColumns:
-        """Return consecutive records without copying their columns."""
-        part = RecordColumns.__new__(RecordColumns)
-        part._columns = {name: column[span] for name, column in self._columns.items()}
-        part._length = len(range(*span.indices(self._length)))
-        return part
+        """Return consecutive records without copying their columns.
+
+        The columns have their final types already, so `__init__`, which converts them, is left out.
+        """
+        span_records = RecordColumns.__new__(RecordColumns)
+        span_records._columns = {name: column[span] for name, column in self._columns.items()}
+        span_records._length = len(range(*span.indices(self._length)))
+        return span_records
 
 
 def _convert(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the values in another type. Small types of one value take no memory."""
+    """Return the values in another type.
+
+    A column of a small type in which all values are equal takes no memory, such as a status. Larger
+    types are times and counts, which are rarely equal, so that the comparison is not worth it.
+    """
     is_small_type = dtype.itemsize < np.dtype(np.int64).itemsize
     if is_small_type and len(values) and (values == values[0]).all():
         return np.broadcast_to(values[0].astype(dtype), len(values))

@@ -215,6 +215,7 @@ class ChunkSizer:
         shared_tokens = self._system_tokens + self._chunk_tokens * len(chunks)
         blocks: list[Hashable] = []
         for position in range(shared_tokens // self._tokens_per_block):
+            # The end of the block, counted from the end of the system prompt.
             end = (position + 1) * self._tokens_per_block - self._system_tokens
             chunks_up_to_end = max(0, -(-end // self._chunk_tokens))  # rounded up
             blocks.append((position, *chunks[:chunks_up_to_end]))

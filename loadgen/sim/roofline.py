@@ -182,7 +182,10 @@ class _TimedTask:
 def _timed_tasks(
     workload: Workload, sample: dict[int, SessionWork], costs: Costs
 ) -> list[_TimedTask]:
-    """Return the sampled tasks, without those of which a request is missing in the sample."""
+    """Return the sampled tasks, without those of which a request is missing in the sample.
+
+    The duration of a task follows from all of its requests. Single requests are no tasks.
+    """
     sessions = build_sessions(workload.requests, workload.seed or 0)
     tasks = []
     for number, works in sample.items():
@@ -250,7 +253,10 @@ def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWor
 
 
 def _work_of_request(size: RequestSize, cache: set[Hashable], preset: Preset) -> Work:
-    """Return the work of one request, and add its blocks to the cache of its replica."""
+    """Return the work of one request, and add its blocks to the cache of its replica.
+
+    An output that would exceed the longest sequence is shortened, as in the engine.
+    """
     limits = preset.limits
     if not size.output_tokens:
         # A request for values (embeddings, rerank) shares no blocks and is computed as a whole.

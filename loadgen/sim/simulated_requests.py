@@ -130,7 +130,11 @@ class SimulatedRequests:
         return PauseColumns(**_as_arrays(self._pauses))
 
     def _copy_fields(self) -> None:
-        """Copy the fields of the requests that have ended to the columns."""
+        """Copy the fields of the requests that have ended to the columns.
+
+        They are copied in batches: one conversion of a table is much faster than one append per
+        field and request.
+        """
         if not self._ended:
             return
         rows = np.empty((len(self._ended), len(REQUEST_FIELDS)), np.int64)

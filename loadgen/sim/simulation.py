@@ -90,8 +90,8 @@ class Simulation:
         self._timeout_ns = bounds.timeout_ns
         self._looks = [_ScheduledLook(look, look.every_ns) for look in looks]
         self._changes = deque(changes)
-        self._serving = len(replicas)
-        self._busy_replicas = 0  # with an iteration in progress
+        self._serving = len(replicas)  # number of replicas that get requests: the first ones
+        self._busy_replicas = 0  # number of replicas with an iteration in progress
         self._next_iteration = type(self.replicas[0]).next_iteration
         # In order of due time. Requests that have ended stay until those before them have ended.
         self._in_flight: deque[SimRequest] = deque()
@@ -102,7 +102,8 @@ class Simulation:
         self._stop_ns = bounds.stop_ns
         self._after_stop_ns = bounds.after_stop_ns
         self._end_of_run_ns = bounds.end_ns(schedule.horizon_ns)
-        self._kind_at_end_of_run = "unfinished"  # failure of requests that are still in flight
+        # The failure of the requests that are in flight when the run ends, a name of `record.KIND`.
+        self._kind_at_end_of_run = "unfinished"
         self._next_control_ns = self._find_next_control()
 
     def run(self) -> None:
@@ -195,7 +196,10 @@ class Simulation:
     def _submit_request(
         self, slot: DispatchedSlot, size: RequestSize, index: int
     ) -> SimRequest | None:
-        """Submit a request for tokens to a replica. Return None if the replica refuses it."""
+        """Submit a request for tokens to a replica. Return None if the replica refuses it.
+
+        A replica refuses a prompt that it could never serve.
+        """
         replica = self.replicas[index]
         request = replica.Request(
             slot.slot_id, slot.due_ns, size.input_tokens, size.output_tokens, size.blocks
@@ -370,20 +374,23 @@ class Simulation:
     # Changes of replicas, checks and the stop of the load
 
     def _find_next_control(self) -> int:
-        """Return when replicas change, or the load is checked or stopped, next."""
+        """Return when the next control takes place: a change, a check or the stop of the load."""
         return min(self._next_change_ns(), self._next_look_ns(), self._stop_ns)
 
     def _next_change_ns(self) -> int:
+        """Return when the number of replicas changes next, or NEVER."""
         return self._changes[0].at_ns if self._changes else NEVER
 
     def _next_look_ns(self) -> int:
+        """Return when the load is checked next, or NEVER."""
         return min((scheduled.next_ns for scheduled in self._looks), default=NEVER)
 
     def _apply_control(self, due_ns: int, end_ns: int) -> bool:
         """Apply what comes before the next due request and the next end of an iteration.
 
-        Return False if there is nothing to apply. At the same time, a change of replicas comes
-        first, then starts and ends of iterations, then a stop of the load, then a check of it.
+        Return False if there is nothing to apply. If several things have the same time, a change of
+        replicas comes first, then starts of requests and ends of iterations, then a stop of the
+        load, then a check of it.
         """
         next_event_ns = min(due_ns, end_ns)
         change_ns = self._next_change_ns()
@@ -426,7 +433,11 @@ class Simulation:
         self._stop_ns = NEVER
 
     def _check_load(self, now_ns: int) -> None:
-        """Pass the requests that have ended since its last check to each look that is due."""
+        """Pass the requests that have ended since its last check to each look that is due.
+
+        A look may then end the load: the load is stopped now, and there are no more checks. Their
+        times are multiples of their intervals.
+        """
         for scheduled in self._looks:
             if scheduled.next_ns != now_ns:
                 continue
@@ -466,7 +477,11 @@ class Simulation:
         return ends_ns
 
     def _end_run(self) -> None:
-        """Cancel what is in flight at the end of the run, and record what was never sent."""
+        """Cancel what is in flight at the end of the run, and record what was never sent.
+
+        Without an end of the run (a drain without limit), all requests have ended by now, and only
+        slots that were never started are left.
+        """
         if self._end_of_run_ns < NEVER:
             self._cancel_timed_out(self._end_of_run_ns)
             # Before the cancellations, because a failed turn would drop the turns after it for

@@ -158,7 +158,11 @@ def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Su
 def _plan_run(
     workload: Workload, settings: Settings, preset: Preset, run_dir: Path
 ) -> tuple[Plan, RunManifest]:
-    """Return the plan of a run, and its manifest before the start. Raises CombinedError."""
+    """Return the plan of a run, and its manifest before the start. Raises CombinedError.
+
+    A simulation is one process, so the plan has one worker. The plan is that of a run over HTTP,
+    with the results of a probe that never took place.
+    """
     settings = msgspec.structs.replace(settings, workers=1)
     context = PreparationContext(
         folder=run_dir,
@@ -211,6 +215,7 @@ def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
     def simulate_plan(
         bounds: LoadBounds, looks: Sequence[Look]
     ) -> tuple[VirtualRecords, Simulation]:
+        """Simulate the schedule of the plan within these bounds."""
         return simulate(
             plan.schedule,
             request_sizer,
@@ -227,14 +232,17 @@ def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
     emit(Simulated(cast(Any, results.records), stops_ns))
     if stops_ns:
         bounds = msgspec.structs.replace(bounds, stop_ns=min(stops_ns))
-        results, simulation = simulate_plan(bounds, [])
+        results, simulation = simulate_plan(bounds, looks=[])  # its end is known by now
         emit(Simulated(cast(Any, results.records), []))
     is_decided = simulation.is_decided or bool(stops_ns)
     return _SimulatedLoad(results, simulation, monitor.breach, is_decided)
 
 
 def _look_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> Look:
-    """Return the look that checks the rules of `--stop-when`, until nothing is left to start."""
+    """Return the look that checks the rules of `--stop-when`, until nothing is left to start.
+
+    After the horizon of the schedule no request is started, so that there is nothing left to stop.
+    """
 
     def is_broken(now_ns: int, ended: NDArray[np.void]) -> bool:
         if horizon_ns is not None and now_ns >= horizon_ns:
@@ -245,6 +253,7 @@ def _look_of_stop_rules(monitor: StopRuleMonitor, horizon_ns: int | None) -> Loo
 
 
 def _load_bounds(workload: Workload) -> LoadBounds:
+    """Return the limits of the load that a workload specifies."""
     return LoadBounds(
         max_in_flight=workload.max_in_flight,
         max_in_prefill=workload.max_in_prefill,
@@ -286,7 +295,11 @@ def preset_of(settings: Settings) -> Preset:
 
 
 def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
-    """Return the result that a probe of such a server would have."""
+    """Return the result that a probe of such a server would have.
+
+    The simulated server is taken to be a trtllm-serve without delay, which counts tokens as the
+    workload does: one token is one token, and a chat template adds none.
+    """
     return ProbeResult(
         target=Target.parse("http://simulated", api=settings.api),
         server="trtllm",
@@ -310,7 +323,10 @@ def _probe_result(preset: Preset, settings: Settings) -> ProbeResult:
 
 
 def _with_target(run_manifest: RunManifest, preset: Preset, settings: Settings) -> RunManifest:
-    """Return the manifest with the simulated target and the notes about it."""
+    """Return the manifest with the simulated target and the notes about it.
+
+    The target has no URL, because nothing is sent. There is no round trip, so its time is None.
+    """
     gpus = settings.gpus or preset.gpus
     target = msgspec.structs.replace(run_manifest.targets[0], url="", gpus=gpus)
     notes = reasons.make_note("virtual_time", {"preset": preset.description})
@@ -327,7 +343,11 @@ def _with_target(run_manifest: RunManifest, preset: Preset, settings: Settings) 
 def _add_outcome(
     run_manifest: RunManifest, preset: Preset, load: _SimulatedLoad, plan: Plan
 ) -> RunManifest:
-    """Return the manifest with how the run ended, and with notes about what was simulated."""
+    """Return the manifest with how the run ended, and with notes about what was simulated.
+
+    A broken stop rule takes precedence over an interim analysis that has decided, because it says
+    more about why the run ended.
+    """
     for code, values in _outcome_notes(preset, load, plan).items():
         run_manifest = add_notes(run_manifest, reasons.make_note(code, values))
     prompts_digest = digest.fingerprint(plan.requests, None)
@@ -347,7 +367,11 @@ def _add_outcome(
 def _outcome_notes(
     preset: Preset, load: _SimulatedLoad, plan: Plan
 ) -> dict[str, dict[str, Any] | None]:
-    """Return the values of the notes about a simulation, by code; None for a note not needed."""
+    """Return the values of the notes about a simulation, by code; None for a note not needed.
+
+    A preset is fitted on batches of some size. A run with smaller batches extrapolates, and says
+    so.
+    """
     simulation = load.simulation
     notes: dict[str, dict[str, Any] | None] = {}
     min_sequences = preset.valid_from_sequences.value

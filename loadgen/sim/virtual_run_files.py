@@ -71,7 +71,11 @@ def timestamp_uncertainties(results: VirtualRecords) -> list[Histogram]:
 
 
 def write_run(run_dir: Path, contents: RunContents) -> None:
-    """Write the files of a run as they are after a clean end (see `results/store.py`)."""
+    """Write the files of a run as they are after a clean end (see `results/store.py`).
+
+    The file of gaps exists with `--keep gaps` only, and that of server metrics if the number of
+    replicas changes.
+    """
     results = contents.results
     store.replace(run_dir / "run.json", manifest.encode(contents.run_manifest))
     store.replace(run_dir / "seconds.jsonl", _json_lines(contents.worker_samples))
@@ -84,6 +88,7 @@ def write_run(run_dir: Path, contents: RunContents) -> None:
 
 
 def _json_lines(values: Sequence[msgspec.Struct]) -> bytes:
+    """Return one line of JSON per value."""
     return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
 
 
@@ -98,10 +103,10 @@ def _write_event_timelines(directory: Path, results: VirtualRecords) -> None:
 
 
 def _write_records(directory: Path, results: VirtualRecords) -> None:
-    """Write the records to a Parquet file."""
+    """Write the records to a Parquet file, in one row group at least, which may be empty."""
     directory.mkdir(exist_ok=True)
     records = results.records
     starts = range(0, max(len(records), 1), RECORDS_PER_GROUP)
-    parts = (records.part(slice(start, start + RECORDS_PER_GROUP)) for start in starts)
-    tables = (parquet.to_table(cast(Any, part), list(ERROR_TEXTS)) for part in parts)
+    groups = (records.part(slice(start, start + RECORDS_PER_GROUP)) for start in starts)
+    tables = (parquet.to_table(cast(Any, group), list(ERROR_TEXTS)) for group in groups)
     parquet.write(directory / store.MERGED, tables)

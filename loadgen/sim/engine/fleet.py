@@ -221,7 +221,10 @@ class Fleet:
         return requests[0]
 
     def next_event_ns(self) -> int | None:
-        """Return when an iteration ends, tokens are due, or replicas change; None if idle."""
+        """Return when an iteration ends, tokens are due, or replicas change; None if idle.
+
+        The times of changes count from the first request, so none is due before it.
+        """
         times_ns = []
         if self._iteration_ends:
             times_ns.append(self._iteration_ends[0][0])
@@ -232,7 +235,11 @@ class Fleet:
         return min(times_ns, default=None)
 
     def advance(self, now_ns: int) -> list[Emission]:
-        """Return all emissions that are due by `now_ns`, in order of their due times."""
+        """Return all emissions that are due by `now_ns`, in order of their due times.
+
+        If the caller comes late, several iterations may have ended. Then each has ended at its own
+        time, and the next one has begun at once.
+        """
         self._change_replicas(now_ns)
         due: list[Emission] = []
         ends = self._iteration_ends
@@ -269,7 +276,11 @@ class Fleet:
             heapq.heapify(self._next_emissions)
 
     def _submit_to_one_replica(self, requests: Sequence[SimRequest]) -> None:
-        """Submit requests that arrive together to the next replica that serves."""
+        """Submit requests that arrive together to the next replica that serves.
+
+        The router knows all replicas, so those that do not serve now are skipped. An idle replica
+        begins an iteration, but not before its last one has ended.
+        """
         arrival_ns = requests[0].due_ns
         if self._first_request_ns is None:
             self._first_request_ns = arrival_ns
@@ -281,8 +292,9 @@ class Fleet:
             member.replica.submit(request)
             self._requests[request.key] = _RequestAssignment(request, index)
         if member.replica.end_ns == NEVER:
-            # The replica is idle, so that it pauses no request that would emit tokens.
-            self._begin_iteration(index, max(arrival_ns, member.last_end_ns), [])
+            # The replica is idle, so it pauses no request, and there are no emissions.
+            start_ns = max(arrival_ns, member.last_end_ns)
+            self._begin_iteration(index, start_ns, emissions=[])
 
     def _change_replicas(self, now_ns: int) -> None:
         """Apply the changes of the number of replicas that are due.
@@ -306,6 +318,10 @@ class Fleet:
             self.lost += lost_keys
 
     def _begin_iteration(self, index: int, now_ns: int, emissions: list[Emission]) -> None:
+        """Begin an iteration of a replica if there is work, and note when it ends.
+
+        The emissions of paused requests are added to `emissions`.
+        """
         member = self._members[index]
         if member.begin(now_ns, emissions):
             heapq.heappush(self._iteration_ends, (member.replica.end_ns, index))
@@ -319,17 +335,18 @@ class Fleet:
         member = self._members[index]
         replica = member.replica
         emissions: list[Emission] = []
-        number = replica.iteration
+        # `finish` changes these.
+        iteration_number = replica.iteration
+        decoding_requests = replica.decoding
         duration_ns = end_ns - member.begin_ns
-        generating = replica.decoding
         done = member.finish(end_ns, emissions)
         iteration = Iteration(
-            number=number,
+            number=iteration_number,
             replica=index,
             duration_ns=duration_ns,
             context_requests=replica.context_requests,
             context_tokens=replica.context_tokens,
-            generating=generating,
+            generating=decoding_requests,
             paused=len(replica.paused),
             active=replica.active,
             queued=replica.queued,
@@ -342,7 +359,9 @@ class Fleet:
         self._begin_iteration(index, end_ns, emissions)
         if not emissions or not self._emission_spacing_ns:
             return emissions
-        spacing_ns = min(self._emission_spacing_ns, duration_ns // (2 * len(emissions)))
+        # All are sent within half an iteration, so that they are gone before the next ones come.
+        max_spacing_ns = duration_ns // (2 * len(emissions))
+        spacing_ns = min(self._emission_spacing_ns, max_spacing_ns)
         self._add_unsent(index, end_ns, spacing_ns, emissions)
         return []
 
@@ -366,7 +385,11 @@ class Fleet:
             unsent.append(emission)
 
     def _take_unsent(self, now_ns: int, due: list[Emission]) -> list[Emission]:
-        """Add the spaced emissions that are due to `due`, in order of their due times."""
+        """Add the spaced emissions that are due to `due`, in order of their due times.
+
+        Each replica has its emissions in order. If several replicas have some that are due, they
+        are sorted together.
+        """
         next_emissions = self._next_emissions
         replicas_due = 0
         while next_emissions and next_emissions[0][0] <= now_ns:

@@ -187,7 +187,10 @@ class LatencyOptions(Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def check(self) -> None:
-        """Raise UserError if the options contradict each other."""
+        """Raise UserError if the options contradict each other.
+
+        Lockstep needs a clock with a fixed period above 0, which is the time between tokens.
+        """
         has_fixed_gap = self.itl.kind == "fixed" and self.itl.at_ns > 0
         if self.lockstep and not has_fixed_gap:
             problem = "lockstep needs a fixed inter-token time above 0"

@@ -374,7 +374,11 @@ class Replica:
         self.waiting.append(request)
 
     def begin(self, now_ns: int) -> bool:
-        """Begin an iteration, which ends at `end_ns`. Return False if there is nothing to do."""
+        """Begin an iteration, which ends at `end_ns`. Return False if there is nothing to do.
+
+        A decoding request reads its whole cache in an iteration, and the token that is computed
+        now. Prompts share the iteration as far as the limit of tokens allows.
+        """
         self.paused = []
         if not self._limits.guaranteed:
             self._grow_decoding()
@@ -430,7 +434,11 @@ class Replica:
             replicas[index].begin(end_ns)
 
     def cancel(self, request: SimRequest) -> None:
-        """Stop a request unless it is done. Its blocks are free from the next iteration on."""
+        """Stop a request unless it is done. Its blocks are free from the next iteration on.
+
+        What it is removed from depends on its state: the queue, the batch, or the requests in
+        prefill.
+        """
         if request.state == WAITING:
             self.waiting.remove(request)
         elif request.state == DECODING:

@@ -18,18 +18,19 @@ MEAN_TURNS = 256  # turns per replica before the order of `weighted` repeats
 def routing_order(speeds: Sequence[float], routing: str) -> list[int]:
     """Return the replica indexes of one period of the order.
 
-    With `weighted`, turn j of a replica with n turns takes place at (j + 1/2) / n of the period.
+    With `weighted`, a replica gets a number of turns in proportion to its speed. Turn j of a
+    replica with n turns takes place at (j + 1/2) / n of the period, so its turns are evenly spread.
     """
     if routing == "round_robin":
         return list(range(len(speeds)))
     total_speed = sum(speeds)
     turns: list[tuple[float, int]] = []  # (position in the period, replica)
     for replica, speed in enumerate(speeds):
-        count = round(speed / total_speed * MEAN_TURNS * len(speeds))
-        turns += [((turn + 0.5) / count, replica) for turn in range(count)]
+        turn_count = round(speed / total_speed * MEAN_TURNS * len(speeds))
+        turns += [((turn + 0.5) / turn_count, replica) for turn in range(turn_count)]
     return [replica for _, replica in sorted(turns)]
 
 
 def make_router(speeds: Sequence[float], routing: str) -> Router:
-    """Return a function that returns the replica of the next request at each call."""
+    """Return a function that returns the index of the next request's replica at each call."""
     return cycle(routing_order(speeds, routing)).__next__

@@ -442,7 +442,11 @@ def _find_conflicts(preset: Preset, document: Map, file: str) -> Iterator[Loadge
 
 
 def _impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
-    """Yield each problem and its location in a preset whose replicas can be computed."""
+    """Yield each problem and its location in a preset whose replicas can be computed.
+
+    An iteration has to have room for one token of each sequence in the batch, and the cache for the
+    longest sequence: else a replica could wait for ever.
+    """
     server = preset.server
     if preset.vm_speeds and len(preset.vm_speeds) != preset.vms:
         yield f"vm_speeds has {len(preset.vm_speeds)} speeds for {preset.vms} VMs", ("vm_speeds",)

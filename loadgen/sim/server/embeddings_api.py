@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -104,13 +104,14 @@ def _normalize_inputs(
     inputs: list[int | str | list[int]]
     if isinstance(value, str):
         inputs = [value]
-    elif value and all(isinstance(token_id, int) for token_id in value):
-        inputs = [[token_id for token_id in value if isinstance(token_id, int)]]
+    elif value and all(isinstance(item, int) for item in value):
+        inputs = [cast(list[int], value)]  # the token ids of one text
     else:
         inputs = value
-    if not inputs or any(isinstance(text, int) or not text for text in inputs):
-        text = "input must be a text, a list of token ids, or a list of these; none empty"
-        raise malformed_body(rules.flavor, text)
+    # A number here is one token id among texts or lists.
+    if not inputs or any(isinstance(item, int) or not item for item in inputs):
+        problem = "input must be a text, a list of token ids, or a list of these; none empty"
+        raise malformed_body(rules.flavor, problem)
     return inputs
 
 

@@ -50,16 +50,13 @@ class SimServer:
         self._listener = _listen(options)
         self._tls = tls.create_context(options.cert, options.key) if options.cert else None
         self.url = _url_of(self._listener, is_tls=self._tls is not None)
-        has_epoll = hasattr(select, "epoll")
+        has_epoll = hasattr(select, "epoll")  # on Linux
         self._poll: Any = select.epoll() if has_epoll else select.poll()
         self._timeout_units_per_s = 1 if has_epoll else 1000  # epoll waits in s, poll in ms
-        self._poll.register(self._listener.fileno(), select.POLLIN)
         self._timer = self._create_timer()
         self._timer_due_ns = -1  # what the timer is set to; -1: it was never set
-        # A signal handler writes to this pair to end the poll.
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_receiver.setblocking(False)
-        self._wake_sender.setblocking(False)
+        self._wake_receiver, self._wake_sender = _create_wake_sockets()
+        self._poll.register(self._listener.fileno(), select.POLLIN)
         self._poll.register(self._wake_receiver.fileno(), select.POLLIN)
 
     def run(self, stdin: int = -1) -> None:
@@ -237,6 +234,17 @@ def _listen(options: Options) -> socket.socket:
         ) from None
     listener.setblocking(False)
     return listener
+
+
+def _create_wake_sockets() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets: a byte that is sent by the second ends a poll of the first.
+
+    A signal handler uses them, because a signal alone does not end a poll in Python.
+    """
+    receiver, sender = socket.socketpair()
+    receiver.setblocking(False)
+    sender.setblocking(False)
+    return receiver, sender
 
 
 def _url_of(listener: socket.socket, *, is_tls: bool) -> str:

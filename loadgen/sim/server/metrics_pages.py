@@ -118,6 +118,35 @@ class _Histogram:
         return lines
 
 
+class _PrometheusText:
+    """Collects the lines of a page in the Prometheus text format.
+
+    All metrics have the prefix of TensorRT-LLM and the same first labels.
+    """
+
+    def __init__(self, labels: str) -> None:
+        self.labels = labels
+        self.lines: list[str] = []
+
+    def add(self, name: str, kind: str, value: float, more_labels: str = "") -> None:
+        """Add a metric with one value. `kind` is "gauge" or "counter"."""
+        self._add_type(name, kind)
+        self._add_value(name, value, more_labels)
+
+    def add_by_label(self, name: str, kind: str, label: str, values: Mapping[Any, float]) -> None:
+        """Add a metric with one value for each value of a label."""
+        self._add_type(name, kind)
+        for label_value, value in values.items():
+            self._add_value(name, value, f'{label}="{label_value}"')
+
+    def _add_type(self, name: str, kind: str) -> None:
+        self.lines.append(f"# TYPE trtllm_{name} {kind}")
+
+    def _add_value(self, name: str, value: float, more_labels: str) -> None:
+        labels = f"{self.labels},{more_labels}" if more_labels else self.labels
+        self.lines.append(f"trtllm_{name}{{{labels}}} {value:.10g}")
+
+
 class ServerMetrics:
     """Counts finished requests for the Prometheus page, and keeps records for `/perf_metrics`."""
 
@@ -169,34 +198,26 @@ class ServerMetrics:
 
         `weights` and `kv_cache` are the precisions of a preset's model, "" if there is no preset.
         """
-        labels = f'model_name="{model}",engine_type="simulated"'
-        lines: list[str] = []
-
-        def add_metric(name: str, kind: str, value_by_labels: Mapping[str, float]) -> None:
-            lines.append(f"# TYPE trtllm_{name} {kind}")
-            for more_labels, value in value_by_labels.items():
-                lines.append(f"trtllm_{name}{{{labels}{more_labels}}} {value:.10g}")
-
+        text = _PrometheusText(labels=f'model_name="{model}",engine_type="simulated"')
         if isinstance(engine, Fleet) and engine.reports_serving_replicas:
-            lines += _gateway_lines(engine.serving)
+            text.lines += _gateway_lines(engine.serving)
         if weights:
-            precisions = f',quantization="{weights}",kv_cache_dtype="{kv_cache}"'
-            add_metric("model_config_info", "gauge", {precisions: 1})
+            precisions = f'quantization="{weights}",kv_cache_dtype="{kv_cache}"'
+            text.add("model_config_info", "gauge", 1, precisions)
         for name, value in _gauges(engine).items():
-            add_metric(name, "gauge", {"": value})
+            text.add(name, "gauge", value)
         for name, value in self._token_counters().items():
-            add_metric(name, "counter", {"": value})
-        finished = {
-            f',finished_reason="{reason}"': count for reason, count in self._finish_reasons.items()
-        }
-        add_metric("request_success_total", "counter", finished)
-        errors = {f',http_code="{status}"': count for status, count in self._error_statuses.items()}
-        add_metric("request_error_total", "counter", errors)
+            text.add(name, "counter", value)
+        text.add_by_label(
+            "request_success_total", "counter", "finished_reason", self._finish_reasons
+        )
+        text.add_by_label("request_error_total", "counter", "http_code", self._error_statuses)
         for name, histogram in self._histograms.items():
-            lines += histogram.lines(f"trtllm_{name}", labels)
-        return "\n".join(lines) + "\n"
+            text.lines += histogram.lines(f"trtllm_{name}", text.labels)
+        return "\n".join(text.lines) + "\n"
 
     def _token_counters(self) -> dict[str, int]:
+        """Return the counted tokens by the names of their counters."""
         return {
             "prompt_tokens_total": self._prompt_tokens,
             "prompt_cached_tokens_total": self._cached_tokens,

@@ -130,9 +130,10 @@ class ResponseSender:
                 self.start(response, start_ns)
 
     def _advance_sequence(self, emission: Emission) -> None:
-        """End a sequence. After the last one of a response, send the response.
+        """Note that one of the sequences that a response waits for is prefilled.
 
-        Other emissions are ignored: their response ended after they were planned.
+        After the last one, the response is sent. The emission may also be a token of a response
+        that has ended since the engine planned it; such an emission is ignored.
         """
         sequence = emission.key
         connection = sequence.connection

@@ -82,7 +82,10 @@ class SentRequests(msgspec.Struct):
 
 
 def parse_log(data: bytes) -> SentRequests:
-    """Parse what `SendLog.drain` returns.
+    """Parse what `SendLog.drain` returns: a line of JSON, then rows of numbers.
+
+    Each column is copied into an array of its own, because that is faster to compute with than
+    every fourth number of the rows.
 
     Raises ValueError or msgspec.MsgspecError if `data` is not such a log.
     """
