@@ -17,7 +17,7 @@ from loadgen.core.stats.quantiles import BLOCK_ROWS, block_slices
 from loadgen.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from loadgen.core.stats.histogram import Histogram
 
 OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
+"""The values of the column `status`."""
 
 UNDEFINED = np.iinfo(np.int64).min
 """The value of a metric for a request that has none."""
 
 NO_STEP = -1
-"""The step of a request that belongs to none."""
+"""The step index of a request that belongs to no step, for example because its class has none."""
+
+NO_ROW = -1
+"""The entry of a table of rows for a slot that no request has."""
 
 CACHED_COLUMNS = frozenset(
     (
@@ -61,12 +65,15 @@ CACHED_COLUMNS = frozenset(
 # -- arrays ----------------------------------------------------------------------------------------
 
 
-def join_arrays(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return several arrays as one. If only one of them has values, it is not copied."""
-    filled = [part for part in parts if len(part)]
-    if not filled:
+def join_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return several arrays as one. If only one of them has values, it is not copied.
+
+    The result without any values is an empty array of int64.
+    """
+    filled_arrays = [array for array in arrays if len(array)]
+    if not filled_arrays:
         return np.zeros(0, np.int64)
-    return filled[0] if len(filled) == 1 else np.concatenate(filled)
+    return filled_arrays[0] if len(filled_arrays) == 1 else np.concatenate(filled_arrays)
 
 
 def drop_undefined(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -85,31 +92,45 @@ def as_selection(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
 def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[Any]:
     """Return the indices that put requests in order of time, and of their slots at equal times.
 
-    Most slots are in order of time. So the requests are first put in order of their slots, by a
-    table, and then sorted by time, which is fast for values that are nearly in order.
+    A slot is the position of a request in the schedule, so most slots are in order of time. A
+    stable sort of values that are nearly in order is fast: the requests are first put in order of
+    their slots, and then sorted by time. Where slots repeat or have large gaps, both are sorted at
+    once, which is slower.
     """
-    if not len(slots):
-        return np.lexsort((slots, times_ns))
-    lowest = int(slots.min())
-    span = int(slots.max()) - lowest
-    if span > 2 * len(slots):
-        return np.lexsort((slots, times_ns))
-    row_of_slot = np.full(span + 1, -1, np.int32)
-    row_of_slot[slots - lowest] = np.arange(len(slots), dtype=np.int32)
-    rows = row_of_slot[row_of_slot >= 0]
-    has_repeated_slots = len(rows) < len(slots)
-    if has_repeated_slots:
+    rows = _rows_by_slot(slots)
+    if rows is None:
         return np.lexsort((slots, times_ns))
     order: NDArray[np.int32] = rows[np.argsort(times_ns[rows], kind="stable")]
     return order
+
+
+def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
+    """Return the row of each request in order of their slots, from a table with a row per slot.
+
+    Returns None without requests, if the table would have more than twice as many entries as there
+    are requests, and if a slot is repeated, which the table cannot hold.
+    """
+    if not len(slots):
+        return None
+    lowest_slot = int(slots.min())
+    slot_range = int(slots.max()) - lowest_slot
+    if slot_range > 2 * len(slots):
+        return None
+    row_of_slot = np.full(slot_range + 1, NO_ROW, np.int32)
+    row_of_slot[slots - lowest_slot] = np.arange(len(slots), dtype=np.int32)
+    rows = row_of_slot[row_of_slot != NO_ROW]
+    has_repeated_slots = len(rows) < len(slots)
+    return None if has_repeated_slots else rows
 
 
 # -- measured stages, classes and steps ------------------------------------------------------------
 
 
 def is_measured(header: RunManifest, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which records belong to a measured stage."""
-    is_stage_measured = np.array([stage.measured for stage in header.stages] or [True])
+    """Return which records belong to a measured stage. A run without stages is all measured."""
+    if not header.stages:
+        return np.ones(len(rows), bool)
+    is_stage_measured = np.array([stage.measured for stage in header.stages])
     mask: NDArray[np.bool_] = is_stage_measured[rows["stage"]]
     return mask
 
@@ -123,39 +144,52 @@ def pool_measured_gaps(header: RunManifest, gaps: Sequence[Histogram]) -> Histog
     )
 
 
-def class_indices(header: RunManifest, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the class of each task or request as an index of `header.classes`.
+def class_indices(header: RunManifest, start_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the class of each task, conversation or request as an index of `header.classes`.
 
-    `starts` are the numbers of tasks, conversations and single requests: the number of a request
-    divided by the turns of the run.
+    The class is not recorded. It is drawn again from the seed of the run.
+
+    Args:
+        header: The manifest of the run.
+        start_ids: The ids of tasks, conversations or single requests: the id of any of their
+            requests divided by the turns of the run.
     """
-    return seeds.classes(header.seed or 0, [plan.share for plan in header.classes], starts)
+    shares = [request_class.share for request_class in header.classes]
+    return seeds.classes(header.seed or 0, shares, start_ids)
 
 
 def is_of_class(header: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return which records are requests of a class."""
-    class_index = [plan.name for plan in header.classes].index(name)
-    mask: NDArray[np.bool_] = class_indices(header, rows["request"] // header.turns) == class_index
+    class_names = [request_class.name for request_class in header.classes]
+    start_ids = rows["request"] // header.turns
+    mask: NDArray[np.bool_] = class_indices(header, start_ids) == class_names.index(name)
     return mask
 
 
 def step_indices(
-    header: RunManifest, requests: NDArray[np.int64], turns: NDArray[np.int64]
+    header: RunManifest, request_ids: NDArray[np.int64], turns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the step of each request as an index of `header.steps`, NO_STEP without one.
 
+    A step is a named group of turns in the tasks of one class, such as "plan" or "write code". So
+    the class of a request and its turn, the position within its task, determine its step.
+
     Args:
         header: The manifest of the run.
-        requests: The number of each request.
-        turns: The turn of each request.
+        request_ids: The id of each request. A task has `header.turns` ids, one after the other.
+        turns: The turn of each request, from 0.
     """
-    class_names = [plan.name for plan in header.classes] or [""]
+    class_names = [request_class.name for request_class in header.classes]
+    if header.classes:
+        class_of_request = class_indices(header, request_ids // header.turns)
+    else:
+        class_names = [""]  # `of_class` of the steps of a run without classes
+        class_of_request = np.zeros_like(request_ids)
     step_of_turn = np.full((len(class_names), header.turns), NO_STEP)
-    for index, step in enumerate(header.steps):
-        step_of_turn[class_names.index(step.of_class), list(step.turns)] = index
-    starts = requests // header.turns
-    classes = class_indices(header, starts) if header.classes else np.zeros_like(starts)
-    steps: NDArray[np.int64] = step_of_turn[classes, turns]
+    for step_index, step in enumerate(header.steps):
+        class_index = class_names.index(step.of_class)
+        step_of_turn[class_index, list(step.turns)] = step_index
+    steps: NDArray[np.int64] = step_of_turn[class_of_request, turns]
     return steps
 
 
@@ -173,38 +207,42 @@ class Columns:
     def __init__(
         self,
         rows: NDArray[np.void] | Columns,
-        chosen: NDArray[np.bool_] | None = None,
+        selected: NDArray[np.bool_] | None = None,
         *,
         keep_all: bool = False,
     ) -> None:
-        """Take records or columns, and which of them to select; None selects all."""
-        self._length = len(rows) if chosen is None else int(np.count_nonzero(chosen))
+        """Take records or columns, and a mask of those to select; None selects all."""
+        self._length = len(rows) if selected is None else int(np.count_nonzero(selected))
         self._rows = rows
+        # The selected rows as a mask or as indices; None if these are all of `self._rows`.
         self._selection: NDArray[Any] | None = None
-        if chosen is not None and self._length < len(rows):
-            self._select(chosen)
-        self._read_range = getattr(self._rows, "within", None)  # records of a file have this method
+        if selected is not None and self._length < len(rows):
+            self._select(selected)
+        # Records of a file have the method `within`, which reads a range of a column.
+        self._read_range = getattr(self._rows, "within", None)
         self._cache: dict[str, NDArray[np.int64]] = {}
         self._keeps_all = keep_all
         self._is_large_file = self._read_range is not None and self._length > BLOCK_ROWS
 
-    def _select(self, chosen: NDArray[np.bool_]) -> None:
+    def _select(self, selected: NDArray[np.bool_]) -> None:
         """Select records in the cheapest way: a slice if they are adjacent, else a mask or indices.
 
         A mask copies faster if it selects most records, and indices if it selects few.
         """
-        first = int(chosen.argmax())
-        if not isinstance(self._rows, Columns) and chosen[first : first + self._length].all():
-            self._rows = _slice_rows(self._rows, slice(first, first + self._length))
-        elif 2 * self._length > len(chosen):
-            self._selection = chosen
+        first = int(selected.argmax())
+        end = first + self._length
+        if not isinstance(self._rows, Columns) and selected[first:end].all():
+            self._rows = _slice_rows(self._rows, slice(first, end))
+        elif 2 * self._length > len(selected):
+            self._selection = selected
         else:
-            self._selection = np.flatnonzero(chosen)
+            self._selection = np.flatnonzero(selected)
 
     def __len__(self) -> int:
         return self._length
 
     def _is_kept(self, name: str) -> bool:
+        """Return True if a column stays in memory once it was read or computed."""
         if self._keeps_all:
             return True
         return name in CACHED_COLUMNS and not self._is_large_file
@@ -225,17 +263,17 @@ class Columns:
             self._cache[field] = column
         return column
 
-    def take(self, field: str, chosen: NDArray[Any] | slice) -> NDArray[np.int64]:
-        """Return the values of a field in some rows, given by index, mask or slice.
+    def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
+        """Return the values of a field at some positions, given by index, mask or slice.
 
-        Of a file only the range that holds these rows is read.
+        A few rows of a file are read from the range that holds them, without the whole column.
         """
-        is_at_hand = self._keeps_all or field in self._cache or isinstance(self._rows, Columns)
-        is_mask = isinstance(chosen, slice) or chosen.dtype == bool
-        if isinstance(chosen, slice) or is_mask or is_at_hand or not len(chosen):
-            values: NDArray[np.int64] = self[field][chosen]
+        is_in_memory = self._keeps_all or field in self._cache or isinstance(self._rows, Columns)
+        are_indices = not isinstance(positions, slice) and positions.dtype != bool
+        if isinstance(positions, slice) or not are_indices or is_in_memory or not len(positions):
+            values: NDArray[np.int64] = self[field][positions]
         else:
-            values = self._read_rows(field, self._row_indices(chosen))
+            values = self._read_rows(field, self._row_indices(positions))
         return values
 
     def _read_rows(self, field: str, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -244,18 +282,19 @@ class Columns:
             column: NDArray[Any] = self._rows[field]
             return column[rows]
         first = int(rows.min())
-        column = self._read_range(field, first, int(rows.max()) + 1)
+        end = int(rows.max()) + 1
+        column = self._read_range(field, first, end)
         if _is_constant(column):
             return np.broadcast_to(column[:1], len(rows))
         return column[rows - first]
 
-    def _row_indices(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices among all records of some of the selected ones."""
+    def _row_indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices among all records of positions among the selected ones."""
         if self._selection is None:
-            return chosen
-        if self._selection.dtype == bool:
-            return self._selection.nonzero()[0][chosen]
-        return self._selection[chosen]
+            return positions
+        is_mask = self._selection.dtype == bool
+        selected_rows = self._selection.nonzero()[0] if is_mask else self._selection
+        return selected_rows[positions]
 
     def blocks(self) -> Iterator[Columns]:
         """Yield the same rows in order, in blocks of BLOCK_ROWS if there are many.
@@ -266,12 +305,12 @@ class Columns:
         if isinstance(rows, Columns) or self._keeps_all or len(rows) <= BLOCK_ROWS:
             yield self
             return
-        mask = self._selection
-        if mask is not None and mask.dtype != bool:
-            mask = np.zeros(len(rows), bool)
-            mask[self._selection] = True
+        selected = self._selection
+        if selected is not None and selected.dtype != bool:
+            selected = np.zeros(len(rows), bool)
+            selected[self._selection] = True
         for block in block_slices(len(rows)):
-            yield Columns(_slice_rows(rows, block), None if mask is None else mask[block])
+            yield Columns(_slice_rows(rows, block), None if selected is None else selected[block])
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """Return a metric of `loadgen.figures` for every row, UNDEFINED without a value.
@@ -288,9 +327,12 @@ class Columns:
         return values
 
     def _measure_by_blocks(self, metric: str) -> NDArray[np.int64]:
-        """Compute a metric of a large file from one block at a time, which keeps memory small."""
-        frame = getattr(self._rows, "frame", self._rows)
-        frame.give_back()  # type: ignore[union-attr]
+        """Compute a metric of a large file from one block at a time, which keeps memory small.
+
+        The file first frees the columns that it keeps, since the blocks read theirs anew.
+        """
+        file_records = getattr(self._rows, "frame", self._rows)  # a part of a file names its file
+        file_records.give_back()  # type: ignore[union-attr]
         values = np.empty(len(self), np.int64)
         first = 0
         for block in self.blocks():
@@ -303,10 +345,10 @@ class Columns:
         self._cache.clear()
 
     def where(self, status: int) -> NDArray[np.bool_]:
-        """Return which rows have this status."""
+        """Return which rows have this status, such as OK."""
         statuses = self["status"]
         if _is_constant(statuses):
-            statuses = statuses[:1]
+            statuses = statuses[:1]  # one comparison is enough, and the result is broadcast
         mask: NDArray[np.bool_] = statuses == status
         return np.broadcast_to(mask, len(self))
 
@@ -333,7 +375,7 @@ def _slice_rows(rows: Any, block: slice) -> Any:
 
 
 class JoinedColumns:
-    """The columns of several stages as one.
+    """The columns of several stages as one, one stage after the other or in a given order.
 
     The columns are kept once they were read, unless `keep` is False, which suits those who need
     each of many columns once.
@@ -355,51 +397,55 @@ class JoinedColumns:
             order: The indices of the requests to take, in this order; None takes all.
             keep: Whether to keep the columns that were read.
         """
-        self._parts = parts
-        self._keep = keep
+        self._stages = parts
+        self._keeps_columns = keep
         self._cache: dict[str, NDArray[np.int64]] = {}
-        masks = [part.where(OK) if ok else np.ones(1, bool) for part in parts]
-        self._chosen: list[NDArray[Any] | slice] = [as_selection(mask) for mask in masks]
-        self._position: NDArray[np.int64] | None = None
+        self._selection_of_stage: list[NDArray[Any] | slice] = [
+            as_selection(columns.where(OK)) if ok else slice(None) for columns in parts
+        ]
+        # The index of each requested row among the rows that are read stage after stage. None if
+        # they are read in the requested order.
+        self._requested_order: NDArray[np.int64] | None = None
         if order is not None:
             self._take_in_order(order)
 
     def _take_in_order(self, order: NDArray[np.int64]) -> None:
-        """Choose the rows of each part, and remember where each belongs in the whole."""
-        rows_of_parts = [
-            np.arange(len(part))[chosen]
-            for part, chosen in zip(self._parts, self._chosen, strict=True)
+        """Select the requested rows of each stage, and remember their order over all stages."""
+        rows_of_stage = [
+            np.arange(len(columns))[selection]
+            for columns, selection in zip(self._stages, self._selection_of_stage, strict=True)
         ]
-        first_of_part = np.cumsum([0, *map(len, rows_of_parts)])
-        part_of_request = np.searchsorted(first_of_part, order, "right") - 1
-        self._chosen = [
-            rows[order[part_of_request == i] - first_of_part[i]]
-            for i, rows in enumerate(rows_of_parts)
+        first_index_of_stage = np.cumsum([0, *map(len, rows_of_stage)])
+        stage_of_request = np.searchsorted(first_index_of_stage, order, "right") - 1
+        self._selection_of_stage = [
+            rows[order[stage_of_request == stage] - first_index_of_stage[stage]]
+            for stage, rows in enumerate(rows_of_stage)
         ]
-        # The chosen rows are read part after part. The inverse of that permutation restores the
-        # order.
-        self._position = np.argsort(np.argsort(part_of_request, kind="stable"))
+        # Reading stage after stage permutes the requests. The inverse of that permutation, which is
+        # its argsort, restores the requested order.
+        reading_order = np.argsort(stage_of_request, kind="stable")
+        self._requested_order = np.argsort(reading_order)
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
         """Return the column of a field of `record.FIELDS`."""
-        return self._join(field, lambda part, chosen: part.take(field, chosen))
+        if field in self._cache:
+            return self._cache[field]
+        stages = zip(self._stages, self._selection_of_stage, strict=True)
+        return self._concatenate(field, [columns.take(field, rows) for columns, rows in stages])
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """Return a metric of `loadgen.figures`, UNDEFINED for a row without a value."""
-        return self._join(metric, lambda part, chosen: part.measure(metric)[chosen])
+        if metric in self._cache:
+            return self._cache[metric]
+        stages = zip(self._stages, self._selection_of_stage, strict=True)
+        values = [columns.measure(metric)[rows] for columns, rows in stages]
+        return self._concatenate(metric, values)
 
-    def _join(
-        self, name: str, column: Callable[[Columns, NDArray[Any] | slice], NDArray[np.int64]]
-    ) -> NDArray[np.int64]:
-        """Return a field or metric of all parts as one column, in the order of the requests."""
-        if name in self._cache:
-            return self._cache[name]
-        columns = [
-            column(part, chosen) for part, chosen in zip(self._parts, self._chosen, strict=True)
-        ]
-        joined: NDArray[np.int64] = join_arrays(columns).astype(np.int64, copy=False)
-        if self._position is not None:
-            joined = joined[self._position]
-        if self._keep:
-            self._cache[name] = joined
-        return joined
+    def _concatenate(self, name: str, stage_values: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return the values of all stages as one column in the requested order, and keep it."""
+        column: NDArray[np.int64] = join_arrays(stage_values).astype(np.int64, copy=False)
+        if self._requested_order is not None:
+            column = column[self._requested_order]
+        if self._keeps_columns:
+            self._cache[name] = column
+        return column
