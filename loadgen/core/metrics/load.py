@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import StagePlan
 
 STARTS_PER_CHUNK = 4096
-"""The requests in flight at the first start of a chunk say whether the maximum can lie in it."""
+"""The maximum of requests in flight is searched in chunks of so many starts."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,23 +77,22 @@ def summarize_load(
         stages: The plans of the stages.
         whole: The requests of all parts, if these requests are those of one part.
     """
-    in_flight = count_in_flight(
-        [columns for part in everything for columns in part.columns], window
-    )
-    variation, planned_variation = _gap_variations(accumulator.columns, stages)
+    all_columns = [columns for part in everything for columns in part.columns]
+    in_flight = count_in_flight(all_columns, window)
+    variations = _gap_variations(accumulator.columns, stages)
     steady = window.steady
-    steady_ok = accumulator.amount("ok").between(steady.start_s, steady.end_s)
+    ok_in_steady_state = accumulator.amount("ok").between(steady.start_s, steady.end_s)
     # The window of a single request is its own latency, whose inverse says nothing about the load.
     has_completed_rate = accumulator.sum("recorded") > 1
     return Load(
         offered_rps=times_per_s(accumulator, "open_due", whole),
         achieved_rps=times_per_s(accumulator, "sent", whole),
         completed_rps=per_second(accumulator.sum("ok"), window) if has_completed_rate else None,
-        steady_completed_rps=per_second(steady_ok, steady),
+        steady_completed_rps=per_second(ok_in_steady_state, steady),
         in_flight_mean=in_flight.mean,
         in_flight_max=in_flight.maximum,
-        gap_variation=variation,
-        gap_variation_planned=planned_variation,
+        gap_variation=variations.sent,
+        gap_variation_planned=variations.planned,
     )
 
 
@@ -102,49 +101,64 @@ def times_per_s(
 ) -> float | None:
     """Return the rate of times, (n - 1) / (last - first), or None for fewer than two.
 
-    The rate of a part is its share of the rate of the `whole`, because all parts are over one time:
-    so the rates of the parts add up.
+    Args:
+        accumulator: The requests.
+        times: Which times of the requests, such as "sent".
+        whole: The requests of all parts, if these requests are those of one part. The rate of a
+            part is its share of the rate of the whole, so that the rates of all parts add up.
     """
     count = accumulator.sum(times)
     if whole is not None:
-        rate = times_per_s(whole, times) if count else None
-        return None if rate is None else rate * count / whole.sum(times)
+        rate_of_whole = times_per_s(whole, times) if count else None
+        return None if rate_of_whole is None else rate_of_whole * count / whole.sum(times)
     if count < 2:
         return None
-    length_ns = accumulator.most[times] - accumulator.least[times]
-    return (count - 1) / (length_ns / 1e9) if length_ns > 0 else None
+    duration_ns = accumulator.most[times] - accumulator.least[times]
+    return (count - 1) / (duration_ns / 1e9) if duration_ns > 0 else None
 
 
-def count_in_flight(everything: Sequence[Columns], interval: Span | Window) -> InFlight:
+# -- requests in flight ----------------------------------------------------------------------------
+
+
+def count_in_flight(stages: Sequence[Columns], interval: Span | Window) -> InFlight:
     """Return the mean and the maximum number of requests in flight in an interval, both exact.
 
     A request without an end, whose worker died, counts as in flight until the end of the interval.
     At the same time, ends are counted before starts.
     """
     if interval.start_s is None or interval.end_s is None:
-        return InFlight(None, None)
+        return InFlight(mean=None, maximum=None)
     start_ns = round(interval.start_s * 1e9)
     end_ns = round(interval.end_s * 1e9)
-    selections = [_in_flight_within(columns, start_ns, end_ns) for columns in everything]
-    starts, ends = (
-        np.concatenate(
-            [columns[field][chosen] for columns, chosen in zip(everything, selections, strict=True)]
-        )
-        for field in ("sent_ns", "done_ns")
+    sent_ns, done_ns = _times_in_flight(stages, start_ns, end_ns)
+    total_ns = _time_in_flight_ns(sent_ns, done_ns, start_ns, end_ns)
+    # A replaced array is freed before the next one is sorted.
+    sent_ns = sort_times(sent_ns)
+    done_ns = sort_times(done_ns)
+    return InFlight(
+        mean=float(total_ns / (end_ns - start_ns)),
+        maximum=_max_in_flight(sent_ns, done_ns, start_ns, end_ns),
     )
-    has_no_end = ends < 0
-    ends[has_no_end] = np.maximum(starts[has_no_end], end_ns)
-    total_ns = np.int64(0)
-    for rows in block_slices(len(ends)):
-        in_interval_ns = np.minimum(ends[rows], end_ns) - np.maximum(starts[rows], start_ns)
-        total_ns += np.maximum(in_interval_ns, 0).sum()
-    starts = sort_times(starts)
-    ends = sort_times(ends)
-    mean = float(total_ns / (end_ns - start_ns))
-    return InFlight(mean, _max_in_flight(starts, ends, start_ns, end_ns))
 
 
-def _in_flight_within(columns: Columns, start_ns: int, end_ns: int) -> NDArray[np.bool_] | slice:
+def _times_in_flight(
+    stages: Sequence[Columns], start_ns: int, end_ns: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return when the requests that are in flight in an interval were sent and done."""
+    selections = [_select_in_flight(columns, start_ns, end_ns) for columns in stages]
+
+    def join_field(field: str) -> NDArray[np.int64]:
+        selected = zip(stages, selections, strict=True)
+        return np.concatenate([columns[field][rows] for columns, rows in selected])
+
+    sent_ns = join_field("sent_ns")
+    done_ns = join_field("done_ns")
+    has_no_end = done_ns < 0
+    done_ns[has_no_end] = np.maximum(sent_ns[has_no_end], end_ns)
+    return sent_ns, done_ns
+
+
+def _select_in_flight(columns: Columns, start_ns: int, end_ns: int) -> NDArray[np.bool_] | slice:
     """Return which requests are in flight at some time in an interval."""
     sent_ns = columns["sent_ns"]
     done_ns = columns["done_ns"]
@@ -152,21 +166,38 @@ def _in_flight_within(columns: Columns, start_ns: int, end_ns: int) -> NDArray[n
     return as_selection((sent_ns >= 0) & (sent_ns <= end_ns) & ends_later)
 
 
+def _time_in_flight_ns(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], start_ns: int, end_ns: int
+) -> np.int64:
+    """Return the time that all requests together are in flight in an interval.
+
+    Divided by the length of the interval, it is the mean number of requests in flight. It is summed
+    over slices of requests, which takes little memory.
+    """
+    total_ns = np.int64(0)
+    for rows in block_slices(len(ends)):
+        in_interval_ns = np.minimum(ends[rows], end_ns) - np.maximum(starts[rows], start_ns)
+        total_ns += np.maximum(in_interval_ns, 0).sum()
+    return total_ns
+
+
 def _max_in_flight(
     starts: NDArray[np.int64], ends: NDArray[np.int64], start_ns: int, end_ns: int
 ) -> int:
     """Return the most requests in flight at one time, from their starts and ends in order.
 
-    The number rises only at starts, and between two starts it can only fall. So the starts are
-    examined in chunks, and a chunk only if the number at its first start leaves room for a maximum.
+    The requests in flight at a time are those that started until then less those that ended. The
+    number rises only at starts, by one, and can only fall between two starts. So a chunk of starts
+    can hold the maximum only if the number at its first start, plus the length of the chunk,
+    exceeds the largest number known so far. Only such chunks are examined start by start.
     """
-    started = np.searchsorted(starts, start_ns, "right")
-    ended = np.searchsorted(ends, start_ns, "right")
+    started_before = np.searchsorted(starts, start_ns, "right")
+    ended_before = np.searchsorted(ends, start_ns, "right")
     first = np.searchsorted(starts, start_ns, "left")
     last = np.searchsorted(starts, end_ns, "right")
     chunk_starts = np.arange(first, last, STARTS_PER_CHUNK)
     at_chunk_starts = chunk_starts + 1 - np.searchsorted(ends, starts[chunk_starts], "right")
-    maximum = max(int(started - ended), int(at_chunk_starts.max(initial=0)))
+    maximum = max(int(started_before - ended_before), int(at_chunk_starts.max(initial=0)))
     may_exceed = at_chunk_starts + STARTS_PER_CHUNK > maximum
     for chunk_start in chunk_starts[may_exceed].tolist():
         chunk = starts[chunk_start : min(chunk_start + STARTS_PER_CHUNK, last)]
@@ -174,6 +205,9 @@ def _max_in_flight(
         in_flight = started_until - np.searchsorted(ends, chunk, "right")
         maximum = max(maximum, int(in_flight.max()))
     return maximum
+
+
+# -- gaps between sends ----------------------------------------------------------------------------
 
 
 def gap_variation(times_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> float | None:
@@ -193,29 +227,46 @@ def gap_variation(times_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> flo
     return float(join_arrays(relative_gaps).std())
 
 
+class _GapVariations(NamedTuple):
+    """The variation of the gaps between sends, and of those between the due times."""
+
+    sent: float | None
+    planned: float | None
+
+
 def _gap_variations(
-    parts: Sequence[Columns], stages: Sequence[StagePlan]
-) -> tuple[float | None, float | None]:
+    columns_of_stages: Sequence[Columns], plans: Sequence[StagePlan]
+) -> _GapVariations:
     """Return the variation of the gaps between sends, and of the planned gaps.
 
     Gaps are planned between requests of an open loop that are first turns. Later turns wait for the
     turn before.
     """
-    is_closed_stage = np.array([stage.closed for stage in stages] or [False])
-    selections = []
-    for columns in parts:
-        is_planned = ~is_closed_stage[columns["stage"]] & (columns["turn"] == 0)
-        selections.append(as_selection((columns["sent_ns"] >= 0) & is_planned))
+    selections = [_select_planned(columns, plans) for columns in columns_of_stages]
 
-    def chosen_values(field: str) -> list[NDArray[np.int64]]:
-        return [columns[field][chosen] for columns, chosen in zip(parts, selections, strict=True)]
+    def planned_values(field: str) -> list[NDArray[np.int64]]:
+        selected = zip(columns_of_stages, selections, strict=True)
+        return [columns[field][rows] for columns, rows in selected]
 
-    stage_of_request = np.concatenate([np.zeros(0, np.int16), *chosen_values("stage")])
-    variation = gap_variation(join_arrays(chosen_values("sent_ns")), stage_of_request)
-    was_as_planned = all(
-        np.array_equal(columns["sent_ns"][chosen], columns["due_ns"][chosen])
-        for columns, chosen in zip(parts, selections, strict=True)
+    # The empty array gives `concatenate` a value also if there is no stage.
+    stage_of_request = np.concatenate([np.zeros(0, np.int16), *planned_values("stage")])
+    sent_variation = gap_variation(join_arrays(planned_values("sent_ns")), stage_of_request)
+    was_sent_as_planned = all(
+        np.array_equal(columns["sent_ns"][rows], columns["due_ns"][rows])
+        for columns, rows in zip(columns_of_stages, selections, strict=True)
     )
-    if was_as_planned:
-        return variation, variation
-    return variation, gap_variation(join_arrays(chosen_values("due_ns")), stage_of_request)
+    if was_sent_as_planned:  # as in virtual time; it saves sorting the same times once more
+        return _GapVariations(sent_variation, sent_variation)
+    planned_variation = gap_variation(join_arrays(planned_values("due_ns")), stage_of_request)
+    return _GapVariations(sent_variation, planned_variation)
+
+
+def _select_planned(columns: Columns, plans: Sequence[StagePlan]) -> NDArray[np.bool_] | slice:
+    """Return which requests were sent at a time that the arrival process determines."""
+    was_sent = columns["sent_ns"] >= 0
+    is_first_turn = columns["turn"] == 0
+    if not plans:
+        return as_selection(was_sent & is_first_turn)
+    is_closed_stage = np.array([plan.closed for plan in plans])
+    is_open_loop = ~is_closed_stage[columns["stage"]]
+    return as_selection(was_sent & (is_open_loop & is_first_turn))

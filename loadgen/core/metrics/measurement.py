@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
     from loadgen.core.stats.quantiles import Distribution, Values
+    from loadgen.figures import MetricDefinition
 
 _FIELDS_OF_HEADER = ("rtt_ms", "dns_ms", "cache_reset", "chunks", "cache_asked", "cache_bound")
 
@@ -297,35 +298,44 @@ class _RunMeasurement:
 
     def _summarize_stage(self, stage: int, whole: PartMetrics) -> StageSummary:
         """Return the summary of a stage. `whole`: the metrics of all measured stages."""
-        plan = self._data.stage_plans[stage]
         accumulator = self._accumulator.stages[stage]
         gaps = self._data.gaps_of_stage(stage)
-        full_load = full_load_time(self._accumulator.stages, stage, stage)
+        full_load = full_load_time(self._accumulator.stages, first=stage, last=stage)
         window = measure_window(accumulator, [accumulator], full_load)
+        gap_bounds = uncertainty.bound_gaps(
+            accumulator.columns, gaps, self._data.event_errors_of_stage(stage)
+        )
+        metrics = self._measure_stage(stage, window, whole)
+        return StageSummary(
+            window=window,
+            inter_chunk_ms=uncertainty.shown_gap_distribution(
+                gaps, gap_bounds, self._header.limits
+            ),
+            **shared_fields(self._data.stage_plans[stage], StageSummary),
+            **metrics._asdict(),
+        )
+
+    def _measure_stage(self, stage: int, window: Window, whole: PartMetrics) -> PartMetrics:
+        """Return the metrics of a stage over its window."""
+        accumulator = self._accumulator.stages[stage]
         if accumulator is self._measured:
             # The only measured stage has the metrics of the run, except for those over the time of
             # the whole run, which is that of the stage here.
             output_per_s = whole_output_per_s(self.accumulated, window)
             tokens = msgspec.structs.replace(whole.tokens, whole_output_per_s=output_per_s)
-            metrics = whole._replace(tokens=tokens)
-        else:
-            timeline = self._data.timeline[stage : stage + 1]
-            scope = Scope(
-                window, self.accumulated, self._target.gpus, timeline, arrival=plan.arrival
-            )
-            metrics = self._parts.measure_stages(accumulator, scope, gaps, self._unrecorded[stage])
-        gap_bounds = uncertainty.bound_gaps(
-            accumulator.columns, gaps, self._data.event_errors_of_stage(stage)
+            return whole._replace(tokens=tokens)
+        scope = Scope(
+            window,
+            self.accumulated,
+            self._target.gpus,
+            timeline=self._data.timeline[stage : stage + 1],
+            arrival=self._data.stage_plans[stage].arrival,
         )
-        shown_gaps = uncertainty.shown_gap_distribution(gaps, gap_bounds, self._header.limits)
-        return StageSummary(
-            window=window,
-            inter_chunk_ms=shown_gaps,
-            **shared_fields(plan, StageSummary),
-            **metrics._asdict(),
-        )
+        gaps = self._data.gaps_of_stage(stage)
+        return self._parts.measure_stages(accumulator, scope, gaps, self._unrecorded[stage])
 
     def _count_warmup(self) -> RequestCounts:
+        """Return the requests of all stages that are not measured, by outcome."""
         lost = self._unrecorded_measured
         return count_requests(self.accumulated.warmup, sum(self._unrecorded) - lost)
 
@@ -338,15 +348,18 @@ class _RunMeasurement:
         return include_task_outcome(metrics.goodput, tasks)
 
     def _summarize_rack(self, parts: SummaryParts, metrics: PartMetrics) -> RackTokens | None:
+        """Return the output rates over all targets, or None unless they are interchangeable."""
         if not interchangeable(self._header.targets):
             return None
         return summarize_rack(parts.targets, metrics.tokens.output_per_s)
 
     def _measure_drift(self) -> drift.Drift:
+        """Return how latency and output changed in the course of the steady state."""
         blocks = drift.sample_blocks(self._measured.columns)
         return drift.measure_drift(blocks, self._window.steady, self.tokens_in)
 
     def _judge_load(self) -> Sustainable:
+        """Return whether the servers kept up with the load."""
         measured, warmup = self.accumulated
         return judge_load(measured.columns, warmup.columns, self._window, self._header)
 
@@ -368,21 +381,26 @@ class _RunMeasurement:
         for definition in FIGURES.at("latency"):
             if definition.name == "itl" and self._shown.itl_absent:
                 continue
-            sample: Values | Histogram
-            sample_bounds: SampleBounds | None
-            if definition.sample == "gaps":
-                sample = self._gaps
-                sample_bounds = self._gap_bounds
-            else:
-                sample = self._measured.sample(definition.name)
-                sample_bounds = uncertainty.bound_metric(self._measured.columns, definition.name)
-            shares = uncertainty.certain_quantiles(sample, sample_bounds, definition, self._header)
-            percentiles[definition.field] = quantiles_ms(sample, shares)
+            percentiles[definition.field] = self._certain_percentiles(definition)
         return percentiles
+
+    def _certain_percentiles(self, definition: MetricDefinition) -> dict[str, float]:
+        """Return the requested percentiles of a metric that are certain enough to be shown."""
+        sample: Values | Histogram
+        sample_bounds: SampleBounds | None
+        if definition.sample == "gaps":
+            sample = self._gaps
+            sample_bounds = self._gap_bounds
+        else:
+            sample = self._measured.sample(definition.name)
+            sample_bounds = uncertainty.bound_metric(self._measured.columns, definition.name)
+        quantiles = uncertainty.certain_quantiles(sample, sample_bounds, definition, self._header)
+        return quantiles_ms(sample, quantiles)
 
     def verdict_inputs(self) -> VerdictInputs:
         """Return what the verdict needs beside the summary."""
         measured = self._measured
+        # If token counts are withheld, the length of responses is not compared with the request.
         are_tokens_counted = "tokens" not in self._shown.unsound
         dead_workers = {
             int(worker)
@@ -405,40 +423,58 @@ class _RunMeasurement:
 
 
 def _run_facts(header: RunManifest) -> RunFacts:
-    """Return the block `run` of the summary."""
+    """Return the block `run` of the summary.
+
+    A manifest that still says "running" belongs to a run that ended without writing its end.
+    """
     facts = shared_fields(header, RunFacts)
     facts["state"] = "cut_off" if header.state == "running" else header.state
     return RunFacts(id=header.run, **facts)
 
 
 def _metric_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
-    """Return the fields of the metrics that have one, and the block `figures` of the others."""
-    fields: dict[str, Any] = {}
-    block: dict[str, Distribution] = {}
+    """Return the fields of the summary for each metric.
+
+    Some metrics have a field of their own, such as `ttft_ms`. The others are in the block
+    `figures`, by name.
+    """
+    own_fields: dict[str, Distribution] = {}
+    figures_block: dict[str, Distribution] = {}
     for definition in FIGURES.here():
         if definition.name in distributions:
-            destination = block if definition.block else fields
+            destination = figures_block if definition.block else own_fields
             destination[definition.field] = distributions[definition.name]
-    return {**fields, "figures": block}
+    return {**own_fields, "figures": figures_block}
 
 
 def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list[int]:
     """Return, for each stage, the number of requests without a record.
 
-    They are those that were planned. If the run was cut off, they are those that had been sent by
-    the samples of the workers: what was due after the cut was never requested.
+    They were lost, for example with a worker that died. Of a complete run, they are the planned
+    requests less the recorded ones. What was due after a run was cut off was never requested, so of
+    such a run only requests that had been sent count.
     """
     recorded = [stage.sum("recorded") for stage in stages]
-    if data.header.state != "running":
-        planned = [plan.slots or 0 for plan in data.stage_plans]
-        return [max(0, planned[i] - recorded[i]) for i in range(len(recorded))]
-    sent_by_worker = {
-        sample.worker: sample.sent
-        for sample in sorted(data.worker_samples, key=lambda sample: sample.t_s)
-    }
-    dropped = sum(stage.sum("dropped") for stage in stages)
+    if data.header.state == "running":
+        dropped = sum(stage.sum("dropped") for stage in stages)
+        return _count_unrecorded_of_cut_run(data.worker_samples, recorded, dropped)
+    planned = [plan.slots or 0 for plan in data.stage_plans]
+    return [max(0, planned[i] - recorded[i]) for i in range(len(recorded))]
+
+
+def _count_unrecorded_of_cut_run(
+    samples: Sequence[WorkerSample], recorded: list[int], dropped: int
+) -> list[int]:
+    """Return, for each stage, how many requests were sent and have no record.
+
+    The last sample of each worker says how many requests it had sent, without their stage. They are
+    assigned to the last stage that has records, in which the run was cut off.
+    """
+    samples_in_order = sorted(samples, key=lambda sample: sample.t_s)
+    # A later sample of a worker replaces an earlier one.
+    sent_by_worker = {sample.worker: sample.sent for sample in samples_in_order}
     sent = sum(sent_by_worker.values()) + dropped
-    last_stage = max((i for i, count in enumerate(recorded) if count), default=0)
+    last_stage = max((stage for stage, count in enumerate(recorded) if count), default=0)
     unrecorded = [0] * len(recorded)
     unrecorded[last_stage] = max(0, sent - sum(recorded))
     return unrecorded
