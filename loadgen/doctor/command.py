@@ -1,4 +1,4 @@
-"""`loadgen doctor`: check a target and this host before a run, and explain what each finding means."""
+"""`loadgen doctor`: checks a target and this host before a run and says what each finding means."""
 
 from __future__ import annotations
 

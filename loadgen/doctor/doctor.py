@@ -24,10 +24,11 @@ from loadgen_sdk.probe.http_types import HttpResponse
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.transport.http1 import merge_headers
 from loadgen_sdk.transport.target import Target
+from loadgen_sdk.wire_formats.server_profiles import Api
 
 from loadgen.core.execution import backend, probing, resource_limits
 from loadgen.core.execution.plan import Settings
-from loadgen.core.requests.tokenizer import load_tokenizer
+from loadgen.core.requests.tokenizer import Tokenizer, load_tokenizer
 from loadgen.doctor import host_checks, plugin_checks, target_checks
 from loadgen.doctor.host_checks import Machine
 from loadgen.doctor.target_checks import FAULT, OK, UNKNOWN, Finding
@@ -41,11 +42,14 @@ TIMEOUT_S = 60.0
 HANDSHAKE_TIMEOUT_S = 10.0
 TIMER_ROUNDS = 200
 TIMER_S = 0.001
+TIMER_QUANTILE = 0.99
 CLOCK_READINGS = 10_000
 NS_PER_MS = 1e6
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 APIS_WITHOUT_FORCED_LENGTH = ("responses", "messages")
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S %z"
+CERTIFICATE_TIME_FORMAT = "%b %d %H:%M:%S %Y %Z"
+"""The format of times in the certificates that the `ssl` module returns."""
 
 
 class Examination(NamedTuple):
@@ -56,17 +60,21 @@ class Examination(NamedTuple):
 
 
 def run(settings: Settings) -> Examination:
-    """Examine a target, this host and the plug-ins."""
+    """Examine a target, this host and the plug-ins.
+
+    A simulated server in virtual time runs inside this process: it has no connection, and the speed
+    of this host does not affect it, so only the plug-ins are examined.
+    """
     timestamp = time.strftime(TIME_FORMAT)
-    row = settings.backend
-    known = backend.known(settings)
-    if row.virtual and known is not None:
+    target_backend = settings.backend
+    simulated_target = backend.known(settings)
+    if target_backend.virtual and simulated_target is not None:
         meaning = (
             "it runs within the command, in virtual time: nothing is connected to, and this host "
             "does not matter"
         )
-        title = f"doctor: {known.name} (virtual time, not a real server), {timestamp}"
-        finding = Finding("target", OK, known.description, meaning)
+        title = f"doctor: {simulated_target.name} (virtual time, not a real server), {timestamp}"
+        finding = Finding("target", OK, simulated_target.description, meaning)
         return Examination(title, [finding, *plugin_checks.findings()])
     import uvloop
 
@@ -76,12 +84,21 @@ def run(settings: Settings) -> Examination:
     ):
         findings = runner.run(examine(served))
     assert served.url is not None
+    title = f"doctor: {_redact_url(served.url, served.api)}"
+    if target_backend.simulated:
+        title += f" ({target_backend.shown}, not a real server)"
+    return Examination(f"{title}, {timestamp}", findings)
+
+
+def _redact_url(url: str, api: Api) -> str:
+    """Return a URL without its password.
+
+    An invalid URL may contain the password anywhere, so nothing of it is shown.
+    """
     try:
-        url = Target.parse(served.url, api=served.api).redacted
+        return Target.parse(url, api=api).redacted
     except TargetUnusable:
-        url = "the URL"
-    mark = f" ({row.shown}, not a real server)" if row.simulated else ""
-    return Examination(f"doctor: {url}{mark}, {timestamp}", findings)
+        return "the URL"
 
 
 def check_host() -> Examination:
@@ -97,14 +114,18 @@ def failed(findings: list[Finding]) -> bool:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Return all findings about the target of the settings, this host and the plug-ins."""
+    """Return all findings about the target of the settings, this host and the plug-ins.
+
+    A target that cannot be used is a finding too, so that the host is examined all the same.
+    """
     findings: list[Finding] = []
     try:
         await _TargetExamination(settings, findings).run()
     except TargetUnusable as error:
-        meaning = "there is nothing to ask"
-        if findings:
-            meaning = "requests of a load would end like this too"
+        # With earlier findings, the connection worked and a request failed.
+        meaning = (
+            "requests of a load would end like this too" if findings else "there is nothing to ask"
+        )
         problem = redact_secrets(settings, str(error))
         advice = redact_secrets(settings, error.hint)
         findings.append(Finding("target", FAULT, problem, meaning, advice, error.code))
@@ -146,7 +167,7 @@ class _TargetExamination:
         """
         await self._check_connection()
         model_list = await self._fetch(self._target.models_path)
-        clock_finding = target_checks.wall_clock(
+        clock_finding = target_checks.check_wall_clock(
             model_list.headers.get("date", ""), datetime.now(UTC)
         )
         auth_finding = await self._check_auth(model_list)
@@ -155,51 +176,80 @@ class _TargetExamination:
             return
         tokenizer = load_tokenizer(self._settings.tokenizer)
         samples = probing.random_samples(tokenizer, PROMPT_TOKENS)
-        long_prompt, _ = samples[1]
         probe_result = await probing.probe_target(
             self._settings, self._target, self._fetcher, samples
         )
-        self.findings += [
-            target_checks.models(probe_result),
-            target_checks.context(probe_result),
-            target_checks.make(probe_result),
-            target_checks.tokenizer(probe_result, tokenizer.name, tokenizer.tag == "tokenizer"),
-        ]
+        self._judge_probe(probe_result, tokenizer)
         sender = TrialSender(self._settings, probe_result)
         if self._settings.values:
             trials = await sender.send_value_trials()
-            self.findings.append(target_checks.values(self._settings.api, trials))
+            self.findings.append(target_checks.check_value_responses(self._settings.api, trials))
             await self._check_metrics_pages()
             return
-        self.findings.append(target_checks.usage(probe_result, self._settings.stream))
-        length_trials = await sender.send_length_trials(long_prompt)
-        self._check_lengths(probe_result, length_trials)
-        if self._settings.stream:
-            stream_trials = await sender.send_stream_trials(length_trials)
-            self.findings.append(target_checks.streaming(stream_trials.long, stream_trials.short))
-        self._check_cache_and_connections(probe_result, length_trials, model_list)
+        long_prompt, _token_count = samples[1]
+        await self._check_text_responses(sender, probe_result, long_prompt, model_list)
         await self._check_metrics_pages()
         if clock_finding is not None:
             self.findings.append(clock_finding)
 
+    def _judge_probe(self, probe_result: ProbeResult, tokenizer: Tokenizer) -> None:
+        """Add the findings that follow from the probe alone, without trial requests."""
+        is_user_tokenizer = tokenizer.tag == "tokenizer"
+        self.findings += [
+            target_checks.check_model(probe_result),
+            target_checks.check_context_length(probe_result),
+            target_checks.check_server_profile(probe_result),
+            target_checks.check_tokenizer(probe_result, tokenizer.name, is_user_tokenizer),
+        ]
+
+    async def _check_text_responses(
+        self,
+        sender: TrialSender,
+        probe_result: ProbeResult,
+        long_prompt: str,
+        model_list: HttpResponse,
+    ) -> None:
+        """Send the trial requests of an API that generates text, and judge the responses."""
+        self.findings.append(target_checks.check_usage(probe_result, self._settings.stream))
+        length_trials = await sender.send_length_trials(long_prompt)
+        self._check_lengths(probe_result, length_trials)
+        if self._settings.stream:
+            stream_trials = await sender.send_stream_trials(length_trials)
+            self.findings.append(
+                target_checks.check_streaming(stream_trials.long, stream_trials.short)
+            )
+        self._check_cache_and_connections(probe_result, length_trials, model_list)
+
     async def _check_connection(self) -> None:
+        """Judge name resolution, connect times and, with https, the TLS handshake.
+
+        Raises:
+            TargetUnusable: The target does not accept connections.
+        """
         started_ns = monotonic_ns()
         # This resolves the name, and raises with the reason if that fails.
         await self._fetcher.connect()
         addresses = await self._resolve()
         resolve_ms = (monotonic_ns() - started_ns) / NS_PER_MS
-        self.findings.append(target_checks.name(self._target.host, addresses, resolve_ms))
+        self.findings.append(
+            target_checks.check_name_resolution(self._target.host, addresses, resolve_ms)
+        )
         times_ms = [await self._fetcher.connect() / NS_PER_MS for _ in range(CONNECT_COUNT)]
-        self.findings.append(target_checks.connect(times_ms))
+        self.findings.append(target_checks.check_connect_time(times_ms))
         if self._tls_context is not None:
             self.findings.append(await self._check_tls(self._tls_context))
 
     async def _resolve(self) -> list[str]:
+        """Return the addresses of the target's host name, each once, in the resolver's order."""
         loop = asyncio.get_running_loop()
-        rows = await loop.getaddrinfo(
+        address_infos = await loop.getaddrinfo(
             self._target.host, self._target.port, proto=socket.IPPROTO_TCP
         )
-        return list(dict.fromkeys(str(row[4][0]) for row in rows))
+        addresses = [
+            str(socket_address[0])
+            for _family, _type, _protocol, _canonical_name, socket_address in address_infos
+        ]
+        return list(dict.fromkeys(addresses))
 
     async def _check_tls(self, context: SSLContext) -> Finding:
         """Open one more connection, for the TLS version, the certificate and the handshake time."""
@@ -217,16 +267,14 @@ class _TargetExamination:
         handshake_ms = (monotonic_ns() - started_ns) / NS_PER_MS
         session = writer.get_extra_info("ssl_object")
         writer.transport.abort()
-        not_after = (session.getpeercert() or {}).get("notAfter")
-        expires = None
-        if not_after:
-            expires = datetime.strptime(not_after, "%b %d %H:%M:%S %Y %Z").replace(tzinfo=UTC)
-        return target_checks.tls(
-            session.version() or "TLS",
-            self._settings.tls.verify,
-            expires,
-            datetime.now(UTC),
-            handshake_ms,
+        # The certificate is empty if it was not verified.
+        certificate = session.getpeercert() or {}
+        return target_checks.check_tls(
+            version=session.version() or "TLS",
+            is_verified=self._settings.tls.verify,
+            expires=_parse_expiry(certificate.get("notAfter")),
+            now=datetime.now(UTC),
+            handshake_ms=handshake_ms,
         )
 
     async def _check_auth(self, model_list: HttpResponse) -> Finding:
@@ -238,36 +286,45 @@ class _TargetExamination:
                 "GET", self._target.models_path, self._headers, b""
             )
             status_without_key = response.status
-        return target_checks.auth(has_key, model_list.status, status_without_key)
+        return target_checks.check_authentication(has_key, model_list.status, status_without_key)
 
     def _check_lengths(self, probe_result: ProbeResult, trials: LengthTrials) -> None:
+        """Judge output lengths and, of streamed responses, the time to the first token.
+
+        Some APIs have no field that forces a length, whatever the server profile says.
+        """
         profile = probe_result.server_profile
         if self._settings.api in APIS_WITHOUT_FORCED_LENGTH:
             profile = msgspec.structs.replace(profile, length_fields=())
         self.findings.append(
-            target_checks.forced(profile, trials.forced, trials.free, trials.tried_fields)
+            target_checks.check_output_lengths(
+                profile, trials.forced, trials.free, trials.tried_fields
+            )
         )
         if self._settings.stream:
-            first_token = target_checks.first_token([trials.forced, trials.free])
+            first_token = target_checks.check_first_token([trials.forced, trials.free])
             if first_token is not None:
                 self.findings.append(first_token)
 
     def _check_cache_and_connections(
         self, probe_result: ProbeResult, trials: LengthTrials, model_list: HttpResponse
     ) -> None:
-        prompt_tokens = round(PROMPT_TOKENS[1] * (probe_result.token_ratio or 1))
+        """Judge the prefix cache, keep-alive, arrival timestamps and rate limits."""
+        # The server's length of the repeated prompt: without a measured ratio, our own count.
+        _short_prompt_tokens, long_prompt_tokens = PROMPT_TOKENS
+        prompt_tokens = round(long_prompt_tokens * (probe_result.token_ratio or 1))
         self.findings += [
-            target_checks.cache(trials.repeated, prompt_tokens),
-            target_checks.keep_alive(trials.reused),
-            target_checks.stamps(trials.free),
+            target_checks.check_prefix_cache(trials.repeated, prompt_tokens),
+            target_checks.check_keep_alive(trials.is_connection_reused),
+            target_checks.check_arrival_timestamps(trials.free),
         ]
-        rate_limit = target_checks.rate_limit({**model_list.headers, **trials.free.headers})
+        rate_limit = target_checks.check_rate_limit({**model_list.headers, **trials.free.headers})
         if rate_limit is not None:
             self.findings.append(rate_limit)
 
     async def _check_metrics_pages(self) -> None:
         pages = {path: await self._fetch_optional(path) for path in METRICS_PATHS}
-        self.findings.append(target_checks.metrics_pages(pages))
+        self.findings.append(target_checks.check_metrics_pages(pages))
 
     async def _fetch(self, path: str) -> HttpResponse:
         return await self._fetcher.send_request("GET", path, self._authorized_headers, b"")
@@ -278,6 +335,13 @@ class _TargetExamination:
             return await self._fetch(self._target.server_path(path))
         except TargetUnusable:
             return HttpResponse(0, {}, b"")
+
+
+def _parse_expiry(not_after: str | None) -> datetime | None:
+    """Return the end of validity of a certificate, such as "Nov 29 17:00:00 2027 GMT"."""
+    if not not_after:
+        return None
+    return datetime.strptime(not_after, CERTIFICATE_TIME_FORMAT).replace(tzinfo=UTC)
 
 
 async def inspect_machine() -> Machine:
@@ -307,7 +371,7 @@ async def _measure_timer_lateness_ns() -> int:
         due_ns = monotonic_ns() + int(TIMER_S * 1e9)
         await asyncio.sleep(TIMER_S)
         lateness_ns.append(monotonic_ns() - due_ns)
-    return sorted(lateness_ns)[int(len(lateness_ns) * 0.99)]
+    return sorted(lateness_ns)[int(TIMER_ROUNDS * TIMER_QUANTILE)]
 
 
 def _measure_clock_reading_ns() -> float:

@@ -17,8 +17,10 @@ TIMER_LATE_MS = 1.0
 ENOUGH_FILES = 4096
 """Open files that are enough for a few thousand connections."""
 BUSY_LOAD_PER_CORE = 0.5
+"""Load average per core above which other work competes with the load generator."""
 HOST = ("clock", "timer", "cpu", "files", "proxy", "compiled")
 """The checks that are about this host."""
+# Clock sources that the kernel lets a process read without a system call.
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "xen")
 
 CGROUP_V2_ROOT = "/sys/fs/cgroup"
@@ -79,22 +81,35 @@ def _groups_on_path(root: str, path: str) -> Iterator[str]:
     """Yield the directories of a control group and of those above it."""
     directory = root
     yield directory
-    for part in filter(None, path.split("/")):
-        directory = f"{directory}/{part}"
+    group_names = [name for name in path.split("/") if name]
+    for group_name in group_names:
+        directory = f"{directory}/{group_name}"
         yield directory
 
 
 def _group_limit(group: str, read_text: Callable[[str], str]) -> float | None:
-    """Return the limit of one control group in cores, or None without one."""
-    fields = read_text(f"{group}/cpu.max").split()
-    if not fields:
-        quota = read_text(f"{group}/cpu.cfs_quota_us")
-        period = read_text(f"{group}/cpu.cfs_period_us")
-        fields = [quota, period]
-    # "max" and -1 mean that there is no limit.
-    if len(fields) != 2 or not all(field.isdigit() and int(field) for field in fields):
+    """Return the limit of one control group in cores, or None without one.
+
+    The kernel states the limit as CPU time (quota) per period, both in microseconds: a quota of
+    150,000 in a period of 100,000 is 1.5 cores.
+    """
+    quota_and_period = read_text(f"{group}/cpu.max").split()
+    if not quota_and_period:
+        quota_and_period = [
+            read_text(f"{group}/cpu.cfs_quota_us"),
+            read_text(f"{group}/cpu.cfs_period_us"),
+        ]
+    if len(quota_and_period) != 2:
         return None
-    return int(fields[0]) / int(fields[1])
+    quota, period = quota_and_period
+    if not _is_positive_integer(quota) or not _is_positive_integer(period):
+        # Without a limit, the quota is "max" (v2) or -1 (v1).
+        return None
+    return int(quota) / int(period)
+
+
+def _is_positive_integer(text: str) -> bool:
+    return text.isdigit() and int(text) > 0
 
 
 def host(machine: Machine) -> Iterator[Finding]:
@@ -125,6 +140,11 @@ def host(machine: Machine) -> Iterator[Finding]:
 
 
 def _check_clock(machine: Machine) -> Finding:
+    """Judge the clock source of the kernel.
+
+    The client reads the clock for every token. The sources in GOOD_CLOCKS are read in user space;
+    reading another one takes a system call.
+    """
     observed = machine.clock or "monotonic"
     if machine.clock_read_ns is not None:
         observed += f", {machine.clock_read_ns:.0f} ns a reading"
@@ -135,6 +155,7 @@ def _check_clock(machine: Machine) -> Finding:
 
 
 def _check_timer(late_ms: float) -> Finding:
+    """Judge how late a timer of 1 ms is. Requests are sent by timers, so sends are as late."""
     observed = f"a 1 ms timer is at most {format.quantity(late_ms)} ms late (p99, idle)"
     if late_ms > TIMER_LATE_MS:
         meaning = "sends will be late by as much: a TTFT of 20 ms could not be measured to 5 %"
@@ -144,6 +165,10 @@ def _check_timer(late_ms: float) -> Finding:
 
 
 def _check_files(files: int, ports: int | None) -> Finding:
+    """Judge how many requests can be in flight at once.
+
+    Each request in flight needs a connection, which takes one open file and one local port.
+    """
     observed = f"{files:,} open files"
     if ports is not None:
         observed += f", {ports:,} local ports"
@@ -157,6 +182,7 @@ def _check_files(files: int, ports: int | None) -> Finding:
 
 
 def _check_cpu(machine: Machine) -> Finding:
+    """Judge the cores that this process can use, and whether other work runs on them."""
     cores: float | None = machine.cpus
     if cores is not None and machine.cpu_quota is not None:
         cores = min(cores, machine.cpu_quota)
@@ -182,6 +208,7 @@ def _check_cpu(machine: Machine) -> Finding:
 
 
 def _is_busy(load_average: float | None, cores: float | None) -> bool:
+    """Return True if other work uses a large share of the cores; False if that is not known."""
     if load_average is None or cores is None:
         return False
     return load_average > BUSY_LOAD_PER_CORE * cores

@@ -1,4 +1,4 @@
-"""Checks of the plug-ins of other packages: the table of each row, or why it could not be loaded."""
+"""Checks whether the plug-ins of other packages can be loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ TABLES: tuple[OpenTable[Any], ...] = (
 
 
 def findings() -> Iterator[Finding]:
-    """Yield a finding for each plug-in. There are none if plug-ins are disabled."""
+    """Yield a finding for each plug-in. There are none if plug-ins are disabled.
+
+    A plug-in adds a row to one of the tables, such as a command or a price list. Its functions are
+    imported here, because an import error would otherwise show only when the row is used.
+    """
     for table in TABLES:
         for plugin in table.plugins:
             error = plugin.error or _find_import_error(plugin)
@@ -43,7 +47,11 @@ def findings() -> Iterator[Finding]:
 
 
 def _find_import_error(plugin: Plugin[Any]) -> str:
-    """Return what goes wrong when the functions of a row are imported, or an empty string."""
+    """Return what goes wrong when the functions of a row are imported, or an empty string.
+
+    Rows import their functions late, in a method that depends on the table. Code of another package
+    can raise anything, so every exception counts as its error.
+    """
     for name in ("load", "load_functions"):
         load = getattr(plugin.row, name, None)
         if load is None:

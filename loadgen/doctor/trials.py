@@ -26,6 +26,7 @@ QUESTION = "Is the sky blue? Answer with one word: yes or no."
 TRIED_LENGTH_FIELDS = ("ignore_eos", "min_tokens")
 """Fields that force an output length, which are tried on a server that is not known."""
 CACHE_TRIAL_TOKENS = 8
+"""Output tokens of the repeated prompt. Only its usage is of interest, so they are few."""
 TIMEOUT_NS = 60 * 10**9
 MAX_FAILURE_CHARACTERS = 200
 TIMER_NS = 1_000_000
@@ -53,14 +54,14 @@ class LengthTrials(msgspec.Struct, frozen=True):
         forced: The response with a forced length.
         free: The response with a free length.
         repeated: The response to a prompt that the server has seen before.
-        reused: True if a request used a connection that was open already.
+        is_connection_reused: True if a request used a connection that was open already.
         tried_fields: The fields that were tried on a server that is not known, as text.
     """
 
     forced: Trial
     free: Trial
     repeated: Trial
-    reused: bool
+    is_connection_reused: bool
     tried_fields: str
 
 
@@ -78,6 +79,7 @@ class TrialSender:
         self._settings = settings
         self._probe_result = probe_result
         self._profile = probe_result.server_profile
+        # On a server of unknown make, a trial with the usual fields shows whether it honours them.
         self._forcing_profile = self._profile
         self._tried_fields = ""
         if not self._profile.length_fields and probe_result.server == "generic":
@@ -87,31 +89,41 @@ class TrialSender:
             )
 
     async def send_length_trials(self, long_prompt: str) -> LengthTrials:
-        """Send a question with a forced and a free length, and the probe's long prompt again."""
+        """Send a question with a forced and a free length, and the probe's long prompt again.
+
+        The probe has sent the long prompt before, so a server with a prefix cache has it by now.
+        The last request is only sent to see whether the connection of the earlier ones is reused.
+        """
         [forced] = await self._send(
             [TrialRequest(QUESTION, TRIAL_TOKENS, is_exact=True)], self._forcing_profile
         )
         requests = [
             TrialRequest(QUESTION, TRIAL_TOKENS),
             TrialRequest(long_prompt, CACHE_TRIAL_TOKENS),
-            TrialRequest(QUESTION, 1),
+            TrialRequest(QUESTION, max_tokens=1),
         ]
         trials = await self._send(requests, self._profile)
-        free, repeated, _ = trials
+        free, repeated, _last = trials
         # A spare connection may serve the first requests, so one reuse is enough.
-        is_reused = any(trial.reused for trial in trials)
+        is_reused = any(trial.is_connection_reused for trial in trials)
         return LengthTrials(forced, free, repeated, is_reused, self._tried_fields)
 
     async def send_stream_trials(self, trials: LengthTrials) -> StreamTrials:
-        """Return long responses, until the events of one arrive one by one.
+        """Return long responses, and short ones if the events of a long response arrived together.
 
-        If the events of the first one arrive together, more long ones are sent in turns with short
-        ones, to tell a buffer from a busy host.
+        Events arrive together because of a buffer on the way or because a host is busy. To tell
+        these causes apart, short and long requests are sent in turns. A long response whose events
+        arrive one by one proves that there is no buffer, so it ends the trials.
         """
         is_exact = not trials.forced.failure
         stream = StreamTrials(long=[trials.forced if is_exact else trials.free], short=[])
-        requests = [TrialRequest(QUESTION, 1), TrialRequest(QUESTION, TRIAL_TOKENS, is_exact)]
-        while target_checks.lumped(stream.long[-1]) and len(stream.short) < target_checks.PAIRS:
+        requests = [
+            TrialRequest(QUESTION, max_tokens=1),
+            TrialRequest(QUESTION, TRIAL_TOKENS, is_exact),
+        ]
+        for _ in range(target_checks.COMPARED_PAIRS):
+            if not target_checks.has_bundled_events(stream.long[-1]):
+                break
             short, long = await self._send(requests, self._forcing_profile)
             stream.short.append(short)
             stream.long.append(long)
@@ -119,10 +131,15 @@ class TrialSender:
 
     async def send_value_trials(self) -> list[Trial]:
         """Return two responses of an API that returns numbers, such as embeddings."""
-        return await self._send([TrialRequest(QUESTION, 1)] * 2, self._profile)
+        return await self._send([TrialRequest(QUESTION, max_tokens=1)] * 2, self._profile)
 
     async def _send(self, requests: Sequence[TrialRequest], profile: ServerProfile) -> list[Trial]:
-        """Send requests one after the other with one client."""
+        """Send requests one after the other with one client, and return their responses.
+
+        Args:
+            requests: The requests.
+            profile: The server profile, which decides with which fields a length is forced.
+        """
         options = probing.client_options(self._settings, self._probe_result)
         options |= {"server_profile": profile, "keep_headers": True}
         client = Pool(
@@ -138,6 +155,11 @@ class TrialSender:
             client.close()
 
     async def _send_one(self, client: Pool, trial_request: TrialRequest) -> Trial:
+        """Send one request and return the observed response.
+
+        While it waits, it measures how late a timer of this process is: on a busy host, events that
+        arrive together are no sign of a buffer.
+        """
         is_chat = client.target.api == "chat"
         messages = [{"role": "user", "content": trial_request.text}]
         request = Request(
@@ -162,19 +184,20 @@ class TrialSender:
         usage = without_doubtful_counts(completion.usage)
         return Trial(
             failure=self._describe_failure(client, completion),
-            asked=trial_request.max_tokens,
-            output=usage.output,
-            cached=usage.cached,
-            instants_ns=tuple(arrivals_ns),
+            max_tokens=trial_request.max_tokens,
+            output_tokens=usage.output,
+            cached_tokens=usage.cached,
+            event_times_ns=tuple(arrivals_ns),
             sent_ns=completion.sent,
-            late_ms=late_ms,
-            head_ns=completion.first_byte,
-            reused=completion.reused,
-            kernel_stamp=completion.kernel_stamp,
+            timer_lateness_ms=late_ms,
+            headers_ns=completion.first_byte,
+            is_connection_reused=completion.reused,
+            has_kernel_timestamps=completion.kernel_stamp,
             headers=completion.headers or {},
         )
 
     def _describe_failure(self, client: Pool, completion: Completion) -> str:
+        """Return the kind and the text of a failure without secrets, or "" of a success."""
         failure = completion.failure
         if failure is None:
             return ""

@@ -270,7 +270,7 @@ def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:
 
 
 MS = 1_000_000
-TOGETHER = Trial(output=4, instants_ns=(5, 5, 5, 9 * MS))
+TOGETHER = Trial(output_tokens=4, event_times_ns=(5, 5, 5, 9 * MS))
 
 
 def in_turns(pairs: int, by_ms: float, jitter_ms: float = 0.0) -> tuple[list[Trial], list[Trial]]:
@@ -278,7 +278,9 @@ def in_turns(pairs: int, by_ms: float, jitter_ms: float = 0.0) -> tuple[list[Tri
 
     def trial(first_ms: float, tokens: int) -> Trial:
         instants = [int((first_ms + 100 * (n // 16)) * MS) for n in range(tokens)]
-        return Trial(output=tokens, instants_ns=tuple(instants), late_ms=jitter_ms)
+        return Trial(
+            output_tokens=tokens, event_times_ns=tuple(instants), timer_lateness_ms=jitter_ms
+        )
 
     shorts = [trial(20 + n + jitter_ms * (n % 2), 1) for n in range(pairs)]
     return [trial(99, 64), *(trial(25 + n + by_ms, 64) for n in range(pairs))], shorts
@@ -291,95 +293,130 @@ VLLM, GENERIC = SERVER_PROFILES["vllm"], SERVER_PROFILES["generic"]
     ("found", "state", "words"),
     [
         (
-            target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=3)),
+            target_checks.check_output_lengths(
+                VLLM, Trial(max_tokens=64, output_tokens=64), Trial(max_tokens=64, output_tokens=3)
+            ),
             OK,
             "exactly the length",
         ),
         (
-            target_checks.forced(VLLM, Trial(asked=64, output=64), Trial(asked=64, output=64)),
+            target_checks.check_output_lengths(
+                VLLM, Trial(max_tokens=64, output_tokens=64), Trial(max_tokens=64, output_tokens=64)
+            ),
             OK,
             "did not have to prove",
         ),
         (
-            target_checks.forced(VLLM, Trial(asked=64, output=9), Trial(asked=64, output=3)),
+            target_checks.check_output_lengths(
+                VLLM, Trial(max_tokens=64, output_tokens=9), Trial(max_tokens=64, output_tokens=3)
+            ),
             WARNING,
             "not those of the",
         ),
         (
-            target_checks.forced(VLLM, Trial(asked=64, output=71), Trial(asked=64, output=71)),
+            target_checks.check_output_lengths(
+                VLLM, Trial(max_tokens=64, output_tokens=71), Trial(max_tokens=64, output_tokens=71)
+            ),
             WARNING,
             "not true",
         ),
         (
-            target_checks.forced(GENERIC, Trial(asked=64, output=64), Trial(output=64)),
+            target_checks.check_output_lengths(
+                GENERIC, Trial(max_tokens=64, output_tokens=64), Trial(output_tokens=64)
+            ),
             NOTE,
             "nothing forces",
         ),
-        (target_checks.forced(VLLM, Trial(asked=64), Trial()), UNKNOWN, "no count"),
         (
-            target_checks.forced(GENERIC, Trial(failure="http_4xx: no"), Trial(), "ignore_eos"),
+            target_checks.check_output_lengths(VLLM, Trial(max_tokens=64), Trial()),
+            UNKNOWN,
+            "no count",
+        ),
+        (
+            target_checks.check_output_lengths(
+                GENERIC, Trial(failure="http_4xx: no"), Trial(), "ignore_eos"
+            ),
             WARNING,
             "on trial",
         ),
         (
-            target_checks.forced(
-                GENERIC, Trial(asked=64, output=64), Trial(output=2), "ignore_eos"
+            target_checks.check_output_lengths(
+                GENERIC,
+                Trial(max_tokens=64, output_tokens=64),
+                Trial(output_tokens=2),
+                "ignore_eos",
             ),
             NOTE,
             "--extra-body",
         ),
         (
-            target_checks.streaming([Trial(output=64, instants_ns=(5,))]),
+            target_checks.check_streaming([Trial(output_tokens=64, event_times_ns=(5,))]),
             WARNING,
             "TTFT is the whole answer",
         ),
         (
-            target_checks.streaming([Trial(output=4, instants_ns=(5, 5, 5, 6))]),
+            target_checks.check_streaming([Trial(output_tokens=4, event_times_ns=(5, 5, 5, 6))]),
             OK,
             "token by token",
         ),
         (
-            target_checks.streaming([Trial(output=None, instants_ns=(5, 6, 7, 8))]),
+            target_checks.check_streaming([Trial(output_tokens=None, event_times_ns=(5, 6, 7, 8))]),
             OK,
             "token by token",
         ),
-        (target_checks.streaming([TOGETHER]), UNKNOWN, "cannot tell"),
+        (target_checks.check_streaming([TOGETHER]), UNKNOWN, "cannot tell"),
         (
-            target_checks.streaming([TOGETHER, Trial(output=4, instants_ns=(5, 6, 7, 8))]),
+            target_checks.check_streaming(
+                [TOGETHER, Trial(output_tokens=4, event_times_ns=(5, 6, 7, 8))]
+            ),
             OK,
             "token by token",
         ),
-        (target_checks.streaming([Trial(output=64, instants_ns=(5,) * 64)]), WARNING, "at once"),
         (
-            target_checks.streaming([Trial(output=64, instants_ns=(5,) * 64, late_ms=9)]),
+            target_checks.check_streaming([Trial(output_tokens=64, event_times_ns=(5,) * 64)]),
+            WARNING,
+            "at once",
+        ),
+        (
+            target_checks.check_streaming(
+                [Trial(output_tokens=64, event_times_ns=(5,) * 64, timer_lateness_ms=9)]
+            ),
             UNKNOWN,
             "9.00 ms late",
         ),
         (
-            target_checks.streaming(*in_turns(4, by_ms=50)),
+            target_checks.check_streaming(*in_turns(4, by_ms=50)),
             UNKNOWN,
             "cannot tell",
         ),  # too few to be sure
-        (target_checks.streaming(*in_turns(5, by_ms=50)), WARNING, "proxy"),
+        (target_checks.check_streaming(*in_turns(5, by_ms=50)), WARNING, "proxy"),
         (
-            target_checks.streaming(*in_turns(5, by_ms=2)),
+            target_checks.check_streaming(*in_turns(5, by_ms=2)),
             UNKNOWN,
             "cannot tell",
         ),  # sure, and next to nothing
         (
-            target_checks.streaming(*in_turns(5, by_ms=50, jitter_ms=60)),
+            target_checks.check_streaming(*in_turns(5, by_ms=50, jitter_ms=60)),
             UNKNOWN,
             "cannot tell",
         ),  # a busy host
-        (target_checks.cache(Trial(cached=None), 256), UNKNOWN, "does not say"),
-        (target_checks.cache(Trial(cached=240), 256), NOTE, "240 of about 256"),
-        (target_checks.auth(True, 200, 200), NOTE, "without the key"),
-        (target_checks.auth(False, 403, None), FAULT, "OPENAI_API_KEY"),
-        (target_checks.name("h", ["10.0.0.1", "10.0.0.2"], 1.0), NOTE, "others stay idle"),
-        (target_checks.connect([180.0, 150.0, 190.0]), WARNING, "network"),
-        (target_checks.metrics_pages({"/metrics": HttpResponse(404, {}, b"")}), NOTE, "unknown"),
+        (target_checks.check_prefix_cache(Trial(cached_tokens=None), 256), UNKNOWN, "does not say"),
+        (target_checks.check_prefix_cache(Trial(cached_tokens=240), 256), NOTE, "240 of about 256"),
+        (target_checks.check_authentication(True, 200, 200), NOTE, "without the key"),
+        (target_checks.check_authentication(False, 403, None), FAULT, "OPENAI_API_KEY"),
         (
-            target_checks.metrics_pages(
+            target_checks.check_name_resolution("h", ["10.0.0.1", "10.0.0.2"], 1.0),
+            NOTE,
+            "others stay idle",
+        ),
+        (target_checks.check_connect_time([180.0, 150.0, 190.0]), WARNING, "network"),
+        (
+            target_checks.check_metrics_pages({"/metrics": HttpResponse(404, {}, b"")}),
+            NOTE,
+            "unknown",
+        ),
+        (
+            target_checks.check_metrics_pages(
                 {"/metrics": HttpResponse(200, {}, b"# TYPE vllm:x gauge\nvllm:x 1\n")}
             ),
             OK,
@@ -394,24 +431,26 @@ def test_sights(found: Finding, state: str, words: str) -> None:
 
 def test_certificates_that_run_out_and_clocks_that_differ() -> None:
     now = datetime(2026, 11, 21, tzinfo=UTC)
-    assert target_checks.tls("TLSv1.3", True, now + timedelta(days=3), now, 1.0).state == WARNING
-    assert target_checks.tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
-    late = target_checks.wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
+    assert (
+        target_checks.check_tls("TLSv1.3", True, now + timedelta(days=3), now, 1.0).state == WARNING
+    )
+    assert target_checks.check_tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
+    late = target_checks.check_wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
     assert late is not None
     assert (late.state, late.found) == (
         WARNING,
         "the server's clock differs from ours by about +60 s",
     )
-    assert target_checks.wall_clock("yesterday", now) is None
+    assert target_checks.check_wall_clock("yesterday", now) is None
 
 
 def test_rate_limits_are_read_from_heads() -> None:
-    found = target_checks.rate_limit(
+    found = target_checks.check_rate_limit(
         {"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"}
     )
     assert found is not None
     assert found.found == "600 requests"
-    assert target_checks.rate_limit({"server": "x"}) is None
+    assert target_checks.check_rate_limit({"server": "x"}) is None
 
 
 @pytest.mark.parametrize(
