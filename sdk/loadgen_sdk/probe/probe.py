@@ -33,7 +33,7 @@ from .server_detection import (
     detection_texts,
     server_of_host,
 )
-from .server_info import parse_version
+from .server_info import ServerInfo, parse_version
 
 SIMULATION = "loadgen-sim"
 """The beginning of the `server` header of the simulated server of this project."""
@@ -137,6 +137,30 @@ class _PromptTokens(NamedTuple):
     token_ratio: float | None
 
 
+class _Observations(NamedTuple):
+    """What the requests of a probe showed.
+
+    Attributes:
+        rtt_ms: The median time of a TCP connect.
+        model_list: The response to the request for the list of models.
+        identified: The server profile that applies, and why.
+        info: What the server says about itself.
+        models: The models that the server lists.
+        model: The model that was probed.
+        generator: The generator, with the corrected server profile.
+        generations: The two generations.
+    """
+
+    rtt_ms: float
+    model_list: HttpResponse
+    identified: _IdentifiedServer
+    info: ServerInfo
+    models: ModelList
+    model: str
+    generator: Generator
+    generations: GenerationPair
+
+
 async def probe(
     target: Target,
     *,
@@ -155,15 +179,14 @@ async def probe(
     Raises:
         TargetUnusable: Each request of the load would fail. The text has no key and no password.
     """
-    model = options.model
     client = ProbeClient(target, send_request, options)
     rtt_ms = await _median_connect_ms(connect)
     host_server = "azure" if target.azure else server_of_host(target.host)
     model_list, version_page = await asyncio.gather(
-        client.get_model_list(is_required=not model),
+        client.get_model_list(is_required=not options.model),
         client.get_optional("" if host_server else target.server_path(VERSION_PATH)),
     )
-    _check_model_list(client, model_list, is_required=not model)
+    _check_model_list(client, model_list, is_required=not options.model)
     identified = await _identify_server(
         client, options.server, host_server, model_list, version_page
     )
@@ -172,45 +195,59 @@ async def probe(
         client.request_server_timing(profile)
     models = ModelList(model_list)
     generator = Generator(client, profile, models, options.output_lengths)
-    chosen_model = model or target.deployment or await generator.find_pinned_model()
-    if not chosen_model:
-        chosen_model = models.default_model(rejects_unknown_models=profile.rejects_unknown_models)
+    model = options.model or target.deployment or await generator.find_pinned_model()
+    if not model:
+        model = models.default_model(rejects_unknown_models=profile.rejects_unknown_models)
     info = await client.get_server_info(
         profile, parse_version(version_page), is_hosted=bool(host_server)
     )
-    sample_prompts = [prompt for prompt, _ in options.samples]
-    sample_tokens = [tokens for _, tokens in options.samples]
-    generations = await generator.run(chosen_model, sample_prompts)
-    prompt_tokens = _prompt_tokens(generations, sample_tokens)
+    generations = await generator.run(model, [prompt for prompt, _ in options.samples])
+    observations = _Observations(
+        rtt_ms, model_list, identified, info, models, model, generator, generations
+    )
+    return _build_result(client, options, observations)
+
+
+def _build_result(
+    client: ProbeClient, options: ProbeOptions, observations: _Observations
+) -> ProbeResult:
+    """Return the result of a probe from what was observed."""
+    identified = observations.identified
+    models = observations.models
+    model = observations.model
+    info = observations.info
+    profile = observations.generator.profile
+    generations = observations.generations
+    prompt_tokens = _prompt_tokens(generations, [tokens for _, tokens in options.samples])
     has_exact_length = _has_exact_length(generations.long, options.extra_body or {})
     return ProbeResult(
-        target=target,
+        target=client.target,
         server=identified.name,
-        server_profile=generator.profile,
-        model=chosen_model,
+        server_profile=profile,
+        model=model,
         models=models.ids,
         version=info.version,
         engine=info.engine,
         precision=info.precision,
-        evidence=_evidence(identified, model_list, generator),
-        rtt_ms=rtt_ms,
+        evidence=_evidence(identified, observations.model_list, observations.generator),
+        rtt_ms=observations.rtt_ms,
         template_tokens=prompt_tokens.template_tokens,
         token_ratio=prompt_tokens.token_ratio,
         reports_usage=generations.long.usage.output is not None,
         has_exact_length=has_exact_length,
         tokens_per_event=_tokens_per_event(client, generations),
         warnings=(
-            *_model_warnings(chosen_model, models, profile),
+            *_model_warnings(model, models, profile),
             *_server_warnings(options.server, identified),
-            *_response_warnings(client, generator.profile, generations, has_exact_length),
+            *_response_warnings(client, profile, generations, has_exact_length),
             *_request_warnings(client),
         ),
-        simulated=model_list.headers.get("server", "").startswith(SIMULATION),
+        simulated=observations.model_list.headers.get("server", "").startswith(SIMULATION),
         usage_contradiction=generations.long.reader.usage().contradiction,
         ignores_stream=generations.ignores_stream,
         one_token_response_ms=generations.one_token_response_ms,
         per_token_ms=generations.per_token_ms,
-        max_context=models.max_context(chosen_model),
+        max_context=models.max_context(model),
         reports_server_timing=generations.reports_server_timing,
     )
 

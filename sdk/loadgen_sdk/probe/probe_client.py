@@ -82,7 +82,11 @@ class ProbeClient:
     """
 
     def __init__(self, target: Target, send_request: SendRequest, options: ProbeOptions) -> None:
-        """Combine the headers of the user with the key."""
+        """Combine the headers of the user with the key.
+
+        The texts of the server are shown without the key, the password and other secrets of the
+        headers.
+        """
         api_key = options.api_key
         self.target = target
         self.stream = options.stream
@@ -107,7 +111,8 @@ class ProbeClient:
     async def get(self, path: str) -> HttpResponse:
         """Fetch a page and try again after transient failures.
 
-        The response of the last attempt is returned even if its status is an error.
+        A broken connection is tried again at once, and an error status after the wait that the
+        server requests. The response of the last attempt is returned even if it is an error.
 
         Raises:
             TargetUnusable: There is no response.

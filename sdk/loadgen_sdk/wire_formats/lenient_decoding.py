@@ -60,7 +60,10 @@ def _replace_half_surrogates(value: Any) -> Any:
 
 
 def read_event(event: dict[str, Any]) -> EventFields:
-    """Return the fields of an event of which some have other types than usual."""
+    """Return the fields of an event of which some have other types than usual.
+
+    Errors and timings may be of any type. They are returned as JSON, as `decode_event` does.
+    """
     choices = event.get("choices")
     usage = event.get("usage")
     raw_fields: dict[str, Any] = {name: _raw(event.get(name)) for name in _RAW_FIELDS}
@@ -76,6 +79,7 @@ def _read_choices(choices: list[Any]) -> list[ChoiceFields]:
 
 
 def _read_choice(choice: dict[str, Any]) -> ChoiceFields:
+    """Return the fields of a choice, each of which may have another type than usual."""
     return ChoiceFields(
         delta=_read_delta(choice.get("delta")),
         text=_read_text(choice.get("text")),

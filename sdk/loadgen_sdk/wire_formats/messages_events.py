@@ -165,7 +165,11 @@ def _tool_call_event(index: object, call: dict[str, Any]) -> EventFields:
 
 
 def _read_content(content: object) -> list[DeltaFields]:
-    """Return the thinking, the text and the tool calls of a message that was not streamed."""
+    """Return the thinking, the text and the tool calls of a message that was not streamed.
+
+    There is one item for each of the three. The input of a tool is an object here, and JSON as text
+    in a chat.
+    """
     if not isinstance(content, list):
         return []
     blocks = [block for block in content if isinstance(block, dict)]

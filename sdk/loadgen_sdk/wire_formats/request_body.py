@@ -108,10 +108,7 @@ def encode_body(request: Request, body_format: BodyFormat) -> bytes:
         fields |= _build_prompt_fields(request, body_format)
         fields |= _build_stream_fields(body_format)
         if max_tokens is not None:
-            if not user_limit_fields:
-                fields[_output_limit_field(body_format)] = max_tokens
-            if request.exact_output and "stop" not in user_fields:
-                fields |= _build_length_fields(body_format.server_profile, max_tokens)
+            fields |= _build_length_fields(request, body_format, max_tokens, user_fields)
     for patch in patches:
         fields = merge_patch(fields, patch)
     return _encode_json(fields)
@@ -132,7 +129,10 @@ class BodyEncoder:
         self._request_counts: dict[_OutputLength, int] = {}
 
     def encode(self, request: Request) -> bytes:
-        """Return the same bytes as `encode_body`."""
+        """Return the same bytes as `encode_body`.
+
+        A template is used for requests that have a text as prompt and no fields of their own.
+        """
         prompt = request.prompt
         if (
             not self._has_plain_prompt
@@ -226,10 +226,6 @@ def merge_patch(value: Mapping[str, Any], patch: Mapping[str, Any] | None) -> di
     return merged
 
 
-def _output_limit_field(body_format: BodyFormat) -> str:
-    return body_format.server_profile.output_limit_field_for(body_format.api, body_format.model)
-
-
 def _build_prompt_fields(request: Request, body_format: BodyFormat) -> dict[str, Any]:
     """Return the fields of a chat or a completion that have the prompt.
 
@@ -256,14 +252,25 @@ def _build_stream_fields(body_format: BodyFormat) -> dict[str, Any]:
     return {"stream": True, "stream_options": options}
 
 
-def _build_length_fields(server_profile: ServerProfile, max_tokens: int) -> dict[str, Any]:
-    """Return the fields that make the server generate exactly `max_tokens` tokens.
+def _build_length_fields(
+    request: Request, body_format: BodyFormat, max_tokens: int, user_fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields that limit the output to `max_tokens` tokens or force this length.
 
-    `min_tokens` has the number. The other fields, such as `ignore_eos`, are switches.
+    The limit is left out if the user sets it in `user_fields`, under any of its names. The length
+    is forced if the request has `exact_output` and the user requests no earlier end by `stop`. Of
+    the fields that force it, `min_tokens` has the number, and others, such as `ignore_eos`, are
+    switches.
     """
-    fields: dict[str, Any] = dict.fromkeys(server_profile.length_fields, True)
-    if "min_tokens" in fields:
-        fields["min_tokens"] = max_tokens
+    server_profile = body_format.server_profile
+    fields: dict[str, Any] = {}
+    user_sets_limit = not user_fields.keys().isdisjoint(OUTPUT_LIMIT_FIELDS)
+    if not user_sets_limit:
+        limit_field = server_profile.output_limit_field_for(body_format.api, body_format.model)
+        fields[limit_field] = max_tokens
+    if request.exact_output and "stop" not in user_fields:
+        for field in server_profile.length_fields:
+            fields[field] = max_tokens if field == "min_tokens" else True
     return fields
 
 

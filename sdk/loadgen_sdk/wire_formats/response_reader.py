@@ -411,7 +411,10 @@ class ResponseReader(ResponseReaderState):
             self._keep_timing("speculative_decoding", bytes(choice.speculative_decoding))
 
     def _count_output_event(self, timestamp: int, uncertainty: int) -> None:
-        """Count an event with output and the gap before it. The first one is the first token."""
+        """Count an event with output and the gap before it.
+
+        The first output event is the first token, and has no gap.
+        """
         if self.last_token == NEVER:
             self.first_token = timestamp
             self.stamp_error = uncertainty

@@ -103,7 +103,11 @@ def _finish_reason(response: dict[str, Any], items: list[dict[str, Any]]) -> str
 
 
 def _read_output(items: list[dict[str, Any]]) -> DeltaFields:
-    """Return the text, the reasoning and the tool calls of a response that was not streamed."""
+    """Return the text, the reasoning and the tool calls of a response that was not streamed.
+
+    `items` is its output. A function call is an item of its own here, and a field of the message in
+    a chat.
+    """
     calls = [
         {
             "id": item.get("call_id"),

@@ -474,6 +474,9 @@ def find_server_profile(name: str) -> ServerProfile:
 
 
 def server_names() -> tuple[str, ...]:
-    """Return the values for `--server`, with those of plug-ins."""
+    """Return the values for `--server`, with those of plug-ins.
+
+    The names of plug-ins come from a cache, so that the help text does not have to import them.
+    """
     plugin_names = [name for (name,) in SERVERS.cached_fields("name")]
     return ("auto", *SERVER_PROFILES, *plugin_names)

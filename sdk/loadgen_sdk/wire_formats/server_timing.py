@@ -51,7 +51,10 @@ NO_SERVER_TIMING = ServerTiming()
 """The server states nothing about its own time."""
 
 TimingParser = Callable[[Mapping[str, Any] | str], ServerTiming]
-"""Parses one format: a JSON object of a response, or the text of a header."""
+"""Parses one format: a JSON object of a response, or the text of a header.
+
+A server may send either under any name. A parser of objects returns NO_SERVER_TIMING for a text.
+"""
 
 
 def parse_trtllm(timing: Mapping[str, Any] | str) -> ServerTiming:

@@ -71,6 +71,9 @@ class SseDecoder(DecoderState):
     def feed(self, data: bytes) -> list[bytes | NamedEvent]:
         """Decode the next bytes and return the events that they complete.
 
+        The usual read is one event, which is returned without further work. Other bytes are joined
+        with those of the incomplete event, if they complete it, and then split into events.
+
         Raises:
             EventTooLargeError: An event is larger than MAX_EVENT_BYTES.
         """
@@ -87,8 +90,9 @@ class SseDecoder(DecoderState):
             self._earlier.clear()
             self._earlier_bytes = 0
         if not self.started:
-            may_be_part_of_mark = len(data) < len(_BYTE_ORDER_MARK)
-            if may_be_part_of_mark and _BYTE_ORDER_MARK.startswith(data):
+            # A body may begin with a byte order mark, of which only a part may have come so far.
+            is_incomplete_mark = data != _BYTE_ORDER_MARK and _BYTE_ORDER_MARK.startswith(data)
+            if is_incomplete_mark:
                 self._unparsed = data
                 return []
             self.started = True
