@@ -140,15 +140,22 @@ def _answer(comparison: Comparison, side: str) -> str:
     What is worse is first.
     """
     differences = [difference for difference in comparison.differences if difference.side == side]
-    names: dict[str, list[str]] = {}
+    names_by_word: dict[str, list[str]] = {}
     for difference in differences:
-        names.setdefault(difference.word, []).append(difference.name)
-    clauses = [f"{word} in {', '.join(names[word])}" for word in _WORDS_IN_ORDER if word in names]
-    margins = [difference.within for difference in differences if difference.within is not None]
-    if margins:
-        clauses.append(f"equivalent within {max(margins) * 100:.1f} % in {len(margins)}")
-    if "inconclusive" in names:
-        clauses.append(f"inconclusive in {len(names['inconclusive'])}")
+        names_by_word.setdefault(difference.word, []).append(difference.name)
+    clauses = [
+        f"{word} in {', '.join(names_by_word[word])}"
+        for word in _WORDS_IN_ORDER
+        if word in names_by_word
+    ]
+    largest_changes = [
+        difference.within for difference in differences if difference.within is not None
+    ]
+    if largest_changes:
+        margin = max(largest_changes)
+        clauses.append(f"equivalent within {margin * 100:.1f} % in {len(largest_changes)}")
+    if "inconclusive" in names_by_word:
+        clauses.append(f"inconclusive in {len(names_by_word['inconclusive'])}")
     text = "; ".join(clauses) or "no figure on both sides"
     return f"{side} against {comparison.sides[0]}: {text}."
 
@@ -225,6 +232,10 @@ def _change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
 
 
 def _change_bar(difference: Difference, change: float) -> Bar:
+    """Return a bar from zero to a change, in percent or points, with its interval as a whisker.
+
+    The whisker is left out if the interval is unknown or would not fit into the chart.
+    """
     text = _format_change(difference)
     if difference.outcome != "inconclusive":
         text += f"  {_format_outcome(difference)}"
@@ -239,37 +250,54 @@ def _change_bar(difference: Difference, change: float) -> Bar:
 
 
 def _recovery_table(comparison: Comparison) -> Table:
-    """Return a row for each event. The nth event of its kind of each side shares a row."""
-    events: dict[tuple[str, int], list[SideRecovery]] = {}
+    """Return a row for each event of the load or of the server, with a column for each side.
+
+    Sides are compared event by event: the second spike of one side shares a row with the second
+    spike of the other.
+    """
+    recoveries_by_event: dict[tuple[str, int], list[SideRecovery]] = {}
     for side_recovery in comparison.recovery:
         event = recovery.EVENTS[side_recovery.recovery.event]
-        events.setdefault((event, side_recovery.number), []).append(side_recovery)
-    rows = []
-    for (event, _), recoveries in events.items():
-        times = [
-            _join_unique(
-                recovery.back(other.recovery) for other in recoveries if other.side == side
-            )
-            for side in comparison.sides
-        ]
-        resolution_s = max(other.recovery.spacing_s for other in recoveries)
-        rows.append(
-            (
-                event,
-                _join_unique(other.recovery.spike for other in recoveries),
-                _join_unique(other.recovery.after for other in recoveries),
-                *times,
-                format.duration(resolution_s),
-            )
-        )
+        recoveries_by_event.setdefault((event, side_recovery.number), []).append(side_recovery)
+    rows = [
+        _recovery_row(event, recoveries, comparison.sides)
+        for (event, _number), recoveries in recoveries_by_event.items()
+    ]
     return Table(("after", "before it", "then", *comparison.sides, "seen to within"), rows, "words")
 
 
+def _recovery_row(
+    event: str, recoveries: Sequence[SideRecovery], sides: Sequence[str]
+) -> tuple[str, ...]:
+    """Return what an event was and how long each side took to return to its SLO.
+
+    The last cell is the resolution of these times: the coarsest of the runs.
+    """
+    recovery_times = [
+        _join_unique(
+            recovery.back(side_recovery.recovery)
+            for side_recovery in recoveries
+            if side_recovery.side == side
+        )
+        for side in sides
+    ]
+    resolution_s = max(side_recovery.recovery.spacing_s for side_recovery in recoveries)
+    return (
+        event,
+        _join_unique(side_recovery.recovery.spike for side_recovery in recoveries),
+        _join_unique(side_recovery.recovery.after for side_recovery in recoveries),
+        *recovery_times,
+        format.duration(resolution_s),
+    )
+
+
 def _join_unique(texts: Iterable[str]) -> str:
+    """Return the texts without repetitions, because several runs of a side may agree."""
     return "; ".join(dict.fromkeys(texts)) or format.NONE
 
 
 def _legend(comparison: Comparison) -> str:
+    """Return what the columns of the tables mean, or "" if no difference has an interval."""
     if all(difference.low is None for difference in comparison.differences):
         return ""
     return (
@@ -288,7 +316,10 @@ def _describe_failed(outcome: ThresholdOutcome) -> str:
 
 
 def _row(difference: Difference, run_count: int = 0) -> tuple[str, ...]:
-    """Return the row of a difference in the table of its side."""
+    """Return the row of a difference in the table of its side.
+
+    `run_count` is the number of runs on a side, from which the runs that would decide are counted.
+    """
     return (
         ", ".join(filter(None, (difference.name, difference.unit))),
         _format_value(difference, difference.before),
@@ -324,6 +355,7 @@ def _format_value(difference: Difference, value: float | None) -> str:
 
 
 def _format_change(difference: Difference) -> str:
+    """Return a change for a table, such as "+8.1 %", "-0.52 points" or, when it doubles, "2.3x"."""
     change = difference.change
     if change is None:
         return format.NONE

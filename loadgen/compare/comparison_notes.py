@@ -82,6 +82,10 @@ def _missing_metrics(side: Side) -> list[str]:
 
 
 def _run_notes(label: str, run: ComparedRun) -> Iterator[str]:
+    """Yield why a run may not show what its server can do.
+
+    It may be invalid, have warnings, have been stopped, or have one node or replica that stands out.
+    """
     summary = run.summary
     verdict = summary.verdict
     if not verdict.valid:
@@ -101,10 +105,17 @@ def _run_notes(label: str, run: ComparedRun) -> Iterator[str]:
 
 
 def _fact_notes(sides: Sequence[Side]) -> Iterator[str]:
-    for subject, values_of in _FACTS.items():
-        values = [set().union(*map(values_of, side.runs)) for side in sides if side.runs]
-        if any(other != values[0] for other in values[1:]):
-            texts = ["/".join(sorted(value)) or "none" for value in values]
+    """Yield each fact that differs, such as "different model: llama-8b against llama-70b".
+
+    A side has several values of a fact if its runs differ in it. Sides without runs are left out,
+    because the results of other tools do not state these facts.
+    """
+    for subject, values_of_run in _FACTS.items():
+        values_by_side = [
+            set().union(*map(values_of_run, side.runs)) for side in sides if side.runs
+        ]
+        if any(values != values_by_side[0] for values in values_by_side[1:]):
+            texts = ["/".join(sorted(values)) or "none" for values in values_by_side]
             yield f"different {subject}: {' against '.join(texts)}"
 
 
@@ -115,6 +126,7 @@ def _slo_notes(sides: Sequence[Side]) -> Iterator[str]:
 
 
 def _seed_notes(sides: Sequence[Side]) -> Iterator[str]:
+    """Yield whether the runs had different seeds, which fix lengths, arrivals and prompts."""
     summaries = [run.summary for side in sides for run in side.runs]
     seeds = [summary.run.seed for summary in summaries if summary.run.seed is not None]
     if len(seeds) < 2:
@@ -126,6 +138,11 @@ def _seed_notes(sides: Sequence[Side]) -> Iterator[str]:
 
 
 def _describe_same_seed(summaries: Sequence[Summary]) -> str:
+    """Return what equal seeds mean for the runs.
+
+    The texts of prompts depend on the seed and the salt. Equal texts may be in the prefix cache of
+    a server that both sides used.
+    """
     prompts = {summary.fingerprints.prompts for summary in summaries}
     if len(prompts) == 1 and "" not in prompts:
         return "the seed is the same: equal prompts, a prefix cache may remember them"
@@ -135,6 +152,7 @@ def _describe_same_seed(summaries: Sequence[Summary]) -> str:
 
 
 def _cache_notes(sides: Sequence[Side]) -> Iterator[str]:
+    """Yield that the runs found different shares of their prompts in prefix caches, if they did."""
     shares = [
         run.summary.tokens.cached_share
         for side in sides

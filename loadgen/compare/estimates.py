@@ -69,19 +69,28 @@ def measured_runs(side: Side) -> list[Columns]:
 
 
 def _withheld_reasons(side: Side, metric: Metric) -> str:
-    """Return why a metric is missing in a run of a side because it is unreliable, or ""."""
-    distribution, _, statistic = metric.path.rpartition(".")
-    name = distribution.rpartition(".")[2].removesuffix("_ms")
-    reasons: dict[str, None] = {}
+    """Return why a metric is missing in runs of a side because it is unreliable, or "".
+
+    A summary names a withheld metric without the blocks above it and without its unit: for the
+    path "classes.chat.ttft_ms.p99" it is the statistic "p99" of "ttft".
+    """
+    distribution_path, _, statistic = metric.path.rpartition(".")
+    distribution = distribution_path.rpartition(".")[2].removesuffix("_ms")
+    reasons = []
     for run in side.runs:
         if metric_value(run.summary, metric.path) is None:
-            reason = run.summary.withheld_reason(name, statistic)
-            if reason:
-                reasons[reason] = None
+            reason = run.summary.withheld_reason(distribution, statistic)
+            if reason and reason not in reasons:
+                reasons.append(reason)
     return "; ".join(reasons)
 
 
 def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> EstimateOrReason:
+    """Return the mean of a metric over repeats, with the error by how much the repeats differ.
+
+    A few repeats may agree by chance. So the error of a latency is at least what blocks of time
+    within the runs show, and that of a fraction at least what its number of requests allows.
+    """
     values = [metric_value(run.summary, metric.path) or 0.0 for run in side.runs]
     is_share = metric.path in SHARE_PATHS
     if not is_share and min(values) <= 0:
@@ -89,7 +98,7 @@ def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> Estima
     scaled = np.array(values) if is_share else np.log(values)
     error = float(scaled.std(ddof=1)) / math.sqrt(len(values))
     if is_share:
-        # Three runs without a failure do not show that there is none.
+        # Three runs without a failure do not show that failures never happen.
         request_count = sum(run.summary.requests.scheduled for run in side.runs)
         error = max(error, least_share_error(mean * request_count, request_count))
     estimate = ScaledEstimate(float(scaled.mean()), error, len(values) - 1)
@@ -106,6 +115,11 @@ def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> Estima
 
 
 def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOrReason:
+    """Return a metric with the error by blocks of time, for a side that has no repeats.
+
+    It needs the records of the requests. Metrics other than latencies, shares of requests and the
+    rate of output tokens have no known interval.
+    """
     records = measured_runs(side)
     if len(records) < len(side.runs):
         return EstimateOrReason(None, f"{side.name} has no records")
@@ -123,6 +137,7 @@ def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOr
 
 
 def _estimate_goodput(side: Side, records: list[Columns], value: float) -> EstimateOrReason:
+    """Return the share of requests that met the SLO, with its error by blocks of time."""
     slo = next((run.header.slo for run in side.runs if run.header is not None), None)
     if slo is None:
         return EstimateOrReason(None, "each class has an SLO of its own")

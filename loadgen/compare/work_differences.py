@@ -28,15 +28,19 @@ _LIMITS = {
 
 
 def describe_work_differences(first: Side, other: Side) -> list[str]:
-    """Return how the work of two sides differs.
+    """Return how the work of two sides differs, such as "workload: qa against rag".
 
-    Returns an empty list if it does not, or if it is not known for one side.
+    Work is equal if its fingerprints are: hashes of the requested lengths, arrivals and limits. A
+    server that ends its responses early does less work than the one beside it, although the same
+    was requested.
+
+    Returns an empty list if the work does not differ, or if it is not known for one side.
     """
     if not first.runs or not other.runs:
         return []
-    shares = [_completed_share(side) for side in (first, other)]
-    if max(shares) - min(shares) > SHORTENED:
-        texts = [f"{share * 100:.1f} %" for share in shares]
+    delivered_shares = [_delivered_share(side) for side in (first, other)]
+    if max(delivered_shares) - min(delivered_shares) > SHORTENED:
+        texts = [f"{share * 100:.1f} %" for share in delivered_shares]
         return [f"answers: {_against(*texts)} of the output tokens asked for"]
     work_first, work_other = _work_fingerprints(first, other)
     if not work_first or not work_other or work_first == work_other:
@@ -55,6 +59,7 @@ def describe_slo(side: Side) -> str:
 
 
 def _setting_differences(first: Summary, other: Summary) -> Iterator[str]:
+    """Yield each setting of the load that differs between two runs."""
     settings_first = _settings(first)
     settings_other = _settings(other)
     for name, value in settings_first.items():
@@ -75,6 +80,7 @@ def _settings(summary: Summary) -> dict[str, str]:
 
 
 def _load_differences(first: Side, other: Side) -> Iterator[str]:
+    """Yield differences of duration and of mean lengths that another seed does not explain."""
     summary_first = first.runs[0].summary
     summary_other = other.runs[0].summary
     durations = (_planned_s(first), _planned_s(other))
@@ -94,6 +100,7 @@ def _load_differences(first: Side, other: Side) -> Iterator[str]:
 
 
 def _limit_differences(first: Side, other: Side) -> Iterator[str]:
+    """Yield each limit of the load, such as the timeout, that differs between two runs."""
     for name, field in _LIMITS.items():
         limit_first = getattr(first.runs[0].header, field, None)
         limit_other = getattr(other.runs[0].header, field, None)
@@ -117,7 +124,10 @@ def _is_beyond_seed_variation(first: float | None, other: float | None) -> bool:
 
 
 def _planned_s(side: Side) -> float | None:
-    """Return the planned duration of the measured load, or None if it was not planned."""
+    """Return the planned duration of the measured stages, or None if it was not planned.
+
+    It was not planned if a stage ends after a number of requests, which has no end in the manifest.
+    """
     header = side.runs[0].header
     if header is None:
         return None
@@ -150,6 +160,6 @@ def _work_fingerprints(first: Side, other: Side) -> tuple[str, str]:
     return prints_first.recipe, prints_other.recipe
 
 
-def _completed_share(side: Side) -> float:
-    """Return the output tokens of a side as a fraction of those requested."""
+def _delivered_share(side: Side) -> float:
+    """Return the output tokens that a side delivered, as a fraction of those requested."""
     return statistics.fmean(delivered_output_share(run.summary.verdict) for run in side.runs)
