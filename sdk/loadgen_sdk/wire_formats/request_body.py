@@ -89,9 +89,10 @@ def encode_body(request: Request, body_format: BodyFormat) -> bytes:
         ValueError: The request has neither messages nor a prompt.
     """
     patches = [patch for patch in (request.extra, body_format.extra_body) if patch]
+    # A field of `extra_body` wins over the same field of `request.extra`, as in the merge below.
     user_fields = {field: value for patch in patches for field, value in patch.items()}
-    user_limit_fields = [field for field in OUTPUT_LIMIT_FIELDS if field in user_fields]
     max_tokens = request.max_tokens
+    user_limit_fields = [field for field in OUTPUT_LIMIT_FIELDS if field in user_fields]
     if user_limit_fields:
         max_tokens = user_fields[user_limit_fields[0]]
     fields: dict[str, Any] = {"model": body_format.model}

@@ -36,7 +36,7 @@ def parse_server_timing(timing: Mapping[str, Any]) -> ServerTiming:
 
 @lru_cache(maxsize=_MAX_CACHED_FORMATS)
 def find_timing_parser(format_name: str) -> TimingParser | None:
-    """Return the parser of a format, or None.
+    """Return the parser of a format, or None if no server has a format with this name.
 
     Plug-ins are loaded only for a format that no built-in server has, because importing them takes
     time. The result is cached, because this function is called for each request.

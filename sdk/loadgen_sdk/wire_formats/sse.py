@@ -116,14 +116,14 @@ class SseDecoder(DecoderState):
 
         Nothing may be left from the read before it, and the line must not be empty or contain CR.
         """
+        is_at_event_start = self.started and not self._unparsed and not self._after_cr
+        line_bytes = len(data) - len(_END_OF_EVENT)
         return (
-            not self._unparsed
-            and self.started
-            and not self._after_cr
+            is_at_event_start
             and data.startswith(_DATA_FIELD)
-            and data.find(b"\n") == len(data) - 2
-            and data.endswith(b"\n")
-            and len(data) > len(_DATA_FIELD) + len(_END_OF_EVENT)
+            and data.find(b"\n") == line_bytes  # the first LF ends the only line
+            and data.endswith(_END_OF_EVENT)
+            and line_bytes > len(_DATA_FIELD)
             and b"\r" not in data
         )
 
