@@ -84,7 +84,7 @@ def _missing_metrics(side: Side) -> list[str]:
 def _run_notes(label: str, run: ComparedRun) -> Iterator[str]:
     """Yield why a run may not show what its server can do.
 
-    It may be invalid, have warnings, have been stopped, or have one node or replica that stands out.
+    It may be invalid, have warnings, have been stopped, or have one node that stands out.
     """
     summary = run.summary
     verdict = summary.verdict
