@@ -205,19 +205,24 @@ def _locate_error(document: Map, loc: Loc) -> Location:
 
 
 def _missing_key_error(key: str, location: Location, file: str) -> LoadgenError:
+    """Return the error for a key that is missing in the mapping at a location."""
     place = location.place(file)
     path = child_path(location.path, key)
     return UserError("missing_key", f'missing "{key}"', place, _example(key), key=path)
 
 
 def _missing_value_error(location: Location, file: str) -> LoadgenError:
+    """Return the error for a key without a value, which YAML reads as null."""
     key = location.path.rpartition(".")[2]
     text = f"{location.path} has no value"
     return UserError("missing_value", text, location.place(file), _example(key))
 
 
 def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenError:
-    """Return the error for a value that selects no member of a union."""
+    """Return the error for a value that selects no member of a `TaggedUnion`.
+
+    The value is no mapping, has several keys, or has one key that is not known.
+    """
     noun = str(error["ctx"]["noun"])
     known_tags = str(error["ctx"]["known"]).split(", ")
     noun_with_article = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
@@ -237,6 +242,11 @@ def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenE
 
 
 def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
+    """Return the problem that an error of pydantic describes.
+
+    Errors of validators of this package bring their own words. An error type that is not known here
+    has the message of pydantic.
+    """
     context = error.get("ctx", {})
     if error["type"] == "value_error" and isinstance(context["error"], units.Wrong):
         wrong = context["error"]
@@ -270,6 +280,7 @@ def _quoted_value(location: Location) -> str:
 
 
 def _shortened(text: str) -> str:
+    """Return a text, cut after MAX_SHOWN_CHARACTERS."""
     if len(text) <= MAX_SHOWN_CHARACTERS:
         return text
     return f"{text[:MAX_SHOWN_CHARACTERS]}..."

@@ -95,6 +95,7 @@ class LogNormal(Tagged):
 
     @model_validator(mode="after")
     def _check_one_center(self) -> Self:
+        """Refuse a distribution with both or neither of median and mean, or with 0 for it."""
         example = "lognormal: {median: 300, sigma: 0.8}"
         if (self.median is None) == (self.mean is None):
             raise units.Wrong("conflict", "needs exactly one of median and mean", example)
@@ -112,7 +113,10 @@ class ListOfValues(Tagged):
     @model_validator(mode="before")
     @classmethod
     def _read_values_from_file(cls, data: Any, info: ValidationInfo) -> Any:
-        """Replace the name of a file under `values` by the values in that file."""
+        """Replace the name of a file under `values` by the values in that file.
+
+        A file can only be named in a file, to whose directory it is relative.
+        """
         body = cls.normalize(data)
         if not isinstance(info.context, FileContext) or not isinstance(body, dict):
             return data
@@ -161,6 +165,7 @@ class Listed(ListOfValues):
 
 
 def _check_order(low: Any, high: Any) -> None:
+    """Raise `Wrong` if both bounds are set and the lower one is above the upper one."""
     if low is not None and high is not None and low > high:
         raise units.Wrong("out_of_range", "has its min above its max", "swap min and max")
 

@@ -37,6 +37,7 @@ def _parse_unit(
 
 
 def _text_schema(pattern: str, example: str) -> WithJsonSchema:
+    """Return the JSON Schema of a value that is written as a text with its unit."""
     return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example]})
 
 

@@ -145,16 +145,23 @@ def parse_concurrency_levels(text: str) -> tuple[int, ...]:
 
 
 def _read_option(name: str, text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Overrides` that an option sets. Raises `units.Wrong`.
+    """Return the fields of `Overrides` that an option sets.
 
-    `fields` has those that the options before it set.
+    Args:
+        name: The name of the option, such as `request_rate`.
+        text: Its value as it is typed.
+        fields: The fields that the options before it set, to which a repeated option adds.
+
+    Raises:
+        units.Wrong: The value is not valid.
     """
     if name == "warmup":
         return _parse_warmup(text)
     if name == "num_warmups":
         return {"warmup_count": _count_parser(0)(text)}
     if name in ("slo", "goodput"):
-        return _add_slo_term(text, "ms" if name == "goodput" else None, fields)
+        default_unit = "ms" if name == "goodput" else None
+        return _add_slo_term(text, default_unit, fields)
     if name == "stop_when":
         return {"stop_when": _add_stop_rule(text, fields.get("stop_when", ()))}
     if name == "limit":
@@ -168,7 +175,11 @@ def _read_option(name: str, text: str, fields: Mapping[str, Any]) -> dict[str, A
 def _count_parser(
     minimum: int, maximum: int | None = None, hint_if_less: str = ""
 ) -> Callable[[str], int]:
-    """Return a parser of whole numbers. Its hint for smaller numbers can suggest something else."""
+    """Return a parser of whole numbers from `minimum` to `maximum`.
+
+    `hint_if_less` is added to the hint for a number that is too small. It can suggest another
+    option to a user who meant something else.
+    """
 
     def parse_count(text: str) -> int:
         if not re.fullmatch(r"-?[0-9]+", text):
@@ -190,6 +201,8 @@ def _count_parser(
 
 
 def _positive_number_parser(hint: str) -> Callable[[str], float]:
+    """Return a parser of numbers above zero and up to MAX_FACTOR."""
+
     def parse_positive_number(text: str) -> float:
         if not re.fullmatch(units.NUMBER, text) or not 0 < float(text) <= MAX_FACTOR:
             raise units.Wrong("invalid_value", "is not a number above zero", hint)
@@ -211,6 +224,7 @@ def _choice_parser(meanings: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def _parse_output_tokens(text: str) -> int | str:
+    """Return a number of tokens, or "unlimited", with which no limit is sent."""
     if text == "unlimited":
         return text
     return _count_parser(1, units.MOST_TOKENS)(text)
@@ -271,9 +285,9 @@ def _add_slo_term(
     """
     is_added = text.startswith("+")
     slo = parse_slo_term(text.removeprefix("+"), default_unit)
-    for earlier in (fields.get("replacement_slo"), fields.get("added_slo")):
-        if earlier is not None:
-            _check_no_common_objective(earlier, slo)
+    for earlier_slo in (fields.get("replacement_slo"), fields.get("added_slo")):
+        if earlier_slo is not None:
+            _check_no_common_objective(earlier_slo, slo)
     field = "added_slo" if is_added else "replacement_slo"
     return {field: merge_slos(fields.get(field) or Slo(), slo)}
 
@@ -281,9 +295,9 @@ def _add_slo_term(
 def _check_no_common_objective(first: Slo, second: Slo) -> None:
     """Raise `units.Wrong` if both SLOs limit one metric at one percentile, or the attainment."""
     hint = "keep one of them; two percentiles of one metric are two objectives"
-    limited = {(term.metric, term.quantile) for term in first.terms}
+    limited_objectives = {(term.metric, term.quantile) for term in first.terms}
     for term in second.terms:
-        if (term.metric, term.quantile) in limited:
+        if (term.metric, term.quantile) in limited_objectives:
             name = f"{term.metric} p{term.quantile * 100:g}"
             raise units.Wrong("duplicate", f"limits {name} a second time", hint)
     if first.goodput_share is not None and second.goodput_share is not None:
@@ -322,12 +336,13 @@ def _suggest_slo_term(name: str, limit_text: str) -> str:
 
     Other tools write the percentile into the name, as in `p95_ttft` or `ttft.p95`.
     """
-    lowered = name.lower()
-    percentile = re.search(r"[._-]?(p[0-9]+)[._-]?", lowered)
+    name_without_percentile = name.lower()
+    percentile = re.search(r"[._-]?(p[0-9]+)[._-]?", name_without_percentile)
     if percentile:
-        lowered = lowered.replace(percentile[0], "")
-    suggested = closest(lowered, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
-    if lowered == "goodput":
+        name_without_percentile = name_without_percentile.replace(percentile[0], "")
+    suggested = closest(name_without_percentile, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
+    # Other tools call the share of requests that meet the limits the goodput.
+    if name_without_percentile == "goodput":
         suggested = ATTAINMENT
     if not suggested:
         return ""
@@ -336,10 +351,13 @@ def _suggest_slo_term(name: str, limit_text: str) -> str:
 
 
 def _add_stop_rule(text: str, rules: Sequence[StopRule]) -> tuple[StopRule, ...]:
-    """Return the rules with the rule in a text added. Raises `units.Wrong` for a second limit."""
+    """Return the rules with the rule in a text added.
+
+    Raises `units.Wrong` if an earlier rule limits the same metric at the same percentile.
+    """
     rule = parse_stop_rule(text)
-    limited = {(earlier.metric, earlier.quantile) for earlier in rules}
-    if (rule.metric, rule.quantile) in limited:
+    limited_metrics = {(earlier_rule.metric, earlier_rule.quantile) for earlier_rule in rules}
+    if (rule.metric, rule.quantile) in limited_metrics:
         name = text.strip().rpartition(":")[0]
         raise units.Wrong("duplicate", f"limits {name} a second time", "keep one of them")
     return (*rules, rule)

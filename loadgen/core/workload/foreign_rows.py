@@ -69,6 +69,7 @@ def convert_row(row: Row) -> ConvertedRow:
 
 
 def _convert_conversation(row: Row, field: str) -> ConvertedRow:
+    """Convert a row with a conversation to one with the messages up to its first question."""
     messages, response = _first_question(row[field], field)
     return ConvertedRow(
         _without(row, [field]) | {"messages": messages},
@@ -78,7 +79,10 @@ def _convert_conversation(row: Row, field: str) -> ConvertedRow:
 
 
 def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
-    """Convert a row with a prompt, a system prompt and a response under other names."""
+    """Convert a row with a prompt, a system prompt and a response under other names.
+
+    A system prompt makes the row a chat. The response is a field that is not used otherwise.
+    """
     text = row[prompt_field]
     used_fields = [prompt_field]
     note = f"prompts are `{prompt_field}`"
@@ -134,6 +138,7 @@ def _continues_last_message(row: Row) -> bool:
 
 
 def _batch_body(row: Row) -> Row:
+    """Return the request body in a row of a batch file. Raises BadRow for another API."""
     url = row["url"]
     body = row["body"]
     if not isinstance(url, str) or not url.endswith("/completions"):
@@ -147,6 +152,9 @@ def _batch_body(row: Row) -> Row:
 
 def _first_question(turns: list[Any], field: str) -> tuple[list[dict[str, str]], str]:
     """Return the messages up to the first question of a conversation, and the response to it.
+
+    System messages and the first question are sent. Turns without a text, and responses before the
+    first question, are left out.
 
     The response is "" if there is none. Raises BadRow if a turn has mistakes, and EmptyConversation
     if there is no question.

@@ -34,6 +34,7 @@ NO_OVERRIDES = Overrides()
 DEFAULT_DURATION_NS = 60 * NS_PER_S
 """The duration of a load that options describe by two lengths, without an end."""
 
+# The options that a trace is read with. The others apply to the workload that it is part of.
 TRACE_OPTIONS_OF_REQUESTS = (
     "trace_slice",
     "trace_loop",
@@ -137,6 +138,10 @@ def _trace_source(path: Path, name: str) -> _Source:
 def _with_options_of_base(base: str, overrides: Overrides) -> Overrides:
     """Return the options, completed by the `trace:` block of a base workload.
 
+    The block describes how a trace is replayed, and is read like options of the same names. An
+    option that the user specified takes precedence. If the base has mistakes, they are reported
+    when it is loaded.
+
     Raises CombinedError for an unknown key in the block.
     """
     document, errors = read_yaml(read_workload_text(base), base, os.environ)
@@ -153,10 +158,11 @@ def _with_options_of_base(base: str, overrides: Overrides) -> Overrides:
         if key != "file"
     }
     block_overrides = read_flags(**options)
-    values = {
+    missing_values = {
         name: getattr(block_overrides, name) for name in options if getattr(overrides, name) is None
     }
-    return replace(overrides, **values, errors=(*overrides.errors, *block_overrides.errors))
+    all_errors = (*overrides.errors, *block_overrides.errors)
+    return replace(overrides, **missing_values, errors=all_errors)
 
 
 def workload_from_dataset(
@@ -183,10 +189,12 @@ def workload_from_dataset(
         source = str(Path(name).resolve())
     requests = {"from": source}
     if base is None:
+        # The name of a data set of Hugging Face follows the prefix "hf:".
         workload_name = Path(name.partition(":")[2] or name).stem
         return workload_from_mapping(
             {"name": workload_name, "requests": requests}, overrides, f"--dataset {name}"
         )
+    # The requests are checked in a small workload of their own, whose stage is not used.
     one_request = [{"arrival": {"closed": 1}, "count": 1}]
     checked = workload_from_mapping({"name": "data", "requests": requests, "stages": one_request})
     return load(base, overrides, changes={"requests": checked.requests})
@@ -217,7 +225,11 @@ def load_from_options(
 
 
 def _workload_from_lengths(overrides: Overrides) -> Workload:
-    """Return the workload with the prompt and output length of the options, and nothing else."""
+    """Return the workload with the prompt and output length of the options, and nothing else.
+
+    The other options describe its load, which lasts DEFAULT_DURATION_NS if they set no end. Raises
+    CombinedError if a length is missing.
+    """
     input_tokens = overrides.input_tokens
     output_tokens = overrides.output_tokens
     if input_tokens is None and output_tokens is None:
@@ -240,6 +252,7 @@ def _workload_from_lengths(overrides: Overrides) -> Workload:
 
 
 def _missing_length(overrides: Overrides, option: str, missing_option: str) -> CombinedError:
+    """Return the error for only one of the two lengths, with those of other options."""
     hint = f"add {missing_option}, or name a workload whose other lengths stay"
     error = UserError("missing_option", f"no workload, and {option} alone", option, hint)
     return CombinedError([*overrides.errors, error])
@@ -259,6 +272,9 @@ def _check(
     source: _Source, overrides: Overrides, changes: Mapping[str, Any] | None = None
 ) -> Workload:
     """Parse and check the text of a workload, and apply changes and options.
+
+    The file is checked first. Then `changes` replace some of its fields, the options apply, and the
+    load that results is checked.
 
     Raises CombinedError with all mistakes.
     """

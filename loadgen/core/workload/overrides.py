@@ -24,7 +24,10 @@ Requests = Synthetic | FromFile | FromTrace | Task | Mix
 
 
 def apply_overrides(workload: Workload, flags: Overrides, errors: DocumentErrors) -> Workload:
-    """Return the workload as changed by the options. Conflicts are added to `errors`."""
+    """Return the workload as changed by the options. Conflicts are added to `errors`.
+
+    The order of the changes matters only for the salt, which an option sets last.
+    """
     changes: dict[str, Any] = {
         "requests": _override_requests(workload.requests, flags, errors),
         "stages": override_stages(workload, flags, errors),
@@ -33,7 +36,8 @@ def apply_overrides(workload: Workload, flags: Overrides, errors: DocumentErrors
         "replaced": _replaced_stages(workload, flags),
         "salt": workload.salt,
     }
-    # A server must not know the prompts of a workload with a cache state from an earlier run.
+    # The cache of a server must not contain prompts of an earlier run if the workload states what
+    # it contains, so the texts are new in every run.
     if isinstance(workload.requests, Synthetic) and workload.requests.cache is not None:
         changes["salt"] = workload.salt or seeds.FRESH
     simple_options = {
@@ -118,6 +122,7 @@ def _override_slo(workload: Workload, flags: Overrides, errors: DocumentErrors) 
     """
     if flags.replacement_slo is None and flags.added_slo is None:
         return workload.slo
+    # Requests of a single kind have no classes.
     classes = getattr(workload.requests, "classes", {}).values()
     if classes and all(request_class.slo for request_class in classes):
         hint = "write the limits of the classes in a file of your own, which may extend this one"

@@ -118,7 +118,11 @@ class WrittenSlo(Part):
         return schema
 
     def to_slo(self) -> Slo:
-        """Return the SLO that these terms mean. Raises `Wrong` if there is no term."""
+        """Return the SLO that these terms mean.
+
+        A term without a percentile has that of the SLO. Raises `Wrong` if there is no term, or if
+        two terms limit the same metric at the same percentile.
+        """
         terms = tuple(
             Term(metric=name, limit_ns=term.limit_ns, quantile=term.quantile or self.at)
             for name, written in self
@@ -162,9 +166,10 @@ def slo_model(metric_names: tuple[str, ...]) -> type[WrittenSlo]:
 
 
 def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
-    """Parse the SLO of a file.
+    """Parse the SLO of a file, or return the SLO of a workload that was built in Python.
 
-    An SLO with an unknown key is reported in the context and read as None.
+    The keys are the known metrics, which packages can add to. An SLO with an unknown key is
+    reported in the context and read as None, so that the rest of the file is checked as well.
     """
     if value is None or isinstance(value, Slo):
         return value
@@ -190,7 +195,12 @@ SloField = Annotated[
 
 
 def parse_stop_rule(text: str) -> StopRule:
-    """Return the rule of a text such as `errors:20%` or `ttft:p50:30s`. Raises `Wrong`."""
+    """Return the rule of a text, such as `errors:20%` or `ttft:p50:30s`.
+
+    The first one stops a run if 20 % of recent requests failed, the second one if their median TTFT
+    is above 30 s. Raises `Wrong` if the text is no rule, or if its limit is zero, which would stop
+    every run.
+    """
     hint = (
         "errors:20%, or a latency at a percentile, ttft:p50:30s; "
         f"known: errors, {', '.join(metrics())}"
@@ -211,6 +221,7 @@ def parse_stop_rule(text: str) -> StopRule:
 
 
 def _validate_stop_rule(value: Any) -> StopRule:
+    """Return a rule from a text in a file, or a rule that was built in Python. Raises `Wrong`."""
     if isinstance(value, StopRule):
         return value
     if isinstance(value, str):

@@ -27,7 +27,7 @@ def expand_spikes(stages: Seq) -> Seq:
     """
     expanded = Seq(stages.at)
     expanded.values_at = stages.values_at
-    unnamed_spikes = 0
+    unnamed_spikes = 0  # They are called spike, spike-2, spike-3 and so on.
     for stage in stages:
         if not isinstance(stage, Map) or "spike" not in stage:
             expanded.append(stage)
@@ -40,7 +40,10 @@ def expand_spikes(stages: Seq) -> Seq:
 
 
 def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
-    """Return a spike as a stage. `number` counts the spikes without a name, from 1 on."""
+    """Return a spike as a stage with a name, or with the error in the place of its value.
+
+    `number` counts the spikes without a name, from 1 on.
+    """
     try:
         expanded = _stage_of_spike(stage, stage_before)
     except units.Wrong as error:
@@ -55,13 +58,17 @@ def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
 
 
 def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
-    """Return a spike as a stage with an arrival and a duration. Raises `units.Wrong`."""
+    """Return a spike as a stage with an arrival and a duration.
+
+    The new keys have the position of the key `spike`, for error messages. Raises `units.Wrong` if
+    the spike cannot be understood, or if the stage before it has no load that could be multiplied.
+    """
     if "arrival" in stage or "duration" in stage or "count" in stage:
         raise units.Wrong("conflict", "has a spike and an arrival, a duration or a count", _HINT)
     match = _SPIKE.fullmatch(str(stage["spike"]).strip())
     if match is None or float(match["factor"]) <= 1:
         raise units.Wrong("invalid_value", "has a spike that is none", _HINT)
-    units.duration_ns(match["duration"])
+    units.duration_ns(match["duration"])  # raises Wrong for a duration that is not valid
     arrival_before = stage_before.get("arrival") if isinstance(stage_before, Map) else None
     expanded = stage.renamed({"spike": "arrival"})
     expanded["arrival"] = _multiply_load(arrival_before, float(match["factor"]))
@@ -72,7 +79,11 @@ def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
 
 
 def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
-    """Return an arrival law, as it is written in a file, with its load multiplied."""
+    """Return an arrival law, as it is written in a file, with its load multiplied.
+
+    The load is the rate, or the concurrency of a closed loop. For example, `{poisson: 10/s}` with
+    the factor 3 becomes `{poisson: 30/s}`. Raises `units.Wrong` if the law has no such load.
+    """
     law, parameters = _law_and_parameters(arrival)
     key = LOAD_KEYS.get(law, "")
     load = parameters.get(key) if isinstance(parameters, dict) else parameters

@@ -35,6 +35,7 @@ def check_stages(stages: list[Stage], requests: Any, errors: DocumentErrors) -> 
         return
     if _exceeds_plan(stages, requests, errors):
         return
+    # Without stages in the file, all of them come from options and errors have no position.
     written_stages = errors.document.get("stages") or ()
     index_of_name = {stage.get("name"): index for index, stage in enumerate(written_stages)}
     for index, stage in enumerate(stages):

@@ -36,7 +36,10 @@ class _OptionalColumn:
         self._values: array[Any] | None = None
 
     def add(self, value: float, rows_before: int) -> None:
-        """Add the value of one row, which follows so many other rows."""
+        """Add the value of one row, which follows `rows_before` other rows.
+
+        The first value that is not the default creates the column with defaults for those rows.
+        """
         if self._values is None:
             if value == self._default:
                 return
@@ -68,6 +71,7 @@ class _Numbering:
         return self._numbers.setdefault(text, len(self._numbers))
 
     def texts(self) -> tuple[str, ...]:
+        """Return all texts in order of their numbers."""
         return tuple(self._numbers)
 
 
@@ -159,7 +163,10 @@ class TraceBuilder:
         self._latest_ns = at_ns
 
     def can_continue_with(self, at_ns: Integers) -> bool:
-        """Return True if times follow those of the rows so far, so that columns can be added."""
+        """Return True if times follow those of the rows so far, so that columns can be added.
+
+        Otherwise the rows are added one by one, so that the first wrong time is reported.
+        """
         first_ns = int(at_ns[0]) if self._first_ns is None else self._first_ns
         previous_ns = self._latest_ns if len(self) else at_ns[0]
         is_ascending = bool((np.diff(at_ns, prepend=previous_ns) >= 0).all())
@@ -183,6 +190,7 @@ class TraceBuilder:
         self._add_hashes(columns, rows_before)
 
     def _add_optional_columns(self, columns: TraceColumns, rows_before: int) -> None:
+        """Add the columns that few traces have, or defaults for those that are not in `columns`."""
         added_rows = len(columns.at_ns)
         if columns.sessions:
             for index, name in enumerate(columns.sessions):
@@ -200,6 +208,10 @@ class TraceBuilder:
             column.add_defaults(added_rows)
 
     def _add_hashes(self, columns: TraceColumns, rows_before: int) -> None:
+        """Add the hashes of rows, and where the hashes of each row end.
+
+        Nothing is stored before the first row with hashes.
+        """
         if columns.hashes and self._hash_starts is None:
             self._hash_starts = array("q", [0]) * (rows_before + 1)
         if self._hash_starts is None:
@@ -211,7 +223,11 @@ class TraceBuilder:
         self._hashes.extend(columns.hashes)
 
     def add_bad_row(self, wrong: Wrong, where: str) -> bool:
-        """Count a row with a mistake, and return True if no more rows need to be read."""
+        """Count a row with a mistake, and return True if no more rows need to be read.
+
+        If bad rows are left out, only the first mistake is kept, as an example for the report.
+        Otherwise the first mistakes are kept to be reported together.
+        """
         self._bad_rows += 1
         if not self._skip_bad or not self._errors:
             error = UserError(wrong.code, str(wrong), where, wrong.hint, key=wrong.key)
@@ -229,7 +245,7 @@ class TraceBuilder:
         return _to_numpy(self._at_ns)
 
     def build(self, format_name: str) -> Trace:
-        """Return all rows in order of arrival.
+        """Return the trace of all rows, in order of arrival and with times from the first one.
 
         Raises CombinedError if rows have mistakes, and UserError if there are no rows.
         """
@@ -256,7 +272,8 @@ class TraceBuilder:
         starts: Integers = np.broadcast_to(np.int64(0), rows + 1)
         if self._hash_starts is not None:
             starts = _to_numpy(self._hash_starts)
-        if (at_ns[1:] < at_ns[:-1]).any():
+        is_unordered = (at_ns[1:] < at_ns[:-1]).any()
+        if is_unordered:
             order = np.argsort(at_ns, kind="stable")
             at_ns = at_ns[order]
             block_tokens = block_tokens[order]
@@ -280,6 +297,7 @@ class TraceBuilder:
         )
 
     def _reason_for_no_rows(self) -> str:
+        """Return why the rows of the file were left out, as the end of a sentence, or ""."""
         if self._rows_without_output:
             return f": {format.counted(self._rows_without_output, 'row')} without an answer"
         if self._bad_rows:
@@ -298,7 +316,7 @@ def _extend(column: array[int], values: Integers) -> None:
 
 
 def _select_rows(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> TraceColumns:
-    """Return some of the rows."""
+    """Return the rows for which `is_selected` is True, with their hashes."""
     if is_selected.all():
         return columns
     hashes: list[int] = []
@@ -328,35 +346,49 @@ def _tokens_of_hashes(
 ) -> dict[int, int]:
     """Return the tokens that each hash covers: a block, or what is left of the prompt.
 
-    The first request with a hash decides. A row with 0 block tokens has the size of blocks that is
-    inferred for the whole file.
+    The first request with a hash decides.
+
+    Args:
+        hashes: The hashes of all prompts, one request after the other.
+        starts: The index of the first hash of each request, and the number of hashes at the end.
+        input_tokens: The tokens of each prompt.
+        block_tokens: The tokens of a block in each request. They can be a fraction, and 0 means the
+            size of blocks that is inferred for the whole file.
     """
     if not len(hashes):
         return {}
-    known_hashes, first_index = np.unique(hashes, return_index=True)
-    row = np.searchsorted(starts, first_index, side="right") - 1
+    distinct_hashes, first_indices = np.unique(hashes, return_index=True)
+    rows = np.searchsorted(starts, first_indices, side="right") - 1
     inferred_tokens = _infer_block_tokens(np.diff(starts), input_tokens)
-    tokens_per_block = np.where(block_tokens[row] > 0, block_tokens[row], inferred_tokens)
-    position = first_index - starts[row]
-    prompt_tokens = input_tokens[row]
-    begin = np.minimum(prompt_tokens, np.rint(position * tokens_per_block))
-    end = np.minimum(prompt_tokens, np.rint((position + 1) * tokens_per_block))
-    covered = np.maximum(1, end - begin).astype(np.int64)
-    return dict(zip(known_hashes.tolist(), covered.tolist(), strict=True))
+    tokens_per_block = np.where(block_tokens[rows] > 0, block_tokens[rows], inferred_tokens)
+    # The block at position p of a prompt covers its tokens from p to p + 1 times the block size,
+    # but not more than the prompt has.
+    positions = first_indices - starts[rows]
+    prompt_tokens = input_tokens[rows]
+    begins = np.minimum(prompt_tokens, np.rint(positions * tokens_per_block))
+    ends = np.minimum(prompt_tokens, np.rint((positions + 1) * tokens_per_block))
+    # A trace may have more hashes than fit into its prompts. Each covers at least one token.
+    covered_tokens = np.maximum(1, ends - begins).astype(np.int64)
+    return dict(zip(distinct_hashes.tolist(), covered_tokens.tolist(), strict=True))
 
 
 def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) -> int:
     """Return the size of blocks with which most prompts have the number of hashes that they have.
 
-    If no size of BLOCK_SIZES fits half of the prompts, return the mean of tokens per hash.
+    A prompt has one hash for each block, the last of which may be incomplete. If no size of
+    BLOCK_SIZES fits at least half of the prompts, return the mean of tokens per hash. Without any
+    hashes in the first rows, return the smallest size.
     """
     sample = np.flatnonzero(hash_counts[:ROWS_FOR_BLOCK_SIZE])
     if not len(sample):
         return BLOCK_SIZES[0]
     counts = hash_counts[sample]
     tokens = input_tokens[sample].astype(np.int64)
-    fitting_rows = {size: int((counts == -(-tokens // size)).sum()) for size in BLOCK_SIZES}
-    best_size = max(BLOCK_SIZES, key=fitting_rows.__getitem__)
-    if fitting_rows[best_size] * 2 >= len(sample):
+    fitting_prompts: dict[int, int] = {}
+    for size in BLOCK_SIZES:
+        blocks = (tokens + size - 1) // size  # rounded up
+        fitting_prompts[size] = int((counts == blocks).sum())
+    best_size = max(BLOCK_SIZES, key=fitting_prompts.__getitem__)
+    if fitting_prompts[best_size] * 2 >= len(sample):
         return best_size
     return max(1, round(float(tokens.sum() / counts.sum())))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ROWS_PER_BATCH = 262_144
 MAX_COLUMNS_IN_MESSAGE = 12
 EARLIEST_NS = -(2**63)
+"""The smallest time that 64 bits hold. It stands for "no time yet"."""
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -72,6 +73,7 @@ class _Columns(NamedTuple):
 
     @property
     def names(self) -> list[str]:
+        """The names of the columns that the file has."""
         return [name for name in self if name is not None]
 
 
@@ -91,6 +93,7 @@ def open_parquet_trace(path: Path, unit: TimeUnit = TRIAL_UNIT) -> Iterator[Parq
             _check_column_types(file.schema_arrow, columns, path)
             has_dates = pa.types.is_timestamp(file.schema_arrow.field(columns.time).type)
             has_open_unit = table_format.any_unit and not has_dates
+            # A format that defines a unit for numbers has seconds.
             checker = _BatchChecker(columns, UNIT_NS[unit if has_open_unit else "s"])
             batches = file.iter_batches(ROWS_PER_BATCH, columns=columns.names)
             yield ParquetTrace(
@@ -122,7 +125,9 @@ def _find_format(schema: pa.Schema, path: Path) -> FormatRow:
 
 
 def _find_columns(schema: pa.Schema, table_format: FormatRow) -> _Columns:
+    """Return the names of the columns of a format as they are written in the file."""
     names = _column_names(schema)
+    # The names of these three columns stand in this order in every format.
     time, input_tokens, output_tokens = (names[column] for column in table_format.columns)
     return _Columns(
         time,
@@ -212,6 +217,7 @@ class _BatchChecker:
         return CheckedBatch(valid_columns, int((~is_valid).sum()), errors)
 
     def _read_values(self, batch: Any) -> _BatchValues:
+        """Return the values of a batch, with 0 in the place of values that are not valid."""
         columns = self._columns
         at_ns, has_time = _read_times(batch.column(columns.time), self._time_unit_ns)
         input_tokens, has_input = _read_counts(batch.column(columns.input_tokens), minimum=1)
@@ -242,15 +248,17 @@ class _BatchChecker:
     def _time_checks(self, values: _BatchValues) -> list[_RowCheck]:
         """Return the checks of the time of each row against those of the rows before it.
 
-        The latest time so far is updated for the next batch.
+        A row with a mistake does not count as a row before another one, so that one wrong time does
+        not make all later rows wrong. The latest time so far is updated for the next batch.
         """
         is_readable = values.is_readable
         if self._first_ns is None and is_readable.any():
             self._first_ns = int(values.at_ns[is_readable][0])
+        # As floats, because the difference of two times of 64 bits can exceed 64 bits.
         is_within_a_year = np.abs(values.at_ns - float(self._first_ns or 0)) <= LONGEST_NS
-        latest_before = self._latest_times(values.at_ns, is_readable & is_within_a_year)
-        self._latest_before_rows = latest_before[:-1]
-        self._latest_ns = int(latest_before[-1])
+        latest_times = self._latest_times(values.at_ns, is_readable & is_within_a_year)
+        self._latest_before_rows = latest_times[:-1]
+        self._latest_ns = int(latest_times[-1])
         time = self._columns.time
         return [
             _RowCheck(
@@ -268,7 +276,10 @@ class _BatchChecker:
         ]
 
     def _latest_times(self, at_ns: Integers, is_candidate: Mask) -> Integers:
-        """Return the latest time of the candidates before each row, and before the next batch."""
+        """Return the latest time of the candidates before each row, and last after the last row.
+
+        The array has one value more than there are rows. Times of earlier batches are included.
+        """
         candidate_times = np.where(is_candidate, at_ns, EARLIEST_NS)
         latest: Integers = np.maximum.accumulate(
             np.concatenate([[self._latest_ns], candidate_times])
@@ -278,7 +289,10 @@ class _BatchChecker:
     def _first_errors(
         self, checks: list[_RowCheck], is_valid: Mask, at_ns: Integers
     ) -> list[tuple[int, Wrong]]:
-        """Return the first mistakes of a batch with their row numbers, counted from 1."""
+        """Return the first mistakes of a batch with their row numbers, counted from 1.
+
+        Only the first check that a row fails is reported, and not more rows than are shown.
+        """
         errors = []
         bad_rows = np.flatnonzero(~is_valid)[:FAULTS_SHOWN]
         for row in bad_rows.tolist():
@@ -315,6 +329,7 @@ class _BatchChecker:
 
 
 def _count_check(is_met: Mask, column: str, *, minimum: int) -> _RowCheck:
+    """Return the check of a column with numbers of tokens."""
     problem = f"{column} is missing or not from {minimum} to {MOST_TOKENS:,}"
     return _RowCheck(is_met, "invalid_value", column, problem)
 
@@ -326,7 +341,11 @@ def _take(column: pa.Array, is_valid: Mask) -> list[Any]:
 
 
 def _read_times(column: pa.Array, time_unit_ns: int) -> tuple[Integers, Mask]:
-    """Return the time of each row in ns, and whether it has one."""
+    """Return the time of each row in ns, and whether it has one.
+
+    A date is converted from its own unit, and a number from `time_unit_ns`. A number that is
+    missing, not finite or too large for 64 bits becomes 0 and counts as no time.
+    """
     import pyarrow as pa
 
     is_present = _is_present(column)
@@ -345,7 +364,10 @@ def _read_times(column: pa.Array, time_unit_ns: int) -> tuple[Integers, Mask]:
 
 
 def _read_counts(column: pa.Array, *, minimum: int) -> tuple[Integers, Mask]:
-    """Return the token count of each row, and whether it is valid."""
+    """Return the token count of each row, and whether it is valid.
+
+    A count is a whole number from `minimum` to MOST_TOKENS. A float such as 12.0 is the number 12.
+    """
     values = column.fill_null(-1).to_numpy(zero_copy_only=False)
     is_valid = _is_present(column) & (values >= minimum) & (values <= MOST_TOKENS)
     if values.dtype.kind == "f":
@@ -354,5 +376,6 @@ def _read_counts(column: pa.Array, *, minimum: int) -> tuple[Integers, Mask]:
 
 
 def _is_present(column: pa.Array) -> Mask:
+    """Return whether each row has a value, that is, whether it is not null."""
     is_present: Mask = column.is_valid().to_numpy(zero_copy_only=False)
     return is_present

@@ -59,33 +59,37 @@ def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     """Yield the lines of a JSONL file, or the objects of a JSON document as one line each.
 
     A file may be one JSON document that extends over several lines: an object, or a list of
-    objects.
+    objects. If it is none, the lines that were read to find out are yielded as they are.
     """
     first = next(lines, None)
     if first is None:
         return
     lines_read = [first]
-    if first[1].lstrip()[:1] in ("{", "["):
+    _, first_line = first
+    may_be_document = first_line.lstrip().startswith(("{", "["))
+    if may_be_document:
         document = _decode_document(lines_read, lines)
+        is_one_line = len(lines_read) == 1
         if isinstance(document, list):
             lines_read = [_as_line(item) for item in document]
-        elif document is not None and len(lines_read) > 1:
+        elif document is not None and not is_one_line:
             lines_read = [_as_line(document)]
     yield from itertools.chain(lines_read, lines)
 
 
 def _decode_document(lines_read: list[NumberedLine], lines: Iterator[NumberedLine]) -> Any:
-    """Return the JSON value of the first line, or of all lines together, or None.
+    """Return the JSON value of the first line, or of all lines together, or None if it is no JSON.
 
-    The lines that are read for it are added to `lines_read`.
+    Lines are read up to MAX_LINE_CHARACTERS, and added to `lines_read`, which holds the first line.
     """
-    document = _decode_json(lines_read[0][1])
+    _, first_line = lines_read[0]
+    document = _decode_json(first_line)
     if document is not None:
         return document
     size = 0
-    for line in lines:
-        lines_read.append(line)
-        size += len(line[1])
+    for number, line in lines:
+        lines_read.append((number, line))
+        size += len(line)
         if size >= MAX_LINE_CHARACTERS:
             break
     return _decode_json("".join(line for _, line in lines_read))
@@ -100,10 +104,12 @@ def _decode_json(text: str) -> Any:
 
 
 def _as_line(value: Any) -> NumberedLine:
+    """Return a value as a line of JSON with the number 1, as its own line is not known."""
     return 1, msgspec.json.encode(value).decode()
 
 
 def _find_compression(mark: bytes) -> str | None:
+    """Return the compression of a file by its first bytes, or None if it is not compressed."""
     for known_mark, compression in COMPRESSION_OF_MARK.items():
         if mark.startswith(known_mark):
             return compression
@@ -111,6 +117,7 @@ def _find_compression(mark: bytes) -> str | None:
 
 
 def _open_stream(path: Path, compression: str | None) -> Any:
+    """Return a binary stream of the content of a file, which is decompressed while it is read."""
     if compression is None:
         return path.open("rb")
     import pyarrow as pa
@@ -129,6 +136,11 @@ def _read_mark(path: Path) -> bytes:
 
 
 def _number_lines(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[NumberedLine]:
+    """Yield the lines that are not blank. Raises UserError for a line that is too long.
+
+    One character more than allowed is read of a line, so that a longer one is noticed without
+    reading all of it.
+    """
     read_line = partial(text.readline, longest + 1)
     for number, line in enumerate(iter(read_line, ""), 1):
         if len(line) > longest:

@@ -21,7 +21,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.workload.request_kinds import FromTrace
 from loadgen.core.workload.stages import Replay
 from loadgen.core.workload.tasks import MAX_TASK_REQUESTS
-from loadgen.core.workload.trace import Trace, end_of_starts_ns
+from loadgen.core.workload.trace import NO_VALUE, Trace, end_of_starts_ns
 from loadgen.core.workload.traces import read_replayed_trace
 
 GRAPHS_CACHED = 4096  # Sessions in progress have nearby numbers.
@@ -63,16 +63,21 @@ class TraceSessions:
         long.
         """
         self.trace = trace
+        # Rows are grouped by session with a stable sort, so they stay in order of time. The rows of
+        # session n are the `sizes[n]` rows from `_starts[n]` on in `_rows_by_session`.
         session_of_row = _number_sessions(trace)
         self._rows_by_session: Integers = np.argsort(session_of_row, kind="stable")
         self.sizes: Integers = np.bincount(session_of_row)
         self._starts: Integers = np.cumsum(self.sizes) - self.sizes
         first_rows = self._rows_by_session[self._starts]
         self.due_ns: Integers = trace.due_ns[first_rows]
-        self.is_session: NDArray[np.bool_] = trace.group[first_rows] >= 0
+        self.is_session: NDArray[np.bool_] = trace.group[first_rows] != NO_VALUE
         self.turns = int(self.sizes.max())
-        sessions_of_agents, _ = np.unique(np.stack((session_of_row, trace.session)), axis=1)
-        self.max_concurrent_requests = int(np.bincount(sessions_of_agents).max())
+        # Each agent has one request in flight at a time. An agent is a pair of a session and the
+        # name of a conversation in it.
+        agents = np.unique(np.stack((session_of_row, trace.session)), axis=1)
+        session_of_agent = agents[0]
+        self.max_concurrent_requests = int(np.bincount(session_of_agent).max())
         self.graph = functools.lru_cache(GRAPHS_CACHED)(self._build_graph)
         self._check_size()
         self._check_durations(session_of_row)
@@ -91,6 +96,7 @@ class TraceSessions:
         return self._rows_by_session[start : start + self.sizes[session]]
 
     def _check_size(self) -> None:
+        """Raise UserError if a session has more requests than a task may have."""
         if self.turns > MAX_TASK_REQUESTS:
             problem = (
                 f"a session of the trace has {self.turns:,} requests, at most {MAX_TASK_REQUESTS:,}"
@@ -105,7 +111,9 @@ class TraceSessions:
         """
         is_later_row = np.ones(len(self.trace), bool)
         is_later_row[self._rows_by_session[self._starts]] = False
-        needs_durations = self._any_row(session_of_row, is_later_row & (self.trace.pause_ns < 0))
+        # Unknown durations are negative.
+        lacks_pause = is_later_row & (self.trace.pause_ns < 0)
+        needs_durations = self._any_row(session_of_row, lacks_pause)
         lacks_durations = self._any_row(session_of_row, self.trace.took_ns < 0)
         bad_sessions = np.count_nonzero(needs_durations & lacks_durations)
         if bad_sessions:
@@ -124,6 +132,7 @@ class TraceSessions:
         return np.bincount(session_of_row[condition], minlength=len(self)) > 0
 
     def _build_graph(self, session: int) -> SessionGraph:
+        """Return the graph of a session, whose requests are numbered by their turns from 0 on."""
         rows = self.rows(session)
         times = _RequestTimes.of_rows(self.trace, rows)
         turns_of_agents: dict[int, list[int]] = {}
@@ -149,26 +158,35 @@ class _RequestTimes(NamedTuple):
 
     @classmethod
     def of_rows(cls, trace: Trace, rows: Integers) -> _RequestTimes:
+        """Return the times of some rows of a trace."""
         sent = trace.due_ns[rows]
+        # An unknown duration is negative and counts as 0.
         ended = sent + np.maximum(trace.took_ns[rows], 0)
         return cls(sent.tolist(), ended.tolist(), trace.pause_ns[rows].tolist())
 
 
 def _number_sessions(trace: Trace) -> Integers:
-    """Return the number of the session of each row, in order of their first requests."""
-    is_alone = trace.group < 0
-    first_unused = int(trace.group.max(initial=-1)) + 1
-    groups = np.where(is_alone, first_unused + np.arange(len(trace)), trace.group)
+    """Return the number of the session of each row.
+
+    Sessions are numbered from 0 on in order of their first requests. A row that belongs to no group
+    is a session by itself.
+    """
+    belongs_to_group = trace.group != NO_VALUE
+    first_unused_group = int(trace.group.max(initial=NO_VALUE)) + 1
+    group_of_own = first_unused_group + np.arange(len(trace))
+    groups = np.where(belongs_to_group, trace.group, group_of_own)
     _, first_rows, group_index = np.unique(groups, return_index=True, return_inverse=True)
+    # Sorting twice gives the rank of each group by its first row.
     rank_of_group = np.argsort(np.argsort(first_rows))
-    numbers: Integers = rank_of_group[group_index]
-    return numbers
+    session_of_row: Integers = rank_of_group[group_index]
+    return session_of_row
 
 
 def _find_waits(turns_of_agents: list[list[int]], times: _RequestTimes) -> list[set[int]]:
     """Return for each request of a session the requests that it waits for.
 
-    `turns_of_agents` has the requests of each agent, those of the main agent first.
+    The module docstring describes the rules. `turns_of_agents` has the turns of each agent. The
+    first of them is the main agent, which sent the first request of the session.
     """
     waits: list[set[int]] = [set() for _ in times.sent]
     for turns in turns_of_agents:
@@ -187,22 +205,33 @@ def _find_waits(turns_of_agents: list[list[int]], times: _RequestTimes) -> list[
 def _join_sub_agent(
     waits: list[set[int]], main_turns: list[int], turns: list[int], times: _RequestTimes
 ) -> None:
-    """Add what the first request of a sub-agent waits for, and what waits for its last request."""
+    """Add what the first request of a sub-agent waits for, and what waits for its last request.
+
+    The sub-agent begins after the last request of the main agent that had ended before it, or else
+    that had been sent before it. There is one, as the main agent sent the first request of all. The
+    first request that the main agent sent after the end of the sub-agent waits for it, if there is
+    one.
+    """
     first = turns[0]
     last = turns[-1]
     sent_before = main_turns[: bisect_left(main_turns, first)]
     ended_before = [turn for turn in sent_before if times.ended[turn] <= times.sent[first]]
-    waits[first].add((ended_before or sent_before)[-1])
-    main_times = [times.sent[turn] for turn in main_turns]
-    position_after_last = max(
-        bisect_left(main_turns, last), bisect_left(main_times, times.ended[last])
-    )
-    if position_after_last < len(main_turns):
-        waits[main_turns[position_after_last]].add(last)
+    waits[first].add(ended_before[-1] if ended_before else sent_before[-1])
+    # Turns are in order of time. The next main request has a later turn, which also avoids cycles
+    # among requests with equal times, and it was sent when the sub-agent had ended.
+    main_sent_times = [times.sent[turn] for turn in main_turns]
+    first_position_by_turn = bisect_left(main_turns, last)
+    first_position_by_time = bisect_left(main_sent_times, times.ended[last])
+    position = max(first_position_by_turn, first_position_by_time)
+    if position < len(main_turns):
+        waits[main_turns[position]].add(last)
 
 
 def _pause_ns(turn: int, awaited: set[int], times: _RequestTimes) -> int:
-    """Return the pause before a request, after the last that it waits for has ended."""
+    """Return the pause before a request, after the last request that it waits for has ended.
+
+    A recorded pause counts from the end of one request, so it is not used if there are several.
+    """
     has_recorded_pause = times.pauses[turn] >= 0 and len(awaited) == 1
     if has_recorded_pause:
         return times.pauses[turn]

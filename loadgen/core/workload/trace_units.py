@@ -47,13 +47,15 @@ def decide_unit(at_ns: NDArray[np.int64], default: TimeUnit | None = None) -> Un
         at_ns: The time of each row in ns, read as if it were in `TRIAL_UNIT`.
         default: The unit of whole numbers in this format, if it is not milliseconds.
     """
+    # A whole number that was read as ms is a multiple of the ns of 1 ms.
     has_fraction = bool((at_ns % UNIT_NS[TRIAL_UNIT]).any())
     unit: TimeUnit = "s" if has_fraction else default or "ms"
     reason = "some have a fraction" if has_fraction else "all are whole numbers"
-    other: TimeUnit = "ms" if unit == "s" else "s"
-    if not _is_plausible(mean_rate(at_ns, unit)) and _is_plausible(mean_rate(at_ns, other)):
-        rejected = f"{mean_rate(at_ns, unit):,.3g} requests/s in {UNIT_NAMES[unit]}"
-        return UnitDecision(other, f"they would be {rejected}")
+    other_unit: TimeUnit = "ms" if unit == "s" else "s"
+    rate_per_s = mean_rate(at_ns, unit)
+    if not _is_plausible(rate_per_s) and _is_plausible(mean_rate(at_ns, other_unit)):
+        rejected_rate = f"{rate_per_s:,.3g} requests/s in {UNIT_NAMES[unit]}"
+        return UnitDecision(other_unit, f"they would be {rejected_rate}")
     return UnitDecision(unit, reason)
 
 
@@ -69,5 +71,6 @@ def mean_rate(at_ns: NDArray[np.int64], unit: TimeUnit) -> float | None:
     return len(at_ns) / span_s if span_s else None
 
 
-def _is_plausible(rate: float | None) -> bool:
-    return rate is None or LEAST_PLAUSIBLE_RATE <= rate <= MOST_PLAUSIBLE_RATE
+def _is_plausible(rate_per_s: float | None) -> bool:
+    """Return True if real traffic can have a mean rate. None, for one time of all, is accepted."""
+    return rate_per_s is None or LEAST_PLAUSIBLE_RATE <= rate_per_s <= MOST_PLAUSIBLE_RATE

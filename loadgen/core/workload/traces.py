@@ -92,6 +92,11 @@ def _read_cached(
     skip_bad: bool,
     unit: TimeUnit | None,
 ) -> Trace:
+    """Read a trace. `size` and `changed_ns` make the cache miss if the file has changed.
+
+    If the format leaves the unit of times open and `unit` is None, the file is first read with
+    TRIAL_UNIT. The unit is decided from its times, and the file is read again if it is another one.
+    """
     builder, file_format = _read_file(path, unit or TRIAL_UNIT, skip_bad=skip_bad)
     trace = builder.build(file_format.name)
     if not file_format.has_open_unit:
@@ -120,6 +125,7 @@ def _read_file(path: Path, unit: TimeUnit, *, skip_bad: bool) -> tuple[TraceBuil
 def _read_parquet(
     path: Path, unit: TimeUnit, *, skip_bad: bool
 ) -> tuple[TraceBuilder, _FileFormat]:
+    """Read the rows of a file in Parquet until its end, or until there are enough mistakes."""
     from loadgen.core.workload.trace_columns import open_parquet_trace
 
     builder = TraceBuilder(path, skip_bad=skip_bad, in_order=True)
@@ -135,6 +141,7 @@ def _read_parquet(
 
 
 def _refuse_too_many(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
+    """Yield the lines of a file. Raises UserError if there are more than MAX_LINES."""
     for number, line in lines:
         if number > MAX_LINES:
             problem = f"more than {MAX_LINES:,} lines"
@@ -145,6 +152,11 @@ def _refuse_too_many(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
 def _read_lines(
     path: Path, lines: Iterator[NumberedLine], unit: TimeUnit, *, skip_bad: bool
 ) -> tuple[TraceBuilder, _FileFormat]:
+    """Read the rows of a file of lines, whose format is found by the first line.
+
+    `unit` is that of times whose unit the format leaves open. Raises UserError if the file is empty
+    or its format is not known.
+    """
     first = next(lines, None)
     if first is None:
         hint = trace_formats.known_formats()
@@ -164,6 +176,7 @@ def _read_lines(
 
 
 def _is_json(line: str) -> bool:
+    """Return True if a line is a JSON object and not the first line of a CSV file."""
     return line.lstrip().startswith("{")
 
 
@@ -187,7 +200,12 @@ def _find_format(path: Path, first_line: str) -> TraceFormat:
 def add_lines(
     builder: TraceBuilder, trace_format: TraceFormat, lines: Iterator[NumberedLine]
 ) -> None:
-    """Add the requests in lines to a trace, many lines at once if they are plain."""
+    """Add the requests in lines to a trace.
+
+    Many lines are parsed at once if the format can do so, all of them are plain, and their times
+    are in order. Otherwise the lines of the batch are parsed one by one, which finds the mistakes.
+    Reading ends early if there are enough of them.
+    """
     while batch := list(itertools.islice(lines, LINES_PER_BATCH)):
         columns = None
         if trace_format.parse_lines is not None:

@@ -10,6 +10,8 @@ from loadgen.core.errors import CombinedError, UserError, did_you_mean, of_readi
 
 MAX_FILE_BYTES = 1 << 20
 YAML_SUFFIXES = (".yaml", ".yml")
+BEGINNING_BYTES = 1 << 16
+"""The size of the beginning of a file that is searched for the keys of a workload."""
 DATA_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
 
 
@@ -101,10 +103,12 @@ def _is_json_list(file: Path) -> bool:
     if file.suffix != ".json":
         return False
     with file.open("rb") as opened:
+        # A list begins after a few blanks at most.
         return opened.read(64).lstrip().startswith(b"[")
 
 
 def _hint_for_missing_workload(file: Path, path_or_name: str) -> str:
+    """Return a hint with similar names of packaged workloads and of workloads beside the path."""
     if path_or_name in packaged_files("contracts"):
         return f"{path_or_name} is a contract: loadgen validate {path_or_name}"
     nearby_workloads = [
@@ -121,7 +125,7 @@ def _is_workload(file: Path) -> bool:
     """Return True if a YAML file says what is sent, which no contract does."""
     try:
         with file.open("rb") as opened:
-            beginning = opened.read(1 << 16)
+            beginning = opened.read(BEGINNING_BYTES)
     except OSError:
         return False
     return re.search(rb"(?m)^(requests|classes|trace):", beginning) is not None

@@ -234,6 +234,7 @@ def _refuse_deep_nesting(text: str, file: str) -> None:
 
 
 def _position(node: yaml.Node) -> Position:
+    """Return the position of a node, with the text of a scalar."""
     text = node.value if isinstance(node, yaml.ScalarNode) else ""
     return _position_of_mark(node.start_mark)._replace(text=text)
 
@@ -254,6 +255,7 @@ _OPENING_OF_CONTEXT = {
 
 
 def _syntax_error(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) -> LoadgenError:
+    """Return the error for a syntax error of the YAML library, with a hint how to mend it."""
     mark = error.problem_mark or error.context_mark
     position = _position_of_mark(mark) if mark else Position(1, 1)
     lines = text.splitlines()
@@ -342,7 +344,11 @@ class _NodeReader:
         return sequence
 
     def _count_node(self, node: yaml.Node, path: str, depth: int) -> None:
-        """Raise CombinedError if there are too many nodes, or an alias inside itself."""
+        """Raise CombinedError if there are too many nodes, or an alias inside itself.
+
+        The text itself is not nested more deeply than MAX_DEPTH, which was checked before. So a
+        greater depth can only come from an alias that contains itself.
+        """
         self._nodes_left -= 1
         if self._nodes_left >= 0 and depth <= MAX_DEPTH:
             return
@@ -356,6 +362,10 @@ class _NodeReader:
         raise _fatal_error("too_large", "too many values", place, hint)
 
     def _read_entries(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
+        """Return a mapping with its own keys and those that `<<` merges into it.
+
+        Merged keys are added last, because the keys of the mapping itself take precedence.
+        """
         mapping = Map(_position(node))
         mapping.path = path
         merged_nodes: list[yaml.Node] = []
@@ -400,10 +410,14 @@ class _NodeReader:
                     mapping.add(key, value, merged.keys_at[key], merged.values_at[key])
 
     def _read_scalar(self, node: yaml.ScalarNode, path: str) -> Any:
+        """Return the value of a scalar, with variables expanded.
+
+        A quoted scalar is text, except for a variable, which needs quotes inside { }.
+        """
         is_block = node.style in ("|", ">")
         if "${" in node.value:
             text = self._expand_variables(node, path)
-            # Inside { }, "${N}" needs quotes but still means a number.
+            # "${N}" may stand for a number, although it is quoted.
             return text if is_block else resolve_scalar(text)
         is_quoted = bool(node.style)
         return node.value if is_quoted else resolve_scalar(node.value)
