@@ -12,6 +12,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from loadgen.core.errors import UserError
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.pricing.cost_basis import tasks_of
 from loadgen.pricing.estimate import Estimate, estimate_rate
@@ -40,7 +41,7 @@ class MeasuredRate(Struct, frozen=True, kw_only=True):
         noun: What an interaction is: "good requests", "requests", "conversations", "successful
             tasks", or "starts" for a mix of requests and conversations.
         gpus: GPUs that were measured.
-        response_s: How long an interaction lasts.
+        response_s: How long an interaction lasts, or 0 if it is not known.
         workload: Name of the workload.
     """
 
@@ -116,6 +117,11 @@ def measured_rate_of(evidence: Evidence, gpus: int) -> MeasuredRate:
 
 
 def _rate_of_capacity(evidence: Evidence, capacity: Capacity, gpus: int) -> MeasuredRate:
+    """Return the rate of a capacity in interactions.
+
+    A capacity in requests per second of a workload with conversations is converted by the number of
+    interactions per request in its run.
+    """
     summary = evidence.summary
     rate = Estimate(mid=capacity.rate_per_s, low=capacity.low_per_s, high=capacity.high_per_s)
     if capacity.unit == "requests" and summary.sessions is not None:
@@ -125,10 +131,17 @@ def _rate_of_capacity(evidence: Evidence, capacity: Capacity, gpus: int) -> Meas
         bound_why = capacity.lower_bound_reason or HIGHEST_LOAD_PASSED
     state = f", {capacity.state}" if capacity.state else ""
     basis = f"capacity by {capacity.method}{state}"
-    return _measured_rate(evidence, gpus, rate, str(rate_unit(summary)), basis, bound_why)
+    return _to_measured_rate(evidence, gpus, rate, str(rate_unit(summary)), basis, bound_why)
 
 
 def _rate_of_runs(evidence: Evidence, gpus: int) -> MeasuredRate:
+    """Return the mean steady rate of a run or its repeats.
+
+    If the SLO was met, a higher load might meet it too, so the rate is only a lower bound.
+
+    Raises:
+        UserError: A run completed nothing in its steady-state window.
+    """
     steady = _steady_rates(evidence)
     if not steady.rates or min(steady.rates) <= 0:
         raise UserError(
@@ -141,15 +154,27 @@ def _rate_of_runs(evidence: Evidence, gpus: int) -> MeasuredRate:
     basis = "at this load" if run_count == 1 else f"at this load, {run_count} repeats"
     is_slo_met = all(summary.goodput.met for summary in evidence.summaries)
     bound_why = SINGLE_LOAD if is_slo_met else ""
-    return _measured_rate(
+    return _to_measured_rate(
         evidence, gpus, estimate_rate(steady.rates), steady.noun, basis, bound_why
     )
 
 
-def _measured_rate(
+def _to_measured_rate(
     evidence: Evidence, gpus: int, rate: Estimate[float], noun: str, basis: str, bound_why: str
 ) -> MeasuredRate:
+    """Return a rate with the facts of its evidence.
+
+    Args:
+        evidence: The measurements.
+        gpus: GPUs that were measured.
+        rate: Interactions per second of all GPUs together.
+        noun: What an interaction is, such as "good requests".
+        basis: How the rate was obtained, such as "at this load".
+        bound_why: Why the rate is only a lower bound of the capacity, or "" if it is the capacity.
+    """
     summary = evidence.summary
+    # A response time of 0 says that it is not known.
+    response_ms = mean_interaction_duration_ms(summary) or 0.0
     return MeasuredRate(
         name=evidence.name,
         folder=evidence.folder,
@@ -157,7 +182,7 @@ def _measured_rate(
         rate=rate,
         noun=noun,
         gpus=gpus,
-        response_s=(mean_interaction_duration_ms(summary) or 0.0) / 1e3,
+        response_s=response_ms / 1e3,
         lower_bound=bool(bound_why),
         bound_why=bound_why,
         workload=summary.run.workload,
@@ -172,26 +197,40 @@ class _SteadyRates(NamedTuple):
 
 
 def _steady_rates(evidence: Evidence) -> _SteadyRates:
+    """Return the steady rates of runs at the load that was given, and the noun for what they count.
+
+    What counts is what the user waits for and what succeeded: tasks, else good requests if there
+    is an SLO, else requests. A mix of conversations and single requests has no goodput in common,
+    so it counts the interactions that were completed.
+    """
     summaries = evidence.summaries
     first = summaries[0]
-    rates: list[float | None] = []
+    rates: list[float | None]
     if first.sessions is not None and tasks_of(first) is None:
         noun = str(rate_unit(first))
-        for summary in summaries:
-            rate = summary.load.steady_completed_rps
-            arrivals_per_request = count_interactions(summary) / summary.requests.decided
-            rates.append(None if rate is None else rate * arrivals_per_request)
+        rates = [_steady_interactions_per_s(summary) for summary in summaries]
     elif first.sessions is not None:
         noun = "successful tasks"
-        sessions = [summary.sessions for summary in summaries]
-        rates += [None if each is None else each.steady_ok_per_s for each in sessions]
+        sessions_of_runs = [summary.sessions for summary in summaries]
+        rates = [
+            None if sessions is None else sessions.steady_ok_per_s for sessions in sessions_of_runs
+        ]
     elif evidence.valid and first.goodput.has_slo:
         noun = "good requests"
-        rates += [summary.goodput.steady_rps for summary in summaries]
+        rates = [summary.goodput.steady_rps for summary in summaries]
     else:
         noun = "requests"
-        rates += [summary.load.steady_completed_rps for summary in summaries]
+        rates = [summary.load.steady_completed_rps for summary in summaries]
     return _SteadyRates(noun, [rate for rate in rates if rate is not None])
+
+
+def _steady_interactions_per_s(summary: Summary) -> float | None:
+    """Return the steady request rate times the interactions per request, or None without a rate."""
+    requests_per_s = summary.load.steady_completed_rps
+    if requests_per_s is None:
+        return None
+    interactions_per_request = count_interactions(summary) / summary.requests.decided
+    return requests_per_s * interactions_per_request
 
 
 def single_load_notes(evidence: Evidence, rate: MeasuredRate) -> Iterator[ReasonCode]:

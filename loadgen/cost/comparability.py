@@ -51,29 +51,46 @@ def slo_words(summary: Summary) -> str:
 
 
 def _load_differences(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
-    """Yield the differences in what was sent and what came back."""
+    """Yield the differences in what was sent and what came back.
+
+    Costs per request are comparable only if the requests are the same work: the same workload under
+    the same SLO, responses of the same length, counted by the same tokenizer, with as much of the
+    prompts from a cache.
+    """
     summary_a = first.evidence.summary
     summary_b = second.evidence.summary
-    recipe_a, recipe_b = _recipes(first, second)
+    recipe_a, recipe_b = _workload_fingerprints(first, second)
+    # Without fingerprints nothing shows that the workloads are the same.
     if recipe_a != recipe_b or not recipe_a:
-        yield note("recipe_differs", a=_short(recipe_a), b=_short(recipe_b))
+        yield note("recipe_differs", a=_shorten(recipe_a), b=_shorten(recipe_b))
     if sorted(promises(summary_a)) != sorted(promises(summary_b)):
         yield note("slo_differs", a=slo_words(summary_a), b=slo_words(summary_b))
-    length_a = delivered_output_share(summary_a.verdict)
-    length_b = delivered_output_share(summary_b.verdict)
-    if abs(length_a - length_b) > SHORTENED:
-        yield note("answers_differ", a=length_a, b=length_b)
-    sources_a = summary_a.tokens.sources
-    sources_b = summary_b.tokens.sources
-    for kind in ("input", "output"):
-        source_a = "+".join(sorted(getattr(sources_a, kind)))
-        source_b = "+".join(sorted(getattr(sources_b, kind)))
+    delivered_share_a = delivered_output_share(summary_a.verdict)
+    delivered_share_b = delivered_output_share(summary_b.verdict)
+    if abs(delivered_share_a - delivered_share_b) > SHORTENED:
+        yield note("answers_differ", a=delivered_share_a, b=delivered_share_b)
+    yield from _token_source_differences(summary_a, summary_b)
+    cached_share_a = summary_a.tokens.cached_share
+    cached_share_b = summary_b.tokens.cached_share
+    if not _is_same_cache(cached_share_a, cached_share_b):
+        yield note("cache_differs", a=cached_share_a, b=cached_share_b)
+
+
+def _token_source_differences(summary_a: Summary, summary_b: Summary) -> Iterator[ReasonCode]:
+    """Yield a note for prompt or output tokens that were counted in different ways.
+
+    Tokens are counted by the server, by a local tokenizer, or by both for parts of a run, which is
+    written as "server+tokenizer". Different tokenizers split one text into different numbers.
+    """
+    sources_by_kind = (
+        ("input", summary_a.tokens.sources.input, summary_b.tokens.sources.input),
+        ("output", summary_a.tokens.sources.output, summary_b.tokens.sources.output),
+    )
+    for kind, sources_a, sources_b in sources_by_kind:
+        source_a = "+".join(sorted(sources_a))
+        source_b = "+".join(sorted(sources_b))
         if source_a != source_b:
             yield note("count_differs", tokens=kind, a=source_a, b=source_b)
-    if not _is_same_cache(summary_a.tokens.cached_share, summary_b.tokens.cached_share):
-        yield note(
-            "cache_differs", a=summary_a.tokens.cached_share, b=summary_b.tokens.cached_share
-        )
 
 
 def _measurement_differences(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
@@ -96,6 +113,11 @@ def _measurement_differences(first: PricedResult, second: PricedResult) -> Itera
 
 
 def _remarks(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
+    """Yield the differences that a reader of a comparison should know, but that do not forbid it.
+
+    Another model or region is often the reason to compare. A longer way to the server adds to its
+    TTFT, which says nothing about the server itself.
+    """
     for result in (first, second):
         if not result.evidence.valid:
             yield note("offer_invalid", offer=result.name)
@@ -113,8 +135,12 @@ def _remarks(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
         yield note("connect_differs", a_ms=rtt_a, b_ms=rtt_b)
 
 
-def _recipes(first: PricedResult, second: PricedResult) -> tuple[str, str]:
-    """Return the fingerprints of both searches, or those of both runs if one was not searched."""
+def _workload_fingerprints(first: PricedResult, second: PricedResult) -> tuple[str, str]:
+    """Return the fingerprints of the workloads of two results.
+
+    A search has a fingerprint of its own, which can only be compared with that of another search.
+    If one of the results was not searched, the fingerprints of the runs are used.
+    """
     capacity_a = first.evidence.capacity
     capacity_b = second.evidence.capacity
     if capacity_a and capacity_b and capacity_a.recipe and capacity_b.recipe:
@@ -125,18 +151,19 @@ def _recipes(first: PricedResult, second: PricedResult) -> tuple[str, str]:
     )
 
 
-def _short(fingerprint: str) -> str:
+def _shorten(fingerprint: str) -> str:
     return fingerprint[:FINGERPRINT_DIGITS] or "unknown"
 
 
 def _is_same_cache(share_a: float | None, share_b: float | None) -> bool:
-    """Return True if cached fractions agree.
+    """Return True if two cached fractions of the prompt tokens agree.
 
-    They agree if both are unknown, both cold, or both warm and at most CACHED_SHARE apart.
+    Cached tokens cost less time and money. The fractions agree if both are unknown, both cold (at
+    most CACHED_SHARE), or both warm and at most CACHED_SHARE apart.
     """
     if share_a is None or share_b is None:
-        return share_a is share_b
+        return share_a is None and share_b is None
     lower, higher = sorted((share_a, share_b))
-    if higher <= CACHED_SHARE:
-        return True
-    return lower > CACHED_SHARE and higher - lower <= CACHED_SHARE
+    are_both_cold = higher <= CACHED_SHARE
+    are_both_warm = lower > CACHED_SHARE
+    return are_both_cold or (are_both_warm and higher - lower <= CACHED_SHARE)

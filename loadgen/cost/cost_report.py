@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.cost import cost_text
-from loadgen.cost.break_even import BreakEven
+from loadgen.cost.break_even import HOURS_PER_DAY, BreakEven
 from loadgen.cost.comparison import CostComparison
 from loadgen.cost.cost_text import PART_NAMES, PRINTED_UNITS, format_money
 from loadgen.pricing.priced_result import PricedResult
@@ -38,16 +38,16 @@ def report(comparison: CostComparison) -> Report:
 
 
 def _sections(comparison: CostComparison) -> Iterator[Section]:
-    owned = [result.name for result in comparison.results if isinstance(result.price, Owned)]
-    others = [result.name for result in comparison.results if not isinstance(result.price, Owned)]
+    """Yield the sections of the report, the most important first.
+
+    A section without content, such as the steps of a run without tasks, is not rendered.
+    """
+    yield _parts_section(comparison)
     yield section(
-        "What it is made of",
-        _cost_bars(comparison),
-        cost_text.part_table(comparison),
-        Paragraph(cost_text.own_beside_rent(owned, others), "warn"),
+        "Cost by unit",
+        cost_text.unit_cost_table(comparison),
+        Bullets(list(cost_text.unit_explanations(comparison))),
     )
-    explanations = Bullets(list(cost_text.unit_explanations(comparison)))
-    yield section("Cost by unit", cost_text.unit_cost_table(comparison), explanations)
     yield section("What it rests on", cost_text.describe_prices(comparison))
     for result, differences in zip(
         comparison.results, comparison.differences_from_first, strict=True
@@ -65,18 +65,45 @@ def _sections(comparison: CostComparison) -> Iterator[Section]:
         cost_text.yearly_table(comparison),
         Paragraph(cost_text.YEARLY_COST_EXPLANATION, "soft"),
     )
-    ratios = [cost_text.describe_ratio(ratio) for ratio in comparison.ratios]
-    yield section(cost_text.ratio_heading(comparison), Bullets(ratios))
+    yield _ratio_section(comparison)
     yield _sensitivity_section(comparison)
-    commitments = [
-        f"{commitment.committed} against {commitment.on_demand}: {commitment.judgment}"
-        for commitment in comparison.commitments
-    ]
-    yield section("Committed, or given back when not needed", Bullets(commitments))
+    yield _commitment_section(comparison)
     yield _break_even_section(comparison)
 
 
+def _parts_section(comparison: CostComparison) -> Section:
+    """Return the section with the parts of each cost: machines, energy, tokens and egress."""
+    results = comparison.results
+    owned_names = [result.name for result in results if isinstance(result.price, Owned)]
+    rented_names = [result.name for result in results if not isinstance(result.price, Owned)]
+    return section(
+        "What it is made of",
+        _cost_bars(comparison),
+        cost_text.part_table(comparison),
+        Paragraph(cost_text.own_beside_rent(owned_names, rented_names), "warn"),
+    )
+
+
+def _ratio_section(comparison: CostComparison) -> Section:
+    """Return the section that says for each pair of results which is cheaper, and by how much."""
+    sentences = [cost_text.describe_ratio(ratio) for ratio in comparison.ratios]
+    return section(cost_text.ratio_heading(comparison), Bullets(sentences))
+
+
+def _commitment_section(comparison: CostComparison) -> Section:
+    """Return the section on prices with a commitment, such as one year, against those without."""
+    sentences = [
+        f"{commitment.committed} against {commitment.on_demand}: {commitment.judgment}"
+        for commitment in comparison.commitments
+    ]
+    return section("Committed, or given back when not needed", Bullets(sentences))
+
+
 def _result_section(result: PricedResult, differences: Sequence[ReasonCode]) -> Section:
+    """Return the section of one result: its price, its measurement, and what qualifies both.
+
+    `differences` are the differences that forbid comparing it with the first result.
+    """
     caveats = list(result.notes)
     if differences:
         caveats.append(f"NOT COMPARABLE with the first: {'; '.join(texts(differences))}")
@@ -90,6 +117,7 @@ def _result_section(result: PricedResult, differences: Sequence[ReasonCode]) -> 
 
 
 def _class_section(comparison: CostComparison) -> Section:
+    """Return the section with the costs of each request class, empty without classes."""
     table = cost_text.class_table(comparison)
     explanation = ""
     if table.rows:
@@ -100,6 +128,7 @@ def _class_section(comparison: CostComparison) -> Section:
 
 
 def _sensitivity_section(comparison: CostComparison) -> Section:
+    """Return the section that shows how each cost changes if one of its inputs changes."""
     table = cost_text.sensitivity_table(comparison)
     explanation = ""
     if table.rows:
@@ -116,6 +145,10 @@ def _sensitivity_section(comparison: CostComparison) -> Section:
 
 
 def _break_even_section(comparison: CostComparison) -> Section:
+    """Return the section on machines against prices per token.
+
+    Pairs without a break-even, because machines always cost more, have a sentence but no chart.
+    """
     sentences = [
         f"{break_even.machines} against {break_even.per_token}: {break_even.judgment}"
         for break_even in comparison.break_evens
@@ -129,9 +162,9 @@ def _break_even_section(comparison: CostComparison) -> Section:
 
 
 def _cost_bars(comparison: CostComparison) -> Bars:
-    """Return a bar per result: a segment per part of the cost, and the interval as a whisker."""
+    """Return a bar for each result, and a legend of the parts that occur in any of them."""
     count = PRINTED_UNITS[comparison.unit].quantity
-    bars = []
+    bars: list[Bar] = []
     used_parts: set[str] = set()
     for name, result in zip(cost_text.marked_names(comparison), comparison.results, strict=True):
         cost = result.costs[comparison.unit]
@@ -145,24 +178,32 @@ def _cost_bars(comparison: CostComparison) -> Bars:
 
 
 def _cost_bar(name: str, cost: UnitCost, count: int) -> Bar:
+    """Return the bar of the cost of `count` units.
+
+    It has a segment for each part of the cost, end to end, and the interval as a whisker. Labels
+    have rounded amounts that add up to the printed total.
+    """
     rounded = cost_text.round_parts(cost, count)
     segments = []
-    start = 0.0
+    segment_start = 0.0
     for part, amount in cost.parts.items():
-        end = start + float(amount * count)
-        meaning = f"{PART_NAMES[part]}: {rounded.parts[part]:,f}"
-        segments.append((start, end, COLORS[part], meaning))
-        start = end
+        segment_end = segment_start + float(amount * count)
+        label = f"{PART_NAMES[part]}: {rounded.parts[part]:,f}"
+        segments.append((segment_start, segment_end, COLORS[part], label))
+        segment_start = segment_end
     whisker = None
     if cost.low is not None and cost.high is not None and cost.low != cost.high:
         whisker = (float(cost.low * count), float(cost.high * count))
     interval = cost_text.format_interval_of(cost, count)
-    label = f"{format_money(cost.total * count)} {interval}"
-    return Bar(name, label, segments, whisker)
+    total_label = f"{format_money(cost.total * count)} {interval}"
+    return Bar(name, total_label, segments, whisker)
 
 
 def _sensitivity_bars(result: PricedResult, comparison: CostComparison) -> Bars:
-    """Return a bar per input with the costs of a lower and a higher input. The line is the cost."""
+    """Return a bar for each input of a result, which spans the costs of a lower and higher input.
+
+    A line across all bars marks the cost with the inputs as they are.
+    """
     cost = result.costs[comparison.unit]
     count = PRINTED_UNITS[comparison.unit].quantity
     if cost is None:
@@ -189,7 +230,9 @@ def _sensitivity_bars(result: PricedResult, comparison: CostComparison) -> Bars:
 def _break_even_chart(break_even: BreakEven, comparison: CostComparison) -> Chart:
     """Return the chart of cost per day over units per day, for machines and for a price per token.
 
-    Machines have a fixed cost, and a cost per unit up to their capacity.
+    A price per token is a line through the origin. Machines cost the same with no units at all, and
+    each unit adds a little, for example for energy. Their line ends at their capacity. The lines
+    cross at the break-even, which is in the middle of the chart or further to the left.
     """
     unit = comparison.unit
     by_name = {result.name: result for result in comparison.results}
@@ -199,9 +242,10 @@ def _break_even_chart(break_even: BreakEven, comparison: CostComparison) -> Char
     units_per_day = break_even.units_per_day
     assert units_per_day is not None and machine_cost is not None and token_cost is not None
     capacity = break_even.capacity_per_day
+    # Show at least twice the break-even, and the whole capacity if it is not too far away.
     chart_end = max(units_per_day * 2, min(capacity, units_per_day * 6))
     machines_end = min(chart_end, capacity)
-    fixed_cost = sum(machines.hourly.values()) * 24
+    fixed_cost = sum(machines.hourly.values()) * HOURS_PER_DAY
     marginal_cost = sum(amount for part, amount in machine_cost.parts.items() if part != MACHINES)
     noun = PRINTED_UNITS[unit].name.removeprefix("1,000 ")
     return Chart(

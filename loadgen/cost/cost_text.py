@@ -90,6 +90,15 @@ PART_NAMES: Mapping[str, str] = {
     EGRESS: "egress",
     CACHE_WRITE: "input tokens, written to a cache",
 }
+HEADINGS_OF_SUSTAINED_NOTES = {
+    "overloaded": "NOT SUSTAINED",
+    "not_sustained": "NOT KNOWN TO LAST",
+}
+"""Codes of notes on loads that cannot be sustained, with the headings of their warnings.
+
+A result has at most one of them.
+"""
+
 YEARLY_COST_EXPLANATION = (
     "What is paid in each year at the measured rate, all hours times the utilization: machines "
     "that were bought in the first year and when their years are over. Worth now: with the "
@@ -105,7 +114,10 @@ def format_money(amount: Decimal | None, digits: int = SIGNIFICANT_DIGITS) -> st
 
 
 def _last_digit(amount: Decimal, digits: int) -> Decimal:
-    """Return the value of the last printed digit of an amount. It is at most 1."""
+    """Return the value of the last printed digit of an amount, such as 0.01 for 12.34.
+
+    It is at most 1, so that whole units of a large amount are never rounded.
+    """
     exponent = amount.adjusted() - digits + 1 if amount else -digits + 1
     return Decimal(1).scaleb(min(exponent, 0))
 
@@ -125,13 +137,16 @@ def round_parts(cost: UnitCost, count: int) -> RoundedCost:
     """
     step = _last_digit(cost.total * count, SIGNIFICANT_DIGITS)
     total = (cost.total * count).quantize(step, rounding=ROUND_HALF_EVEN)
-    exact = {part: amount * count for part, amount in cost.parts.items()}
-    parts = {part: amount.quantize(step, rounding=ROUND_FLOOR) for part, amount in exact.items()}
-    steps_left = int((total - sum(parts.values(), Decimal(0))) / step)
-    by_loss = sorted(parts, key=lambda part: parts[part] - exact[part])
-    for part in by_loss[:steps_left]:
-        parts[part] += step
-    return RoundedCost(total, parts)
+    exact_parts = {part: amount * count for part, amount in cost.parts.items()}
+    rounded_parts = {
+        part: amount.quantize(step, rounding=ROUND_FLOOR) for part, amount in exact_parts.items()
+    }
+    missing_steps = int((total - sum(rounded_parts.values(), Decimal(0))) / step)
+    # The difference is negative for a part that was rounded down, so the largest loss is first.
+    parts_by_loss = sorted(rounded_parts, key=lambda part: rounded_parts[part] - exact_parts[part])
+    for part in parts_by_loss[:missing_steps]:
+        rounded_parts[part] += step
+    return RoundedCost(total, rounded_parts)
 
 
 def format_interval_of(cost: UnitCost, count: int) -> str:
@@ -192,20 +207,23 @@ def warnings(comparison: CostComparison) -> Iterator[Warned]:
 
 
 def _warnings_of_runs(result: PricedResult) -> Iterator[Warned]:
-    """Yield what makes a price meaningless: a missed SLO, or a load that cannot be sustained."""
+    """Yield what makes a price meaningless: a missed SLO, or a load that cannot be sustained.
+
+    A load that cannot be sustained matters only for prices by the hour, because its rate is too
+    high. Tokens cost the same, however fast they come.
+    """
     if is_slo_missed(result):
-        reasons = [reason for summary in result.evidence.summaries for reason in missed_by(summary)]
-        yield Warned("SLO MISSED", f"{result.name}: {'; '.join(dict.fromkeys(reasons))}", "bad")
+        summaries = result.evidence.summaries
+        missed_terms = [term for summary in summaries for term in missed_by(summary)]
+        # Repeats of a run often miss the same terms, so each is named once.
+        unique_terms = dict.fromkeys(missed_terms)
+        yield Warned("SLO MISSED", f"{result.name}: {'; '.join(unique_terms)}", "bad")
     if isinstance(result.price, PerToken):
-        # Tokens cost the same, however fast they come.
         return
-    for heading, code in (
-        ("NOT SUSTAINED", "overloaded"),
-        ("NOT KNOWN TO LAST", "not_sustained"),
-    ):
-        for note in result.note_codes:
-            if note.code == code:
-                yield Warned(heading, f"{result.name}: {note.values['why']}")
+    for note in result.note_codes:
+        if note.code in HEADINGS_OF_SUSTAINED_NOTES:
+            heading = HEADINGS_OF_SUSTAINED_NOTES[note.code]
+            yield Warned(heading, f"{result.name}: {note.values['why']}")
 
 
 def is_slo_missed(result: PricedResult) -> bool:
@@ -236,6 +254,7 @@ def answers(comparison: CostComparison) -> Iterator[str]:
 
 
 def _answer(name: str, result: PricedResult, comparison: CostComparison) -> str:
+    """Return the sentence of one result. `name` has a star if the result is not comparable."""
     unit = PRINTED_UNITS[comparison.unit]
     cost = result.costs[comparison.unit]
     if is_slo_missed(result):
@@ -257,10 +276,11 @@ def _describe_hour(result: PricedResult) -> str:
     if result.gpus_paid is None:
         return ""
     hourly = sum(result.hourly.values(), Decimal(0))
-    used = "always"
+    time_in_use = "always"
     if result.utilization != 1:
-        used = f"{format.percent(float(result.utilization))} of the time"
-    return f", {float(result.gpus_paid):,g} GPUs at {format_money(hourly)} an hour, {used} in use"
+        time_in_use = f"{format.percent(float(result.utilization))} of the time"
+    gpus = f"{float(result.gpus_paid):,g} GPUs"
+    return f", {gpus} at {format_money(hourly)} an hour, {time_in_use} in use"
 
 
 def describe_prices(comparison: CostComparison) -> str:
@@ -283,6 +303,7 @@ def describe_result_price(result: PricedResult) -> str:
 
 
 def _describe_token_rate(price: PerToken) -> str:
+    """Return a price per token as text, such as "llama: 0.5 input, 2 output per million"."""
     cached = ""
     if price.per_million_cached is not None:
         cached += f", {price.per_million_cached:f} cached"
@@ -295,47 +316,62 @@ def _describe_token_rate(price: PerToken) -> str:
 
 
 def _describe_hourly_rate(result: PricedResult) -> str:
+    """Return the hourly cost of all machines as text, with its parts if it has several.
+
+    An hour of owned machines is always divided, because it is computed and not billed.
+    """
     text = f"{format_money(sum(result.hourly.values(), Decimal(0)))} per hour"
     if len(result.hourly) > 1 or isinstance(result.price, Owned):
         parts = [f"{part} {format_money(amount)}" for part, amount in result.hourly.items()]
         text += f" ({' + '.join(parts)})"
     if result.utilization != 1:
+        # `:%` prints six decimals, as in "40.000000%". Whole percentages are shown without them.
         text += f", paid at {result.utilization:%} utilization".replace(".000000", "")
     return text
 
 
 def describe_measurement(result: PricedResult) -> str:
-    """Return the measurement behind a result as text: its rate or tokens, SLO and folder."""
-    basis = result.basis
+    """Return the measurement behind a result as text: its rate or tokens, SLO and folder.
+
+    A price per token needs no rate, only the tokens of the requests. A price by the hour needs the
+    rate at which a machine serves requests, which is a capacity or the rate of a run.
+    """
     summary = result.evidence.summary
     capacity = result.evidence.capacity
-    workload = summary.run.workload or summary.run.name
     slo = slo_words(summary)
-    source = result.evidence.folder
-    if summary.target.region:
-        source = f"{summary.target.region}, {source}"
+    source = _describe_source(result)
+    workload = summary.run.workload or summary.run.name
     if capacity is not None:
         rate = _describe_capacity(capacity, workload)
         return f"capacity by {capacity.method}: {rate}; under {slo}; from {source}"
     if isinstance(result.price, PerToken):
         requests = format.counted(summary.requests.ok, "request")
-        return (
-            f"{basis.label}: {requests} of {workload}, tokens as counted; SLO: {slo}; from {source}"
-        )
-    window = MEASUREMENT_WINDOW if result.evidence.at_once else STEADY_STATE_WINDOW
-    return (
-        f"{basis.label}: {_describe_request_rate(result)} of {workload} completed in the {window}; "
-        f"SLO: {slo}; from {source}"
-    )
+        quantity = f"{requests} of {workload}, tokens as counted"
+    else:
+        window = MEASUREMENT_WINDOW if result.evidence.at_once else STEADY_STATE_WINDOW
+        quantity = f"{_describe_request_rate(result)} of {workload} completed in the {window}"
+    return f"{result.basis.label}: {quantity}; SLO: {slo}; from {source}"
+
+
+def _describe_source(result: PricedResult) -> str:
+    """Return the folder of a result, after the region of its target if that is known."""
+    region = result.evidence.summary.target.region
+    folder = result.evidence.folder
+    return f"{region}, {folder}" if region else folder
 
 
 def _describe_capacity(capacity: Capacity, workload: str) -> str:
+    """Return a capacity as text, such as "4.57 requests/s (95 % interval 4.41 to 4.8) of rag".
+
+    Its state, such as "confirmed", and the token rate of its run follow, if they are known.
+    """
     at_least = "at least " if capacity.lower_bound else ""
     interval = "no interval"
     if capacity.low_per_s is not None and capacity.high_per_s is not None:
         low = format.quantity(capacity.low_per_s)
         high = format.quantity(capacity.high_per_s)
         interval = f"{capacity.confidence * 100:g} % interval {low} to {high}"
+    # A capacity without a state has only a mark that says whether it was confirmed.
     state = capacity.state or ("confirmed" if capacity.confirmed else "")
     state_text = f", {state}" if state else ""
     tokens = ""
@@ -347,6 +383,10 @@ def _describe_capacity(capacity: Capacity, workload: str) -> str:
 
 
 def _describe_request_rate(result: PricedResult) -> str:
+    """Return the request rate of a result with its interval, if it was repeated.
+
+    The interval of a basis is relative to the rate, so its ends are multiplied by the rate.
+    """
     basis = result.basis
     rate = basis.rates[REQUEST]
     if not rate:
@@ -440,7 +480,11 @@ def class_table(comparison: CostComparison) -> Table:
 
 
 def step_table(comparison: CostComparison) -> Table:
-    """Return what each step of a task costs at the price of its endpoint, and their sum."""
+    """Return what each step of a task costs at the price of its endpoint, and their sum.
+
+    A step without a known price has the reason in the place of the price. It is missing in the sum,
+    which then says so.
+    """
     rows: list[tuple[str, str, str]] = []
     for result in comparison.results:
         steps = result.steps.values()

@@ -84,7 +84,14 @@ def gpus_of(evidence: Evidence, requested: int | None) -> int | None:
 
 
 def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
-    """Return the evidence in one folder: a capacity, a run, or repeats of a run."""
+    """Return the evidence in one folder: a capacity, a run, or repeats of a run.
+
+    Repeats that are not valid are left out, unless the user allows them or no repeat is valid.
+
+    Raises:
+        UserError: The folder has no result that a cost or a plan could be based on.
+        UnsoundEvidenceError: The result is a measurement that is not valid.
+    """
     facts = result_kinds.capacity_facts(folder)
     if facts.none_because:
         raise UserError("mismatch", facts.none_because, str(folder), facts.hint)
@@ -317,13 +324,17 @@ class _SummaryFile(NamedTuple):
 
 
 def _token_count_errors(summary: Summary, file: _SummaryFile) -> list[LoadgenError]:
-    """Return the errors for tokens that were not counted, or whose counts contradict each other."""
-    why_unsound = summary.unsound.get("tokens")
-    if why_unsound:
+    """Return the errors for token counts on which no cost can be based.
+
+    There are three reasons, and only the first that applies is reported: the counts were withheld
+    as implausible, they contradict each other, or responses without counts are missing in the sums.
+    """
+    why_withheld = summary.unsound.get("tokens")
+    if why_withheld:
         return [
             UnsoundEvidenceError(
                 "unsound",
-                f"output tokens withheld: {why_unsound}",
+                f"output tokens withheld: {why_withheld}",
                 file.place("tokens", "output"),
                 "mend what the server says in its usage; nothing is estimated here",
             )
@@ -343,18 +354,26 @@ def _token_count_errors(summary: Summary, file: _SummaryFile) -> list[LoadgenErr
 
 
 def _uncounted_errors(summary: Summary, file: _SummaryFile) -> Iterator[LoadgenError]:
+    """Yield an error if the tokens of some successful responses were not counted.
+
+    A sum without them would be too low, and so would the cost of a token price. `sources` has the
+    number of responses by who counted them: the server, a local tokenizer, or "none".
+    """
     tokens = summary.tokens
-    counts = [("input", tokens.input, tokens.sources.input)]
+    counted_kinds = [("input", tokens.input, tokens.sources.input)]
     # Other APIs return numbers, not tokens. They are paid by the request or the hour.
     if summary.run.api not in NON_GENERATIVE_APIS:
-        counts.append(("output", tokens.output, tokens.sources.output))
-    for key, total, responses_by_source in counts:
-        counted = sum(count for source, count in responses_by_source.items() if source != "none")
-        if total is None or counted < summary.requests.ok:
+        counted_kinds.append(("output", tokens.output, tokens.sources.output))
+    for kind, total_tokens, responses_by_source in counted_kinds:
+        counted_responses = sum(
+            responses for source, responses in responses_by_source.items() if source != "none"
+        )
+        if total_tokens is None or counted_responses < summary.requests.ok:
             yield UserError(
                 "no_figure",
-                f"{key} tokens were counted for {counted:,} of {summary.requests.ok:,} answers",
-                file.place("tokens", key),
+                f"{kind} tokens were counted for {counted_responses:,} of "
+                f"{summary.requests.ok:,} answers",
+                file.place("tokens", kind),
                 "run against a server that reports usage, or with --tokenizer; nothing is "
                 "estimated here",
             )

@@ -86,7 +86,12 @@ def search_folder(
 
 
 def simulated_target(source: str) -> KnownTarget:
-    """Return what is known of a simulated machine before it is searched.
+    """Return the facts on a simulated machine that are known before any request.
+
+    They include its preset, model and `identity`, a hash of everything that decides how it behaves.
+
+    Args:
+        source: The machine, such as "sim:gb300-vm".
 
     Raises:
         UserError: There is no such machine.
@@ -95,22 +100,24 @@ def simulated_target(source: str) -> KnownTarget:
     from loadgen.core.execution.plan import Settings
 
     target = backend.known(Settings(url=source))
-    assert target is not None, "the simulated server is loadgen's own"
+    assert target is not None, "only a real server is unknown before its first response"
     return target
 
 
 def run_searches(searches: Mapping[str, SearchCommand], run_command: RunCommand) -> None:
     """Run several searches by their sources, as many at once as there are cores.
 
-    Each runs in a forked process and leaves its result, or its error, in its folder. Running the
-    same search again then uses that folder. Nothing is done if one after the other is as fast, or
-    if this process cannot fork because it has threads. Each line of output begins with the source.
+    This only saves time: the caller runs each search again in any case, which then finds the
+    result in its folder. So nothing is done here if searches could not run at once, or if this
+    process cannot fork because it has threads. Each line of output begins with the source.
     """
-    distinct = {search.folder: (source, search) for source, search in searches.items()}
+    # Two sources may be the same search, whose folder only one process may write to.
+    search_by_folder = {search.folder: (source, search) for source, search in searches.items()}
     cores = len(os.sched_getaffinity(0))
-    if min(cores, len(distinct)) < 2 or not child_process.forks():
+    searches_at_once = min(cores, len(search_by_folder))
+    if searches_at_once < 2 or not child_process.forks():
         return
-    _SearchPool(cores, run_command).run(list(distinct.values()))
+    _SearchPool(cores, run_command).run(list(search_by_folder.values()))
 
 
 class _SearchPool:
@@ -137,6 +144,7 @@ class _SearchPool:
                     process.wait()
 
     def _start(self, source: str, search: SearchCommand, outputs: selectors.BaseSelector) -> None:
+        """Start a search in a forked process, and wait for its output along with the others."""
         process = child_process.Forked(
             "search", partial(_run_in_child, search, self._run_command), files=True
         )
@@ -145,13 +153,17 @@ class _SearchPool:
         self._running[source] = process
 
     def _read_output(self, key: selectors.SelectorKey, outputs: selectors.BaseSelector) -> None:
+        """Print the complete lines that a search has written, or end it at the end of its output.
+
+        A read may end within a line, so the last piece is kept until the rest of it arrives.
+        """
         source = key.data
         data = os.read(key.fd, READ_BYTES)
-        *lines, rest = (self._incomplete_lines.get(source, b"") + data).split(b"\n")
-        self._incomplete_lines[source] = rest
+        *lines, incomplete = (self._incomplete_lines.get(source, b"") + data).split(b"\n")
+        self._incomplete_lines[source] = incomplete
         for line in lines:
             say(f"{source}: {line.decode(errors='replace')}")
-        if not data:
+        if not data:  # end of file: the process has ended
             outputs.unregister(key.fileobj)
             self._running.pop(source).wait()
 

@@ -183,7 +183,11 @@ def notes() -> dict[str, str]:
 def notes_of(table: PublishedTable[R], rows: Iterable[R] | None = None) -> list[str]:
     """Return the notes of a table and of its rows, each text once.
 
-    If rows are given, only the notes of these rows are added to those of the table.
+    The note of a row starts with the label of the row, unless it is also a note of the table.
+
+    Args:
+        table: The table.
+        rows: The rows whose notes are added to those of the table, by default all rows.
     """
     texts = dict.fromkeys(notes()[key] for key in table.notes)
     for row in table.rows if rows is None else rows:
@@ -221,21 +225,29 @@ class PublishedRack(msgspec.Struct, frozen=True, kw_only=True):
 def rack(rows: Iterable[PublishedNode]) -> PublishedRack:
     """Return the rates of a rack from the runs of its nodes.
 
-    The length of a run is its number of samples divided by their rate, which is finer than the
-    whole seconds of `run_s`. (The logs give 1,030,088 tokens/s on a single clock, these rounded
-    numbers 3 less.)
+    Each node was timed on its own clock, so there are two rates of the rack. The sum of the nodes'
+    rates assumes that all were busy at the same time. The rate on a single clock counts the time
+    until the last node had finished.
+
+    The length of a run is its samples divided by its samples per second. That is finer than
+    `run_s`, which has whole seconds. (The logs give 1,030,088 tokens/s on a single clock, these
+    rounded numbers 3 less.)
     """
-    rows = list(rows)
-    rates = [row.tokens_per_s for row in rows]
-    run_times_s = [row.samples / row.samples_per_s for row in rows]
-    tokens = sum(rate * run_s for rate, run_s in zip(rates, run_times_s, strict=True))
+    nodes_of_rack = list(rows)
+    node_rates = [node.tokens_per_s for node in nodes_of_rack]
+    run_times_s = [node.samples / node.samples_per_s for node in nodes_of_rack]
+    total_tokens = sum(
+        tokens_per_s * run_time_s
+        for tokens_per_s, run_time_s in zip(node_rates, run_times_s, strict=True)
+    )
+    longest_run_s = max(run_times_s)
     return PublishedRack(
-        least=min(rates),
-        most=max(rates),
-        mean=fmean(rates),
-        median=median(rates),
-        sum_of_rates=sum(rates),
-        single_clock=tokens / max(run_times_s),
+        least=min(node_rates),
+        most=max(node_rates),
+        mean=fmean(node_rates),
+        median=median(node_rates),
+        sum_of_rates=sum(node_rates),
+        single_clock=total_tokens / longest_run_s,
     )
 
 
@@ -256,7 +268,11 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arithmetic(profile: Profile, rates: PublishedRack) -> Arithmetic:
-    """Return a row of the capacity table recomputed from the rates of a rack."""
+    """Return a row of the capacity table recomputed from the rates of a rack.
+
+    The rates of a rack count output tokens. The table divided them by input and output tokens
+    together, so the results by output tokens alone are higher.
+    """
     return Arithmetic(
         profile=profile,
         as_published=rates.sum_of_rates / profile.tokens,

@@ -39,6 +39,7 @@ from loadgen.core.errors import (
 
 if TYPE_CHECKING:
     from loadgen.core.results.manifest import TargetFacts
+    from loadgen.cost.machine_searches import SearchCommand
     from loadgen.cost.size_result import Sizing
     from loadgen.cost.size_sources import SourceCapacity, SourceRequest
     from loadgen.cost.sizing import Need, Size
@@ -255,31 +256,54 @@ class _Sizer:
         Raises:
             CombinedError: Everything that is wrong with the sources.
         """
-        from loadgen.cost.machine_searches import run_searches, search_command
-        from loadgen.cost.size_sources import expected_target, is_simulated_machine
+        from loadgen.cost.machine_searches import run_searches
+        from loadgen.cost.size_sources import is_simulated_machine
 
+        simulated_machines = [source for source in sources if is_simulated_machine(source)]
+        stored_sources = [source for source in sources if not is_simulated_machine(source)]
         errors: list[LoadgenError] = []
-        searches = {}
-        for source in filter(is_simulated_machine, sources):
-            with collecting(errors):
-                searches[source] = search_command(source, self._request.profile, self._request.slo)
-                if self._prices is not None:
-                    self._find_price(source, expected_target(source))
-        sized: dict[str, _SizedMachines] = {}
-        stored = [source for source in sources if not is_simulated_machine(source)]
-        for source in stored:
-            with collecting(errors):
-                sized[source] = self._size(source, gpus_per_machine)
+        searches = self._prepare_searches(simulated_machines, errors)
+        sized = self._size_each(stored_sources, gpus_per_machine, errors)
         if searches and not errors:
+            # The searches leave their results in folders, which `_size` then reads.
             run_searches(searches, self._request.run_command)
-            for source in searches:
-                with collecting(errors):
-                    sized[source] = self._size(source, gpus_per_machine)
+            sized |= self._size_each(list(searches), gpus_per_machine, errors)
         if errors:
             raise CombinedError(errors)
         return [sized[source] for source in sources]
 
+    def _prepare_searches(
+        self, simulated_machines: Sequence[str], errors: list[LoadgenError]
+    ) -> dict[str, SearchCommand]:
+        """Return the search of each machine. Errors in them, and missing prices, are collected."""
+        from loadgen.cost.machine_searches import search_command
+        from loadgen.cost.size_sources import expected_target
+
+        searches: dict[str, SearchCommand] = {}
+        for source in simulated_machines:
+            with collecting(errors):
+                searches[source] = search_command(source, self._request.profile, self._request.slo)
+                if self._prices is not None:
+                    # The price is looked up only to report now that there is none.
+                    self._find_price(source, expected_target(source))
+        return searches
+
+    def _size_each(
+        self, sources: Sequence[str], gpus_per_machine: int | None, errors: list[LoadgenError]
+    ) -> dict[str, _SizedMachines]:
+        """Return the machines of each source that has no error. Errors are collected."""
+        sized: dict[str, _SizedMachines] = {}
+        for source in sources:
+            with collecting(errors):
+                sized[source] = self._size(source, gpus_per_machine)
+        return sized
+
     def _size(self, source: str, gpus_per_machine: int | None) -> _SizedMachines:
+        """Return the machines of one source.
+
+        A machine has the GPUs that the user names, else those of its price, else those of the
+        source.
+        """
         from loadgen.cost.size_sources import find_capacity
         from loadgen.cost.sizing import size_machines
 
@@ -287,18 +311,23 @@ class _Sizer:
         price = None
         if self._prices is not None:
             price = self._price_of(source, capacity)
+        # A price per token has no GPUs.
+        gpus_of_price = getattr(price, "gpus", None)
         size = size_machines(
             capacity.rate,
             self._need,
-            gpus_per_machine=(
-                gpus_per_machine or getattr(price, "gpus", None) or capacity.rate.gpus
-            ),
+            gpus_per_machine=gpus_per_machine or gpus_of_price or capacity.rate.gpus,
             price=price,
             evidence=capacity.evidence,
         )
         return _SizedMachines(size, capacity.evidence)
 
     def _price_of(self, source: str, capacity: SourceCapacity) -> Price:
+        """Return the price of a source: that of its recorded target, or the one the user names.
+
+        Raises UserError for a published rate without a named price: it has no target to find one
+        by.
+        """
         from loadgen.core.results.manifest import TargetFacts
 
         assert self._prices is not None
@@ -321,6 +350,7 @@ class _Sizer:
 
 
 def _price_remarks(prices: Prices) -> list[str]:
+    """Return the sentences on a price file that qualify every amount of the result."""
     remarks = []
     if prices.sample:
         remarks.append(f"SAMPLE PRICES, nobody's offer. {prices.notes}")
@@ -446,6 +476,10 @@ def _parse_need(
     hours_per_day: float,
     machines_per_rack: int | None,
 ) -> Need:
+    """Return the demand that the options describe, as users or as a rate.
+
+    Raises UserError if both or neither of them is given, or a value cannot be read.
+    """
     from loadgen.cost.sizing import Need
 
     if (users is None) == (rate is None):

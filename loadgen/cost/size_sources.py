@@ -17,8 +17,10 @@ from msgspec.structs import replace
 
 from loadgen.cli.output import say, say_changed
 from loadgen.core.errors import OK, SLO_MISSED, CombinedError, UserError, did_you_mean
+from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.run_folder import refuse_shard
+from loadgen.core.slo import Slo
 from loadgen.core.workload.flags import read_flags
 from loadgen.cost import published
 from loadgen.cost.capacity_planning import MeasuredRate, measured_rate_of
@@ -46,7 +48,7 @@ class SourceCapacity(NamedTuple):
 
 
 class SourceRequest(NamedTuple):
-    """What the capacity of the sources is asked for: the workload, the SLO, and the GPUs.
+    """The conditions under which `loadgen size` needs the capacity of its sources.
 
     Attributes:
         profile: A packaged workload or the path of a workload file.
@@ -74,7 +76,10 @@ def is_simulated_machine(source: str) -> bool:
 
 
 def find_capacity(source: str, request: SourceRequest) -> SourceCapacity:
-    """Return the capacity of one source. A simulated machine is searched first.
+    """Return the capacity of one source, at which it can be used for the requested workload.
+
+    A published rate is converted. A simulated machine is searched, which takes minutes, and its
+    search is then read like any other result folder.
 
     Raises:
         UserError: The source does not exist, is of another workload, or was measured under another
@@ -120,7 +125,10 @@ def find_source_price(prices: Prices, target: TargetFacts, price_name: str, sour
 
 
 def expected_target(source: str) -> TargetFacts:
-    """Return what the runs of a simulated machine will record and its price depends on."""
+    """Return the facts on its target that the search of a simulated machine will record.
+
+    They are needed before the search, to report a missing price before minutes of searching.
+    """
     target = simulated_target(source)
     model = target.context.model if target.context else ""
     return TargetFacts(name=target.name, model=model, simulated=True)
@@ -153,6 +161,10 @@ def measured_rate_for(evidence: Evidence, workload: str, gpus: int | None) -> Me
 
 def run_search(source: str, profile: str, slo: Sequence[str], run_command: RunCommand) -> Path:
     """Search a simulated machine, or reuse an equal search, and return the folder of its result.
+
+    The report of the search goes to stderr, because stdout is for the answer of `loadgen size`. A
+    search that was stopped early may still leave a capacity, as a lower bound. A search that ends
+    with "SLO missed" found no load that passes.
 
     Raises:
         UserError: No capacity was found.
@@ -220,44 +232,61 @@ def find_published_rate(name: str, profile: str) -> MeasuredRate:
 
 
 def _find_published_system(name: str) -> published.System:
-    systems = published.mlperf().rows
-    matching = [system for system in systems if name.lower() in system.label.lower()]
-    # Systems with a Server rate are preferred, because an Offline rate cannot be used.
-    with_rate = [system for system in matching if system.server is not None] or matching
-    if len(with_rate) == 1:
-        return with_rate[0]
-    candidates = with_rate or systems
-    labels = "; ".join(system.label for system in candidates if system.server is not None)
+    """Return the one published system whose label contains a text, in upper or lower case.
+
+    Of several such systems, those with a Server rate are preferred: an Offline rate has no limit on
+    latency, so it cannot be used for users.
+
+    Raises:
+        UserError: No system has such a label, or several have.
+    """
+    all_systems = published.mlperf().rows
+    matching = [system for system in all_systems if name.lower() in system.label.lower()]
+    matching_with_rate = [system for system in matching if system.server is not None]
+    candidates = matching_with_rate or matching
+    if len(candidates) == 1:
+        return candidates[0]
+    suggested = candidates or all_systems
+    labels = "; ".join(system.label for system in suggested if system.server is not None)
+    problem = "several systems are" if candidates else "no published system is"
     raise UserError(
-        "ambiguous" if with_rate else "unknown_name",
-        f'{"several systems are" if with_rate else "no published system is"} called "{name}"',
+        "ambiguous" if candidates else "unknown_name",
+        f'{problem} called "{name}"',
         f"{PUBLISHED}{name}",
         f"a part of one of: {labels}",
     )
 
 
 def describe_published_capacity(workload: str) -> list[str]:
-    """Return sentences on what the published table says of a packaged workload.
+    """Return sentences that compare the published capacity for a workload with its source.
 
-    Returns an empty list for other workloads.
+    The table of published capacities was computed from the Offline rates of a rack. Returns an
+    empty list if the table has no row for the workload.
     """
-    rack = published.rack(published.nodes().rows)
-    results = [
-        published.arithmetic(row, rack)
+    rack_rates = published.rack(published.nodes().rows)
+    recomputed_rows = [
+        published.arithmetic(row, rack_rates)
         for row in published.profiles().rows
         if row.profile == workload
     ]
     return [
-        f"published for {workload}: ~{result.profile.published_per_s:,.0f} per second of a rack of "
-        f"72 GPUs ({result.by_output:,.0f} by output tokens alone), from an Offline rate without a "
+        f"published for {workload}: ~{row.profile.published_per_s:,.0f} per second of a rack of "
+        f"72 GPUs ({row.by_output:,.0f} by output tokens alone), from an Offline rate without a "
         "limit on latency: what that arithmetic ignores is in docs/published.md"
-        for result in results
+        for row in recomputed_rows
     ]
 
 
 def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None:
-    """Raise UserError if a stored result was measured under another SLO than requested."""
-    from loadgen.core.stats.quantiles import milliseconds
+    """Check that a stored result was measured under the SLO that the user requests, if any.
+
+    A capacity is the highest rate under one SLO. It says nothing about another SLO, so `--slo`
+    cannot be applied to a stored result afterwards.
+
+    Raises:
+        CombinedError: The text of an SLO term is wrong.
+        UserError: The result was measured under another SLO.
+    """
     from loadgen.cost.comparability import slo_words
 
     flags = read_flags(slo=tuple(slo))
@@ -265,15 +294,10 @@ def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None
         raise CombinedError(flags.errors)
     if not slo:
         return
-    goodput = evidence.summary.goodput
-    measured = {(term.metric, term.quantile): term.limit_ms for term in goodput.slo}
-    requested = flags.replacement_slo
-    if requested is not None and flags.added_slo is None:
-        limits = {
-            (term.metric, term.quantile): milliseconds(term.limit_ns) for term in requested.terms
-        }
-        if requested.goodput_share == goodput.share_limit and limits == measured:
-            return
+    # A term that extends the SLO of a workload (`--slo +...`) is no SLO to compare with.
+    requested = flags.replacement_slo if flags.added_slo is None else None
+    if requested is not None and _is_measured_slo(requested, evidence.summary.goodput):
+        return
     raise UserError(
         "no_effect",
         f"a stored result keeps the SLO that it was measured under: {slo_words(evidence.summary)}",
@@ -281,3 +305,15 @@ def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None
         "search again under this one: loadgen search --slo; or name a machine to search now: "
         "sim:gb300-vm",
     )
+
+
+def _is_measured_slo(requested: Slo, goodput: Goodput) -> bool:
+    """Return True if an SLO has the limits and the goodput share under which a run was judged."""
+    from loadgen.core.stats.quantiles import milliseconds
+
+    measured_limits = {(term.metric, term.quantile): term.limit_ms for term in goodput.slo}
+    requested_limits = {
+        (term.metric, term.quantile): milliseconds(term.limit_ns) for term in requested.terms
+    }
+    is_same_share = requested.goodput_share == goodput.share_limit
+    return is_same_share and requested_limits == measured_limits

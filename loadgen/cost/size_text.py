@@ -42,7 +42,7 @@ SERVING = "carry the load"
 SPARE = "to spare"
 LEGEND = {SERVING: SERVING_COLOR, SPARE: SPARE_COLOR}
 
-HEADINGS = {
+HEADINGS_OF_SERIOUS_NOTES = {
     "slo_missed": "SLO MISSED",
     "slo_missed_at_capacity": "SLO MISSED",
     "overloaded": "NOT SUSTAINED",
@@ -74,7 +74,10 @@ def report(sizing: Sizing) -> Report:
 
 
 def headline(sizing: Sizing) -> str:
-    """Return the answer of the first source in one sentence, and the number of other sources."""
+    """Return one sentence for the list of results: the answer of the first source.
+
+    It starts with a mark if nothing was measured, and ends with the number of other sources.
+    """
     first = sizing.sizes[0]
     mark = ""
     if first.simulated:
@@ -106,7 +109,10 @@ def outcome(sizing: Sizing) -> str:
 
 
 def answer(size: SizedSource, need: Need, currency: str) -> str:
-    """Return what one source needs, in one sentence without its full stop."""
+    """Return how many machines a source needs and what they cost, as a sentence without full stop.
+
+    For example: "sim:gb300-vm: 5,000 users of rag need 12 machines of 4 GPUs, 1 of them to spare".
+    """
     demand = describe_need(need)
     if need.users is None:
         demand = f"{format.quantity(size.demand_per_s)}/s"
@@ -121,6 +127,7 @@ def answer(size: SizedSource, need: Need, currency: str) -> str:
 
 
 def _describe_size(size: SizedSource, need: Need) -> str:
+    """Return the number of machines with the spare ones and the interval, such as "12 machines"."""
     assert size.machines is not None
     machines = _describe_machines(size.machines, size.gpus_per_machine)
     spare = f", {need.spare} of them to spare" if need.spare else ", none to spare"
@@ -145,6 +152,11 @@ def _at_most(size: SizedSource) -> str:
 
 
 def _warnings(sizes: Sequence[SizedSource]) -> Iterator[Warned]:
+    """Yield the warnings to show before the numbers of machines.
+
+    They name the sources that were simulated or published instead of measured, and those whose load
+    missed its SLO or cannot be sustained.
+    """
     simulated_names = [size.source.name for size in sizes if size.simulated]
     if simulated_names:
         yield simulated(
@@ -153,16 +165,32 @@ def _warnings(sizes: Sequence[SizedSource]) -> Iterator[Warned]:
         )
     published_names = [size.source.name for size in sizes if size.estimate]
     if published_names:
-        how = "from published figures: another mix of lengths, other limits, no interval"
-        yield Warned("AN ESTIMATE", f"{how}: {', '.join(published_names)}")
+        yield Warned(
+            "AN ESTIMATE",
+            "from published figures: another mix of lengths, other limits, no interval: "
+            f"{', '.join(published_names)}",
+        )
     for size in sizes:
-        for code, heading in HEADINGS.items():
-            for note in size.note_codes:
-                if note.code == code:
-                    yield Warned(heading, f"{size.source.name}: {texts([note])[0]}")
+        yield from _warnings_of_source(size)
+
+
+def _warnings_of_source(size: SizedSource) -> Iterator[Warned]:
+    """Yield a warning for each note that makes the number of machines useless.
+
+    They are in the order of `HEADINGS_OF_SERIOUS_NOTES`, the worst first.
+    """
+    for code, heading in HEADINGS_OF_SERIOUS_NOTES.items():
+        for note in size.note_codes:
+            if note.code == code:
+                (sentence,) = texts([note])
+                yield Warned(heading, f"{size.source.name}: {sentence}")
 
 
 def _summary_section(sizing: Sizing) -> Section:
+    """Return the section below the answer: large numbers of a single source.
+
+    Sources that were measured under different SLOs are not comparable, so there is a warning.
+    """
     has_one_source = len(sizing.sizes) == 1
     tiles = Tiles(list(_tiles(sizing.sizes[0], sizing.currency)) if has_one_source else ())
     slos = {size.slo for size in sizing.sizes if size.slo}
@@ -171,6 +199,10 @@ def _summary_section(sizing: Sizing) -> Section:
 
 
 def _comparison_section(sizing: Sizing) -> Section:
+    """Return the section with bars and a table of all sources.
+
+    A caveat says what is not comparable if some machines are owned and others are rented.
+    """
     machine_bars = Bars(
         rows=list(_machine_bars(sizing)), title="Machines", number=_format_whole, legend=LEGEND
     )
@@ -218,6 +250,11 @@ def _comparison_table(sizing: Sizing) -> Table:
 
 
 def _rows(sizing: Sizing) -> Iterator[_Row]:
+    """Yield the rows of the table of sources.
+
+    The first source gives the noun of an interaction, such as "requests" or "conversations", for
+    all of them, because every source is sized for one workload.
+    """
     source = sizing.sizes[0].source
     noun = source.kind
     currency = sizing.currency
@@ -324,6 +361,7 @@ def _source_section(size: SizedSource, need: Need) -> Section:
 
 
 def _assumptions(size: SizedSource, need: Need) -> Iterator[str]:
+    """Yield a sentence for each assumption behind the number of machines of a source."""
     source = size.source
     if need.users is not None and size.response_s:
         yield (
@@ -350,7 +388,11 @@ def _assumptions(size: SizedSource, need: Need) -> Iterator[str]:
 
 
 def _describe_failure(size: SizedSource, need: Need, serving: int) -> str:
-    """Return what each machine has to serve after the spare ones have failed."""
+    """Return what each machine has to serve after the spare ones have failed, as a sentence.
+
+    That share of the demand is what a contract for one machine has to hold. Close to the capacity,
+    it takes a long load to decide whether a machine keeps it.
+    """
     source = size.source
     rate_per_machine = size.demand_per_s / serving
     utilization = rate_per_machine / size.per_machine.mid
@@ -374,6 +416,7 @@ def _describe_failure(size: SizedSource, need: Need, serving: int) -> str:
 
 
 def _tiles(size: SizedSource, currency: str) -> Iterator[Number]:
+    """Yield the large numbers at the top of the page of a single source."""
     yield Number("Machines", format.count(size.machines), "", _machine_interval(size))
     yield Number("For the load itself", format.count(size.carrying), "", "without the spare ones")
     yield Number("In use", _format_utilization(size), "", "of the capacity of all machines")
@@ -397,22 +440,29 @@ def _machine_bars(sizing: Sizing) -> Iterator[Bar]:
 
 
 def _cost_bars(sizing: Sizing) -> Iterator[Bar]:
-    """Yield a bar with the cost per month of each source, and what of it spare machines cost."""
+    """Yield a bar with the cost per month of each source that has a price.
+
+    The cost is divided between the serving and the spare machines by their numbers.
+    """
     for size in sizing.sizes:
         money = size.per_month
         if money is None:
             continue
         total = float(money.mid)
-        spare = 0.0
+        spare_cost = 0.0
         if size.machines is not None and size.price is not None:
-            spare = total * sizing.need.spare / size.machines
+            spare_cost = total * sizing.need.spare / size.machines
         label = f"{sizing.currency} {_format_whole(total)}"
         yield Bar(
-            size.source.name, label, _bar_segments(total, spare), _whisker(money.low, money.high)
+            size.source.name,
+            label,
+            _bar_segments(total, spare_cost),
+            _whisker(money.low, money.high),
         )
 
 
 def _bar_segments(total: float, spare: float) -> list[tuple[float, float, str, str]]:
+    """Return the serving and the spare part of a bar: start, end, color and label of each."""
     serving = total - spare
     return [(0.0, serving, SERVING_COLOR, SERVING), (serving, total, SPARE_COLOR, SPARE)]
 

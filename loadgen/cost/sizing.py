@@ -178,7 +178,8 @@ def size_machines(
     )
     usage_cost = Decimal(0)
     if price is not None:
-        usage_cost = _usage_cost(price, evidence, source) * interactions_per_month
+        usage_cost_per_interaction = _usage_cost_per_interaction(price, evidence, source)
+        usage_cost = usage_cost_per_interaction * interactions_per_month
     if isinstance(price, PerToken):
         return replace(size, per_month=Estimate(mid=usage_cost))
     size = _with_machine_counts(size, need.spare)
@@ -188,7 +189,14 @@ def size_machines(
 
 
 def _demand(source: MeasuredRate, need: Need) -> tuple[float, float | None]:
-    """Return the interactions per second, and how long a response takes if it is known."""
+    """Return the interactions per second, and how long a response takes if it is known.
+
+    A demand in users depends on the response time: a user who waits longer asks less often. The
+    user's `--answer` replaces a response time that the source does not have.
+
+    Raises:
+        UserError: The demand is in users and the response time is not known.
+    """
     response_s = source.response_s or need.answer_s
     if need.rate_per_s:
         return need.rate_per_s, response_s
@@ -203,6 +211,11 @@ def _demand(source: MeasuredRate, need: Need) -> tuple[float, float | None]:
 
 
 def _with_machine_counts(size: Size, spare: int) -> Size:
+    """Return the size with the machines for the demand and the spare ones, and their interval.
+
+    The faster one machine is, the fewer are needed. So the upper end of the rate gives the lower
+    end of the number of machines.
+    """
     rate = size.per_machine
     serving = machines_needed(size.demand_per_s, rate.mid)
     machines = serving + spare
@@ -225,31 +238,61 @@ def _with_machine_counts(size: Size, spare: int) -> Size:
 def _machine_cost(
     size: Size, price: Rented | Owned, active_fraction: Decimal, usage_cost: Decimal
 ) -> Estimate[Decimal]:
-    """Return the cost per month of the machines, with what interactions cost beside them.
+    """Return the cost per month of the machines and of the interactions, with its interval.
 
-    Machines are paid around the clock. The energy that load adds is paid in proportion to it.
+    Machines are paid around the clock. The energy that load adds is paid in proportion to the load,
+    which is counted in fully loaded machines: 2.5 means the energy of two and a half of them.
+
+    Args:
+        size: The machines. Their numbers are known.
+        price: The price of one machine, or of one GPU.
+        active_fraction: The fraction of the time in which the demand lasts.
+        usage_cost: What all interactions of a month cost beside the time of machines.
     """
     # A price that does not say how many GPUs a machine has is the price of one GPU.
     priced_units = 1 if price.gpus is not None else size.gpus_per_machine
     per_hour = hourly_cost(price) * priced_units
     load_energy = load_energy_cost_per_hour(price.energy) * priced_units
 
-    def cost(machines: int, machine_rate_per_s: float) -> Decimal:
-        load = to_decimal(size.demand_per_s / machine_rate_per_s) * active_fraction
-        return (machines * per_hour + load * load_energy) * HOURS_PER_MONTH + usage_cost
+    def cost_per_month(machines: int, machine_rate_per_s: float) -> Decimal:
+        loaded_machines = to_decimal(size.demand_per_s / machine_rate_per_s) * active_fraction
+        per_hour_with_load = machines * per_hour + loaded_machines * load_energy
+        return per_hour_with_load * HOURS_PER_MONTH + usage_cost
 
     assert size.machines is not None
     rate = size.per_machine
-    low = None if size.low is None or rate.high is None else cost(size.low, rate.high)
-    high = None if size.high is None or rate.low is None else cost(size.high, rate.low)
-    return Estimate(mid=cost(size.machines, rate.mid), low=low, high=high)
+    low = None if size.low is None or rate.high is None else cost_per_month(size.low, rate.high)
+    high = None if size.high is None or rate.low is None else cost_per_month(size.high, rate.low)
+    return Estimate(mid=cost_per_month(size.machines, rate.mid), low=low, high=high)
 
 
-def _usage_cost(price: Price, evidence: Evidence | None, source: MeasuredRate) -> Decimal:
-    """Return what an interaction costs beside machine time: tokens of an API, and egress."""
+def _usage_cost_per_interaction(
+    price: Price, evidence: Evidence | None, source: MeasuredRate
+) -> Decimal:
+    """Return what an interaction costs beside the time of machines: tokens of an API, and egress.
+
+    An interaction is what the demand counts: a task, a single request or a conversation.
+
+    Raises:
+        UserError: The price is per token and the source is a published rate, without any tokens.
+    """
     if evidence is None:
-        if not isinstance(price, PerToken):
-            return Decimal(0)
+        _check_price_of_published(price, source)
+        return Decimal(0)
+    basis = compute_basis_for_price(evidence, price)
+    unit = TASK if tasks_of(evidence.summary) is not None else REQUEST
+    unit_cost = compute_unit_cost(basis, price, source.gpus, unit)
+    if unit_cost is None:
+        return Decimal(0)
+    usage_amounts = [
+        amount for part, amount in unit_cost.parts.items() if part not in PARTS_BY_TIME
+    ]
+    return _units_per_interaction(evidence) * sum(usage_amounts, Decimal(0))
+
+
+def _check_price_of_published(price: Price, source: MeasuredRate) -> None:
+    """Raise UserError for a price per token: a published rate has no tokens to price."""
+    if isinstance(price, PerToken):
         raise UserError(
             "unsupported",
             f"{price.name} is paid by the token, and {source.name} is no run whose tokens could "
@@ -257,17 +300,15 @@ def _usage_cost(price: Price, evidence: Evidence | None, source: MeasuredRate) -
             "--price",
             "a price of machines, or a folder of a run",
         )
+
+
+def _units_per_interaction(evidence: Evidence) -> Decimal:
+    """Return how many priced units, which are tasks or requests, an interaction consists of.
+
+    It is 1 for tasks and for single requests. In a mix of conversations and single requests, whose
+    cost is per request, it is the mean number of requests of an interaction.
+    """
     summary = evidence.summary
-    unit = REQUEST
-    units_per_interaction = Decimal(1)
-    if tasks_of(summary) is not None:
-        unit = TASK
-    elif summary.sessions is not None:
-        # An interaction is a request or a conversation of several requests.
-        units_per_interaction = Decimal(summary.requests.decided) / count_interactions(summary)
-    basis = compute_basis_for_price(evidence, price)
-    unit_cost = compute_unit_cost(basis, price, source.gpus, unit)
-    if unit_cost is None:
-        return Decimal(0)
-    parts = [amount for part, amount in unit_cost.parts.items() if part not in PARTS_BY_TIME]
-    return units_per_interaction * sum(parts, Decimal(0))
+    if summary.sessions is None or tasks_of(summary) is not None:
+        return Decimal(1)
+    return Decimal(summary.requests.decided) / count_interactions(summary)
