@@ -91,9 +91,9 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 def without_statistics(drift: Drift, metric: str, statistics: Collection[str]) -> Drift:
     """Return the drift without the quantiles of a metric that are withheld."""
     fields = [
-        each.field
-        for each in QUANTILES
-        if each.metric == metric and f"p{each.quantile * 100:g}" in statistics
+        quantile.field
+        for quantile in QUANTILES
+        if quantile.metric == metric and f"p{quantile.quantile * 100:g}" in statistics
     ]
     block_fields = dict.fromkeys(f"{field}_ms" for field in fields)
     blocks = tuple(msgspec.structs.replace(block, **block_fields) for block in drift.blocks)
@@ -122,7 +122,10 @@ class TimeBlocks(NamedTuple):
 
 
 def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
-    """Return the latencies of the measured ok requests by blocks of time."""
+    """Return the latencies of the measured ok requests by blocks of time.
+
+    The blocks are SHORTEST_BLOCK_NS long, doubled until no more than MAX_BLOCKS are needed.
+    """
     ok_due = [columns["due_ns"][as_selection(columns.where(OK))] for columns in measured]
     latest_ns = max((int(due_ns.max(initial=0)) for due_ns in ok_due), default=0)
     block_ns = SHORTEST_BLOCK_NS
@@ -141,7 +144,11 @@ def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
 def _add_to_blocks(
     samples: list[BlockSamples], columns: Columns, block_of_request: NDArray[np.int8]
 ) -> None:
-    """Add the ok requests of a stage to the samples of the blocks that they are due in."""
+    """Add the ok requests of a stage to the samples of the blocks that they are due in.
+
+    The requests are ordered by block once, so that each metric is only split at the ends of blocks.
+    `block_of_request` has the ok requests alone, and `order` indexes all requests of the stage.
+    """
     if not len(block_of_request):
         return
     while len(samples) <= int(block_of_request.max()):
@@ -175,7 +182,7 @@ def measure_drift(
         block_span = windows.span(i * time_blocks.block_ns, (i + 1) * time_blocks.block_ns)
         is_whole = _is_inside(block_span, steady)
         if not samples.requests and not whole_blocks:
-            continue
+            continue  # blocks before the load began have nothing to show
         tokens = tokens_in(block_span) if is_whole else None
         block = _summarize_block(samples, block_span, tokens)
         blocks.append(block)
@@ -197,9 +204,11 @@ def _is_inside(inner: Span, outer: Span) -> bool:
 def _summarize_block(samples: BlockSamples, span: Span, tokens: float | None) -> Block:
     """Return the quantiles of a block and its token rate, if its tokens are known."""
     quantiles: dict[str, Any] = {
-        f"{each.field}_ms": milliseconds(samples.values[each.metric].quantile(each.quantile))
-        for each in QUANTILES
-        if samples.values[each.metric].count
+        f"{statistic.field}_ms": milliseconds(
+            samples.values[statistic.metric].quantile(statistic.quantile)
+        )
+        for statistic in QUANTILES
+        if samples.values[statistic.metric].count
     }
     return Block(
         start_s=span.start_s or 0.0,
@@ -219,7 +228,7 @@ def _changes(whole_blocks: Sequence[Block]) -> dict[str, float | None]:
         last = [getattr(block, field) for block in whole_blocks[-third:]]
         return _relative_change(first, last)
 
-    changes = {each.field: change(f"{each.field}_ms") for each in QUANTILES}
+    changes = {statistic.field: change(f"{statistic.field}_ms") for statistic in QUANTILES}
     return {**changes, "output_per_s": change("output_per_s")}
 
 

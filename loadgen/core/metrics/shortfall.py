@@ -105,6 +105,7 @@ class _IndependentRequests:
     """
 
     def __init__(self, measured: Sequence[Columns]) -> None:
+        """Select the requests of each stage, and find out if any belongs to a session."""
         self._parts: list[tuple[Columns, NDArray[np.bool_] | slice]] = []
         self.have_sessions = False
         for columns in measured:
@@ -145,6 +146,7 @@ RelativeWork: TypeAlias = "NDArray[np.float64] | None"
 
 
 def _multiply_work(first: RelativeWork, second: RelativeWork) -> RelativeWork:
+    """Return the product of two kinds of work, where None stands for a factor of 1."""
     if first is None or second is None:
         return second if first is None else first
     return first * second
@@ -154,6 +156,7 @@ class _SecondHalf:
     """The second half of a load, in which events are compared with those that are expected."""
 
     def __init__(self, due_ns: NDArray[np.int64]) -> None:
+        """Take the due times of all requests of the load."""
         first_ns = int(due_ns.min())
         last_ns = int(due_ns.max())
         self._due_ns = due_ns
@@ -165,6 +168,7 @@ class _SecondHalf:
 
     @property
     def duration_ns(self) -> float:
+        """The length of the second half."""
         return self._end_ns - self._start_ns
 
     def relative_work(self, tokens: NDArray[np.int64]) -> RelativeWork:
@@ -187,7 +191,13 @@ class _SecondHalf:
     ) -> Shortfall | None:
         """Return how many fewer events came than expected, or None if chance explains it.
 
-        `event_ns` is the time of the event of each request, -1 if it never came.
+        The number of arrivals, and so of events, has a variance of its mean times the dispersion of
+        the arrivals. A shortfall within CHANCE_SIGMAS standard deviations may be chance.
+
+        Args:
+            events: What the events are called.
+            event_ns: The time of the event of each request, -1 if it never came.
+            work: The work of each request, by which its expected delay is multiplied.
         """
         is_early_event = (event_ns >= 0) & self._is_early
         early_delays_ns = event_ns[is_early_event] - self._due_ns[is_early_event]
@@ -195,8 +205,9 @@ class _SecondHalf:
             return None
         expected = self._expected_events(early_delays_ns, work)
         observed = int(((event_ns > self._start_ns) & (event_ns <= self._end_ns)).sum())
-        chance = CHANCE_SIGMAS * math.sqrt(self._dispersion * expected)
-        if observed >= MIN_DELIVERED_SHARE * expected or expected - observed <= chance:
+        chance_shortfall = CHANCE_SIGMAS * math.sqrt(self._dispersion * expected)
+        is_small = observed >= MIN_DELIVERED_SHARE * expected
+        if is_small or expected - observed <= chance_shortfall:
             return None
         return Shortfall(events, expected, observed, self.duration_ns / 1e9)
 
@@ -220,6 +231,7 @@ class _SecondHalf:
             by_start = _share_of_delays(
                 delays_ns, (self._start_ns - self._due_ns[rows]) / work[rows]
             )
+            # The event comes in the second half: by its end, and not by its start.
             probabilities[rows] = by_end - by_start
         return float(probabilities.sum())
 

@@ -54,7 +54,10 @@ class _TurnTimes(NamedTuple):
 
 
 def measure_step_times(measured: Sequence[Columns], header: RunManifest) -> list[StepTime]:
-    """Return, for each step, the share of the time of the measured tasks that ended ok."""
+    """Return, for each step, the share of the time of the measured tasks that ended ok.
+
+    A task is a sequence of requests, its turns, by an agent. A step is a named group of its turns.
+    """
     times = [UNKNOWN] * len(header.steps)
     if not header.steps:
         return times
@@ -64,9 +67,9 @@ def measure_step_times(measured: Sequence[Columns], header: RunManifest) -> list
         indices = [i for i, step in enumerate(header.steps) if step.of_class == class_name]
         steps = [header.steps[i] for i in indices]
         is_of_class = np.isin(step_of_request, indices)
-        class_times = _measure_class(requests, is_of_class, steps)
-        for i, time in zip(indices, class_times, strict=True):
-            times[i] = time
+        times_of_steps = _measure_class(requests, is_of_class, steps)
+        for step_index, step_time in zip(indices, times_of_steps, strict=True):
+            times[step_index] = step_time
     return times
 
 
@@ -88,16 +91,20 @@ def _measure_class(
 
 
 def _ok_tasks(requests: JoinedColumns, is_of_class: NDArray[np.bool_], turns: int) -> _TaskTimes:
-    """Return the times of the tasks whose requests are all there and ok."""
+    """Return the times of the tasks whose requests are all recorded and ok.
+
+    The requests are ordered by task and turn, so that each task is a run of adjacent rows, which
+    begins at an entry of `first_rows`.
+    """
     session = requests["session"][is_of_class]
     order = np.lexsort((requests["turn"][is_of_class], session))
     is_ok = (requests["status"][is_of_class] == OK)[order]
-    _, starts, counts = np.unique(session[order], return_index=True, return_counts=True)
-    if not len(starts):
+    _, first_rows, counts = np.unique(session[order], return_index=True, return_counts=True)
+    if not len(first_rows):
         no_tasks = np.zeros((0, turns), np.int64)
         return _TaskTimes(no_tasks, no_tasks)
-    is_complete = (counts == turns) & np.logical_and.reduceat(is_ok, starts)
-    rows = (starts[is_complete][:, None] + np.arange(turns)).reshape(-1)
+    is_complete = (counts == turns) & np.logical_and.reduceat(is_ok, first_rows)
+    rows = (first_rows[is_complete][:, None] + np.arange(turns)).reshape(-1)
     due_ns, end_ns = (
         requests[field][is_of_class][order][rows].reshape(-1, turns)
         for field in ("due_ns", "end_ns")
@@ -108,7 +115,13 @@ def _ok_tasks(requests: JoinedColumns, is_of_class: NDArray[np.bool_], turns: in
 def _divide_time(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> _TurnTimes:
     """Follow each task back from its last request to the requests that it waited for.
 
-    `preceding_turns` has the turns that a turn waits for. It is due a pause after the last of them.
+    This is the critical path of the task: only its requests, and the pauses between them, take time
+    of the task. Of the turns that a turn waits for, the one that ended last is on the path.
+
+    Args:
+        tasks: The times of the requests of each task.
+        preceding_turns: For each turn, the turns that it waits for. It is due a pause after the
+            last of them has ended.
     """
     turns = tasks.due_ns.shape[1]
     is_waited_for = np.zeros(tasks.due_ns.shape, bool)

@@ -128,7 +128,10 @@ def _reason_not_to_judge(stages: Sequence[StagePlan], header: RunManifest) -> st
 
 
 def _without_failures(sustained: Sustainable, measured: Sequence[Columns]) -> Sustainable:
-    """Return the judgement of a sustained load, not decided if too many requests failed."""
+    """Return the judgement of a sustained load, not decided if too many requests failed.
+
+    A server that rejects requests has a short queue although it does not keep up.
+    """
     count = sum(map(len, measured))
     failed = sum(int(part.where(status).sum()) for part in measured for status in (FAILED, LOST))
     if failed <= FAILURE_SHARE * count:
@@ -143,7 +146,11 @@ def _without_failures(sustained: Sustainable, measured: Sequence[Columns]) -> Su
 def _judge_by_growth(
     measured: Sequence[Columns], warmup: Sequence[Columns], window: Window, header: RunManifest
 ) -> Sustainable:
-    """Test the second half of the load for growth, if it is long enough to show any."""
+    """Test the second half of the load for growth, if it is long enough to show any.
+
+    Growth shows only over several durations of a request, because a server that falls behind needs
+    that long to have longer queues.
+    """
     start_s = window.steady.start_s
     end_s = window.steady.end_s
     if start_s is None or end_s is None:
@@ -218,6 +225,7 @@ class _GrowthReport:
     def __init__(
         self, replicas: Sequence[ReplicaSeries], time: TestedTime, test: GrowthTest
     ) -> None:
+        """Take the test and what was tested, and phrase what several of the sentences say."""
         self._test = test
         self._replicas = replicas
         self._time = time
@@ -314,10 +322,12 @@ class _GrowthReport:
 
 
 def _series_of(growth: Growth) -> str:
+    """Return the name of the series that grows, such as "TTFT of replica 3"."""
     return f"{growth.series} of {growth.replica}" if growth.replica else growth.series
 
 
 def _format_change(growth: Growth) -> str:
+    """Return the first and the last value of a series that grows, with the unit."""
     if growth.series == "TTFT":
         return f"from {growth.first / 1e6:,.0f} to {growth.last / 1e6:,.0f} ms"
     return f"from {growth.first:,.4g} to {growth.last:,.4g}"

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 STATISTICS = ("mean", *(name for name, _ in QUANTILES), "max")
 
 ERROR_SIZES = 200
-"""So many sizes of the errors of events are tried for the bounds of the gaps."""
+"""So many sizes of the errors of events are tried for the bounds of the gaps. Each gives valid
+bounds, and the best of them is taken, so fewer sizes only make the bounds wider."""
 
 RangesMs: TypeAlias = dict[str, tuple[float, float]]
 """The smallest and the largest value, in ms, of each statistic of a metric that is withheld."""
@@ -85,9 +86,9 @@ class ValueBounds:
         """Return the bounds of the value at an index of the ordered sample."""
         return Range(float(self._lower[index_in_order]), float(self._upper[index_in_order]))
 
-    def quantile(self, p: float) -> Range:
+    def quantile(self, probability: float) -> Range:
         """Return the bounds of a quantile."""
-        return self.nth(quantile_index(len(self._lower), p))
+        return self.nth(quantile_index(len(self._lower), probability))
 
     def count_over(self, limit_ns: int) -> tuple[int, int]:
         """Return how many values are over a limit at least, and at most."""
@@ -101,8 +102,8 @@ class ValueBounds:
         count = len(self._lower)
         indices = {name: quantile_index(count, p) for name, p in QUANTILES} | {"max": count - 1}
         mean = Range(float(self._lower.mean()), float(self._upper.mean()))
-        by_name = {name: self.nth(each) for name, each in indices.items()}
-        by_index = {each: self.nth(each) for each in indices.values()}
+        by_name = {name: self.nth(index) for name, index in indices.items()}
+        by_index = {index: self.nth(index) for index in indices.values()}
         return StatisticRanges({"mean": mean, **by_name}, by_index)
 
 
@@ -127,8 +128,8 @@ class GapBounds:
         self._mean = mean
         self._least_max = least_max
         self._error_counts = _error_counts(event_errors)
-        self._errors = np.array([each.error_ns for each in self._error_counts])
-        self._events_above = np.array([each.events_above for each in self._error_counts])
+        self._errors = np.array([count.error_ns for count in self._error_counts])
+        self._events_above = np.array([count.events_above for count in self._error_counts])
         self._gaps_up_to_bucket = np.cumsum(gaps.counts)
 
     def _gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -136,12 +137,17 @@ class GapBounds:
         buckets = np.searchsorted(self._gaps_up_to_bucket, indices, side="right")
         return self._gaps.middles(buckets.astype(np.int64))
 
-    def quantile(self, p: float) -> Range:
+    def quantile(self, probability: float) -> Range:
         """Return the bounds of a quantile."""
-        return self.nth(quantile_index(self._gaps.count, p))
+        return self.nth(quantile_index(self._gaps.count, probability))
 
     def nth(self, index_in_order: int) -> Range:
-        """Return the bounds of the gap at an index of the ordered sample."""
+        """Return the bounds of the gap at an index of the ordered sample.
+
+        If n events have an error above e, at most n gaps change by more than e. So the gap at the
+        index is at least the gap n places below it less e, and at most the one n places above it
+        plus e. The best of these bounds over all sizes of e is returned.
+        """
         last = int(self._gaps_up_to_bucket[-1]) - 1
         is_below = self._events_above <= index_in_order
         is_above = index_in_order + self._events_above <= last
@@ -152,7 +158,11 @@ class GapBounds:
         return Range(float(lower), float(upper))
 
     def count_over(self, limit_ns: int) -> tuple[int, int]:
-        """Return how many gaps are over a limit at least, and at most."""
+        """Return how many gaps are over a limit at least, and at most.
+
+        If n events have an error above e, all gaps over the limit plus e are over it but at most n,
+        and at most n gaps beyond those over the limit less e can be over it.
+        """
         least = 0
         most = self._gaps.count
         for error_ns, events_above in self._error_counts:
@@ -177,7 +187,11 @@ class ErrorCount(NamedTuple):
 
 
 def _error_counts(event_errors: Histogram) -> list[ErrorCount]:
-    """Return sizes of errors from 0 to the largest, each with the number of events above it."""
+    """Return sizes of errors from 0 to the largest, each with the number of events above it.
+
+    About ERROR_SIZES of the buckets of the histogram are taken. Its bucket 0 has the events without
+    an error.
+    """
     total = event_errors.count
     up_to_bucket = np.cumsum(event_errors.counts)
     buckets = np.flatnonzero(event_errors.counts[1:]) + 1
@@ -198,7 +212,10 @@ SampleBounds: TypeAlias = ValueBounds | GapBounds
 def bound_values(
     stages: Sequence[Columns], bound: Callable[[Columns], Bounds]
 ) -> ValueBounds | None:
-    """Return the bounds of a metric of the ok requests, or None if all values are certain."""
+    """Return the bounds of a metric of the ok requests, or None if all values are certain.
+
+    Most runs are certain. They are recognized block by block, without keeping the bounds.
+    """
     if all(_is_certain(block, bound) for block in _blocks_of(stages)):
         return None
     lowers: list[NDArray[np.int64]] = []
@@ -233,7 +250,12 @@ def bound_metric(stages: Sequence[Columns], metric: str) -> ValueBounds | None:
 def bound_gaps(
     stages: Sequence[Columns], gaps: Histogram, event_errors: Histogram
 ) -> GapBounds | None:
-    """Return the bounds of the gaps between events, or None if all of them are certain."""
+    """Return the bounds of the gaps between events, or None if all of them are certain.
+
+    The gaps of a request add up to the time from its first to its last token. So the errors of
+    these two tokens bound the mean gap: the sum is smaller by the error of the last token, and
+    larger by the error of the first token. A negative error is not known and counts as 0.
+    """
     if not gaps.count or not event_errors.count or event_errors.largest_ns <= 0:
         return None
     first_errors_ns = 0
@@ -259,10 +281,13 @@ def withheld_ranges(
     if ranges is None:
         return {}
     withheld: RangesMs = {}
-    for name, bounded in ranges.by_name.items():
+    for name, statistic_range in ranges.by_name.items():
         value_ms = getattr(distribution, name)
-        if value_ms is not None and bounded.exceeds(value_ms * 1e6, limit):
-            withheld[name] = (milliseconds(bounded.lower), milliseconds(bounded.upper))
+        if value_ms is not None and statistic_range.exceeds(value_ms * 1e6, limit):
+            withheld[name] = (
+                milliseconds(statistic_range.lower),
+                milliseconds(statistic_range.upper),
+            )
     return withheld
 
 
@@ -318,9 +343,9 @@ def certain_quantiles(
         return header.percentiles
     limit = _uncertainty_limit(definition, header.limits)
     return tuple(
-        p
-        for p in header.percentiles
-        if not sample_bounds.quantile(p).exceeds(sample.quantile(p), limit)
+        probability
+        for probability in header.percentiles
+        if not sample_bounds.quantile(probability).exceeds(sample.quantile(probability), limit)
     )
 
 
@@ -331,6 +356,7 @@ def uncertainty_limit(metric: str, limits: ValidityLimits) -> float:
 
 
 def _uncertainty_limit(definition: MetricDefinition, limits: ValidityLimits) -> float:
+    """Return the limit that the definition of a metric names, 0 if it names none."""
     if not definition.uncertainty_limit:
         return 0.0
     return float(getattr(limits, definition.uncertainty_limit))
@@ -373,7 +399,11 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | Non
     least = 0
     most = 0
     for block in _blocks_of(accumulator.columns):
-        bounds_of = {row.name: row.bounds(block) for row in uncertain_metrics if row.bounds}
+        bounds_of = {
+            definition.name: definition.bounds(block)
+            for definition in uncertain_metrics
+            if definition.bounds
+        }
         highest = {name: metric_bounds.upper for name, metric_bounds in bounds_of.items()}
         lowest = {name: metric_bounds.lower for name, metric_bounds in bounds_of.items()}
         least += int(outcomes.meets(block, slo, highest).sum())
@@ -382,5 +412,6 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | Non
 
 
 def _blocks_of(stages: Sequence[Columns]) -> Iterator[Columns]:
+    """Yield the requests of all stages in blocks, which take little memory at a time."""
     for columns in stages:
         yield from columns.blocks()

@@ -13,10 +13,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 QUANTILE_TOLERANCE = 1e-12
+"""The bisection for a quantile of t ends at this width, relative to the quantile if that is > 1."""
+
 MAX_BISECTIONS = 200
 
 FRACTION_TOLERANCE = 1e-15
+"""The continued fraction ends when a step changes it by a smaller share than this."""
+
 MAX_FRACTION_TERMS = 500
+
 TINY = 1e-300
 """Stands for a zero denominator in Lentz's method."""
 
@@ -56,34 +61,37 @@ def normal_cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @lru_cache(4096)
-def t_quantile(p: float, freedom: float) -> float:
-    """Return the p quantile of Student's t to 1e-10, for 0 < p < 1 and freedom > 0.
+def t_quantile(probability: float, degrees_of_freedom: float) -> float:
+    """Return a quantile of Student's t to 1e-10, such as 1.812 for 0.95 and 10 degrees of freedom.
 
-    It bisects the distribution function.
+    The probability is between 0 and 1, and the degrees of freedom are above 0. It bisects the
+    distribution function.
     """
-    if p < 0.5:
-        return -t_quantile(1 - p, freedom)
+    if probability < 0.5:
+        return -t_quantile(1 - probability, degrees_of_freedom)  # the distribution is symmetric
     low = 0.0
     high = 1.0
-    while t_cdf(high, freedom) < p:
+    while t_cdf(high, degrees_of_freedom) < probability:
         high *= 2
     for _ in range(MAX_BISECTIONS):
         middle = (low + high) / 2
         if high - low <= QUANTILE_TOLERANCE * max(1.0, middle):
             break
-        if t_cdf(middle, freedom) < p:
+        if t_cdf(middle, degrees_of_freedom) < probability:
             low = middle
         else:
             high = middle
     return (low + high) / 2
 
 
-def t_cdf(t: float, freedom: float) -> float:
+def t_cdf(t: float, degrees_of_freedom: float) -> float:
     """Return P(T <= t) of Student's t.
 
-    A tail is half the regularized incomplete beta function of freedom / (freedom + t^2).
+    With n degrees of freedom, the probability of a tail is half the regularized incomplete beta
+    function of n / (n + t^2), with the parameters n / 2 and 1 / 2 (Abramowitz and Stegun 26.7.1).
     """
-    tail = _regularized_beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
+    x = degrees_of_freedom / (degrees_of_freedom + t * t)
+    tail = _regularized_beta(x, degrees_of_freedom / 2, 0.5) / 2
     return 1 - tail if t > 0 else tail
 
 
@@ -107,11 +115,14 @@ def _regularized_beta(x: float, a: float, b: float) -> float:
         return 0.0
     if x >= 1:
         return 1.0
+    # The fraction converges fast for small x only; for others, I_x(a, b) = 1 - I_(1-x)(b, a).
     if x > (a + 1) / (a + b + 2):
         return 1 - _regularized_beta(1 - x, b, a)
     log_front = (
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     )
+    # Lentz's method multiplies the fraction by the ratios of successive numerators (c) and of
+    # successive denominators (d, inverted).
     c = 1.0
     d = 1 / max(TINY, 1 - (a + b) * x / (a + 1))
     fraction = d

@@ -43,7 +43,10 @@ def estimate_components(
 ) -> VarianceComponents:
     """Estimate the components by the two-way analysis of variance of cell means.
 
-    Parts and blocks of time are both random (Searle et al. 1992, chapter 4).
+    A cell holds the values of one part, such as a replica, in one block of time. Parts and blocks
+    are both random (Searle et al. 1992, chapter 4). The mean square of the parts is expected to be
+    that of the residuals plus the number of blocks times the variance between parts, and likewise
+    for the blocks, which gives the estimates.
 
     Args:
         means: The mean of each cell, parts x blocks of time, two or more of each.
@@ -55,16 +58,19 @@ def estimate_components(
     part_means = means.mean(axis=1)
     block_means = means.mean(axis=0)
     residuals = means - part_means[:, None] - block_means[None, :] + grand_mean
-    square_of_parts = block_count * float(((part_means - grand_mean) ** 2).sum()) / (part_count - 1)
-    square_of_blocks = (
-        part_count * float(((block_means - grand_mean) ** 2).sum()) / (block_count - 1)
-    )
-    square_of_residuals = float((residuals**2).sum()) / ((part_count - 1) * (block_count - 1))
+    part_squares = float(((part_means - grand_mean) ** 2).sum())
+    block_squares = float(((block_means - grand_mean) ** 2).sum())
+    residual_degrees_of_freedom = (part_count - 1) * (block_count - 1)
+    mean_square_of_parts = block_count * part_squares / (part_count - 1)
+    mean_square_of_blocks = part_count * block_squares / (block_count - 1)
+    mean_square_of_residuals = float((residuals**2).sum()) / residual_degrees_of_freedom
+    # A cell mean varies by `within` / count, which is not part of the course over time.
+    variance_of_cell_means = within * float((1 / counts).mean())
     return VarianceComponents(
         mean=grand_mean,
-        between=max((square_of_parts - square_of_residuals) / block_count, 0.0),
-        time=max((square_of_blocks - square_of_residuals) / part_count, 0.0),
-        own_time=max(square_of_residuals - within * float((1 / counts).mean()), 0.0),
+        between=max((mean_square_of_parts - mean_square_of_residuals) / block_count, 0.0),
+        time=max((mean_square_of_blocks - mean_square_of_residuals) / part_count, 0.0),
+        own_time=max(mean_square_of_residuals - variance_of_cell_means, 0.0),
         within=within,
     )
 
@@ -72,23 +78,40 @@ def estimate_components(
 def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) -> list[int]:
     """Return the indices of the values that do not belong to the normal spread of the others.
 
-    This is the generalized ESD test (Rosner 1983). It returns at most `max_outliers`, the farthest
-    first. With probability `level` it returns none if there is none, however many values there are.
+    This is the generalized ESD test (Rosner 1983). It removes the value that is farthest from the
+    mean, again and again. All values removed up to the last one whose distance, in standard
+    deviations, exceeds its critical value are outliers. So several outliers cannot hide each other.
+
+    Args:
+        values: The values.
+        max_outliers: The most outliers to return. The farthest comes first.
+        level: The confidence level: the probability of no outlier if there is none, however many
+            values there are.
     """
     data = np.asarray(values, float)
     remaining = list(range(len(data)))
     removed: list[int] = []
     outlier_count = 0
-    for step in range(1, max_outliers + 1):
-        n = len(remaining)
-        spread = float(data[remaining].std(ddof=1)) if n >= MIN_VALUES else 0.0
-        if not spread:
+    for _ in range(max_outliers):
+        if len(remaining) < MIN_VALUES:
             break
-        distances = np.abs(data[remaining] - data[remaining].mean()) / spread
+        standard_deviation = float(data[remaining].std(ddof=1))
+        if not standard_deviation:
+            break
+        distances = np.abs(data[remaining] - data[remaining].mean()) / standard_deviation
         farthest = int(distances.argmax())
-        t = t_quantile(1 - (1 - level) / (2 * n), n - 2)
-        critical_distance = (n - 1) * t / math.sqrt((n - 2 + t * t) * n)
+        critical_distance = _critical_distance(len(remaining), level)
         removed.append(remaining.pop(farthest))
         if float(distances[farthest]) > critical_distance:
-            outlier_count = step
+            outlier_count = len(removed)
     return removed[:outlier_count]
+
+
+def _critical_distance(n: int, level: float) -> float:
+    """Return the distance from the mean, in standard deviations, that makes one of n an outlier.
+
+    It is lambda of Rosner 1983, from the t quantile that Bonferroni's correction leaves to each of
+    the n values and both directions.
+    """
+    t = t_quantile(1 - (1 - level) / (2 * n), n - 2)
+    return (n - 1) * t / math.sqrt((n - 2 + t * t) * n)
