@@ -369,9 +369,10 @@ def useful_workers(
 ) -> int:
     """Return how many worker processes a run can use, at most `max_workers`.
 
-    There are enough for the expected output events. If a stage other than the last ends with its
-    last response, one worker sends everything, because workers do not report responses to each
-    other.
+    There are enough for the expected output events per second. In a closed loop these depend on the
+    server, so workers are chosen by the number of virtual users. If a stage other than the last
+    ends with its last response, one worker sends everything, because workers do not report
+    responses to each other.
     """
     if any(stage.is_end_unknown for stage in schedule.stages[:-1]):
         return 1
@@ -386,12 +387,19 @@ def useful_workers(
             rate_per_s = min(rate_per_s, schedule.slot_count_of(stage) or 0)
             workers = max(workers, math.ceil(rate_per_s * events_per_request / _EVENTS_PER_WORKER))
     for limit in (workload.max_in_flight, workload.max_in_prefill):
-        workers = min(workers, share_of_limit(limit, schedule) or max_workers)
+        # Each worker needs a share of at least one request of each limit.
+        share = share_of_limit(limit, schedule)
+        if share:
+            workers = min(workers, share)
     return max(1, min(workers, max_workers))
 
 
 def share_of_limit(limit: int | None, schedule: Schedule) -> int | None:
-    """Return the share that a shard has of a limit of requests; the shares add up to the limit."""
+    """Return the share that a shard has of a limit of requests, or None without a limit.
+
+    The shares of all shards add up to the limit: of 10 requests and 4 shards, the shares are 3, 3,
+    2 and 2.
+    """
     if limit is None:
         return None
     return len(range(schedule.shard_index, limit, schedule.shard_count))
@@ -415,7 +423,10 @@ def _build_complete_plan(job: Job) -> Plan:
 
 
 def _decide_starts(plan: Plan, response_time: ResponseTime | None) -> StartedWorkload:
-    """Decide how the virtual users of a plan start."""
+    """Decide how the virtual users of a plan start.
+
+    They start spread over one response time. Without a better source, it is that of the probe.
+    """
     first_result = plan.job.probe_results[0]
     if response_time is None:
         response_time = staggered_start.response_time_of_probe(
@@ -434,12 +445,16 @@ def _choose_workers(plan: Plan, workload: Workload, context: PreparationContext)
     max_workers = context.cluster_cores
     if max_workers is None:
         # The embedded endpoint needs a core of its own.
-        max_workers = max(1, resource_limits.count_cpus() - context.simulated)
+        reserved_cpus = 1 if context.simulated else 0
+        max_workers = max(1, resource_limits.count_cpus() - reserved_cpus)
     return useful_workers(plan.schedule, plan.requests, workload, max_workers)
 
 
 def _mean_output_tokens(schedule: Schedule, prompts: Prompts) -> float:
-    """Return the mean number of output tokens that the first requests ask for."""
+    """Return the mean number of output tokens that the first requests ask for.
+
+    A request that asks for no number counts as 0.
+    """
     count = min(schedule.slot_count or _SAMPLED_REQUESTS, _SAMPLED_REQUESTS)
     output_tokens = [
         prompts.requested_output_tokens(number) or 0 for number in prompts.numbers(count)

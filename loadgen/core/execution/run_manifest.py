@@ -36,7 +36,7 @@ from loadgen.core.workload import (
     work_fingerprint,
 )
 from loadgen.core.workload.tasks import TaskStep
-from loadgen.figures import needs
+from loadgen.figures import needs as response_parts_needed_for
 
 # How many chunks of prompts are drawn to estimate how often chunks are repeated.
 _SAMPLED_CHUNKS = 30_000
@@ -74,7 +74,7 @@ def create_manifest(
     targets = _targets(job)
     coded = coded_notes(complete_plan, targets[0])
     slo_notes = slo.notes | classes.notes
-    parts = requests_by_class(workload.requests).values()
+    requests_of_classes = requests_by_class(workload.requests).values()
     return manifest.RunManifest(
         run=job.run_id,
         started=host_facts.current_time(),
@@ -115,9 +115,11 @@ def create_manifest(
         chunks=_chunk_reuse(complete_plan),
         cache_asked=getattr(workload.requests, "cache", None),
         cache_bound=_reused_share_of_trace(complete_plan),
-        random_words=any(_has_random_words(part) for part in parts),
-        prompt_lengths_requested=any(_has_requested_prompt_lengths(part) for part in parts),
-        shares_prompts=any(_shares_prompts(part) for part in parts),
+        random_words=any(_has_random_words(requests) for requests in requests_of_classes),
+        prompt_lengths_requested=any(
+            _has_requested_prompt_lengths(requests) for requests in requests_of_classes
+        ),
+        shares_prompts=any(_shares_prompts(requests) for requests in requests_of_classes),
         max_in_flight=workload.max_in_flight,
         max_in_prefill=workload.max_in_prefill,
         grace_s=workload.drain_ns / 1e9,
@@ -149,9 +151,14 @@ def judge_slo(slo: Slo | None, settings: Settings) -> JudgedSlo:
     """
     if slo is None or settings.stream:
         return JudgedSlo(slo, {})
-    unavailable = {term.metric for term in slo.terms if needs(term.metric) in ("stream", "tokens")}
+    # A complete response has no times of tokens. A response without text has no tokens either.
+    unavailable = {
+        term.metric
+        for term in slo.terms
+        if response_parts_needed_for(term.metric) in ("stream", "tokens")
+    }
     if settings.values:
-        unavailable = {term.metric for term in slo.terms if needs(term.metric)}
+        unavailable = {term.metric for term in slo.terms if response_parts_needed_for(term.metric)}
     judged_terms = tuple(term for term in slo.terms if term.metric not in unavailable)
     notes: CodedNotes = {}
     if len(judged_terms) < len(slo.terms):
@@ -166,7 +173,10 @@ def judge_slo(slo: Slo | None, settings: Settings) -> JudgedSlo:
 
 
 def judge_classes(workload: Workload, settings: Settings) -> JudgedClasses:
-    """Return the request classes of a workload, each with the SLO that it is judged by."""
+    """Return the request classes of a workload, each with the SLO that it is judged by.
+
+    A class without an SLO of its own is judged by that of the workload.
+    """
     if not isinstance(workload.requests, Mix):
         return JudgedClasses((), {})
     classes = []
@@ -239,18 +249,24 @@ def _shard_part(complete_plan: Plan, starts: Sequence[UserStart]) -> manifest.Sh
 
 
 def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
-    """Return how often the first requests repeat chunks, or None if prompts have no chunks."""
+    """Return how often the first requests repeat chunks, or None if prompts have no chunks.
+
+    Chunks are passages that prompts share, as with retrieval-augmented generation. A prefix cache
+    can reuse a repeated chunk only if all chunks before it are the same.
+    """
     if not isinstance(plan.requests, SyntheticPrompts):
         return None
     chunks_per_request = len(plan.requests.chunks_of(0)) or 1
-    requests = _SAMPLED_CHUNKS // chunks_per_request
+    sampled_requests = _SAMPLED_CHUNKS // chunks_per_request
     if plan.schedule.slot_count is not None:
-        requests = min(requests, plan.schedule.slot_count)
-    reuse = plan.requests.measure_chunk_reuse(requests)
+        sampled_requests = min(sampled_requests, plan.schedule.slot_count)
+    reuse = plan.requests.measure_chunk_reuse(sampled_requests)
     if reuse is None:
         return None
     return manifest.ChunkReuse(
-        requests=requests, reused_share=reuse.anywhere, leading_share=reuse.after_same_chunks
+        requests=sampled_requests,
+        reused_share=reuse.anywhere,
+        leading_share=reuse.after_same_chunks,
     )
 
 
@@ -267,7 +283,7 @@ def _reused_share_of_trace(plan: Plan) -> float | None:
 
 
 def _targets(job: Job) -> tuple[manifest.TargetFacts, ...]:
-    """Return what is known of each target of a run."""
+    """Return what is known of each target of a run, from the user and from the probe."""
     return tuple(
         manifest.TargetFacts(
             url=result.target.redacted,
@@ -298,12 +314,18 @@ def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
 
 
 def _step_plans(workload: Workload, settings: Settings) -> Iterator[manifest.StepPlan]:
-    """Yield the steps of tasks that all have the same number of requests."""
-    for class_name, part in requests_by_class(workload.requests).items():
-        if not isinstance(part, Task) or not part.has_fixed_turns or len(part.steps) == 1:
+    """Yield the steps of each class of tasks that have several steps and equal graphs.
+
+    Results can be shown by step only if the same turns belong to the same step in all tasks.
+    """
+    for class_name, requests in requests_by_class(workload.requests).items():
+        if not isinstance(requests, Task):
             continue
-        nodes = TaskGraphs(part, 0)[0]
-        for name, step in part.steps.items():
+        if not requests.has_fixed_turns or len(requests.steps) == 1:
+            continue
+        # All graphs are equal, so the first one of any seed shows the turns.
+        nodes = TaskGraphs(requests, seed=0)[0]
+        for name, step in requests.steps.items():
             turns = tuple(turn for turn, node in enumerate(nodes) if node.step == name)
             yield manifest.StepPlan(
                 name=name,
@@ -343,7 +365,11 @@ def _has_random_words(requests: object) -> bool:
 
 
 def _shares_prompts(requests: object) -> bool:
-    """Return True if requests may share a part of their prompts with other requests."""
+    """Return True if requests may share a part of their prompts with other requests.
+
+    Files, traces and tasks may contain anything. Other requests share prompts only if one of their
+    options says so.
+    """
     if isinstance(requests, Task) or hasattr(requests, "path") or hasattr(requests, "trace"):
         return True
     sharing_options = ("turns", "shared_prefix_tokens", "system_tokens", "cache", "chunks")

@@ -9,6 +9,8 @@ import msgspec
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 from loadgen.core.schedule.sessions import NOT_APPLICABLE
 
+# Reasons why a slot is not sent: a limit of requests in flight or in prefill, an earlier turn of
+# its session that failed, and a run that was stopped.
 IN_FLIGHT_CAP = "in_flight_cap"
 PREFILL_CAP = "prefill_cap"
 PREVIOUS_TURN_FAILED = "previous_turn_failed"
@@ -64,10 +66,14 @@ class InterruptedSlots:
         virtual_user: int | None,
         due_ns: int,
     ) -> Iterator[DispatchedSlot]:
-        """Yield all slots of a session. The first one is due at `due_ns`, the others never were."""
-        for turn in range(self._schedule.sessions.get(session_index).turn_count):
-            yield self.slot(stage, session_index, turn, virtual_user, due_ns)
-            due_ns = NOT_APPLICABLE
+        """Yield all slots of a session, none of which was sent.
+
+        Only the first one has the due time `due_ns`: the others waited for a response.
+        """
+        turn_count = self._schedule.sessions.get(session_index).turn_count
+        for turn in range(turn_count):
+            slot_due_ns = due_ns if turn == 0 else NOT_APPLICABLE
+            yield self.slot(stage, session_index, turn, virtual_user, slot_due_ns)
 
     def slots_of_user(
         self,
@@ -85,8 +91,8 @@ class InterruptedSlots:
             return
         session_end = stage.first_session + (stage.session_count or 0)
         for session_index in range(next_session, session_end, stage.concurrency):
-            yield from self.slots_of_session(stage, session_index, virtual_user, due_ns)
-            due_ns = NOT_APPLICABLE
+            session_due_ns = due_ns if session_index == next_session else NOT_APPLICABLE
+            yield from self.slots_of_session(stage, session_index, virtual_user, session_due_ns)
 
     def slots_of_arrivals(
         self, stage: ScheduledStage, start_ns: int | None, first_index: int = 0
@@ -100,7 +106,7 @@ class InterruptedSlots:
         session_index = stage.first_session + self._schedule.shard_index + first_index * shard_count
         for arrival_ns in self._schedule.arrivals_ns_of(stage)[first_index:].tolist():
             due_ns = NOT_APPLICABLE if start_ns is None else start_ns + arrival_ns
-            yield from self.slots_of_session(stage, session_index, None, due_ns)
+            yield from self.slots_of_session(stage, session_index, virtual_user=None, due_ns=due_ns)
             session_index += shard_count
 
 

@@ -36,7 +36,7 @@ _NEVER_NS = 1 << 62
 _UNLIMITED = 1 << 62
 _ARRIVALS_PER_BLOCK = 2048  # Converting this many NumPy values to integers takes about 30 µs.
 _DEFAULT_BATCH_SIZE = 64
-_STARTED = -1
+_STARTED = -1  # in place of the number of unmet predecessors of a turn that has started
 
 
 class _PendingSlot(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -83,7 +83,8 @@ class _SessionProgress:
     def __init__(self, index: int, session: Session) -> None:
         self.index = index
         self.session = session
-        # For each turn, how many other turns must still end before it starts, or _STARTED.
+        # For each turn, how many other turns must still end before it starts, or _STARTED. A
+        # session begins with turn 0.
         self.unmet_predecessors = array("h", session.predecessor_counts)
         self.unmet_predecessors[0] = _STARTED
         # Turns that have a due time or are in flight.
@@ -101,7 +102,10 @@ class _SessionProgress:
         return turns
 
     def due_ns(self, turn: int, now_ns: int) -> int:
-        """Return when `turn` is due if one of the turns that it waits for has ended at `now_ns`."""
+        """Return when `turn` is due if one of the turns that it waits for has ended at `now_ns`.
+
+        That is its pause after the end of the last of these turns.
+        """
         end_ns = now_ns
         if self.session.predecessor_counts[turn] > 1:
             # Completions are reported in the order in which they were read, so the last report may
@@ -218,6 +222,7 @@ class Dispatcher:
         if self._dropped:
             return self._dropped[0].due_ns
         if self._waiting_for_prefill and self._has_room_in_prefill():
+            # The room became free when the last request left prefill.
             return self._last_first_output_ns
         pending_ns = self._pending[0].due_ns if self._pending else _NEVER_NS
         due_ns = min(self._arrivals.next_ns, self._next_stage_ns, pending_ns)
@@ -260,9 +265,19 @@ class Dispatcher:
     ) -> None:
         """Report that a request ended at `now_ns`, and schedule what follows.
 
-        The virtual user that sent it starts its next session `pause_ns` later. If the request is
-        not `ok`, the rest of its conversation or task is dropped for `drop_reason`. Raises KeyError
-        if the slot is not in flight.
+        First come the next turns of its conversation or task. When the session has ended, the
+        virtual user that sent it starts its next session, or the session counts as ended in an open
+        loop.
+
+        Args:
+            slot_id: The slot of the request.
+            now_ns: When it ended.
+            ok: False if it failed, so that the rest of its conversation or task is dropped.
+            pause_ns: How long the virtual user waits before its next session.
+            drop_reason: The reason for which the rest is dropped.
+
+        Raises:
+            KeyError: The slot is not in flight.
         """
         slot = self._in_flight.pop(slot_id)
         if self._in_prefill:
@@ -292,6 +307,7 @@ class Dispatcher:
     def other_slots_in_flight(self, slot_id: int) -> list[int]:
         """Return the ids of the other slots in flight of the same conversation or task."""
         session_index = slot_id // self._max_turns
+        # The ids of a session are those from `session_index * max_turns` on.
         return [
             other_id
             for other_id in self._in_flight
@@ -303,6 +319,7 @@ class Dispatcher:
         if self._is_stopped:
             return
         self._is_stopped = True
+        # `unsent_slots` needs these even if they have ended by then.
         self._last_slots_of_users = [
             slot
             for slot in self._in_flight.values()
@@ -383,9 +400,13 @@ class Dispatcher:
         return heapq.heappop(self._pending)
 
     def _start_or_drop(self, pending_slot: _PendingSlot) -> DispatchedSlot:
-        """Start a slot, or drop it if it belongs to an open loop and a limit is reached."""
+        """Start a slot, or drop it if it belongs to an open loop and a limit is reached.
+
+        A slot of a closed loop is never dropped, because the number of virtual users limits it.
+        """
         reason = self._reached_limit() if pending_slot.virtual_user is None else ""
         if self._max_turns == 1:
+            # In a load of single requests the id of a slot is the number of its session.
             session = SINGLE_REQUEST
             slot_id = pending_slot.session_index
         else:
@@ -429,6 +450,7 @@ class Dispatcher:
         return ""
 
     def _has_room_in_prefill(self) -> bool:
+        """Return True if another request may start without exceeding `max_in_prefill`."""
         return len(self._in_prefill) < self._max_in_prefill
 
     # What follows a request
@@ -458,13 +480,19 @@ class Dispatcher:
     def _fail_session(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
     ) -> None:
-        """Drop what is left of a conversation or task after a failed turn."""
+        """Drop what is left of a conversation or task after a failed turn.
+
+        After the end of its stage nothing of it would have started, so nothing is dropped.
+        """
         progress.is_over = True
         if now_ns < self._stages[slot.stage].end_ns:
             self._drop_remaining_turns(progress, slot, now_ns, drop_reason)
 
     def _drop_session_at_limit(self, slot: DispatchedSlot, session_index: int, due_ns: int) -> None:
-        """Drop the rest of a conversation or task of which one turn was dropped at a limit."""
+        """Drop the rest of a conversation or task of which one turn was dropped at a limit.
+
+        If that was its first turn, the session has not begun and does not count as active.
+        """
         progress = self._sessions.get(session_index)
         has_begun = progress is not None
         if progress is None:
@@ -530,9 +558,10 @@ class Dispatcher:
         stage = self.schedule.stages[slot.stage]
         next_session = slot.slot_id // self._max_turns + stage.concurrency
         due_ns = now_ns + pause_ns
-        has_next = due_ns < self._stages[slot.stage].end_ns and (
-            stage.session_count is None or next_session < stage.first_session + stage.session_count
-        )
+        has_next = due_ns < self._stages[slot.stage].end_ns
+        if stage.session_count is not None:
+            session_end = stage.first_session + stage.session_count
+            has_next = has_next and next_session < session_end
         if has_next:
             self._schedule(due_ns, next_session, 0, slot.stage, virtual_user)
         if stage.session_count is not None:
@@ -591,12 +620,17 @@ class Dispatcher:
             self._end_current_stage(start_ns)
 
     def _begin_users(self, stage: ScheduledStage, start_ns: int) -> None:
-        """Let the virtual users of a stage begin, or wait for requests of earlier stages to end."""
+        """Let the virtual users of a stage begin, or wait for requests of earlier stages to end.
+
+        As many begin at once as the stage may have requests in flight besides those of earlier
+        stages that are still active.
+        """
         user_count = stage.concurrency
         if stage.session_count is not None:
             user_count = min(user_count, stage.session_count)
         active = sum(progress.active for progress in self._stages)
-        capacity = len(self.schedule.virtual_users_of(stage)) - active - len(self._waiting_users)
+        users_of_shard = len(self.schedule.virtual_users_of(stage))
+        capacity = users_of_shard - active - len(self._waiting_users)
         users = range(self.schedule.shard_index, user_count, self.schedule.shard_count)
         # Users beyond those of the stage before are new. The others replace users of that stage, so
         # it is their turn to wait if there is not enough capacity.
@@ -617,7 +651,10 @@ class Dispatcher:
         self._schedule(user.due_ns, first_session, 0, user.stage, user.virtual_user)
 
     def _count_ended(self, stage_index: int, now_ns: int) -> None:
-        """Count a virtual user or an open-loop session as ended, and let waiting users begin."""
+        """Count a virtual user or an open-loop session as ended, and let waiting users begin.
+
+        A waiting user whose stage has ended meanwhile never begins.
+        """
         self._stages[stage_index].active -= 1
         while self._waiting_users and not self._is_stopped:
             user = self._waiting_users[0]
@@ -647,7 +684,10 @@ class Dispatcher:
     # Slots that were never sent
 
     def _unsent_pending_slots(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
-        """Yield the slots whose due time was known, and the later sessions of their users."""
+        """Yield the slots whose due time was known, and the later sessions of their users.
+
+        A later turn in a stage that a duration ends was not scheduled yet, so it is left out.
+        """
         for slot in (*self._pending, *self._waiting_for_prefill):
             stage = self.schedule.stages[slot.stage]
             if slot.turn == 0:
@@ -672,7 +712,9 @@ class Dispatcher:
                 virtual_user = (session_index - stage.first_session) % stage.concurrency
             if virtual_user is None or sends_all_sessions(stage):
                 for turn in progress.take_remaining_turns():
-                    yield interrupted.slot(stage, session_index, turn, virtual_user, NOT_APPLICABLE)
+                    yield interrupted.slot(
+                        stage, session_index, turn, virtual_user, due_ns=NOT_APPLICABLE
+                    )
             if virtual_user is not None:
                 next_session = session_index + stage.concurrency
                 yield from interrupted.slots_of_user(stage, virtual_user, next_session)
@@ -702,7 +744,7 @@ class Dispatcher:
                 yield from interrupted.slots_of_user(stage, virtual_user, first_session)
 
     def _stage_of_session(self, session_index: int) -> ScheduledStage:
-        """Return the stage that a session belongs to."""
+        """Return the stage that a session belongs to: the last one that begins at or before it."""
         return next(
             stage
             for stage in reversed(self.schedule.stages)
