@@ -147,6 +147,10 @@ class BuilderConnection:
         self._parse_frames()
 
     def _parse_frames(self) -> None:
+        """Report the bodies that have arrived completely, and keep the rest for the next read.
+
+        See `body_builder.FRAME` for the header before each body.
+        """
         header_size = body_builder.FRAME.size
         position = 0
         while position + header_size <= len(self._incoming):
@@ -201,14 +205,15 @@ class BodyPrefetch(Bodies):
         if not self._requested:
             return
         self._all_received = asyncio.get_running_loop().create_future()
-        used_s: float | None = None
+        used_cpu_s: float | None = None
         while True:
             done, _ = await asyncio.wait([self._all_received], timeout=self._frozen_s)
             if done:
                 return
-            previous_s = used_s
-            used_s = self._builder.cpu_s()
-            if used_s == previous_s:
+            previous_cpu_s = used_cpu_s
+            used_cpu_s = self._builder.cpu_s()
+            if used_cpu_s == previous_cpu_s:
+                # The end of its output then ends this loop; see `_on_builder_end`.
                 self._builder.kill()
 
     def take_body(self, stage: int, number: int) -> tuple[bytes, Built]:
@@ -248,7 +253,11 @@ class BodyPrefetch(Bodies):
         )
 
     def _request_later_sessions(self, stage_index: int, number: int) -> None:
-        """Request the sessions that follow when a request starts a session, or would have."""
+        """Request the sessions that follow when a request starts a session, or would have.
+
+        In a closed loop that is a later session of the same virtual user. In an open loop it is the
+        next one of the window, in which the session that starts has made room.
+        """
         stage = self._schedule.stages[stage_index]
         session_index = number // self._schedule.max_turns
         if number == self._schedule.first_slot_id(session_index):
@@ -273,6 +282,7 @@ class BodyPrefetch(Bodies):
         self._request(numbers)
 
     def _request(self, numbers: list[int]) -> None:
+        """Request the bodies of these request numbers from the builder, if there are any."""
         if numbers:
             self._requested.update(numbers)
             self._builder.request(numbers)
@@ -288,7 +298,8 @@ class BodyPrefetch(Bodies):
         return built_body
 
     def _on_body(self, built_body: BuiltBody) -> None:
-        # A body that arrived too late is no longer in the set.
+        """Keep a body until its request is sent."""
+        # A body whose request was already sent, with a late body, is no longer in the set.
         if built_body.number in self._requested:
             self._requested.discard(built_body.number)
             self._received[built_body.number] = built_body
@@ -296,17 +307,19 @@ class BodyPrefetch(Bodies):
         self._report_if_all_received()
 
     def _on_builder_end(self) -> None:
+        """Expect no more bodies, so that the load starts even if the builder has died."""
         self._requested.clear()
         self._report_if_all_received()
 
     def _report_if_all_received(self) -> None:
+        """Let `receive_first_bodies` return if no requested body is missing."""
         if self._requested or self._all_received is None or self._all_received.done():
             return
         self._all_received.set_result(None)
 
 
 def _bodies_per_user(stage: ScheduledStage) -> int:
-    """Return how many bodies are ready for each virtual user of a closed loop."""
+    """Return how many bodies are ready for each virtual user; 0 for an open loop."""
     if not stage.is_closed_loop:
         return 0
     return max(1, min(_MAX_BODIES_PER_USER, _MAX_BODIES_OF_ALL_USERS // stage.concurrency))
@@ -324,7 +337,11 @@ def _first_turns_of_users(schedule: Schedule, stage: ScheduledStage) -> list[int
 
 
 def _later_turn_of_user(schedule: Schedule, stage: ScheduledStage, session_index: int) -> list[int]:
-    """Return the first turn to request when a virtual user starts a session; at most one."""
+    """Return the first turn to request when a virtual user starts a session; at most one.
+
+    The bodies of the next few sessions of the user were requested before, so this is the session
+    after them. There is none if it would be beyond the last session of the stage.
+    """
     later_session = session_index + stage.concurrency * _bodies_per_user(stage)
     if (
         stage.session_count is not None

@@ -75,8 +75,15 @@ def find_oversized_requests(
 ) -> OversizedRequests | None:
     """Return the requests of a load that do not fit the context of its target.
 
-    Return None if all requests fit, or if the context is not known. `count` is the number of
-    requests of the load, or None if it has no end; in that case only the first ones are checked.
+    Only the first requests are checked, because drawing the lengths of all would take too long.
+
+    Args:
+        prompts: The requests of the load.
+        count: The number of requests, or None if the load has no end.
+        context: The context of the target, or None if it is not known.
+
+    Returns:
+        The requests that do not fit, or None if all fit or the context is not known.
     """
     if context is None:
         return None
@@ -84,17 +91,17 @@ def find_oversized_requests(
     request_tokens = lengths.context_lengths(
         first_lengths, context.template_tokens, context.token_ratio
     )
-    oversized = sum(tokens > context.tokens for tokens in request_tokens)
-    if not oversized:
+    oversized_count = sum(tokens > context.tokens for tokens in request_tokens)
+    if not oversized_count:
         return None
     total = f"the {len(request_tokens):,}"
     if len(request_tokens) != count:
         total = f"the first {len(request_tokens):,}"
     return OversizedRequests(
-        share=oversized / len(request_tokens),
+        share=oversized_count / len(request_tokens),
         text=(
-            f"{oversized:,} of {total} requests are longer than the context of {context.model}: "
-            f"with up to {max(request_tokens):,} tokens of prompt and answer, "
+            f"{oversized_count:,} of {total} requests are longer than the context of "
+            f"{context.model}: with up to {max(request_tokens):,} tokens of prompt and answer, "
             f"and it takes {context.tokens:,}"
         ),
         hint=(

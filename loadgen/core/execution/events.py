@@ -176,14 +176,20 @@ def broadcast(listeners: Sequence[EventHandler]) -> Emit:
 
 
 def complete_manifest(listeners: Sequence[EventHandler], header: RunManifest) -> RunManifest:
-    """Return a manifest with what the listeners add to it before the load."""
+    """Return a manifest with what the listeners add to it before the load.
+
+    A listener that returns None leaves the manifest as it is.
+    """
     for listener in listeners:
         header = listener(ManifestCreated(header)) or header
     return header
 
 
 def conclude_manifest(listeners: Sequence[EventHandler], header: RunManifest) -> RunManifest:
-    """Return a manifest with what the listeners add to it after the load."""
+    """Return a manifest with what the listeners add to it after the load.
+
+    A listener that returns None leaves the manifest as it is.
+    """
     for listener in listeners:
         header = listener(LoadEnded(header)) or header
     return header

@@ -29,7 +29,10 @@ def request_header_lines(
 
 
 def _headers_by_class(workload: Workload, sends_slos: bool) -> list[Mapping[str, str]]:
-    """Return the headers of each request class, or one entry for a workload without classes."""
+    """Return the headers of each request class, or one entry for a workload without classes.
+
+    A gateway that is told the SLO of a request can prefer those with little time left.
+    """
     run_headers = slo.sent_headers(workload.slo) if sends_slos else {}
     if not isinstance(workload.requests, Mix):
         return [run_headers]

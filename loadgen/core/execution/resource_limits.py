@@ -67,7 +67,8 @@ def count_cpus() -> int:
 def count_connections(schedule: Schedule, max_in_flight: int | None) -> int | None:
     """Return how many connections a schedule or a shard of it needs at the same time.
 
-    Return None for an open loop without a limit of requests in flight.
+    Stages follow each other, so the one that needs most decides. Return None for an open loop
+    without a limit of requests in flight.
     """
     connections = 0
     for stage in schedule.stages:

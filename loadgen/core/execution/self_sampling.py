@@ -70,7 +70,10 @@ class SelfSampling:
         return now_ns >= self._last_ns + SECOND_NS
 
     def take_sample(self, now_ns: int, counters: Counters) -> WorkerSample:
-        """Return what was used since the last sample."""
+        """Return what this worker has used since the last sample, as shares of the time between.
+
+        CPU time in total and the counters are those since the start.
+        """
         cpu_ns = process_time_ns()
         waited_ns = self._run_queue_wait.since_last_call_ns()
         span_ns = now_ns - self._last_ns

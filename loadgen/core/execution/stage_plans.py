@@ -28,6 +28,9 @@ def plan_stage(
 ) -> manifest.StagePlan:
     """Return what the manifest of a run records of stage `index`.
 
+    Rate, users and slots are those of the shard that the schedule is, so that results of a shard
+    can be judged on their own.
+
     `start` is how its virtual users start, or None if that is not decided yet.
     """
     scheduled = schedule.stages[index]
@@ -128,7 +131,8 @@ def _irregular_session_count(
 ) -> int | None:
     """Return the number of sessions of a stage, or None if it follows from the number of slots.
 
-    It follows from the number of slots if all sessions have equally many turns.
+    It follows from the number of slots if all sessions have equally many turns. Only sessions with
+    fewer turns than the largest make the manifest record it.
     """
     if stage.session_count is None or slot_count is None:
         return None

@@ -98,16 +98,20 @@ def decide_starts(
 
 
 def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -> str:
-    """Return how virtual users start as text; empty if they replace those of another stage."""
+    """Return how virtual users start as text, for example "starts staggered over 2.1 s".
+
+    The text is empty for an open loop, for a single user, and for users that replace those of
+    another stage.
+    """
     if ramp_s is None or source in ("", "stage") or (concurrency or 0) <= 1:
         return ""
     if not ramp_s:
         return "all start at once"
-    reason = {
+    reason_by_source = {
         "probe": " (one response time, by the probe)",
         "preset": " (one response time, by the preset)",
     }
-    return f"starts staggered over {ramp_s:.3g} s{reason.get(source, '')}"
+    return f"starts staggered over {ramp_s:.3g} s{reason_by_source.get(source, '')}"
 
 
 class _StartPlanner:
@@ -132,18 +136,22 @@ class _StartPlanner:
         """Add a closed loop and, if it needs one, an unmeasured stage for its first requests."""
         concurrency = arrival.concurrency
         response_ns = self._response_ns(concurrency)
-        # Users that replace those of the previous stage start when these have ended.
-        start = UserStart(0, "stage")
+        # Users that replace those of the previous stage start when the requests of those users
+        # have ended.
+        start = UserStart(ramp_ns=0, source="stage")
         if concurrency > self._previous_users:
             start = self._start_of_new_users(stage, arrival, response_ns)
             if _needs_first_round(stage, start, self._leave_out_first_round):
                 self._add(_first_round(concurrency, start), start)
-                start = UserStart(0, "stage")
+                start = UserStart(ramp_ns=0, source="stage")
+        # In a sweep, the first response time of a stage is not under full load.
         extra_ns = response_ns if self._leave_out_first_round else 0
         self._add(_with_start(stage, concurrency, start, extra_ns), start)
+        # A stage with fewer requests than users does not use all of them.
         self._previous_users = min(concurrency, stage.count or concurrency)
 
     def _add(self, stage: Stage, start: UserStart) -> None:
+        """Add a stage and how its virtual users start."""
         self.stages.append(stage)
         self.starts.append(start)
 
@@ -177,7 +185,12 @@ def _longest_ramp_ns(stage: Stage, leave_out_first_round: bool) -> int:
 
 
 def _needs_first_round(stage: Stage, start: UserStart, leave_out_first_round: bool) -> bool:
-    """Return True if the users of a stage start in an unmeasured stage of their own before it."""
+    """Return True if the users of a stage start in an unmeasured stage of their own before it.
+
+    A measured stage that only a duration limits needs one, since it would otherwise contain the
+    start. So does a warm-up whose default ramp takes more than half of it, since it would end
+    before the load is steady.
+    """
     if stage.measured:
         return leave_out_first_round or (stage.duration_ns is not None and stage.count is None)
     if start.source == "asked" or stage.duration_ns is None:

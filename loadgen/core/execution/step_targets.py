@@ -24,7 +24,7 @@ StepKey = tuple[str, str]
 """The class and the name of a step."""
 
 _API_BY_STEP_KIND: dict[str, Api] = {"embed": "embeddings", "rerank": "rerank"}
-_OTHER_STEPS: StepKey = ("", "")
+_OTHER_STEPS: StepKey = ("", "")  # the key of everything that is not a step of its own
 
 
 class _Step(NamedTuple):
@@ -68,11 +68,11 @@ class _StepTargets:
         self.indexes_by_step: dict[StepKey, tuple[int, ...]] = {}
 
     def add(self, key: StepKey, endpoints: Sequence[Endpoint]) -> None:
-        """Let these endpoints serve a step."""
+        """Let endpoints serve a step. An endpoint that serves several steps is added once."""
         for endpoint in endpoints:
             if endpoint not in self.endpoints:
                 self.endpoints.append(endpoint)
-        self.indexes_by_step[key] = tuple(self.endpoints.index(one) for one in endpoints)
+        self.indexes_by_step[key] = tuple(self.endpoints.index(endpoint) for endpoint in endpoints)
 
 
 def resolve_step_targets(
@@ -121,14 +121,18 @@ def targets_by_request(
 
 def _steps(workload: Workload) -> Iterator[_Step]:
     """Yield the steps of all tasks of a workload."""
-    for class_name, part in requests_by_class(workload.requests).items():
-        if isinstance(part, Task):
-            for name, step in part.steps.items():
+    for class_name, requests in requests_by_class(workload.requests).items():
+        if isinstance(requests, Task):
+            for name, step in requests.steps.items():
                 yield _Step(class_name, name, step)
 
 
 def _sort_endpoints(steps: Sequence[_Step], settings: Settings) -> _UserEndpoints:
-    """Return the endpoints that steps request by name, and the others."""
+    """Separate the endpoints that steps request by name from those for everything else.
+
+    An endpoint of `--url NAME=URL` is always one of the first kind, so that a name which no step
+    requests is reported. An endpoint of `--targets` has a name anyway.
+    """
     requested_names = _requested_names(steps)
     by_name: dict[str, list[Endpoint]] = {}
     unnamed: list[Endpoint] = []
@@ -148,15 +152,19 @@ def _requested_names(steps: Sequence[_Step]) -> set[str]:
 
 def _has_other_requests(workload: Workload, steps: Sequence[_Step]) -> bool:
     """Return True if some requests of a workload have no target, API or model of their own."""
-    parts = requests_by_class(workload.requests).values()
-    has_only_tasks = all(isinstance(part, Task) for part in parts)
+    requests_of_classes = requests_by_class(workload.requests).values()
+    has_only_tasks = all(isinstance(requests, Task) for requests in requests_of_classes)
     return not has_only_tasks or not all(step.differs_from_run for step in steps)
 
 
 def _endpoints_of_step(
     step: _Step, endpoints_of_user: _UserEndpoints, settings: Settings, env: Mapping[str, str]
 ) -> list[Endpoint]:
-    """Return the endpoints that serve a step, with the API and the model of the step."""
+    """Return the endpoints that serve a step, with the API and the model of the step.
+
+    The target of a step is a name that the user gives endpoints for, or a URL in the workload. A
+    step without a target is served by the unnamed endpoints.
+    """
     target = step.step.target
     endpoints: Sequence[Endpoint] = endpoints_of_user.unnamed
     if isinstance(target, str):
@@ -207,7 +215,10 @@ def _missing_key_errors(steps: Sequence[_Step], env: Mapping[str, str]) -> Itera
 def _name_errors(
     steps: Sequence[_Step], endpoints_of_user: _UserEndpoints
 ) -> Iterator[LoadgenError]:
-    """Yield an error for each target that nobody requests, and for each that is missing."""
+    """Yield an error for each target that no step requests, and for each that is missing.
+
+    Nothing is missing if the user names no target at all: then one endpoint serves every step.
+    """
     requested_names = _requested_names(steps)
     unknown_names = endpoints_of_user.by_name.keys() - requested_names
     for name in unknown_names:

@@ -58,7 +58,7 @@ def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
 
 
 def _add_results(left: WorkerResult, right: WorkerResult) -> WorkerResult:
-    """Return the sum of two results. A target is down from the time at which a worker saw it first.
+    """Return the sum of two results. A target is down from when a worker first saw it down.
 
     The slower implementation of the hot path counts: "" < "compiled" < "python".
     """
@@ -99,7 +99,11 @@ def _record_key(slot: Slot, worker: int) -> RecordKey:
 
 
 def _expected_slots(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
-    """Return the slots of a worker that need a record. `recorded` has the type RECORDED_SLOT."""
+    """Return the slots of a worker that need a record. `recorded` has the type RECORDED_SLOT.
+
+    Every slot of a load with a number of requests needs one. Without a number, slots are scheduled
+    only when they are reached, so only those that were in flight need one.
+    """
     if worker_schedule.slot_count is not None:
         return worker_schedule.slot_ids()
     return iter(sorted(_slots_in_flight(worker_schedule, recorded)))
@@ -113,10 +117,11 @@ def _slots_in_flight(worker_schedule: Schedule, recorded: NDArray[np.void]) -> I
     stage_index = int(recorded["stage"].max()) if len(recorded) else 0
     stage = worker_schedule.stages[stage_index]
     max_turns = worker_schedule.max_turns
-    of_stage = recorded[recorded["slot"] // max_turns >= stage.first_session]
-    in_order = of_stage[np.argsort(of_stage["slot"])]
+    recorded_of_stage = recorded[recorded["slot"] // max_turns >= stage.first_session]
+    by_slot_id = recorded_of_stage[np.argsort(recorded_of_stage["slot"])]
+    # Of several slots of a user, the last one in the order of ids remains in the dictionary.
     last_slot_by_user = dict(
-        zip(in_order["virtual_user"].tolist(), in_order["slot"].tolist(), strict=True)
+        zip(by_slot_id["virtual_user"].tolist(), by_slot_id["slot"].tolist(), strict=True)
     )
     for virtual_user in worker_schedule.virtual_users_of(stage):
         last_slot = last_slot_by_user.get(virtual_user)

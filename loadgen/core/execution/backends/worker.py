@@ -154,6 +154,7 @@ class _RunningWorker:
         self._publish()
 
     def _publish(self) -> None:
+        """Publish the counters now and every second, and report a stop because of a target."""
         self._counters.write(self._worker, self._driver.counters)
         if self._driver.stopped and not self._has_reported_stop:
             self._has_reported_stop = True
@@ -165,7 +166,8 @@ class _RunningWorker:
         if os.read(0, len(STOPPING)):
             self._driver.stop_after_failure()
             return
-        # The process that started this one has ended.
+        # The process that started this one has ended. The second call of `stop` ends the load at
+        # once.
         self._loop.remove_reader(0)
         self._driver.stop()
         self._driver.stop()
