@@ -155,7 +155,8 @@ def sim(options: SimOptions) -> int:
 def _read_failures_file(path: str) -> str:
     """Convert the mapping in a YAML file to the text form of --fault, "" without a file.
 
-    Raises UserError if the file is not such a mapping.
+    So both are parsed in the same way later. The mapping is checked here, so that an error names
+    the file and not the flag. Raises UserError if the file is not such a mapping.
     """
     if not path:
         return ""

@@ -98,11 +98,19 @@ def _batches(record_index: Ints, event_counts: Ints) -> Iterator[slice]:
     A record belongs to the batch in which its first event falls, if batches had exactly
     EVENTS_PER_BATCH events.
     """
-    # Where the record, or the batch, differs from the one before it. No record has the index -1.
-    first_spans = np.flatnonzero(np.diff(record_index, prepend=-1))  # of each record
-    events_before = np.cumsum(event_counts) - event_counts
-    batch_of_record = events_before[first_spans] // EVENTS_PER_BATCH
-    starts = first_spans[np.flatnonzero(np.diff(batch_of_record, prepend=-1))].tolist()
+    first_span_of_record = _indexes_of_changes(record_index)
+    events_before_span = np.cumsum(event_counts) - event_counts
+    batch_of_record = events_before_span[first_span_of_record] // EVENTS_PER_BATCH
+    first_record_of_batch = _indexes_of_changes(batch_of_record)
+    starts = first_span_of_record[first_record_of_batch].tolist()
     ends = [*starts[1:], len(record_index)]
     for start, end in zip(starts, ends, strict=True):
         yield slice(start, end)
+
+
+def _indexes_of_changes(numbers: Ints) -> Ints:
+    """Return the indexes at which a number differs from the one before it, and 0.
+
+    The numbers are not negative, so the first one differs from the -1 that is put before it.
+    """
+    return np.flatnonzero(np.diff(numbers, prepend=-1))

@@ -144,7 +144,8 @@ def _iteration_ns(sessions: float, work: Work, costs: Costs) -> float:
     )
     prompts_per_iteration = sessions * work.requests
     share_with_prompts = -math.expm1(-prompts_per_iteration)
-    # All prompts fall on these iterations, so their time is not multiplied by the share.
+    # Both kinds count with their share of the iterations. All prompts are computed in iterations
+    # of this kind, so the time for prompts, a mean over all iterations, is not multiplied by it.
     with_prompts_ns = max(
         share_with_prompts * memory_ns, share_with_prompts * output_ns + prompt_ns
     )

@@ -122,7 +122,8 @@ def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Su
     """Carry out one simulated run in its directory, and return its summary.
 
     A prompt has exactly the tokens that the workload requests; the chat template adds none. Client
-    and network take no time.
+    and network take no time. The files are those of any run: manifest, records, event timelines,
+    summary, and the checksums of all of them, which come last.
 
     Raises LoadgenError or CombinedError if the run is not possible.
     """

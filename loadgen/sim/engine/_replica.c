@@ -160,7 +160,8 @@ static int64_t minimum(int64_t first, int64_t second)
 
 /* -- arrays and queues ------------------------------------------------------------------------ */
 
-/* Double the capacity of an array and return the new array, or NULL with an exception if there is no memory. */
+/* Double the capacity of an array and return the new array, or NULL with an exception if there is no memory.
+   An empty array gets the capacity `initial`. */
 static void *grow_array(void *items, Py_ssize_t *capacity, Py_ssize_t initial, size_t item_size)
 {
     Py_ssize_t new_capacity = *capacity ? 2 * *capacity : initial;
@@ -314,7 +315,9 @@ static int as_int64(PyObject *object, int64_t *value)
     return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Convert an int or any hashable object. A large int is kept as an object. */
+/* Convert an int or any hashable object. A large int is kept as an object.
+   Most hashes are ints of at most 64 bits, which need no object and are compared at once. -1 is a value
+   that the C API also returns for an error, so PyErr_Occurred decides. */
 static int as_block_hash(PyObject *object, BlockHash *hash)
 {
     if (PyLong_CheckExact(object)) {
@@ -331,7 +334,8 @@ static int as_block_hash(PyObject *object, BlockHash *hash)
     return 0;
 }
 
-/* Set the hashes of the full blocks of a prompt from a sequence. */
+/* Set the hashes of the full blocks of a prompt from a sequence.
+   See SimRequest.blocks in replica.py. */
 static int set_block_hashes(Request *self, PyObject *blocks)
 {
     Py_ssize_t count = PySequence_Size(blocks);
@@ -547,7 +551,8 @@ static void prefetch_slot(const BlockTable *table, const Request *request, Py_ss
     __builtin_prefetch(&table->slots[hash & table->slots_mask]);
 }
 
-/* 1 if two hashes are equal, else 0. */
+/* 1 if two hashes are equal, else 0.
+   Return -1 with an exception if objects cannot be compared. */
 static int is_same_hash(const BlockHash *first, const BlockHash *second)
 {
     if (first->value != second->value)
@@ -559,7 +564,9 @@ static int is_same_hash(const BlockHash *first, const BlockHash *second)
     return PyObject_RichCompareBool(first->object, second->object, Py_EQ);
 }
 
-/* Return the index of a shared block, NOT_FOUND, or SEARCH_FAILED. */
+/* Return the index of a shared block, NOT_FOUND, or SEARCH_FAILED.
+   The search begins at the slot of the hash and ends at the first empty slot (linear probing). The upper
+   half of a slot has the hash, so that most other blocks are passed over without reading them. */
 static int64_t find_block(const BlockTable *table, const BlockHash *block_hash)
 {
     if (table->slots == NULL)
@@ -589,7 +596,8 @@ static void insert_slot(BlockTable *table, uint64_t entry)
     table->slots[slot] = entry;
 }
 
-/* Double the slots of a table, and insert all blocks again. */
+/* Double the slots of a table, and insert all blocks again.
+   A new table gets INITIAL_SLOTS. */
 static int double_slots(BlockTable *table)
 {
     uint64_t *old_slots = table->slots;
@@ -609,7 +617,10 @@ static int double_slots(BlockTable *table)
     return 0;
 }
 
-/* Empty the slot of a block, and move the entries after it that would not be found any more. */
+/* Empty the slot of a block, and move the entries after it that would not be found any more.
+   An empty slot ends a search. So an entry behind the hole moves into it, unless its search begins behind
+   the hole (its home slot). Then the slot of the moved entry is the hole. Distances are taken modulo the
+   number of slots, because the last slot is followed by the first. */
 static void remove_slot(BlockTable *table, int64_t block)
 {
     int64_t mask = table->slots_mask;
@@ -655,7 +666,8 @@ static void add_to_unused(BlockTable *table, int64_t index)
     table->unused_count++;
 }
 
-/* Double the entries for blocks and add the new ones to the free list. */
+/* Double the entries for blocks and add the new ones to the free list.
+   They are added in reverse order, so that the first of them is used first. */
 static int double_blocks(BlockTable *table)
 {
     int64_t capacity = table->capacity ? 2 * table->capacity : INITIAL_BLOCKS;
@@ -673,7 +685,8 @@ static int double_blocks(BlockTable *table)
     return 0;
 }
 
-/* Add a block with one user, and return its index. At most half of the slots are in use. */
+/* Add a block with one user, and return its index. At most half of the slots are in use.
+   A fuller table would make searches longer. */
 static int64_t add_block(BlockTable *table, const BlockHash *block_hash)
 {
     if (table->first_free == NO_BLOCK && double_blocks(table) < 0)
@@ -691,7 +704,8 @@ static int64_t add_block(BlockTable *table, const BlockHash *block_hash)
     return index;
 }
 
-/* Remove the least recently used blocks without users until at most `capacity` of them are left. */
+/* Remove the least recently used blocks without users until at most `capacity` of them are left.
+   A negative capacity counts as 0. The memory of the next block is fetched in advance. */
 static void evict_blocks(BlockTable *table, int64_t capacity)
 {
     while (table->unused_count > 0 && table->unused_count > capacity) {
@@ -709,6 +723,7 @@ static void evict_blocks(BlockTable *table, int64_t capacity)
     }
 }
 
+/* Count one more request that uses a block. */
 static void use_block(BlockTable *table, int64_t index)
 {
     if (table->blocks[index].users++ == 0) {
@@ -717,6 +732,7 @@ static void use_block(BlockTable *table, int64_t index)
     }
 }
 
+/* Count one request less that uses a block. Without users it stays in the table until it is evicted. */
 static void stop_using_block(BlockTable *table, int64_t index)
 {
     if (--table->blocks[index].users == 0) {
@@ -727,6 +743,7 @@ static void stop_using_block(BlockTable *table, int64_t index)
 
 /* -- blocks and tokens of a replica's requests ------------------------------------------------ */
 
+/* The number of blocks that are free or could be evicted. */
 static int64_t free_blocks(const Replica *self)
 {
     return self->kv_blocks - self->private_used - self->shared.pinned_count;
@@ -746,7 +763,9 @@ static int append_shared_block(Request *request, int64_t index)
     return 0;
 }
 
-/* Set `shared_blocks` to the blocks of a prompt that exist already, and return how many of them have no users. */
+/* Set `shared_blocks` to the blocks of a prompt that exist already, and return how many of them have no users.
+   They are the first blocks of the prompt, up to the first that does not exist. Blocks without users would
+   be taken from the free ones, so the caller has to know their number. */
 static int64_t match_blocks(Replica *self, Request *request)
 {
     int64_t unused_count = 0;
@@ -768,7 +787,8 @@ static int64_t match_blocks(Replica *self, Request *request)
     return unused_count;
 }
 
-/* Note how much of a prompt was in the cache, at the first admission of a request. */
+/* Note how much of a prompt was in the cache, at the first admission of a request.
+   A request that is admitted again after a pause is not counted a second time. */
 static void count_cached_tokens(Replica *self, Request *request)
 {
     if (request->cached_tokens >= 0)
@@ -780,7 +800,9 @@ static void count_cached_tokens(Replica *self, Request *request)
     }
 }
 
-/* Take the blocks for a waiting request. Return 1, or 0 if there are not enough. */
+/* Take the blocks for a waiting request. Return 1, or 0 if there are not enough.
+   The blocks at the beginning of the prompt that exist already are shared. The others are private: no other
+   request uses them. With `guaranteed`, blocks for the whole output are taken now. */
 static int admit(Replica *self, Request *request)
 {
     int64_t tokens = request->prefill_tokens;
@@ -838,7 +860,9 @@ static void release_blocks(Replica *self, Request *request, int64_t private_bloc
     request->private_blocks = 0;
 }
 
-/* In which iterations, modulo tokens_per_block, a decoding request needs a new block. */
+/* In which iterations, modulo tokens_per_block, a decoding request needs a new block.
+   In iteration `resumed_iteration + 1 + n` it has `prefill_tokens + n` tokens in the cache and adds one. It
+   needs a new block if that number is a multiple of tokens_per_block. */
 static int64_t growing_phase(const Replica *self, const Request *request)
 {
     int64_t first_growth = request->resumed_iteration + 1 - request->prefill_tokens;
@@ -851,7 +875,9 @@ static int64_t last_token_iteration(const Replica *self, const Request *request)
     return minimum(self->iteration - 1, request->last_iteration);
 }
 
-/* Remove a decoding request before its end. The caller takes over the reference. */
+/* Remove a decoding request before its end. The caller takes over the reference.
+   The key and the value of its last token are not in the cache: they are computed together with the token
+   after it. Without `guaranteed`, it has also taken blocks since its prefill, which are freed, too. */
 static void remove_decoding(Replica *self, Request *request)
 {
     int64_t decoded_tokens = last_token_iteration(self, request) - request->resumed_iteration;
@@ -873,7 +899,9 @@ static void remove_decoding(Replica *self, Request *request)
     release_blocks(self, request, private_blocks);
 }
 
-/* The tokens that a request has got by the end of the last finished iteration. */
+/* The tokens that a request has got by the end of the last finished iteration.
+   Tokens are not counted one by one: since its admission it has got one in each iteration from
+   `resumed_iteration` on, and after a pause `remaining_tokens` says how many it lacked then. */
 static int64_t count_generated(const Replica *self, const Request *request)
 {
     int64_t before_pause = request->output_tokens - request->remaining_tokens;
@@ -895,7 +923,9 @@ static int record_pause(Replica *self, Request *request, int64_t first, int64_t 
     return failed;
 }
 
-/* Pause the request admitted last: it waits first in the queue, and is computed again later. */
+/* Pause the request admitted last: it waits first in the queue, and is computed again later.
+   Its prompt and the tokens that it has got are prefilled again then. A request that is still in prefill is
+   newer than all decoding ones, and has got no token (an empty range of iterations). */
 static int pause_one(Replica *self)
 {
     int64_t first_iteration = 0;
@@ -936,7 +966,8 @@ static int clear_paused(Replica *self)
     return 0;
 }
 
-/* Take the blocks that decoding requests need now. Pause some requests if there are too few. */
+/* Take the blocks that decoding requests need now. Pause some requests if there are too few.
+   Each pause frees the blocks of one request, and may also lower the number of blocks needed. */
 static int grow_decoding(Replica *self)
 {
     int64_t phase = self->iteration % self->tokens_per_block;
@@ -952,7 +983,9 @@ static int grow_decoding(Replica *self)
     return 0;
 }
 
-/* Admit the request that waits first, and set `admitted` to it, or to NULL if it has to wait. */
+/* Admit the request that waits first, and set `admitted` to it, or to NULL if it has to wait.
+   It waits if the batch is full, if it is not due yet, if its prompt exceeds the budget and cannot be
+   prefilled in parts, or if too few blocks are free. No later request overtakes it. */
 static int admit_next(Replica *self, int64_t budget, int64_t now_ns, Request **admitted)
 {
     *admitted = NULL;
@@ -971,7 +1004,8 @@ static int admit_next(Replica *self, int64_t budget, int64_t now_ns, Request **a
     return 0;
 }
 
-/* Add a part of a prompt that begins after `start` of its tokens. */
+/* Add a part of a prompt that begins after `start` of its tokens.
+   Each of its tokens attends to `start` tokens and, on average over the part, to half of the part. */
 static void add_chunk(Work *work, int64_t start, int64_t tokens)
 {
     work->tokens_read += start + tokens;
@@ -980,7 +1014,8 @@ static void add_chunk(Work *work, int64_t start, int64_t tokens)
     work->context_requests++;
 }
 
-/* Compute at most `budget` tokens of prompts, in order of arrival. */
+/* Compute at most `budget` tokens of prompts, in order of arrival.
+   A prompt that exceeds the rest of the budget is prefilled in part and continued in the next iteration. */
 static int prefill(Replica *self, Work *work, int64_t budget, int64_t now_ns)
 {
     while (budget > 0) {
@@ -1130,7 +1165,8 @@ static int is_quiet(const Replica *self)
 
 /* -- cancellation ----------------------------------------------------------------------------- */
 
-/* Remove a request from the queue. The caller takes over the reference. */
+/* Remove a request from the queue. The caller takes over the reference.
+   Only the first request of a queue has no predecessor, so another one without one is in no queue. */
 static int remove_waiting(Replica *self, Request *request)
 {
     if (request->previous == NULL && request != self->waiting.head) {
@@ -1241,7 +1277,9 @@ static int read_limits(Replica *self, PyObject *limits)
     return 0;
 }
 
-/* Create the buckets: a power of two, and enough for the longest output. */
+/* Create the buckets: a power of two, and enough for the longest output.
+   The bucket of an iteration is its number modulo their number. No request ends so late that its bucket
+   would be that of an earlier iteration. */
 static int create_buckets(Replica *self)
 {
     int64_t bucket_count = 2;

@@ -188,11 +188,14 @@ _IGNORED_BY_OPENAI_COMPLETIONS: IgnoredFields = {
 def body_decoder(fields: type[msgspec.Struct], *ignored: IgnoredFields) -> BodyDecoder:
     """Return a decoder that accepts the given fields and the ignored ones, and no other.
 
+    It is the decoder of a type that is created here: a subclass of `fields` with one optional field
+    more for each ignored name. So the types of ignored fields are checked, too.
+
     The decoder raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError.
     """
-    default = None
+    default_value = None
     ignored_fields = [
-        (name, field_type, default)
+        (name, field_type, default_value)
         for names_by_type in ignored
         for field_type, names in names_by_type.items()
         for name in names.split()
@@ -421,8 +424,10 @@ def hash_blocks(content: bytes, tokens: int, tokens_per_block: int) -> tuple[int
     # Importing numpy is half of the start-up time of a server that needs none of it.
     import numpy as np
 
+    full_blocks = tokens // tokens_per_block
     spaces = np.flatnonzero(np.frombuffer(content, np.uint8) == SPACE)
-    block_ends = spaces[tokens_per_block - 1 :: tokens_per_block][: tokens // tokens_per_block]
+    # The n-th space ends the n-th token, so every `tokens_per_block`-th one ends a block.
+    block_ends = spaces[tokens_per_block - 1 :: tokens_per_block][:full_blocks]
     prefix_hash = 0
     start = 0
     hashes = []

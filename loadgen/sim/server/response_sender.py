@@ -89,7 +89,7 @@ class ResponseSender:
                 continue
             index = response.tokens_sent
             if response.is_plain and index and emission.tokens == 1 and not emission.is_last:
-                # The same token as of `token_ids`.
+                # The word of the token that `wire_format.token_ids` returns for this index.
                 word = TOKEN_WORDS[response.digest[index & 63] ^ (index >> 6 & 255)]
                 data = response.head + word + response.tail
                 event_index = response.events_sent

@@ -39,8 +39,9 @@ class TlsSocket(ssl.SSLSocket):
     def recv(self, limit: int = _RECV_BYTES, flags: int = 0) -> bytes:
         """Return everything that is decrypted, which may be more than `limit` bytes.
 
-        Bytes that stayed in the TLS layer would not make the socket readable. Raises
-        BlockingIOError if there are none.
+        TLS decrypts whole records. If decrypted bytes were left over, the poll would not report
+        them, because it watches the socket below. So all of them are read. Raises BlockingIOError
+        if there are none.
         """
         plaintext = bytearray()
         try:

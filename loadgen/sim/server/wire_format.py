@@ -123,11 +123,13 @@ class ResponseFormatter:
 def format_sse_event(value: Any, name: str = "") -> bytes:
     """Return `value` as JSON in a server-sent event, with an event name if there is one."""
     data = b"data: " + msgspec.json.encode(value) + b"\n\n"
-    return b"event: " + name.encode() + b"\n" + data if name else data
+    if not name:
+        return data
+    return b"event: " + name.encode() + b"\n" + data
 
 
 def format_chunk(event: bytes) -> bytes:
-    """Return `event` as one HTTP chunk."""
+    """Return `event` as one HTTP chunk: its length in hexadecimal, and the event."""
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
@@ -141,7 +143,12 @@ def split_chunk_around_word(before_word: bytes, after_word: bytes) -> tuple[byte
 
 
 def token_ids(digest: bytes, start: int, stop: int) -> list[int]:
-    """Return the ids of tokens `start` to `stop`, a function of digest and index only."""
+    """Return the ids of tokens `start` to `stop`, a function of digest and index only.
+
+    Token n is the byte n modulo 64 of the digest. The number of the repetition of the digest (n
+    divided by 64) is XORed to it, so that a long text does not repeat itself every 64 words. An id
+    is an index of TOKEN_WORDS.
+    """
     return [digest[index & 63] ^ (index >> 6 & 255) for index in range(start, stop)]
 
 
