@@ -79,6 +79,10 @@ def _find_break_even(
 def _describe(
     machines: PricedResult, noun: str, units_per_day: Decimal | None, capacity_per_day: Decimal
 ) -> str:
+    """Return the break-even as a sentence, beside what the machines can serve.
+
+    A break-even above the capacity of the machines is never reached with them.
+    """
     if units_per_day is None:
         return (
             f"never: what each of the {noun} adds on the machines alone costs more than paying by "

@@ -53,6 +53,7 @@ def compare_commitments(results: Sequence[PricedResult]) -> Iterator[CommitmentC
 
 
 def _is_on_demand(result: PricedResult) -> bool:
+    """Return True if the hours of a price are paid only while a machine is used."""
     return result.price.commitment.lower().startswith(ON_DEMAND_PREFIXES)
 
 
@@ -72,6 +73,11 @@ def _machine(price: Rented) -> tuple[str, str, str]:
 
 
 def _compare(committed: PricedResult, on_demand: PricedResult) -> CommitmentComparison:
+    """Return from which fraction of all hours a commitment costs less.
+
+    A commitment is paid at all hours, and the other price only in the hours in which the machines
+    are needed. Both cost the same if that fraction is the ratio of their hourly costs.
+    """
     committed_hour = sum(committed.hourly.values(), Decimal(0))
     on_demand_hour = sum(on_demand.hourly.values(), Decimal(0))
     if committed_hour < on_demand_hour:

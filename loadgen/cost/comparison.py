@@ -111,6 +111,7 @@ def _common_unit(results: Sequence[PricedResult]) -> str:
 
 
 def _compare_pair(a: PricedResult, b: PricedResult, unit: str) -> CostRatio:
+    """Return the ratio of two costs of a unit, or why the two results are not comparable."""
     differences = find_differences(a, b)
     cost_a = a.costs[unit]
     cost_b = b.costs[unit]
@@ -139,6 +140,11 @@ def _compare_pair(a: PricedResult, b: PricedResult, unit: str) -> CostRatio:
 
 
 def _judge(ratio: Estimate[Decimal], a: PricedResult, b: PricedResult) -> str:
+    """Return which result is cheaper, if the interval of the ratio shows it.
+
+    An interval that contains 1 shows no difference. A ratio of exactly 1 without any uncertainty is
+    that of equal costs.
+    """
     if ratio.low is None or ratio.high is None:
         return "not judged: a single run has no interval"
     if ratio.low <= 1 <= ratio.high:

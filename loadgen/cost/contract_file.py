@@ -52,7 +52,10 @@ def render_contract(size: Size, summary: Summary, workload: str) -> str:
 
 
 def _terms(part: Summary | ClassSummary, class_name: str = "") -> Iterator[str]:
-    """Yield the objectives of a run, or of one request class, as terms of a contract."""
+    """Yield the objectives of a run, or of one request class, as terms of a contract.
+
+    For example `ttft: {limit: 2s, at: p95}`, with the name of the class if there is one.
+    """
     suffix = f", class: {class_name}" if class_name else ""
     for term in part.goodput.slo:
         yield f"{term.metric}: {{{_limit(term)}{suffix}}}"

@@ -153,6 +153,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Decimal):
+        # `adjusted` is the exponent of the first digit, such as -3 for 0.001.
         places = max(DECIMAL_PLACES, DECIMAL_PLACES - 1 - value.adjusted())
         return f"{round(value, places).normalize():f}"
     if isinstance(value, tuple):
@@ -161,6 +162,10 @@ def _plain(value: Any) -> Any:
 
 
 def _result_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dict[str, Any]:
+    """Return a result with its price, its costs and what qualifies them, as JSON values.
+
+    `differences` are the differences that forbid comparing it with the first result.
+    """
     yearly_cost = compute_yearly_cost(result)
     return {
         "name": result.name,
@@ -179,8 +184,11 @@ def _result_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dic
         "rates_per_s": _plain(result.basis.rates),
         "costs": _costs_json(result.costs),
         "classes": {
-            name: {**_fields(part, "tokens_share"), "costs": _costs_json(part.costs)}
-            for name, part in result.classes.items()
+            name: {
+                **_fields(class_cost, "tokens_share"),
+                "costs": _costs_json(class_cost.costs),
+            }
+            for name, class_cost in result.classes.items()
         },
         "steps": {
             name: {
@@ -198,6 +206,7 @@ def _result_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dic
 
 
 def _price_json(price: Price) -> dict[str, Any]:
+    """Return what identifies a price, but not its amounts: costs have them already."""
     if isinstance(price, Rented):
         kind = "rented"
     elif isinstance(price, Owned):

@@ -73,7 +73,8 @@ class _Input(NamedTuple):
 def compute_sensitivities(result: PricedResult, unit: str) -> list[Sensitivity]:
     """Return the sensitivity of the cost of a unit to each input, the largest first.
 
-    A rate is changed over its interval, and other inputs by 10 %.
+    A rate is changed over its interval, and other inputs by 10 %. Inputs without an effect on the
+    cost are left out. A higher rate means a lower cost, so `down` is the upper end of the cost.
     """
     cost = result.costs[unit]
     if cost is None:
@@ -141,15 +142,20 @@ def _inputs(result: PricedResult) -> Iterator[_Input]:
 def _multiply(value: Any, path: tuple[str, ...], factor: Decimal) -> Any:
     """Return a copy of a value with the field at the end of a path multiplied by a factor.
 
+    The path ("price", "energy", "pue") leads from a result to the PUE of its price. Each level of
+    the recursion copies one object, because all of them are immutable.
+
     Values stay possible: PUE is at least 1, utilization at most 1, and idle power at most the power
     under load.
     """
     if isinstance(value, dict):
+        # The rates by unit are one input: they all change together.
         return {unit: None if rate is None else rate * factor for unit, rate in value.items()}
     if not path:
         return value * factor
     field = path[0]
-    changed = _multiply(getattr(value, field), path[1:], factor)
+    remaining_path = path[1:]
+    changed = _multiply(getattr(value, field), remaining_path, factor)
     match field:
         case "pue":
             changed = max(changed, Decimal(1))

@@ -62,7 +62,11 @@ def compute_yearly_cost(result: PricedResult, years: int = YEARS) -> YearlyCost 
 def _running_cost_per_year(
     result: PricedResult, price: Rented | Owned, request_cost: UnitCost, requests_per_year: Decimal
 ) -> Decimal:
-    """Return the cost of a year without the capital."""
+    """Return the cost of a year without the capital.
+
+    Hourly costs are paid for all hours. The energy that load adds is paid for the hours in which
+    the machines are used, and egress for each request.
+    """
     assert result.gpus is not None, "a result priced by machines has GPUs"
     hourly_parts = hourly_cost_parts(price)
     hourly_parts.pop("capital", None)
@@ -75,6 +79,11 @@ def _running_cost_per_year(
 def _cost_of_owned_machines(
     result: PricedResult, price: Owned, running_cost: Decimal, years: int
 ) -> YearlyCost:
+    """Return what owned machines cost in each year, and the present value with a discount rate.
+
+    The capital is paid in the years in which the machines are bought or replaced. An amount that is
+    paid n years from now is worth amount / (1 + discount) ** n today.
+    """
     assert result.gpus is not None, "a result priced by machines has GPUs"
     capital = price.capital * machines_paid(price, result.gpus)
     purchase_years = list(_purchase_years(price.years, years))

@@ -70,30 +70,46 @@ class Budget(Struct):
         is_by_the_hour = all(isinstance(price, Rented | Owned) for price in prices)
         if load.requests is None and not is_by_the_hour:
             return None
-        # An hour costs as much with any number of requests.
+        # The cost is computed per request and multiplied again. If the number of requests is not
+        # known, the load counts as one request, because an hour costs as much with any number.
         request_count = to_decimal(1.0 if load.requests is None else load.requests)
         seconds = to_decimal(load.seconds)
         if not request_count or not seconds:
             return Decimal(0)
         basis = _forecast_basis(load, request_count, seconds)
+        # Targets that do not say their GPUs count as 0. A sum of 0 means that none of them does.
         gpus = sum(target.gpus or 0 for target in targets) or None
-        totals: list[Decimal] = []
-        for price in prices:
-            mean_price = _price_of_mean_prompt(price, load.input_tokens)
-            unit_cost = compute_unit_cost(basis, mean_price, gpus, REQUEST)
-            if unit_cost is None:
-                raise UserError(
-                    "missing_option",
-                    "its price is by the hour, and nobody says how many GPUs it has",
-                    "--gpus",
-                    "--gpus 4",
-                )
-            totals.append(unit_cost.total)
-        return max(totals) * request_count
+        costs_per_request = [
+            _forecast_request_cost(price, basis, load.input_tokens, gpus) for price in prices
+        ]
+        return max(costs_per_request) * request_count
+
+
+def _forecast_request_cost(
+    price: Price, basis: CostBasis, mean_prompt_tokens: float, gpus: int | None
+) -> Decimal:
+    """Return the expected cost of a request under a price.
+
+    Raises:
+        UserError: The price is by the hour and the number of GPUs is not known.
+    """
+    mean_price = _price_of_mean_prompt(price, mean_prompt_tokens)
+    unit_cost = compute_unit_cost(basis, mean_price, gpus, REQUEST)
+    if unit_cost is None:
+        raise UserError(
+            "missing_option",
+            "its price is by the hour, and nobody says how many GPUs it has",
+            "--gpus",
+            "--gpus 4",
+        )
+    return unit_cost.total
 
 
 def _forecast_basis(load: Forecast, request_count: Decimal, seconds: Decimal) -> CostBasis:
-    """Return the quantities of a load as they are expected, without a cache."""
+    """Return the quantities of a load as they are expected.
+
+    Nothing is expected to come from a cache, which makes the forecast rather too high than too low.
+    """
     return CostBasis(
         label="forecast",
         is_capacity=False,
@@ -111,8 +127,8 @@ def _forecast_basis(load: Forecast, request_count: Decimal, seconds: Decimal) ->
 def _price_of_mean_prompt(price: Price, mean_prompt_tokens: float) -> Price:
     """Return the price for prompts of a mean length, if the price changes with the length.
 
-    A forecast has only the mean, so it is an estimate for loads with prompts on both sides of the
-    change.
+    A forecast has only the mean length. If some prompts are shorter than the length at which the
+    price changes and others are longer, its cost is only an estimate.
     """
     if not isinstance(price, PerToken) or price.above_prompt_tokens is None:
         return price

@@ -56,13 +56,18 @@ class MeasuredEnergy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compute_power(basis: CostBasis, price: Price, gpus: int | None) -> Power | None:
-    """Return the power and energy by the price file, whoever pays for them.
+    """Return the power and energy by the price file, also if the price includes them.
 
-    Returns None if the price says nothing about power, or if GPUs or rate are not known.
+    The price file declares the power of one machine under load. It is multiplied by the PUE, which
+    adds the cooling of the data centre, and by the machines that are paid. Returns None if the
+    price declares no power, or if the number of GPUs or the rate of output tokens is not known.
     """
-    tokens_per_s = (basis.rates[OUTPUT] or 0) * MILLION
-    if isinstance(price, PerToken) or price.energy is None or gpus is None or not tokens_per_s:
+    if isinstance(price, PerToken) or price.energy is None or gpus is None:
         return None
+    millions_of_tokens_per_s = basis.rates[OUTPUT]
+    if not millions_of_tokens_per_s:
+        return None
+    tokens_per_s = millions_of_tokens_per_s * MILLION
     watts = price.energy.watts * price.energy.pue * machines_paid(price, gpus)
     kwh_per_s = watts / KILO / SECONDS_PER_HOUR
     return Power(
@@ -76,7 +81,11 @@ def compute_power(basis: CostBasis, price: Price, gpus: int | None) -> Power | N
 def average_measured_energy(
     summaries: Sequence[Summary], energy_price: Energy | None
 ) -> MeasuredEnergy | None:
-    """Return the mean energy over the runs, or None if one of them has none."""
+    """Return the mean energy over the runs, or None if one of them has no complete measurement.
+
+    A mean over some of the runs would not belong to their counts. Its error is the largest of the
+    runs' relative errors.
+    """
     energies = [
         summary.energy
         for summary in summaries
@@ -91,12 +100,13 @@ def average_measured_energy(
     joules_per_token = _mean([energy.joules_per_output_token for energy in energies])
     joules_per_request = _mean([energy.joules_per_request for energy in energies])
     assert watts is not None and joules_per_token is not None
-    errors = [(energy.error_j or 0.0) / (energy.joules or 1.0) for energy in energies]
+    # Runs without joules were left out above.
+    relative_errors = [(energy.error_j or 0.0) / (energy.joules or 1.0) for energy in energies]
     return MeasuredEnergy(
         watts=watts,
         joules_per_output_token=joules_per_token,
         joules_per_request=joules_per_request,
-        error=to_decimal(max(errors)),
+        error=to_decimal(max(relative_errors)),
         money={
             REQUEST: _cost_of_joules(joules_per_request, energy_price),
             OUTPUT: _cost_of_joules(joules_per_token * MILLION, energy_price),
@@ -105,7 +115,7 @@ def average_measured_energy(
 
 
 def lowest_measured_watts(measured: MeasuredEnergy, energy_price: Energy) -> Decimal:
-    """Return the lower end of the measured power, with PUE."""
+    """Return the measured power less its error, with PUE."""
     return measured.watts * (1 - measured.error) * energy_price.pue
 
 
@@ -118,6 +128,7 @@ def _mean(values: Sequence[float | None]) -> Decimal | None:
 
 
 def _cost_of_joules(joules: Decimal | None, energy_price: Energy | None) -> Decimal | None:
+    """Return the price of an energy with PUE, or None if the energy or its price is not known."""
     if joules is None or energy_price is None or energy_price.per_kwh is None:
         return None
     return round_amount(

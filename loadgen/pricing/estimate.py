@@ -37,8 +37,8 @@ class Estimate(Struct, Generic[T], frozen=True, kw_only=True):
 def estimate_rate(rates: Sequence[float]) -> Estimate[float]:
     """Return the mean of the rates of independent repeats, with Student's 95 % interval.
 
-    One rate has no interval. A lower end that is not positive is replaced by the smallest rate,
-    because a rate is positive.
+    One rate has no interval. The interval of few, scattered rates may reach below zero, which is
+    not possible for a rate, so the smallest measured rate is its lower end then.
     """
     mean, low, high = replications(rates, CONFIDENCE)
     if len(rates) < 2:

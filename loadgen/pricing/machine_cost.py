@@ -12,8 +12,9 @@ from loadgen.pricing.units import HOURS_PER_YEAR, KILO, MONTHS_PER_YEAR
 def machines_paid(price: Rented | Owned, gpus: int) -> Decimal:
     """Return the number of machines that a run on `gpus` GPUs pays for.
 
-    Rented machines are paid whole. Of machines that were bought, the run pays a fraction. A price
-    per GPU, without the number of GPUs of a machine, counts each GPU as a machine.
+    Rented machines are paid whole: a run on 6 GPUs pays for one machine of 8. Of machines that were
+    bought, it pays the fraction 6/8. A price per GPU, without the number of GPUs of a machine,
+    counts each GPU as a machine.
     """
     if price.gpus is None:
         return Decimal(gpus)
@@ -23,7 +24,10 @@ def machines_paid(price: Rented | Owned, gpus: int) -> Decimal:
 
 
 def hourly_cost_parts(price: Rented | Owned) -> dict[str, Decimal]:
-    """Return the parts of the hourly cost of one machine, without those that are zero.
+    """Return the parts of the hourly cost of one machine, such as "rent", without zero parts.
+
+    Power is a part as far as it is paid at all hours: `counted: hourly` pays the power under load,
+    and `counted: by_load` that of an idle machine.
 
     If the price is per GPU and does not say how many GPUs a machine has, the parts are for one GPU.
     """
@@ -57,6 +61,7 @@ def load_energy_cost_per_hour(energy: Energy | None) -> Decimal:
 
 
 def _ownership_parts(price: Owned) -> dict[str, Decimal]:
+    """Return what owned machines cost per hour: their capital and the people who run them."""
     return {
         "capital": _capital_per_year(price) / HOURS_PER_YEAR,
         "staff": price.capital * price.staff_share / HOURS_PER_YEAR,
@@ -64,13 +69,15 @@ def _ownership_parts(price: Owned) -> dict[str, Decimal]:
 
 
 def _rental_parts(price: Rented) -> dict[str, Decimal]:
+    """Return what a rented machine costs per hour: the rent, and what interruptions add to it."""
     parts: dict[str, Decimal] = {}
     if price.per_hour is not None:
         parts["rent"] = price.per_hour
     elif price.per_gpu_hour is not None:
         parts["rent"] = price.per_gpu_hour * (price.gpus or 1)
     if price.lost_share is not None:
-        # Interruptions lose this share of the paid time, so that useful time costs 1 / (1 - share).
+        # Interruptions lose this share of the paid time, so that a useful hour costs
+        # rent / (1 - share). The part of the interruptions is the difference to the rent.
         parts["interruptions"] = parts["rent"] * price.lost_share / (1 - price.lost_share)
     return parts
 
@@ -83,10 +90,12 @@ def _capital_per_year(price: Owned) -> Decimal:
     """
     if price.discount is None:
         return price.capital / price.years
+    # The present value of `years` yearly payments at this rate is the capital.
     return price.capital * price.discount / (1 - (1 + price.discount) ** -price.years)
 
 
 def _per_hour(per_month: Decimal | None) -> Decimal:
+    """Return a monthly amount per hour of a year of 8,760 hours. No amount costs nothing."""
     return (per_month or Decimal(0)) * MONTHS_PER_YEAR / HOURS_PER_YEAR
 
 

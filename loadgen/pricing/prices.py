@@ -35,12 +35,16 @@ NOT_VERIFIED = "not verified"  # the quality of an entry that only records that 
 NO_SOURCE = "not stated"  # the source of a price that a copy gives without one
 
 
-def _validator(check: Callable[[object], Any]) -> BeforeValidator:
-    """Return a validator that runs a check of the SDK and raises its error as `Wrong`."""
+def _validator(parse: Callable[[object], Any]) -> BeforeValidator:
+    """Return a pydantic validator that parses a value with a function of the SDK.
+
+    The SDK checks price files too, so that both accept the same values. It raises `WrongUse`, which
+    becomes `Wrong`: `validate_document` turns it into an error with the line of the value.
+    """
 
     def validate(value: Any) -> Any:
         try:
-            return check(value)
+            return parse(value)
         except WrongUse as error:
             raise Wrong(error.code, error.what, error.hint) from None
 
@@ -48,7 +52,10 @@ def _validator(check: Callable[[object], Any]) -> BeforeValidator:
 
 
 def _between(low: str, high: str, noun: str) -> AfterValidator:
-    """Return a validator that refuses numbers outside [low, high], for which `noun` is the word."""
+    """Return a pydantic validator that refuses numbers outside the closed range [low, high].
+
+    `noun` says in the error message what the number is not, such as "a power usage effectiveness".
+    """
 
     def check(value: Decimal) -> Decimal:
         if not Decimal(low) <= value <= Decimal(high):
@@ -220,7 +227,10 @@ _TYPES_BY_CHECK: dict[Callable[[object], object], Any] = {
 
 
 def _token_price_field(name: str, default: Any) -> tuple[Any, Any]:
-    """Return the type and the default of a key of a price by the token."""
+    """Return the type and the default of a key of a price per token, as pydantic expects them.
+
+    The ellipsis marks a required key. A key whose default is None may be left out or be null.
+    """
     field_type = _TYPES_BY_CHECK[FIELD_PARSERS[name]]
     if default is NODEFAULT:
         return field_type, ...
@@ -230,7 +240,11 @@ def _token_price_field(name: str, default: Any) -> tuple[Any, Any]:
 
 
 def _token_price_model() -> type[Part]:
-    """Build the model of a price by the token from the keys and checks of the SDK."""
+    """Return the pydantic model of a price per token, built from the keys and checks of the SDK.
+
+    The SDK defines `PerToken` as a msgspec struct, which has no validators that report the line of
+    an error. Building the model from it keeps the two from differing.
+    """
     keys: dict[str, Any] = {
         key.name: _token_price_field(key.name, key.default) for key in fields(PerToken)
     }
@@ -243,12 +257,13 @@ _WrittenPerToken = _token_price_model()
 
 
 def _validate_token_price(value: Any, info: ValidationInfo) -> PerToken:
+    """Return the price per token of the SDK from its keys in a price file."""
     written = _WrittenPerToken.model_validate(value, context=info.context)
     price = PerToken(**dict(written))
     try:
         price_file.check_tiers(price)
-    except WrongUse as wrong:
-        raise Wrong(wrong.code, wrong.what, wrong.hint) from None
+    except WrongUse as error:
+        raise Wrong(error.code, error.what, error.hint) from None
     return price
 
 
@@ -383,6 +398,10 @@ def _find_by_name(prices: Prices, name: str) -> list[Price]:
 
 
 def _matches_shape(price: Price, target: TargetFacts) -> bool:
+    """Return True if a price of machines is for the instance type and region of a target.
+
+    A price or a target without a region matches any region.
+    """
     if isinstance(price, PerToken) or price.shape.lower() != target.shape.lower():
         return False
     if not price.region or not target.region:
@@ -391,20 +410,29 @@ def _matches_shape(price: Price, target: TargetFacts) -> bool:
 
 
 def _matches_model(price: Price, target: TargetFacts) -> bool:
+    """Return True if a price per token is for the model of a target and for its URL.
+
+    The URL of a price is a prefix, such as "https://api.example.com/".
+    """
     if not isinstance(price, PerToken) or price.model.lower() != target.model.lower():
         return False
     return target.url.startswith(price.url)
 
 
 def _check_has_amount(price: Rented, prices: Prices, result: str) -> None:
+    """Raise UserError if a price file only records that a price is missing.
+
+    Such an entry has the quality "not verified" and no amount. The hint names other prices of the
+    same GPU that could stand in for it.
+    """
     if _has_amount(price):
         return
-    why = f": {price.why_missing}" if price.why_missing else ""
+    why_missing = f": {price.why_missing}" if price.why_missing else ""
     hint = "supply per_hour or per_gpu_hour, with as_of and source: nobody has verified one"
     alternatives = [
-        other.name
-        for other in prices.entries
-        if isinstance(other, Rented) and other.gpu == price.gpu and _has_amount(other)
+        entry.name
+        for entry in prices.entries
+        if isinstance(entry, Rented) and entry.gpu == price.gpu and _has_amount(entry)
     ]
     if alternatives:
         hint += (
@@ -412,7 +440,7 @@ def _check_has_amount(price: Rented, prices: Prices, result: str) -> None:
             f"{', '.join(alternatives)}"
         )
     raise UserError(
-        "no_price", f"{price.name} has no price{why}", prices.locations[price.name], hint
+        "no_price", f"{price.name} has no price{why_missing}", prices.locations[price.name], hint
     )
 
 
@@ -428,6 +456,7 @@ def _describe_target(target: TargetFacts) -> str:
 
 
 def _missing_price_hint(target: TargetFacts, prices: Prices, result: str) -> str:
+    """Return which keys to add to a price file, or which price to choose for a result."""
     if target.shape:
         keys = f"shape: {target.shape}, per_hour, gpus, as_of and source"
         advice = f"supply rented: (or owned:) with {keys}"
@@ -440,6 +469,7 @@ def _missing_price_hint(target: TargetFacts, prices: Prices, result: str) -> str
 
 
 def _missing_model_hint(target: TargetFacts, prices: Prices) -> str:
+    """Return how a target without a shape gets a price: as a machine, or as a model."""
     machine_prices = [price for price in prices.entries if not isinstance(price, PerToken)]
     shapes = dict.fromkeys(price.shape for price in machine_prices if price.shape)
     known_shapes = f" ({', '.join(shapes)})" if shapes else ""

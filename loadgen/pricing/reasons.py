@@ -100,6 +100,7 @@ def texts(notes: Iterable[ReasonCode]) -> tuple[str, ...]:
 
 
 def _warmth(share: float | None) -> str:
+    """Return a cached fraction of the prompt tokens as text, such as "warm, 42.0 %"."""
     if share is None:
         return "not said"
     return f"{'cold' if share <= CACHED_SHARE else 'warm'}, {share * 100:.1f} %"

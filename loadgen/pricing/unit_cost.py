@@ -79,6 +79,7 @@ def compute_unit_cost(
     if isinstance(price, PerToken):
         amounts = {part: amount / count for part, amount in _token_parts(basis, price).items()}
     else:
+        # Machines are paid by the hour, so a unit costs an hour divided by the units of an hour.
         rate = basis.rates[unit]
         if not rate or gpus is None:
             return None
@@ -94,7 +95,12 @@ def compute_unit_cost(
 
 
 def _with_interval(amounts: Mapping[str, Decimal], basis: CostBasis) -> UnitCost:
-    """Return the rounded parts with their total and the interval that follows from the rate's."""
+    """Return the rounded parts with their total and the interval that follows from the rate's.
+
+    Only parts that are paid by time depend on the rate: at 0.9 times the rate they cost 1/0.9 times
+    as much. So the upper end of the rate gives the lower end of the cost. Parts that were counted,
+    such as tokens, have no interval.
+    """
     parts = {part: round_amount(amounts[part]) for part in PARTS if part in amounts}
     by_time = sum((parts[part] for part in PARTS_BY_TIME if part in parts), Decimal(0))
     by_count = sum(parts.values(), Decimal(0)) - by_time
@@ -117,7 +123,11 @@ def round_amount(amount: Decimal) -> Decimal:
 
 
 def _token_parts(basis: CostBasis, price: PerToken) -> dict[str, Decimal]:
-    """Return what the tokens of a basis cost, by part, each prompt at the price for its length."""
+    """Return what the tokens of a basis cost, by part, each prompt at the price for its length.
+
+    If the price changes above a length, requests with longer prompts are priced separately. Without
+    such a length, or without the tokens of long prompts, all tokens have one price.
+    """
     tokens = TokenAmounts(
         fresh=basis.input_tokens,
         written=basis.written_tokens,
@@ -144,6 +154,7 @@ def compute_token_parts(price: PerToken, tokens: TokenAmounts) -> dict[str, Deci
     written = Decimal(0)
     if has_write_price:
         written = tokens.fresh if tokens.written is None else tokens.written
+    # Tokens that were written to a cache are among the fresh ones, and each is paid only once.
     amounts = ByTokenKind(tokens.fresh - written, written, tokens.cached, tokens.output)
     costs = token_costs(amounts, price.per_million)
     parts: dict[str, Decimal] = {}
