@@ -174,9 +174,12 @@ class BodyPrefetch(Bodies):
     """
 
     def __init__(self, job: Job, schedule: Schedule, prompts: Prompts) -> None:
-        """Start the builder and request the first bodies of each stage."""
+        """Start the builder and request the first bodies of each stage.
+
+        The index of stored bodies has no stages, because bodies that arrive stay in memory.
+        """
         encode_body = body_encoder(job, prompts)
-        super().__init__(prompts, encode_body, 0, links_responses=links_responses(job))
+        super().__init__(prompts, encode_body, stages=0, links_responses=links_responses(job))
         self._schedule = schedule
         self._window_size = job.settings.tuning.window
         self._frozen_s = job.settings.tuning.helper_frozen_s

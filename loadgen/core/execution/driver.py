@@ -146,6 +146,14 @@ class Driver:
         *,
         start_ns: int,
     ) -> None:
+        """Prepare to send a schedule. Call this in the running event loop of the reactor.
+
+        Args:
+            schedule: The schedule, or the share of it that this worker sends.
+            resources: The bodies, clients and files of the worker.
+            settings: The settings of this driver.
+            start_ns: The start of the schedule on the monotonic clock.
+        """
         self.start_ns = start_ns
         self.counters = Counters()
         self.interrupted = False
@@ -206,14 +214,13 @@ class Driver:
         # more.
         self._is_starting = False
 
-        reactor = resources.reactor
-        reactor.turn_ns = settings.hold_ns
-        reactor.on_wake = self._on_wake
-        reactor.on_tick = self._on_tick
+        self._reactor.turn_ns = settings.hold_ns
+        self._reactor.on_wake = self._on_wake
+        self._reactor.on_tick = self._on_tick
         # Without a separate process, bodies of an endless load are built while nothing else
         # happens.
         if resources.unbuilt_slot_ids and schedule.slot_count is None:
-            reactor.on_idle = self._build_next_body
+            self._reactor.on_idle = self._build_next_body
 
     async def run(self) -> None:
         """Send everything, and return when every slot has a record.

@@ -268,7 +268,10 @@ def _split_outcomes(
 def _difference_errors(
     first_endpoint: Endpoint, first_result: ProbeResult, endpoint: Endpoint, result: ProbeResult
 ) -> Iterator[TargetError]:
-    """Yield an error if an endpoint serves another model or runs another server than the first."""
+    """Yield an error if an endpoint serves another model or runs another server than the first.
+
+    Metrics of a run are those of all its targets together, which would then mean nothing.
+    """
     model = _served_model(result)
     first_model = _served_model(first_result)
     if (model, result.server_profile) != (first_model, first_result.server_profile):

@@ -270,7 +270,10 @@ class _HttpRun:
         runner: asyncio.Runner,
         on_failure: contextlib.ExitStack,
     ) -> PreparedPlan:
-        """Probe the targets, and return a plan that was checked."""
+        """Probe the targets, and return a plan that was checked.
+
+        From the end of the probe on, listeners receive the end of the load also if it fails.
+        """
         probe_results = runner.run(probe_all(settings, self.workload, self.probe_cache, self._emit))
         on_failure.callback(self._emit, events.LoadEnded(None))
         self._emit(events.TargetsProbed(self.folder, settings, probe_results))

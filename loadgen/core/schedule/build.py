@@ -119,7 +119,11 @@ def _build_stage(
     position: _StagePosition,
     stage_seeds: _StageSeeds,
 ) -> ScheduledStage:
-    """Return one stage of a schedule. Raises ValueError if nothing limits a closed loop."""
+    """Return one stage of a schedule.
+
+    A closed loop has no arrival times: its virtual users send the next request after a response.
+    Raises ValueError if nothing limits a closed loop.
+    """
     if not isinstance(stage.arrival, Closed):
         return _build_open_stage(stage, sessions, position, stage_seeds)
     if stage.duration_ns is None and stage.count is None:

@@ -47,7 +47,10 @@ class InterruptedSlots:
         virtual_user: int | None,
         due_ns: int,
     ) -> DispatchedSlot:
-        """Return one slot as an interrupted one."""
+        """Return one slot as an interrupted one.
+
+        `due_ns` is NOT_APPLICABLE if the slot still waited for another one.
+        """
         session = self._schedule.sessions.get(session_index)
         return DispatchedSlot(
             slot_id=self._schedule.slot_id(session_index, turn, session),

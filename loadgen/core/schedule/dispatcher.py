@@ -508,7 +508,10 @@ class Dispatcher:
     def _drop_remaining_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
     ) -> None:
-        """Drop the turns of a session that have not started: their history would be incomplete."""
+        """Drop the turns of a session that have not started: their history would be incomplete.
+
+        `take_due_slots` returns them with their reason, in the order of the turns.
+        """
         turns = progress.take_remaining_turns()
         if progress.open_turns:  # Turns of another branch may have a due time already.
             pending_turns = self._remove_pending_turns(progress.index)
@@ -600,7 +603,11 @@ class Dispatcher:
     # Stages and their virtual users
 
     def _begin_stage(self, index: int, start_ns: int) -> None:
-        """Make stage `index` the current one: read its arrivals, or let its virtual users begin."""
+        """Make stage `index` the current one: read its arrivals, or let its virtual users begin.
+
+        Only virtual users stop at the end of a stage. An open loop ends with its last arrival, and
+        its conversations continue beyond it.
+        """
         stage = self.schedule.stages[index]
         end_ns = _NEVER_NS
         if stage.is_closed_loop and stage.length_ns is not None:

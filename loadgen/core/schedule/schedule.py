@@ -334,7 +334,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         raise IndexError(slot_id)
 
     def columns(self) -> SlotColumns:
-        """Return all slots of this shard. Raises ValueError if only a duration limits a stage."""
+        """Return all slots of this shard, stage by stage.
+
+        Raises ValueError if only a duration limits a stage, since its slots have no number.
+        """
         columns_by_stage = []
         for stage in self.stages:
             if stage.session_count is None:

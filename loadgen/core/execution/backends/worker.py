@@ -189,7 +189,10 @@ async def _wait_for_start() -> int:
 
 
 def _main() -> None:
-    """Read a job from standard input, carry it out, and report the result."""
+    """Read a job from standard input, carry it out, and report the result.
+
+    An error is reported in place of the result, and ends the process with its exit code.
+    """
     # Runs in virtual time do not need this module.
     import uvloop
 
