@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from loadgen.core import run_folder
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.results import checksums, parquet, shard_schedule, store
+from loadgen.core.results.manifest import WorkerSample
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.results.spool import HEAT
 from loadgen.core.server_metrics import series
@@ -28,20 +29,26 @@ NS_PER_S = 1e9
 
 
 def merge_parts(parts: Sequence[RunPart], folder: Path) -> Summary:
-    """Write the run that these parts make into a folder, and return its summary.
+    """Write the merged run of several parts into a folder, and return its summary.
 
-    The slots of missing parts, and those that a killed part did not record, get records with the
-    status `lost`.
+    A slot is one planned request. The slots of missing parts, and those that a killed part did not
+    record, get records with the status `lost`, so that the summary counts them as failures.
+
+    Args:
+        parts: The parts that exist, ordered by their index.
+        folder: The folder of the merged run, which exists and is empty.
     """
     positions = locate_parts(parts)
-    lost = list(find_lost_slots(positions, shard_schedule.read(parts[0].folder)))
+    # Every part stores the schedule of the whole run.
+    schedule = shard_schedule.read(parts[0].folder)
+    lost = list(find_lost_slots(positions, schedule))
     (folder / "requests").mkdir()
     (folder / "flows").mkdir()
     parquet.write(folder / "requests" / store.MERGED, record_tables(positions, lost))
     for position in positions:
         if position.part is not None:
-            _copy_flows(position, position.part, folder)
-    _write_seconds(positions, folder)
+            _copy_event_timelines(position, position.part, folder)
+    _write_worker_samples(positions, folder)
     _write_server_metrics(positions, folder)
     header = merged_header(positions, lost, folder.name)
     write_header(folder, header)
@@ -51,62 +58,90 @@ def merge_parts(parts: Sequence[RunPart], folder: Path) -> Summary:
     return summary
 
 
-def _copy_flows(position: PartPosition, part: RunPart, folder: Path) -> None:
-    """Copy the histograms and the timelines of the workers of a part, under their new numbers."""
+def _copy_event_timelines(position: PartPosition, part: RunPart, folder: Path) -> None:
+    """Copy the histograms and event timelines of a part's workers into the merged run.
+
+    The file of a worker is named after its number, such as `w0.heat`. Each part numbers
+    its workers from 0, so the numbers are moved behind those of the earlier parts.
+    """
     for path in sorted((part.folder / "flows").glob("w*.*")):
-        worker, _, kind = path.name[1:].partition(".")
-        target = folder / "flows" / f"w{int(worker) + position.first_worker}.{kind}"
-        store.replace(target, _delayed_flow(path.read_bytes(), kind, position.delay_ns))
+        worker_text, _, file_type = path.name.removeprefix("w").partition(".")
+        worker = int(worker_text) + position.first_worker
+        shifted = _shift_event_times(path.read_bytes(), file_type, position.delay_ns)
+        store.replace(folder / "flows" / f"w{worker}.{file_type}", shifted)
 
 
-def _delayed_flow(data: bytes, kind: str, delay_ns: int) -> bytes:
-    """Return the bytes of a file in `flows/` whose times are moved by a delay."""
-    if kind.startswith("timeline."):
-        empty_bins = round(delay_ns / BIN_NS)
-        return np.zeros(empty_bins, "<i8").tobytes() + data
-    if kind == "heat":
-        whole_bytes = len(data) // HEAT.itemsize * HEAT.itemsize
-        records = np.frombuffer(data[:whole_bytes], HEAT).copy()
-        records["until_ns"] += delay_ns
-        return records.tobytes()
+def _shift_event_times(data: bytes, file_type: str, delay_ns: int) -> bytes:
+    """Return the content of a file in `flows/`, counted from the common start of the run.
+
+    Args:
+        data: The content, with times from the start of the part.
+        file_type: The name of the file without its worker, such as "heat".
+        delay_ns: The time from the common start to the start of the part.
+    """
+    if file_type.startswith("timeline."):
+        return _prepend_empty_bins(data, delay_ns)
+    if file_type == "heat":
+        return _shift_heat_records(data, delay_ns)
+    # A histogram of gaps contains durations, which a delay does not change.
     return data
 
 
-def _write_seconds(positions: Sequence[PartPosition], folder: Path) -> None:
-    """Write the samples that the workers of all parts took of themselves."""
-    seconds = [
-        replace(
-            second,
-            t_s=second.t_s + position.delay_ns / NS_PER_S,
-            worker=second.worker + position.first_worker,
-        )
-        for position in positions
-        if position.part is not None
-        for second in store.read_lightly(position.part.folder).seconds
-    ]
-    seconds.sort(key=lambda second: (second.t_s, second.worker))
-    lines = [msgspec.json.encode(second) + b"\n" for second in seconds]
-    store.replace(folder / "seconds.jsonl", b"".join(lines))
+def _prepend_empty_bins(timeline: bytes, delay_ns: int) -> bytes:
+    """Return a timeline, which is one count per time bin, with the bins of the delay before it."""
+    empty_bins = np.zeros(round(delay_ns / BIN_NS), "<i8")
+    return empty_bins.tobytes() + timeline
 
 
-def _write_server_metrics(positions: Sequence[PartPosition], folder: Path) -> None:
-    """Write the samples of the servers' metrics pages; of a page that several parts read, one copy.
+def _shift_heat_records(data: bytes, delay_ns: int) -> bytes:
+    """Return the records of a heat map with later times.
 
-    Every part reads the same counters of the same server, so a second copy would add nothing.
+    A killed worker can leave an incomplete record at the end, which is dropped.
     """
-    samples: list[series.MetricSample] = []
-    pages: set[str] = set()
+    complete_bytes = len(data) // HEAT.itemsize * HEAT.itemsize
+    records = np.frombuffer(data[:complete_bytes], HEAT).copy()
+    records["until_ns"] += delay_ns
+    return records.tobytes()
+
+
+def _write_worker_samples(positions: Sequence[PartPosition], folder: Path) -> None:
+    """Write the samples that every worker took of its own load, once a second."""
+    samples: list[WorkerSample] = []
     for position in positions:
         if position.part is None:
             continue
+        delay_s = position.delay_ns / NS_PER_S
+        for sample in store.read_lightly(position.part.folder).seconds:
+            worker = sample.worker + position.first_worker
+            samples.append(replace(sample, t_s=sample.t_s + delay_s, worker=worker))
+    samples.sort(key=lambda sample: (sample.t_s, sample.worker))
+    store.replace(folder / "seconds.jsonl", _encode_lines(samples))
+
+
+def _write_server_metrics(positions: Sequence[PartPosition], folder: Path) -> None:
+    """Write the samples of the servers' metrics pages, if there are any.
+
+    All parts read the same counters of the same server. The samples of a page are therefore taken
+    from the first part that has read it.
+    """
+    samples: list[series.MetricSample] = []
+    copied_pages: set[str] = set()
+    for position in positions:
+        if position.part is None:
+            continue
+        delay_s = position.delay_ns / NS_PER_S
         new_samples = [
-            replace(sample, t_s=sample.t_s + position.delay_ns / NS_PER_S)
+            replace(sample, t_s=sample.t_s + delay_s)
             for sample in store.server(position.part.folder)
-            if sample.page not in pages
+            if sample.page not in copied_pages
         ]
-        pages |= {sample.page for sample in new_samples}
+        copied_pages.update(sample.page for sample in new_samples)
         samples += new_samples
     if samples:
         samples.sort(key=lambda sample: sample.t_s)
-        lines = [msgspec.json.encode(sample) + b"\n" for sample in samples]
-        store.replace(folder / series.FILE, b"".join(lines))
+        store.replace(folder / series.FILE, _encode_lines(samples))
+
+
+def _encode_lines(samples: Sequence[msgspec.Struct]) -> bytes:
+    """Return samples as JSON lines."""
+    return b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)

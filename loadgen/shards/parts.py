@@ -13,6 +13,7 @@ from loadgen.core.results import manifest
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import RunManifest, ShardPart, StagePlan
 
+WORKERS_OF_MISSING_PART = 1
 HINT = "a part is the folder of one loadgen run --shard"
 
 
@@ -27,7 +28,15 @@ class RunPart:
 
 @dataclass(frozen=True)
 class PartPosition:
-    """The place of one part in the merged run. `part` is None if the part is missing."""
+    """The place of one part in the merged run.
+
+    Attributes:
+        index: The number of the part, from 1.
+        count: The number of parts of the run.
+        part: The part, or None if it is missing.
+        first_worker: The number of its first worker in the merged run.
+        workers: The number of its workers.
+    """
 
     index: int
     count: int
@@ -55,25 +64,40 @@ class PartPosition:
     @property
     def delay_ms(self) -> float:
         """Time from the common start to the start of the part, or 0 if it did not start."""
-        return 0.0 if self.part is None else self.part.shard.start_delay_ms or 0.0
+        if self.part is None or self.part.shard.start_delay_ms is None:
+            return 0.0
+        return self.part.shard.start_delay_ms
 
     @property
     def delay_ns(self) -> int:
-        """The same in nanoseconds."""
+        """Time from the common start to the start of the part, in nanoseconds."""
         return round(self.delay_ms * 1e6)
 
 
 def locate_parts(parts: Sequence[RunPart]) -> list[PartPosition]:
-    """Return the place of every part of the run, of missing ones too, ordered by their index."""
-    by_index = {part.shard.index: part for part in parts}
-    count = parts[0].shard.count
+    """Return the place of every part of the run, also of missing ones, ordered by their index.
+
+    Each part numbers its workers from 0. In the merged run they are numbered part after part, so
+    that no number occurs twice. A missing part counts as one worker, to which the records of its
+    lost requests are assigned.
+    """
+    part_by_index = {part.shard.index: part for part in parts}
+    part_count = parts[0].shard.count
     positions = []
-    first_worker = 0
-    for index in range(1, count + 1):
-        part = by_index.get(index)
-        workers = 1 if part is None else part.header.workers
-        positions.append(PartPosition(index, count, part, first_worker, workers))
-        first_worker += workers
+    next_worker = 0
+    for index in range(1, part_count + 1):
+        part = part_by_index.get(index)
+        worker_count = WORKERS_OF_MISSING_PART if part is None else part.header.workers
+        positions.append(
+            PartPosition(
+                index=index,
+                count=part_count,
+                part=part,
+                first_worker=next_worker,
+                workers=worker_count,
+            )
+        )
+        next_worker += worker_count
     return positions
 
 
@@ -90,7 +114,7 @@ def read_parts(folders: Sequence[Path]) -> list[RunPart]:
             parts.append(read_part(folder))
     if not errors:
         parts.sort(key=lambda part: part.shard.index)
-        errors = [*_differences(parts), *_duplicates(parts)]
+        errors = [*_find_differences(parts), *_find_duplicates(parts)]
     if errors:
         raise CombinedError(errors)
     return parts
@@ -131,7 +155,7 @@ COMPARED: dict[str, Callable[[RunPart], object]] = {
     "SLO": lambda part: part.header.slos,
     "limits of validity": lambda part: part.header.limits,
 }
-"""What must be the same in all parts of a run."""
+"""What must be the same in all parts of a run: its name in messages, and how it is read."""
 
 
 def _without_ramp(stage: StagePlan) -> StagePlan:
@@ -139,27 +163,33 @@ def _without_ramp(stage: StagePlan) -> StagePlan:
     return replace(stage, ramp_s=None, ramp_from="")
 
 
-def _differences(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
-    first, *others = parts
-    for other in others:
-        differing = [name for name, value in COMPARED.items() if value(first) != value(other)]
+def _find_differences(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
+    """Yield an error for each part that is not of the same run as the first one."""
+    first, *other_parts = parts
+    for part in other_parts:
+        differing = [
+            name for name, read_value in COMPARED.items() if read_value(first) != read_value(part)
+        ]
         if differing:
             yield UserError(
                 "mismatch",
                 f"not a part of the same run as {first.folder}: another {', '.join(differing)}",
-                str(other.folder),
+                str(part.folder),
                 "the same command with the same --seed and --start-at for every part",
             )
 
 
-def _duplicates(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
-    folders: dict[int, Path] = {}
+def _find_duplicates(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
+    """Yield an error for each part with the index of an earlier one."""
+    folder_by_index: dict[int, Path] = {}
     for part in parts:
-        if part.shard.index in folders:
+        first_folder = folder_by_index.get(part.shard.index)
+        if first_folder is None:
+            folder_by_index[part.shard.index] = part.folder
+        else:
             yield UserError(
                 "duplicate",
                 f"part {part.shard.index} of {part.shard.count} is given twice",
                 str(part.folder),
-                f"give one of them; the other is {folders[part.shard.index]}",
+                f"give one of them; the other is {first_folder}",
             )
-        folders.setdefault(part.shard.index, part.folder)

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from io import RawIOBase
 from pathlib import Path
 from time import monotonic_ns, time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -92,37 +92,77 @@ class TelemetrySender(ReaderProcess):
 def export_run(folder: Path, option: str, source: RawIOBase) -> None:
     """Export a run until standard input ends. This is the main function of the sidecar process.
 
+    The process of the run closes the pipe when the run has ended. Nothing is exported if it closes
+    the pipe before the load begins.
+
     Args:
         folder: The folder of the run.
         option: The value of `--otel`.
-        source: Standard input, without a buffer. Its first line is the start time of the load.
+        source: Standard input, without a buffer. Its first line is the start time of the load, in
+            nanoseconds of the monotonic clock.
     """
-    line = source.readline()
-    if not line.strip():
+    start_line = source.readline()
+    if not start_line.strip():
         return
     header = manifest.decode((folder / "run.json").read_bytes())
-    start_unix_ns = time_ns() - (monotonic_ns() - int(line))
-    spans, metrics = _create_senders(header, start_unix_ns, option)
+    senders = _create_senders(header, _unix_time_ns(int(start_line)), option)
     reader = _NewRecordReader(folder)
     has_ended = False
     while not has_ended:
-        has_ended = bool(select.select([source], [], [], READ_INTERVAL_S)[0])
-        parts = reader.read(include_stored=has_ended)
-        if metrics is not None:
-            metrics.record(parts, reader.latest_samples)
-        if spans is not None:
-            spans.send(parts)
-    if metrics is not None:
-        metrics.close()
+        has_ended = _wait_for_end(source, READ_INTERVAL_S)
+        new_records = reader.read(include_stored=has_ended)
+        senders.send(new_records, reader.latest_samples)
+    senders.close()
     reader.close()
-    if spans is not None and spans.lost:
-        print(f"--otel: {spans.lost:,} spans could not be delivered", file=sys.stderr)
 
 
-def _create_senders(
-    header: RunManifest, start_unix_ns: int, option: str
-) -> tuple[SpanSender | None, MetricsSender | None]:
-    """Return the senders of the signals that are requested."""
+def _unix_time_ns(monotonic_time_ns: int) -> int:
+    """Return the wall-clock time of an earlier reading of the monotonic clock."""
+    age_ns = monotonic_ns() - monotonic_time_ns
+    return time_ns() - age_ns
+
+
+def _wait_for_end(source: RawIOBase, timeout_s: float) -> bool:
+    """Return True as soon as the pipe is closed, or False after the timeout.
+
+    Nothing is written after the start time, so the pipe becomes readable only when it is closed.
+    """
+    readable, _, _ = select.select([source], [], [], timeout_s)
+    return bool(readable)
+
+
+class _Senders(NamedTuple):
+    """The senders of the signals that are exported. A signal that is not requested has None."""
+
+    spans: SpanSender | None
+    metrics: MetricsSender | None
+
+    def send(self, records: list[Columns], samples: dict[int, WorkerSample]) -> None:
+        """Export new records, and the latest sample of each worker."""
+        if self.metrics is not None:
+            self.metrics.record(records, samples)
+        if self.spans is not None:
+            self.spans.send(records)
+
+    def close(self) -> None:
+        """Export what is left, and report spans that were lost on standard error."""
+        if self.metrics is not None:
+            self.metrics.close()
+        if self.spans is not None and self.spans.lost:
+            print(f"--otel: {self.spans.lost:,} spans could not be delivered", file=sys.stderr)
+
+
+def _create_senders(header: RunManifest, start_unix_ns: int, option: str) -> _Senders:
+    """Return the senders of the requested signals.
+
+    Without a URL in the option, the exporters read the address of the collector from the variables
+    of OpenTelemetry. The packages are imported here, because they are optional.
+
+    Args:
+        header: The manifest of the run.
+        start_unix_ns: The wall-clock time at which the load began.
+        option: The value of `--otel`.
+    """
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
@@ -130,7 +170,7 @@ def _create_senders(
     from loadgen.telemetry.otel_metrics import MetricsSender
     from loadgen.telemetry.otel_spans import SpanSender
 
-    url = option.rstrip("/") if "://" in option else ""
+    collector_url = option.rstrip("/") if "://" in option else ""
     resource = Resource.create(
         {
             "service.name": "loadgen",
@@ -141,14 +181,14 @@ def _create_senders(
     spans: SpanSender | None = None
     metrics: MetricsSender | None = None
     if has_traces(option):
-        endpoint = f"{url}/v1/traces" if url else None
+        endpoint = f"{collector_url}/v1/traces" if collector_url else None
         span_exporter = OTLPSpanExporter(endpoint=endpoint, timeout=TIMEOUT_S)
         spans = SpanSender(header, resource, start_unix_ns, span_exporter)
     if has_metrics(option):
-        endpoint = f"{url}/v1/metrics" if url else None
+        endpoint = f"{collector_url}/v1/metrics" if collector_url else None
         metric_exporter = OTLPMetricExporter(endpoint=endpoint, timeout=TIMEOUT_S)
         metrics = MetricsSender(header, resource, metric_exporter, TIMEOUT_S)
-    return spans, metrics
+    return _Senders(spans, metrics)
 
 
 class _NewRecordReader:
@@ -161,14 +201,16 @@ class _NewRecordReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._tail = Tail(folder)
+        # The slots of all records so far. The empty array lets `concatenate` work without any.
         self._slots = [np.zeros(0, np.int64)]
         self.latest_samples: dict[int, WorkerSample] = {}
 
     def read(self, *, include_stored: bool) -> list[Columns]:
         """Return the new records.
 
-        With `include_stored`, also the final records that were not in the record log: the log of a
-        short run may be gone before it is read for the first time.
+        Args:
+            include_stored: True to return also the final records that were not in the record log.
+                The log of a short run may be deleted before it is read for the first time.
         """
         self.latest_samples.update({sample.worker: sample for sample in self._tail.seconds()})
         rows = self._tail.rows()

@@ -24,7 +24,14 @@ NS_PER_S = 1e9
 
 
 class MetricsSender:
-    """Records the metrics of a run and sends them to a collector."""
+    """Records the metrics of a run and sends them to a collector.
+
+    Args:
+        header: The manifest of the run.
+        resource: The attributes that name this program in every export.
+        exporter: Sends metrics to the collector.
+        timeout_s: The time limit of one export.
+    """
 
     def __init__(
         self, header: RunManifest, resource: Resource, exporter: MetricExporter, timeout_s: float
@@ -34,7 +41,12 @@ class MetricsSender:
         self._target_attributes = [
             target_attributes(header, target) for target in range(len(header.targets))
         ]
-        reader = PeriodicExportingMetricReader(exporter, EXPORT_INTERVAL_MS, self._timeout_ms)
+        reader = PeriodicExportingMetricReader(
+            exporter,
+            export_interval_millis=EXPORT_INTERVAL_MS,
+            export_timeout_millis=self._timeout_ms,
+        )
+        # `close` shuts the provider down with a time limit, so it is not done once more at exit.
         self._provider = MeterProvider([reader], resource, shutdown_on_exit=False)
         self._meter = self._provider.get_meter("loadgen", header.version, SCHEMA_URL)
         self._duration = self._create_histogram("gen_ai.client.operation.duration")
@@ -46,11 +58,16 @@ class MetricsSender:
             "loadgen.client.time_per_output_token", bounds=TPOT_BOUNDS_S
         )
         self._send_lag = self._create_histogram("loadgen.send_lag")
-        self._in_flight = self._meter.create_gauge("loadgen.in_flight", "{request}")
-        self._offered = self._meter.create_gauge("loadgen.offered", "{start}/s")
+        self._in_flight = self._meter.create_gauge("loadgen.in_flight", unit="{request}")
+        self._offered = self._meter.create_gauge("loadgen.offered", unit="{start}/s")
 
     def record(self, parts: Sequence[Columns], samples: Mapping[int, WorkerSample]) -> None:
-        """Record new requests, and the latest sample of each worker."""
+        """Record new requests, and the latest sample of each worker.
+
+        Args:
+            parts: Records that were not recorded before.
+            samples: The latest sample by worker.
+        """
         for request in chain.from_iterable(map(sent_requests, parts)):
             self._record_request(request)
         self._record_load(samples)
@@ -62,10 +79,18 @@ class MetricsSender:
     def _create_histogram(
         self, name: str, unit: str = "s", bounds: Sequence[float] = DURATION_BOUNDS_S
     ) -> Histogram:
+        """Create a histogram. Most measure times, so that is the default of unit and buckets."""
         return self._meter.create_histogram(name, unit, explicit_bucket_boundaries_advisory=bounds)
 
     def _record_request(self, request: SentRequest) -> None:
+        """Record the times and the token counts of one request.
+
+        A failed request has a duration with the type of its error, and no latencies. Only token
+        counts of the server are recorded: an estimate of output tokens would look exact there.
+        """
         attributes = self._target_attributes[request.target]
+        # The times come from different sources (the kernel, the schedule, this process), so a
+        # difference can be slightly negative, which a histogram does not accept.
         duration_s = max(request.done_ns - request.sent_ns, 0) / NS_PER_S
         send_lag_s = max(request.sent_ns - request.due_ns, 0) / NS_PER_S
         self._send_lag.record(send_lag_s, attributes)
@@ -77,7 +102,7 @@ class MetricsSender:
             self._ttft.record((request.first_token_ns - request.sent_ns) / NS_PER_S, attributes)
         if request.tpot != UNDEFINED:
             self._tpot.record(request.tpot / NS_PER_S, attributes)
-        if request.input_tokens >= 0:
+        if request.input_tokens >= 0:  # -1 means that the server did not count them.
             self._tokens.record(request.input_tokens, {**attributes, "gen_ai.token.type": "input"})
         if request.output_tokens >= 0 and SOURCES[request.output_source] == "server":
             self._tokens.record(
@@ -85,9 +110,19 @@ class MetricsSender:
             )
 
     def _record_load(self, samples: Mapping[int, WorkerSample]) -> None:
+        """Record the requests in flight, and the planned rate of the current stage.
+
+        A closed-loop stage has no planned rate, so nothing is recorded for it. The time of the run
+        is that of the latest sample, because this process has no other clock of the run.
+        """
         attributes = {"loadgen.run": self._header.run}
-        self._in_flight.set(sum(sample.in_flight for sample in samples.values()), attributes)
+        in_flight = sum(sample.in_flight for sample in samples.values())
+        self._in_flight.set(in_flight, attributes)
         elapsed_ns = max((sample.t_s for sample in samples.values()), default=0.0) * NS_PER_S
-        begun = [stage for stage in self._header.stages if stage.start_ns <= elapsed_ns]
-        if begun and begun[-1].rate is not None:
-            self._offered.set(begun[-1].rate, {**attributes, "loadgen.of": rate_unit(self._header)})
+        started_stages = [stage for stage in self._header.stages if stage.start_ns <= elapsed_ns]
+        if not started_stages:
+            return
+        rate_per_s = started_stages[-1].rate
+        if rate_per_s is not None:
+            rate_attributes = {**attributes, "loadgen.of": rate_unit(self._header)}
+            self._offered.set(rate_per_s, rate_attributes)

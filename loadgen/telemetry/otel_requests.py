@@ -43,17 +43,22 @@ class SentRequest(NamedTuple):
         return KINDS[self.kind] or STATUSES[self.status]
 
 
+# Computed values and stored columns, in the order of the fields.
 _MEASURES = ("ttft", "tpot")
 _COLUMNS = tuple(name for name in SentRequest._fields if name not in _MEASURES)
 
 
 def sent_requests(columns: Columns) -> Iterator[SentRequest]:
-    """Yield the requests that were sent."""
+    """Yield the requests that were sent.
+
+    Columns are converted to lists a block at a time, which is many times faster than reading each
+    value from its array.
+    """
     for block in columns.blocks():
         values = [block[name].tolist() for name in _COLUMNS]
         values += [block.measure(name).tolist() for name in _MEASURES]
         for request in map(SentRequest._make, zip(*values, strict=True)):
-            if request.sent_ns >= 0:
+            if request.sent_ns >= 0:  # -1 means never.
                 yield request
 
 

@@ -25,10 +25,20 @@ from loadgen.telemetry.otel_requests import (
 )
 
 SPANS_PER_EXPORT = 512
+NS_PER_MS = 1e6
 
 
 class SpanSender:
-    """Sends the spans of a run to a collector.
+    """Sends the spans of a run to a collector, one span for each request.
+
+    The id of a request's trace follows from the run and the slot of the request, as in the header
+    that the request carried to the server. Spans of the server are therefore in the same trace.
+
+    Args:
+        header: The manifest of the run.
+        resource: The attributes that name this program in every export.
+        start_unix_ns: The wall-clock time at which the load began. Times of records count from it.
+        exporter: Sends spans to the collector.
 
     Attributes:
         lost: The number of spans that could not be delivered.
@@ -47,7 +57,7 @@ class SpanSender:
         self.lost = 0
 
     def send(self, parts: Sequence[Columns]) -> None:
-        """Send a span for each request in records that was sent."""
+        """Send spans for records, in batches that fit in one export request of a collector."""
         spans = chain.from_iterable(map(self.spans, parts))
         while batch := list(islice(spans, SPANS_PER_EXPORT)):
             if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
@@ -59,6 +69,11 @@ class SpanSender:
             yield self._span(request)
 
     def _span(self, request: SentRequest) -> ReadableSpan:
+        """Return the span of a request, with the first token as an event.
+
+        The span is made directly and not with a tracer, because the request has ended and its trace
+        id is fixed.
+        """
         attributes = self._attributes(request)
         events = []
         if request.first_token_ns >= 0:
@@ -83,15 +98,17 @@ class SpanSender:
         )
 
     def _attributes(self, request: SentRequest) -> dict[str, Any]:
+        """Return the attributes of a request. Those that are not known are left out."""
         attributes = target_attributes(self._header, request.target)
         attributes["loadgen.slot"] = request.slot
-        attributes["loadgen.due_ms"] = request.due_ns / 1e6
-        attributes["loadgen.send_lag_ms"] = (request.sent_ns - request.due_ns) / 1e6
+        attributes["loadgen.due_ms"] = request.due_ns / NS_PER_MS
+        attributes["loadgen.send_lag_ms"] = (request.sent_ns - request.due_ns) / NS_PER_MS
         token_counts = {
             "gen_ai.usage.input_tokens": request.input_tokens,
             "gen_ai.usage.output_tokens": request.output_tokens,
             "gen_ai.usage.cache_read.input_tokens": request.cached_tokens,
         }
+        # A count of -1 means that the server did not report it.
         attributes.update({name: count for name, count in token_counts.items() if count >= 0})
         finish_reason = FINISH_REASONS[request.finish_reason]
         if finish_reason:

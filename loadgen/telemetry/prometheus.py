@@ -81,6 +81,7 @@ class RunCollector(Collector):
             yield from self._latency_metrics()
 
     def _read_header(self) -> RunManifest | None:
+        """Return the manifest of the run, or None as long as it has not been written."""
         if self._header is None:
             try:
                 self._header = manifest.decode((self._folder / "run.json").read_bytes())
@@ -108,6 +109,7 @@ class RunCollector(Collector):
         self._output_tokens += int(columns["output_tokens"][is_ok].clip(0).sum())
 
     def _run_metrics(self, header: RunManifest) -> Iterator[Metric]:
+        """Yield a metric whose labels describe the run. Dashboards join it with the other ones."""
         target = header.targets[0]
         labels = {
             "run": header.run,
@@ -120,6 +122,11 @@ class RunCollector(Collector):
         yield InfoMetricFamily("loadgen_run", "The run.", labels)
 
     def _request_metrics(self) -> Iterator[Metric]:
+        """Yield counters of ended requests by status, of failures by kind, and of output tokens.
+
+        Every status has a value from the first scrape on, so that rates can be computed. A kind of
+        failure appears when it occurs for the first time, because there are many kinds.
+        """
         requests = CounterMetricFamily(
             "loadgen_requests", "Requests that ended, by status.", labels=["status"]
         )
@@ -138,6 +145,10 @@ class RunCollector(Collector):
         )
 
     def _load_metrics(self, header: RunManifest) -> Iterator[Metric]:
+        """Yield the load: requests sent and in flight, the planned rate, and the CPU use.
+
+        A closed-loop stage has no planned rate. The time of the run is that of the latest sample.
+        """
         samples = self._samples.values()
         sent = sum(sample.sent for sample in samples)
         yield CounterMetricFamily("loadgen_sent", "Requests sent.", value=sent)
@@ -146,12 +157,12 @@ class RunCollector(Collector):
             "loadgen_in_flight", "Requests that are being answered.", value=in_flight
         )
         elapsed_ns = max((sample.t_s for sample in samples), default=0.0) * NS_PER_S
-        begun_stages = [stage for stage in header.stages if stage.start_ns <= elapsed_ns]
-        if begun_stages and begun_stages[-1].rate is not None:
+        started_stages = [stage for stage in header.stages if stage.start_ns <= elapsed_ns]
+        if started_stages and started_stages[-1].rate is not None:
             offered = GaugeMetricFamily(
                 "loadgen_offered_per_second", "Rate of the stage, and of what.", labels=["of"]
             )
-            offered.add_metric([rate_unit(header)], begun_stages[-1].rate)
+            offered.add_metric([rate_unit(header)], started_stages[-1].rate)
             yield offered
         cpu_share = max((sample.cpu_share for sample in samples), default=0.0)
         yield GaugeMetricFamily(
@@ -159,6 +170,10 @@ class RunCollector(Collector):
         )
 
     def _latency_metrics(self) -> Iterator[Metric]:
+        """Yield a histogram of each latency and of the gaps between output events.
+
+        Prometheus expects times in seconds; other metrics keep their unit.
+        """
         for row, histogram in self._histograms.items():
             text = f"{row.words}: {row.meaning}; {row.sample} requests."
             if row.unit == "ms":
@@ -241,18 +256,27 @@ def serve(collector: RunCollector, host: str, port: int) -> HTTPServer:
 
 def _count_values(values: NDArray[np.integer[Any]], size: int) -> NDArray[np.int64]:
     """Return how often each of the first `size` integers occurs."""
+    # A value of at least `size` makes the counts longer.
     return np.bincount(values, minlength=size)[:size]
 
 
 def _histogram_metric(
     name: str, text: str, histogram: Histogram, scale: float
 ) -> HistogramMetricFamily:
-    """Return a histogram for Prometheus. Values of the histogram are divided by `scale`."""
+    """Return a histogram for Prometheus, whose buckets count the values up to their upper edge.
+
+    Args:
+        name: The name of the metric.
+        text: Its description.
+        histogram: The values, as integers.
+        scale: By what the values are divided, such as 1e9 for nanoseconds to seconds.
+    """
     count = histogram.count
     buckets = []
     for edge in BUCKET_EDGES:
         label = floatToGoString(edge)  # type: ignore[no-untyped-call]
-        buckets.append((label, float(count - histogram.over(round(edge * scale)))))
+        count_up_to_edge = count - histogram.over(round(edge * scale))
+        buckets.append((label, float(count_up_to_edge)))
     buckets.append(("+Inf", float(count)))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total_ns / scale)
 
