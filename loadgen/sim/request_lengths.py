@@ -163,7 +163,10 @@ class PrefixSizer:
         self._system_tokens = spec.system_tokens
 
     def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number."""
+        """Return the size of the request with this number.
+
+        The numbers of a conversation's requests follow each other, one per turn.
+        """
         prompts = self._prompts
         input_tokens = prompts.requested_input_tokens(number)
         output_tokens = prompts.requested_output_tokens(number)
@@ -209,7 +212,11 @@ class ChunkSizer:
         self._chunk_tokens = spec.chunks.tokens
 
     def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number."""
+        """Return the size of the request with this number.
+
+        What follows the last chunk, such as the question, is of one request only, so its blocks are
+        never shared.
+        """
         prompts = self._prompts
         chunks = prompts.chunks_of(number)
         shared_tokens = self._system_tokens + self._chunk_tokens * len(chunks)
@@ -239,7 +246,11 @@ class TaskSizer:
         }
 
     def __call__(self, number: int) -> RequestSize:
-        """Return the size of the request with this number."""
+        """Return the size of the request with this number.
+
+        The prompt consists of segments, each with its owner. A block that two segments fill belongs
+        to the second, because its hash covers the prompt up to its end.
+        """
         sequence_lengths = self._prompts.sequence_lengths(number)
         if sequence_lengths:
             return _size_of_sequences(sequence_lengths)

@@ -205,7 +205,10 @@ class MessageFormatter(ResponseFormatter):
         self.head, self.tail = split_chunk_around_word(self._before_text, self._after_text)
 
     def format_opening(self) -> list[bytes]:
-        """Return the events before the first text."""
+        """Return the events before the first text.
+
+        They announce the message and its only content block. Anthropic's API then sends a ping.
+        """
         return [
             _format_event(
                 "message_start",
