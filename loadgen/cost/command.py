@@ -162,7 +162,11 @@ def cost(
 def _price(
     evidence: Evidence, prices: Prices, *, price_name: str, gpus: int | None, utilization: Decimal
 ) -> list[PricedResult]:
-    """Return the result under each price of its target, which may differ in commitment."""
+    """Return the result under each price of its target.
+
+    Several prices differ only in commitment, such as "on demand" and "1 year". Each gives a result
+    of its own, with the commitment in its name.
+    """
     from loadgen.cost.evidence_reader import gpus_of
     from loadgen.pricing.priced_result import price_result
     from loadgen.pricing.prices import find_prices
@@ -220,6 +224,7 @@ def _parse_pairs(options: Sequence[str], flag: str, folders: Sequence[Path]) -> 
 def _check_names(
     values_by_name: dict[str, str] | dict[str, int], names: Sequence[str], flag: str
 ) -> None:
+    """Raise UserError if an option names a result that was not given."""
     for name in values_by_name:
         if name not in names:
             raise UserError(
@@ -231,6 +236,7 @@ def _check_names(
 
 
 def _parse_gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
+    """Return the numbers of GPUs by result. Raises UserError for a text that is no such number."""
     for name, text in texts_by_name.items():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
             raise UserError(
@@ -243,6 +249,7 @@ def _parse_gpu_counts(texts_by_name: dict[str, str]) -> dict[str, int]:
 
 
 def _parse_day(text: str) -> date:
+    """Return the day of `--as-of`. Raises UserError for a wrong date or one in the future."""
     try:
         day = date.fromisoformat(text)
     except ValueError:
@@ -267,19 +274,21 @@ def parse_utilization(text: str) -> Decimal:
         return _parse_fraction(text)
     hours = Decimal(0)
     used_hours = Decimal(0)
-    for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,2})?)h@(.+)", part.strip())
+    for period in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,2})?)h@(.+)", period.strip())
         if match is None:
             raise UserError(
                 "invalid_value",
-                f'"{part}" is no part of a day',
+                f'"{period}" is no part of a day',
                 "--utilization",
                 "like 14h@10%,10h@70%",
             )
+        period_hours = Decimal(match[1])
+        # Machines may be idle for a part of the day, but not all day, so only a part may be 0.
         is_idle = match[2].strip() in ("0", "0%")
         fraction = Decimal(0) if is_idle else _parse_fraction(match[2])
-        hours += Decimal(match[1])
-        used_hours += Decimal(match[1]) * fraction
+        hours += period_hours
+        used_hours += period_hours * fraction
     if hours != HOURS_PER_DAY or not used_hours:
         raise UserError(
             "invalid_value",
@@ -291,11 +300,15 @@ def parse_utilization(text: str) -> Decimal:
 
 
 def _parse_fraction(text: str) -> Decimal:
-    """Return a fraction above 0 and at most 1, written as a number or as a percentage."""
+    """Return the fraction that a text such as "0.4", ".4" or "40 %" means.
+
+    Raises UserError for another text, and for a fraction that is not above 0 and at most 1.
+    """
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?|\.[0-9]{1,6}) ?(%?)", text.strip())
-    fraction = Decimal(0)
+    fraction = Decimal(0)  # refused below, like a text of another form
     if match is not None:
-        fraction = Decimal(match[1]) / (100 if match[2] else 1)
+        number, percent_sign = match.groups()
+        fraction = Decimal(number) / (100 if percent_sign else 1)
     if not 0 < fraction <= 1:
         raise UserError(
             "invalid_value",

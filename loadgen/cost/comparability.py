@@ -94,7 +94,11 @@ def _token_source_differences(summary_a: Summary, summary_b: Summary) -> Iterato
 
 
 def _measurement_differences(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
-    """Yield the differences in how the results were measured."""
+    """Yield the differences in how the results were measured.
+
+    A price per token does not depend on the rate at which the tokens came. For prices by the hour,
+    the rate decides, so both rates must be of one kind: capacities, or rates at a chosen load.
+    """
     if first.evidence.simulated != second.evidence.simulated:
         yield note("one_simulated")
     # Tokens cost the same at any load.

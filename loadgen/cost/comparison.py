@@ -82,7 +82,10 @@ class CostComparison(Struct, frozen=True, kw_only=True):
 
 
 def compare_costs(results: Sequence[PricedResult], prices: Prices) -> CostComparison:
-    """Return the comparison of results that were priced by one price file."""
+    """Return the comparison of results that were priced by one price file.
+
+    The first result is the reference: the others are marked if they are not comparable with it.
+    """
     unit = _common_unit(results)
     first = results[0]
     sensitivities: list[Sensitivity] = []
@@ -111,13 +114,17 @@ def _common_unit(results: Sequence[PricedResult]) -> str:
 
 
 def _compare_pair(a: PricedResult, b: PricedResult, unit: str) -> CostRatio:
-    """Return the ratio of two costs of a unit, or why the two results are not comparable."""
+    """Return the ratio of two costs of a unit, or why the two results are not comparable.
+
+    The ratio is given only if no difference forbids it, because a reader would take any number for
+    an answer.
+    """
     differences = find_differences(a, b)
     cost_a = a.costs[unit]
     cost_b = b.costs[unit]
     if cost_a is None or cost_b is None:
         differences = (*differences, note("no_cost"))
-    incomparable = CostRatio(
+    without_ratio = CostRatio(
         a=a.name,
         b=b.name,
         difference_codes=differences,
@@ -128,10 +135,10 @@ def _compare_pair(a: PricedResult, b: PricedResult, unit: str) -> CostRatio:
         judgment="not comparable",
     )
     if differences or cost_a is None or cost_b is None:
-        return incomparable
+        return without_ratio
     ratio = _estimate_ratio(cost_a, cost_b, is_same_measurement=a.evidence is b.evidence)
     return replace(
-        incomparable,
+        without_ratio,
         ratio=ratio.mid,
         low=ratio.low,
         high=ratio.high,

@@ -66,7 +66,10 @@ def _terms(part: Summary | ClassSummary, class_name: str = "") -> Iterator[str]:
 
 
 def _limits(summary: Summary) -> Iterator[str]:
-    """Yield the keys of the run's SLO as they are written in a workload or contract file."""
+    """Yield the keys of the run's SLO as they are written in a workload or contract file.
+
+    Several percentiles of one metric are a list: `ttft: [{limit: 1s, at: p50}, ...]`.
+    """
     limits_of_metric: dict[str, list[str]] = {}
     for term in summary.goodput.slo:
         limits_of_metric.setdefault(term.metric, []).append(f"{{{_limit(term)}}}")

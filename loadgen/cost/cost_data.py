@@ -47,7 +47,11 @@ CSV_COLUMNS = (
 
 
 def render_csv(comparison: CostComparison) -> str:
-    """Return CSV with one line per result, unit and part, and one for each total."""
+    """Return CSV with one line per result, unit and part, and one for each total.
+
+    Each line repeats what it needs to be read alone, such as the price and its source, because
+    lines are often filtered or sorted in a spreadsheet.
+    """
     output = io.StringIO()
     writer = csv.DictWriter(output, CSV_COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
@@ -88,7 +92,10 @@ def _yes_or_no(value: bool) -> str:
 
 
 def render_json(comparison: CostComparison) -> str:
-    """Return the whole comparison as JSON."""
+    """Return the whole comparison as JSON.
+
+    The keys are documented and differ from some field names, such as "judgement" for `judgment`.
+    """
     prices = comparison.prices
     document = {
         "schema": 1,
@@ -237,6 +244,7 @@ def _energy_json(result: PricedResult) -> dict[str, Any] | None:
 
 
 def _measured_energy_json(result: PricedResult) -> dict[str, Any] | None:
+    """Return the energy that the accelerators used, as JSON values, or None without it."""
     if result.measured is None:
         return None
     return _fields(

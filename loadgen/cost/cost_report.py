@@ -128,7 +128,10 @@ def _class_section(comparison: CostComparison) -> Section:
 
 
 def _sensitivity_section(comparison: CostComparison) -> Section:
-    """Return the section that shows how each cost changes if one of its inputs changes."""
+    """Return the section that shows how each cost changes if one of its inputs changes.
+
+    It tells the reader which input is worth knowing better: the price, the rate or the tokens.
+    """
     table = cost_text.sensitivity_table(comparison)
     explanation = ""
     if table.rows:
@@ -162,7 +165,10 @@ def _break_even_section(comparison: CostComparison) -> Section:
 
 
 def _cost_bars(comparison: CostComparison) -> Bars:
-    """Return a bar for each result, and a legend of the parts that occur in any of them."""
+    """Return a bar for each result, and a legend of the parts that occur in any of them.
+
+    A result without a cost in the compared unit has an empty bar that says so.
+    """
     count = PRINTED_UNITS[comparison.unit].quantity
     bars: list[Bar] = []
     used_parts: set[str] = set()

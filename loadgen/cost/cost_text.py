@@ -189,7 +189,11 @@ def marked_names(comparison: CostComparison) -> list[str]:
 
 
 def warnings(comparison: CostComparison) -> Iterator[Warned]:
-    """Yield the warnings to show before any amount."""
+    """Yield the warnings to show before any amount.
+
+    They are about what makes the amounts useless as they are: a simulated server, a missed SLO, a
+    capacity of which only a lower bound is known, or prices that are only a sample.
+    """
     simulated = [result.name for result in comparison.results if result.evidence.simulated]
     if simulated:
         yield Warned("SIMULATED", f"no real server was measured: {', '.join(simulated)}")
@@ -254,7 +258,10 @@ def answers(comparison: CostComparison) -> Iterator[str]:
 
 
 def _answer(name: str, result: PricedResult, comparison: CostComparison) -> str:
-    """Return the sentence of one result. `name` has a star if the result is not comparable."""
+    """Return the cost of one result as a sentence, or why there is none.
+
+    `name` is the name of the result, with a star if it is not comparable with the first.
+    """
     unit = PRINTED_UNITS[comparison.unit]
     cost = result.costs[comparison.unit]
     if is_slo_missed(result):
@@ -400,7 +407,10 @@ def _describe_request_rate(result: PricedResult) -> str:
 
 
 def describe_standing(result: PricedResult) -> str:
-    """Return a short label for every cost of a result: the basis of its rate, and its caveats."""
+    """Return a short label for every cost of a result: the basis of its rate, and its caveats.
+
+    For example "capacity, simulated", or "at this load, SLO missed".
+    """
     note_codes = {note.code for note in result.note_codes}
     labels = [result.basis.label]
     if result.evidence.simulated:
@@ -417,7 +427,11 @@ def describe_standing(result: PricedResult) -> str:
 
 
 def unit_cost_table(comparison: CostComparison) -> Table:
-    """Return the costs by unit, with one column per result. Intervals are in a row below."""
+    """Return the costs by unit, with one column per result.
+
+    The first row says how each rate was obtained. A unit has a second row for the intervals, if one
+    of its costs has an interval.
+    """
     results = comparison.results
     rows = [("", *map(describe_standing, results))]
     for unit in _known_units(comparison):
@@ -443,7 +457,11 @@ def unit_explanations(comparison: CostComparison) -> Iterator[str]:
 
 
 def part_table(comparison: CostComparison) -> Table:
-    """Return the parts of the cost of the compared unit, with one column per result."""
+    """Return the parts of the cost of the compared unit, with one column per result.
+
+    Amounts are rounded such that each column adds up to its total. Parts that no result has are
+    left out.
+    """
     unit = PRINTED_UNITS[comparison.unit]
     costs = [result.costs[comparison.unit] for result in comparison.results]
     rounded = [None if cost is None else round_parts(cost, unit.quantity) for cost in costs]
@@ -463,14 +481,19 @@ def _format_exact(amount: Decimal | None) -> str:
 
 
 def class_table(comparison: CostComparison) -> Table:
-    """Return what the units of each request class cost, if a result has several classes."""
+    """Return what the units of each request class cost, if a result has several classes.
+
+    The second column is the fraction of all tokens that are of the class.
+    """
     units = [unit for unit in _known_units(comparison) if unit in (REQUEST, TASK, OUTPUT)]
     rows = []
     for result in comparison.results:
-        for name, part in result.classes.items():
-            costs = [_format_cost(part.costs[unit], PRINTED_UNITS[unit].quantity) for unit in units]
-            share = format.percent(float(part.tokens_share))
-            rows.append((f"{result.name}: {name}", share, *costs))
+        for class_name, class_cost in result.classes.items():
+            costs = [
+                _format_cost(class_cost.costs[unit], PRINTED_UNITS[unit].quantity) for unit in units
+            ]
+            tokens_share = format.percent(float(class_cost.tokens_share))
+            rows.append((f"{result.name}: {class_name}", tokens_share, *costs))
     head = (
         f"{comparison.prices.currency} of a class",
         "tokens",
@@ -519,7 +542,11 @@ def _format_rounded(amount: Decimal | None) -> str:
 
 
 def power_table(comparison: CostComparison) -> Table:
-    """Return the energy at the measured rate by the price file, for results with known power."""
+    """Return the energy at the measured rate by the price file, for results with known power.
+
+    The power is what the price file declares for whole machines, so nothing here was measured but
+    the rate.
+    """
     unit = PRINTED_UNITS[comparison.unit]
     rows = []
     for result in comparison.results:
@@ -547,7 +574,10 @@ def power_table(comparison: CostComparison) -> Table:
 
 
 def measured_energy_table(comparison: CostComparison) -> Table:
-    """Return the energy that the accelerators used in the runs, for results that have it."""
+    """Return the energy that the accelerators used in the runs, for results that have it.
+
+    It leaves out the rest of the machine, so it should be lower than that by the price file.
+    """
     rows = []
     for result in comparison.results:
         energy = result.measured
@@ -598,7 +628,10 @@ def describe_ratio(ratio: CostRatio) -> str:
 
 
 def sensitivity_table(comparison: CostComparison) -> Table:
-    """Return the costs with a lower and a higher input, the largest effect first."""
+    """Return the costs with a lower and a higher input, the largest effect of a result first.
+
+    "Down" is the cost with the lower input, which is the higher cost if the input is a rate.
+    """
     unit = PRINTED_UNITS[comparison.unit]
     rows = [
         (

@@ -118,11 +118,15 @@ def _cost_with(
 
 
 def _inputs(result: PricedResult) -> Iterator[_Input]:
-    """Yield the inputs of a result, other than a rate with an interval."""
+    """Yield the inputs of a result that are changed by 10 %.
+
+    A rate with an interval is not among them, because it is changed over its interval. Neither are
+    keys that the price leaves out, and power that the price includes.
+    """
     price = result.price
     if isinstance(price, PerToken):
-        for field, name in _TOKEN_INPUTS.items():
-            yield _Input(name, ("basis", field))
+        for token_field, name in _TOKEN_INPUTS.items():
+            yield _Input(name, ("basis", token_field))
     elif result.basis.low is None:
         yield _Input("measured rate", ("basis", "rates"))
     if result.utilization != 1:

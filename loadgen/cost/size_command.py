@@ -275,7 +275,10 @@ class _Sizer:
     def _prepare_searches(
         self, simulated_machines: Sequence[str], errors: list[LoadgenError]
     ) -> dict[str, SearchCommand]:
-        """Return the search of each machine. Errors in them, and missing prices, are collected."""
+        """Return the search of each simulated machine, by its source. Nothing is searched yet.
+
+        Errors, such as an unknown machine or a missing price, are added to `errors`.
+        """
         from loadgen.cost.machine_searches import search_command
         from loadgen.cost.size_sources import expected_target
 
@@ -291,7 +294,7 @@ class _Sizer:
     def _size_each(
         self, sources: Sequence[str], gpus_per_machine: int | None, errors: list[LoadgenError]
     ) -> dict[str, _SizedMachines]:
-        """Return the machines of each source that has no error. Errors are collected."""
+        """Return the machines of each source. A source with an error adds it to `errors`."""
         sized: dict[str, _SizedMachines] = {}
         for source in sources:
             with collecting(errors):
@@ -397,7 +400,11 @@ def _check_options(
     slo: Sequence[str] | None,
     contract: Path | None,
 ) -> None:
-    """Check the options that depend on each other, before minutes of search."""
+    """Check the options that depend on each other, before minutes of search.
+
+    Raises UserError for an SLO without a source that it could apply to, and for a contract that
+    could not be written.
+    """
     from loadgen.cost.size_sources import is_published
 
     if slo and all(map(is_published, sources)):
@@ -412,7 +419,10 @@ def _check_options(
 
 
 def _check_contract_option(file: Path, sources: Sequence[str]) -> None:
-    """Raise UserError if no contract could be written."""
+    """Raise UserError if no contract could be written to a file.
+
+    A contract holds one measured machine to its SLO, so it needs one source that is no publication.
+    """
     from loadgen.cost.size_sources import is_published
 
     if len(sources) > 1 or is_published(sources[0]):

@@ -98,7 +98,10 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_sized_source(size: Size, evidence: Evidence | None, need: Need) -> SizedSource:
-    """Return a size with its notes, as it is stored. Without evidence the source was published."""
+    """Return a size with its notes, as it is stored.
+
+    A source without evidence is a published rate, which is stored as an estimate without notes.
+    """
     note_codes = () if evidence is None else tuple(_notes(size, evidence, need))
     return SizedSource(
         source=size.source,
@@ -133,6 +136,7 @@ def load_sizing(data: bytes, file: str = FILE) -> Sizing:
 
 
 def _price_used(price: Price) -> PriceUsed:
+    """Return what a stored size keeps of a price. Its amounts are in the cost already."""
     return PriceUsed(
         name=price.name,
         as_of=price.as_of,
@@ -143,6 +147,11 @@ def _price_used(price: Price) -> PriceUsed:
 
 
 def _notes(size: Size, evidence: Evidence, need: Need) -> Iterator[ReasonCode]:
+    """Yield the notes on a size: those of its evidence, and what the number of machines adds.
+
+    The model behind a simulated server has an error. The last note says how many machines would be
+    needed if each were slower by the largest error.
+    """
     yield from evidence_notes(evidence)
     yield from single_load_notes(evidence, size.source)
     if evidence.simulated and size.machines is not None:

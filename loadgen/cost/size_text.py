@@ -52,7 +52,7 @@ HEADINGS_OF_SERIOUS_NOTES = {
 
 
 def report(sizing: Sizing) -> Report:
-    """Return the whole report of a size."""
+    """Return the whole report of a size: the answer for each source, then what it depends on."""
     need = describe_need(sizing.need)
     return Report(
         title=f"{sizing.workload} · {need}",
@@ -361,7 +361,11 @@ def _source_section(size: SizedSource, need: Need) -> Section:
 
 
 def _assumptions(size: SizedSource, need: Need) -> Iterator[str]:
-    """Yield a sentence for each assumption behind the number of machines of a source."""
+    """Yield a sentence for each assumption behind the number of machines of a source.
+
+    They let a reader recompute the number: the demand of the users, the scaling from the measured
+    to the rented machines, and the load that is left after the spare machines have failed.
+    """
     source = size.source
     if need.users is not None and size.response_s:
         yield (

@@ -44,7 +44,11 @@ class YearlyCost(Struct, frozen=True, kw_only=True):
 
 
 def compute_yearly_cost(result: PricedResult, years: int = YEARS) -> YearlyCost | None:
-    """Return what a result costs in each year, or None if it has no rate of requests."""
+    """Return what a result costs in each year, or None if it has no rate of requests.
+
+    Tokens and rented machines cost the same in every year. Only owned machines have years in which
+    they are bought, and so a present value.
+    """
     rate = result.basis.rates[REQUEST]
     request_cost = result.costs[REQUEST]
     if not rate or request_cost is None:

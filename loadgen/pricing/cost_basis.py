@@ -201,6 +201,7 @@ def _measured_rates(summary: Summary, is_offline: bool) -> dict[str, float | Non
 
 
 def _offline_rates(summary: Summary) -> dict[str, float | None]:
+    """Return the rates of a run from its first request to its last output, by unit."""
     tasks = tasks_of(summary)
     tokens = without_separate_endpoints(summary).tokens
     return {
@@ -213,6 +214,7 @@ def _offline_rates(summary: Summary) -> dict[str, float | None]:
 
 
 def _steady_rates(summary: Summary) -> dict[str, float | None]:
+    """Return the rates of a run in its steady-state window, by unit."""
     tasks = tasks_of(summary)
     tokens = without_separate_endpoints(summary).tokens
     return {

@@ -170,7 +170,11 @@ def evidence_notes(evidence: Evidence) -> Iterator[ReasonCode]:
 
 
 def _measurement_notes(evidence: Evidence) -> Iterator[ReasonCode]:
-    """Yield the notes on how far the runs behind the evidence can be relied on."""
+    """Yield the notes on how far the runs behind the evidence can be relied on.
+
+    Repeats of a run share many reasons and caveats, so each is named once. A warning that is also a
+    caveat of the verdict is not repeated.
+    """
     summaries = evidence.summaries
     if evidence.simulated:
         yield note("simulated", error=format.shares(MODEL_ERROR))

@@ -386,6 +386,7 @@ def describe_price(price: Price) -> str:
 
 
 def _find_by_name(prices: Prices, name: str) -> list[Price]:
+    """Return the price of a name, as a list of one. Raises UserError if there is none."""
     matching = [price for price in prices.entries if price.name == name]
     if not matching:
         raise UserError(
