@@ -114,6 +114,7 @@ class MetricAccumulator:
     """
 
     def __init__(self, slo: Slo | None = None) -> None:
+        """Begin without requests. The caches fill when a summary first asks for a statistic."""
         self.slo = slo
         self.sums: dict[str, int] = {}
         self.least: dict[str, int] = {}
@@ -232,7 +233,11 @@ class MetricAccumulator:
         self.failures[kind] = first._replace(requests=known.requests + added.requests)
 
     def merge(self, other: MetricAccumulator) -> None:
-        """Add what another one holds. The other one does not change."""
+        """Add what another one holds. The other one does not change.
+
+        The ends named "issued_..." are those of the request that was sent last, so they are taken
+        from the accumulator with the later one and are no maximum.
+        """
         issued_later = other.latest("sent") > self.latest("sent")
         for name, count in other.sums.items():
             self.add_to_sum(name, count)
@@ -259,7 +264,10 @@ class MetricAccumulator:
                 self._add_block(block, texts, is_open_loop)
 
     def _add_block(self, columns: Columns, texts: Sequence[str], is_open_loop: bool) -> None:
-        """Add a block of records to the sums, the extremes and the failures."""
+        """Add a block of records to the sums, the extremes and the failures.
+
+        Requests that have no output, such as embeddings, count for no metric of output.
+        """
         ok = columns.where(OK)
         self.add_to_sum("recorded", len(columns))
         self.add_to_sum("starts", (columns["turn"] == 0).sum())
@@ -281,7 +289,10 @@ class MetricAccumulator:
             self._add_slo_outcomes(columns, ok, self.slo)
 
     def _add_slo_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
-        """Count the requests that meet the SLO, and those that have a value and miss each term."""
+        """Count the requests that meet the SLO, and those that have a value and miss each term.
+
+        An unfinished request is a miss if it was over a limit already when the drain ended.
+        """
         is_unfinished_miss = columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)
         self.add_to_sum("unfinished_misses", is_unfinished_miss.sum())
         self.add_to_sum("good", outcomes.meets(columns, slo).sum())
@@ -416,7 +427,11 @@ class MetricAccumulator:
                 self.add_to_sum(REMARK_PREFIX + text, count)
 
     def _add_failures_by_kind(self, columns: Columns, texts: Sequence[str]) -> None:
-        """Count the failures of each kind, and the workers that died."""
+        """Count the failures of each kind, and the workers that died.
+
+        A kind without a name is that of requests that did not fail. Unfinished requests did not
+        fail either.
+        """
         for code in np.flatnonzero(np.bincount(columns["kind"])).tolist():
             kind = KINDS[code]
             if not kind or kind == "unfinished":

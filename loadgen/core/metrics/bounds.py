@@ -102,6 +102,7 @@ def bound_tpot_times(columns: Columns) -> Bounds:
 
 
 def _bound_tpot_with(columns: Columns, fewest_tokens: Ints) -> Bounds:
+    """Return the bounds of TPOT, whose divisor is at least `fewest_tokens`."""
     divisor = Bounds(fewest_tokens, later_tokens(columns))
     span = columns["last_token_ns"] - columns["first_token_ns"]
     return _bound_per_token(columns, "tpot", span, divisor)
@@ -167,4 +168,5 @@ def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
 
 
 def _divide_rounding_up(numerator: Ints, denominator: Ints) -> Ints:
+    """Return the quotient rounded up: floor division rounds its negative down."""
     return -(-numerator // denominator)

@@ -96,7 +96,7 @@ class _MachineRequests:
         self._limit_ns = limit_ns
 
     def summarize(self, machine: MachineSummary, worker_numbers: list[int]) -> MachineSummary:
-        """Return the summary of a machine with the requests of its workers."""
+        """Return the summary of a machine with the requests of its workers added to it."""
         chosen = np.isin(self._worker, worker_numbers)
         send_lag_ns = self._send_lag_ns[chosen & (self._send_lag_ns != UNDEFINED)]
         late = None if self._limit_ns is None else int((send_lag_ns > self._limit_ns).sum())
@@ -115,7 +115,10 @@ def _summarize_machine(
     requests: _MachineRequests,
     full_seconds: Sequence[WorkerSample],
 ) -> MachineSummary:
-    """Return the summary of a machine: the use of its cores and the requests of its workers."""
+    """Return the summary of a machine: the use of its cores and the requests of its workers.
+
+    The cores are the sum, over its workers, of the mean share of a core that each used.
+    """
     worker_numbers = [worker.worker for worker in workers]
     cpu_shares_of_workers = [
         [sample.cpu_share for sample in full_seconds if sample.worker == number]

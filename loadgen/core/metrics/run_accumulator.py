@@ -65,7 +65,11 @@ class RunAccumulator:
             self._add_stage(stage, rows, texts)
 
     def _add_stage(self, stage: int, rows: NDArray[np.void], texts: Sequence[str]) -> None:
-        """Add the records of a stage to the stage and to its targets, classes and steps."""
+        """Add the records of a stage to the stage and to its targets, classes and steps.
+
+        The columns of the stage stay in memory if they are read for several parts. Where its
+        virtual users began and ended bounds the time in which the load runs in full.
+        """
         plan = self._plans[stage]
         accumulator = self.stages[stage]
         has_parts = bool(self.targets or self.classes or self.steps)
@@ -87,7 +91,10 @@ class RunAccumulator:
     def _parts_of_rows(
         self, columns: Columns
     ) -> Iterator[tuple[list[MeasuredAndWarmup], NDArray[np.int64]]]:
-        """Yield the targets, the classes and the steps, and which one each record belongs to."""
+        """Yield the targets, the classes and the steps, and which one each record belongs to.
+
+        It is given as an index of the list; a record of no step has NO_STEP.
+        """
         yield self.targets, columns["target"]
         if self.classes:
             yield (
@@ -98,7 +105,11 @@ class RunAccumulator:
             yield self.steps, step_indices(self._header, columns["request"], columns["turn"])
 
     def _add_conversations(self, stage: int, columns: Columns) -> None:
-        """Add the conversations and tasks of a stage, and set those aside that the load cut off."""
+        """Add the conversations and tasks of a stage, and set those aside that the load cut off.
+
+        The end of the load cuts a conversation if its last turn was never scheduled. It has no
+        outcome, and is only counted.
+        """
         table = tasks.tabulate_tasks(columns, self._header.turns)
         if not len(table.numbers):
             return
@@ -158,11 +169,15 @@ class RunAccumulator:
 
 
 def _new_pairs(slos: Sequence[Slo | None]) -> list[MeasuredAndWarmup]:
+    """Return a pair of empty accumulators for each SLO."""
     return [MeasuredAndWarmup(MetricAccumulator(slo), MetricAccumulator(slo)) for slo in slos]
 
 
 def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
-    """Add conversations and tasks whose last request is recorded."""
+    """Add conversations and tasks whose last request is recorded.
+
+    Times, tokens and rates are those of tasks of which all requests are ok.
+    """
     ok = ended.ok > 0
     is_cut = (ended.unfinished > 0) & ~(ended.cancelled > 0)
     accumulator.add_to_sum("sessions", len(ok))
@@ -185,4 +200,5 @@ def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None
 
 
 def _add_task_ends(accumulator: MetricAccumulator, name: str, end_ns: NDArray[np.int64]) -> None:
+    """Add tasks as amounts of 1 at their ends, for the rate of tasks in an interval."""
     accumulator.amount(name).add(end_ns, end_ns, np.ones(len(end_ns), np.int64))

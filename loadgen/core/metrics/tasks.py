@@ -77,7 +77,10 @@ class TaskTable(NamedTuple):
 
 
 def meets_task_term(ended: TaskColumns, term: TaskTerm) -> NDArray[np.bool_]:
-    """Return which of these tasks, which have all ended, are within the limits of an SLO."""
+    """Return which of the ended tasks are ok and within the limits of an SLO.
+
+    A limit that the SLO does not have is infinite.
+    """
     max_duration_ns = term.within_ns or LONGEST_NS
     max_wait_ns = term.wait_ns or LONGEST_NS
     is_in_time = ended.end_ns - ended.due_ns <= max_duration_ns
@@ -88,6 +91,7 @@ class _TaskRequests:
     """The requests of conversations and tasks, those of each task side by side."""
 
     def __init__(self, columns: Columns) -> None:
+        """Order the requests by session, so that each task is a run of adjacent rows."""
         rows = np.flatnonzero(columns["session"] != NO_SESSION)
         self.columns = columns
         self.order = rows[np.argsort(columns.take("session", rows), kind="stable")]

@@ -157,6 +157,7 @@ def _steady_input_per_s(accumulator: MetricAccumulator, steady: Span) -> float |
 
 
 def _add_known(first: float | None, second: float | None) -> float | None:
+    """Return the sum of two numbers, or None if one is not known."""
     return None if first is None or second is None else first + second
 
 
@@ -166,6 +167,7 @@ def per_gpu(rate: float | None, gpus: int | None) -> float | None:
 
 
 def _count_sources(accumulator: MetricAccumulator, side: str) -> dict[str, int]:
+    """Return the ok requests by the source of their counts of "input" or "output" tokens."""
     names = (*(source or "none" for source in SOURCES), "unasked")
     counts = {name: accumulator.sum(f"{side}_source_{name}") for name in names}
     return {name: count for name, count in counts.items() if count}
@@ -213,7 +215,8 @@ def output_tokens_over_time(
 
 
 def _no_tokens(_: Span) -> None:
-    return None
+    """Return None: no tokens were counted in any interval."""
+    return
 
 
 def itl_absent_reason(accumulator: MetricAccumulator, inter_chunk: Distribution) -> str:

@@ -67,7 +67,11 @@ def select_statistics(
     gap_bounds: GapBounds | None,
     evidence: TimingEvidence,
 ) -> ShownStatistics:
-    """Return the distributions without the statistics that are too uncertain, and the reasons."""
+    """Return the distributions without the statistics that are too uncertain, and the reasons.
+
+    A statistic is too uncertain if its range, by the errors of timestamps and token counts, is wide
+    against its value. A metric is unsound if no statistic of it can be trusted.
+    """
     limits = header.limits
     ranges = uncertainty.find_withheld(distributions, measured, gap_bounds, limits)
     by_first_event = "tpot" in ranges and uncertainty.is_tpot_limited_by_first_event(
@@ -103,7 +107,10 @@ _PARTS_WITH_SLO = ("stages", "targets", "regions", "nodes", "classes", "models")
 
 
 def withhold(summary: Summary) -> Summary:
-    """Return the summary without its unsound metrics, also those of its parts."""
+    """Return the summary without its unsound metrics, also those of its parts.
+
+    Parts are the stages, targets, classes and so on, which have the same fields as the run.
+    """
     summary = msgspec.structs.replace(summary, drift=_shown_drift(summary))
     unsound = summary.unsound
     if not unsound:

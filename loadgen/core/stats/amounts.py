@@ -89,7 +89,10 @@ def _sum_at_instants(part: _Part, low_ns: int, high_ns: int) -> float:
 
 
 def _sum_spread(part: _Part, low_ns: int, high_ns: int) -> float:
-    """Return the sum of the amounts, each in proportion to its time in the interval."""
+    """Return the sum of the amounts, each in proportion to its time in the interval.
+
+    Among amounts that are spread over time, some may be at an instant, and count whole or not.
+    """
     came = np.empty(len(part.end_ns))
     for rows in block_slices(len(part.end_ns)):
         start_ns = part.start_ns[rows]
@@ -142,6 +145,11 @@ class TimeCurve:
         self._change_slope(end_s, -rates)
 
     def _change_slope(self, times_s: NDArray[np.float64], changes: NDArray[np.float64]) -> None:
+        """Record that the slope of the curve changes at these times.
+
+        A change c at time s adds c * (t - s) to the curve at each later time t. So the sums of c
+        and of c * s are enough.
+        """
         bins = self._bin_numbers(times_s)
         self._slope_changes += np.bincount(bins, changes, BINS)
         self._level_changes += np.bincount(bins, changes * times_s, BINS)
@@ -157,7 +165,11 @@ class TimeCurve:
             values[BINS // 2 :] = 0
 
     def between(self, start_s: float | None, end_s: float | None) -> float:
-        """Return the amount that came in an interval, ends included; 0 if an end is None."""
+        """Return the amount that came in an interval, ends included; 0 if an end is None.
+
+        The curve at an edge t is t times the sum of the changes of slope before it, less the sum of
+        each change times its time, plus the amounts that came at instants.
+        """
         if start_s is None or end_s is None:
             return 0.0
         edges_s = np.arange(BINS + 1) * self.bin_s
@@ -169,4 +181,5 @@ class TimeCurve:
 
 
 def _cumulative(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of the values before each edge of the bins, from 0 to the sum of all."""
     return np.concatenate(([0.0], np.cumsum(values)))

@@ -69,7 +69,11 @@ def needed_queries(over: int, p: float = 0.99, confidence: float = 0.99) -> int:
 
 
 def allowed_over(queries: int, p: float = 0.99) -> int:
-    """Return the most of the queries that may be over the limit, or TOO_FEW_QUERIES."""
+    """Return the most of the queries that may be over the limit, or TOO_FEW_QUERIES.
+
+    It bisects, because `needed_queries` grows with the number over the limit. That number is at
+    most the expected one, queries * (1 - p).
+    """
     if needed_queries(0, p) > queries:
         return TOO_FEW_QUERIES
     low = 0

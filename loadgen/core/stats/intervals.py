@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.95
+"""The confidence level of an interval for which none is given."""
 
 BATCHES = 20
 """With more batches, they are short against the correlation; with fewer, Student's t is large
@@ -33,6 +34,8 @@ MAX_CORRELATION = 0.95
 """A few values cannot show a larger correlation of neighbours."""
 
 MIN_VALUES_OF_TREND = 4
+"""Fewer values leave no residual to estimate the error of a straight line from."""
+
 MAX_EXPONENT = 700.0
 """The exponential of a larger number is treated as infinite."""
 
@@ -138,7 +141,7 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
     if count < 3 or not np.isfinite(data).all():
         return math.inf
     inflation = variance_inflation(data)
-    effective_count = count / inflation
+    effective_count = count / inflation  # so many independent values tell as much of the mean
     if effective_count <= 1:
         return math.inf
     z_level = z_quantile(level)
@@ -167,10 +170,11 @@ def neighbour_correlation(values: NDArray[np.float64]) -> float:
     It is 0 if all values are equal, and for fewer than three values.
     """
     centred = values - values.mean()
-    square = float((centred * centred).sum())
-    if square <= 0 or len(values) < 3:
+    sum_of_squares = float((centred * centred).sum())
+    if sum_of_squares <= 0 or len(values) < 3:
         return 0.0
-    return min(MAX_CORRELATION, float((centred[1:] * centred[:-1]).sum()) / square)
+    sum_of_products = float((centred[1:] * centred[:-1]).sum())
+    return min(MAX_CORRELATION, sum_of_products / sum_of_squares)
 
 
 # -- ratios ----------------------------------------------------------------------------------------
@@ -208,11 +212,12 @@ def ratio(
     covariance = 0.0
     if paired:
         covariance = float(((numerators - a) * (denominators - b)).sum()) / (n - 1) / n
-        freedom = float(n - 1)
+        degrees_of_freedom = float(n - 1)
     else:
-        scale = (a / b) ** 2 if b else 1.0  # the variance of a - x b at the estimated ratio x
-        freedom = welch_freedom(a_var, n - 1, scale * b_var, m - 1)
-    t = t_quantile(0.5 + level / 2, freedom)
+        # The variance of a - x b at the estimated ratio x is a_var + x^2 b_var.
+        scale = (a / b) ** 2 if b else 1.0
+        degrees_of_freedom = welch_freedom(a_var, n - 1, scale * b_var, m - 1)
+    t = t_quantile(0.5 + level / 2, degrees_of_freedom)
     # The interval holds all x with (a - x b)^2 <= t^2 (a_var - 2 x covariance + x^2 b_var), which
     # is the quadratic inequality q2 x^2 - 2 q1 x + q0 <= 0.
     q2 = b * b - t * t * b_var
@@ -230,20 +235,25 @@ def ratio(
 def ratio_of_intervals(over: Interval, under: Interval) -> Interval:
     """Return `over / under` of two independent positive values from the interval of each.
 
-    The intervals need not be symmetric. This is MOVER on the logarithms (Zou and Donner 2008).
+    The intervals need not be symmetric. This is MOVER on the logarithms (Zou and Donner 2008): the
+    distance from the estimate to each end is the root of the sum of the squared distances of both
+    values, where the ratio is low if the denominator is high.
     """
     value, low, high = over
     base, base_low, base_high = under
     if not (0 < base < math.inf and 0 < value < math.inf):
         return Interval(math.nan, 0.0, math.inf, over.level)
     log_ratio = math.log(value / base)
-    below = math.hypot(_log(value) - _log(low), _log(base_high) - _log(base))
-    above = math.hypot(_log(high) - _log(value), _log(base) - _log(base_low))
-    high_end = math.exp(log_ratio + above) if above < MAX_EXPONENT else math.inf
-    return Interval(math.exp(log_ratio), math.exp(log_ratio - below), high_end, over.level)
+    distance_below = math.hypot(_log(value) - _log(low), _log(base_high) - _log(base))
+    distance_above = math.hypot(_log(high) - _log(value), _log(base) - _log(base_low))
+    ratio_low = math.exp(log_ratio - distance_below)
+    is_bounded = distance_above < MAX_EXPONENT
+    ratio_high = math.exp(log_ratio + distance_above) if is_bounded else math.inf
+    return Interval(math.exp(log_ratio), ratio_low, ratio_high, over.level)
 
 
 def _log(x: float) -> float:
+    """Return the logarithm of a number, -inf for 0 and below."""
     return math.log(x) if x > 0 else -math.inf
 
 
@@ -271,7 +281,8 @@ def next_interim_level(level: float) -> float:
 def observations_to_see(p: float, level: float = LEVEL) -> int:
     """Return how many independent observations would see a state with probability 1 - p.
 
-    The confidence is that of one side of a two-sided interval of this level.
+    All of n observations miss the state with probability p^n. That is not to exceed the error which
+    the level leaves to one side of a two-sided interval.
     """
     return math.ceil(math.log((1 - level) / 2) / math.log(p))
 
@@ -337,12 +348,14 @@ def startup_length(values: ArrayLike) -> int | None:
     count = len(data)
     if count < 4:
         return None
+    # The entries at i are of the values from i on: their sum, sum of squares and number.
     sums = np.cumsum(data[::-1])[::-1]
     squares = np.cumsum((data * data)[::-1])[::-1]
     remaining = np.arange(count, 0, -1)
     half = count // 2
-    errors = (squares - sums * sums / remaining)[: half + 1] / (remaining[: half + 1] ** 2)
-    cut = int(np.argmin(errors))
+    squared_deviations = (squares - sums * sums / remaining)[: half + 1]
+    squared_standard_errors = squared_deviations / (remaining[: half + 1] ** 2)
+    cut = int(np.argmin(squared_standard_errors))
     return cut if cut < half else None
 
 
@@ -358,10 +371,12 @@ def extrapolate_growth(
     count = len(data)
     if count < MIN_VALUES_OF_TREND:
         return 0.0, math.inf
-    x = np.arange(count) - (count - 1) / 2
-    spread = float((x * x).sum())
-    slope = float((x * data).sum()) / spread
-    residuals = data - data.mean() - slope * x
-    variance = float((residuals * residuals).sum()) / (count - 2) / spread
-    error = math.sqrt(variance * variance_inflation(residuals))
-    return slope * ahead, (slope + t_quantile(level, count - 2) * error) * ahead
+    times = np.arange(count) - (count - 1) / 2  # their mean is 0
+    time_squares = float((times * times).sum())
+    slope = float((times * data).sum()) / time_squares
+    residuals = data - data.mean() - slope * times
+    degrees_of_freedom = count - 2
+    slope_variance = float((residuals * residuals).sum()) / degrees_of_freedom / time_squares
+    standard_error = math.sqrt(slope_variance * variance_inflation(residuals))
+    highest_slope = slope + t_quantile(level, degrees_of_freedom) * standard_error
+    return slope * ahead, highest_slope * ahead
