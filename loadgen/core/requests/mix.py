@@ -55,6 +55,7 @@ class MixPrompts:
     def __init__(
         self, classes: Mapping[str, RequestClass], seed: int, parts: Sequence[Prompts]
     ) -> None:
+        """Mix the requests in `parts`, which are those of each class in the order of `classes`."""
         self.names = tuple(classes)
         self.parts = parts
         self.turns = max(part.turns for part in parts)

@@ -85,6 +85,7 @@ class TaskGraphs:
     """
 
     def __init__(self, task: Task, seed: int) -> None:
+        """Prepare the samplers of all steps and tools. The seed decides all draws."""
         self.task = task
         self.width = task.width
         self._key = derive_key(seed)

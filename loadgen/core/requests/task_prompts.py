@@ -114,6 +114,7 @@ class TaskPrompts(GeneratedPrompts):
         tokenizer: Tokenizer,
         target: PromptTarget = ANY_TARGET,
     ) -> None:
+        """Prepare the samplers, tool definitions and corpora that all tasks have in common."""
         super().__init__(seed, salt, tokenizer, target.template_tokens)
         self.graphs = TaskGraphs(task, seed)
         self.turns: int = self.graphs.width

@@ -63,6 +63,7 @@ class TracePrompts(GeneratedPrompts):
         tokenizer: Tokenizer,
         target: PromptTarget = ANY_TARGET,
     ) -> None:
+        """Replay a trace request by request, or its sessions if `source` is its sessions."""
         super().__init__(seed, salt, tokenizer, target.template_tokens)
         if isinstance(source, TraceSessions):
             self.trace = source.trace

@@ -278,7 +278,11 @@ def _update_digest(digest: hashlib._Hash, file: Path) -> None:
 
 
 def read_located_rows(file: Path) -> Iterator[data_files.LocatedRow]:
-    """Yield the rows of a file of any format, each with its place. Raises UserError."""
+    """Yield the rows of a file of any format, each with its place.
+
+    Unlike `read_rows`, this does not check what the rows contain. Raises UserError for a row that
+    is no object.
+    """
     if not data_files.is_jsonl(file):
         yield from data_files.read_converted_rows(file)
         return

@@ -172,7 +172,10 @@ def wrap_conversation(row: Any) -> Any:
 
 
 def _decode_line(line: bytes) -> Any:
-    """Return the JSON value of a line. Raises BadRow with the column of the mistake."""
+    """Return the JSON value of a line.
+
+    Raises BadRow with the column of the mistake, which the decoder only states in its message.
+    """
     try:
         # The JSON decoder would count a bad byte from the start of its string.
         line.decode()
@@ -185,6 +188,7 @@ def _decode_line(line: bytes) -> Any:
     except RecursionError:
         raise BadRow("too_large", "nested too deeply") from None
     except msgspec.DecodeError as error:
+        # The message ends with the offset of the mistake, such as "(byte 17)".
         position = re.search(r"\(byte (\d+)\)", str(error))
         message = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
         message = message.replace(

@@ -32,7 +32,10 @@ class RefusedField(NamedTuple):
 
 
 def refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]:
-    """Yield the fields of an extra body that may not be given."""
+    """Yield the fields of an extra body that may not be given, each with the reason and a hint.
+
+    A count of 1 is accepted, because it changes nothing.
+    """
     for name in LIMIT_FIELDS:
         if name in extra_body:
             yield RefusedField(

@@ -70,6 +70,11 @@ def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256:
 
 
 def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> Recipe:
+    """Return everything that decides what is sent and how it is judged, as values for JSON.
+
+    Names of files are replaced by hashes of their content, and names of stages are left out, so
+    that equal work has an equal recipe.
+    """
     recipe = workload.model_dump(mode="json", include=FIELDS_OF_RECIPE)
     recipe["grace_ns"] = workload.drain_ns
     recipe["count_source"] = count_source

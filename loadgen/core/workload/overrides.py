@@ -79,7 +79,11 @@ def _replaced_stages(workload: Workload, flags: Overrides) -> tuple[str, ...]:
 
 
 def _override_requests(requests: Requests, flags: Overrides, errors: DocumentErrors) -> Requests:
-    """Return the requests with the lengths and the choices of a trace that options set."""
+    """Return the requests with the lengths and the choices of a trace that options set.
+
+    Lengths can be set for generated prompts, and for rows of a file the output length. A length
+    that cannot be set is an error.
+    """
     if isinstance(requests, FromTrace | Task | Mix):
         _refuse_lengths(requests, flags, errors)
         if isinstance(requests, FromTrace):

@@ -44,7 +44,11 @@ def check_stages(stages: list[Stage], requests: Any, errors: DocumentErrors) -> 
 
 
 def _exceeds_plan(stages: list[Stage], requests: Any, errors: DocumentErrors) -> bool:
-    """Return True and add an error if there is more to plan before the start than is possible."""
+    """Return True and add an error if there is more to plan before the start than is possible.
+
+    The starts of an open loop and the graphs of tasks are drawn before a run, so that sending does
+    not wait for them. Both take memory and time.
+    """
     planned_starts = sum(_planned_starts(stage) for stage in stages)
     if _draws_tasks(requests):
         tasks = sum(max(stage.count or 0, _planned_starts(stage)) for stage in stages)
@@ -107,7 +111,10 @@ def _draws_tasks(requests: Any) -> bool:
 
 
 def _check_end(stage: Stage, index: int, errors: DocumentErrors) -> None:
-    """Add an error for a stage that never ends, or ends before all its users have started."""
+    """Add an error for a stage that never ends, or ends before all its users have started.
+
+    An infinite rate needs a count, because all of its requests are due before any duration is over.
+    """
     location = ("stages", index)
     arrival = stage.arrival
     sends_all_at_once = isinstance(arrival, Constant) and math.isinf(arrival.rate)

@@ -177,7 +177,10 @@ class _CsvColumns:
 
 
 def find_csv_format(header: str) -> TraceFormat | None:
-    """Return the format of a CSV file by its first line, or None if it is not known."""
+    """Return the format of a CSV file by its first line, or None if it is not known.
+
+    The first line has the names of the columns, which may be in any order and in any case.
+    """
     names = [name.strip().lower() for name in next(csv.reader([header]), [])]
     table_format = find_table_format(names)
     if table_format is None:
