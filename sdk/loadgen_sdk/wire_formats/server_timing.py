@@ -8,7 +8,6 @@ exception.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +16,10 @@ HEADER = "server-timing"
 
 _NS_PER_MS = 1_000_000
 _MS_PER_S = 1_000.0
+_MAX_MS = 1e12
+"""Above this, some 30 years, a number is no duration. It also fits into a column of records."""
+_MAX_TOKENS = 2**31 - 1
+"""Above this, a number is no count of tokens. It also fits into a column of records."""
 
 
 class ServerTiming(NamedTuple):
@@ -188,12 +191,12 @@ def _read_durations(header: str) -> dict[str, int | None]:
 def _milliseconds(value: object) -> int | None:
     """Return a number of milliseconds in ns.
 
-    Return None if it is no duration: not a number, negative, or infinite. A bool is an int in
+    Return None if it is no duration: not a number, negative, or too large. A bool is an int in
     Python and is excluded by name.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= _MAX_MS:  # also false for NaN
         return None
     return round(value * _NS_PER_MS)
 
@@ -202,14 +205,16 @@ def _seconds(value: object) -> int | None:
     """Return a number of seconds in ns, or None if it is no duration."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    if not 0 <= value <= _MAX_MS / _MS_PER_S:  # an int could be too large to multiply by a float
+        return None
     return _milliseconds(value * _MS_PER_S)
 
 
 def _token_count(value: object) -> int | None:
     """Return a number of tokens, or None if it is no such number."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= _MAX_TOKENS else None
 
 
 def _difference(total_ns: int | None, part_ns: int | None) -> int | None:

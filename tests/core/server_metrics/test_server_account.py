@@ -148,6 +148,10 @@ def test_every_form_says_the_same_few_durations(
         {"nvext": {"timing": {"prefill_time_ms": None}}},
         {"timings": {"prompt_ms": "1"}},
         {"timings": {"cache_n": -4, "prompt_ms": float("inf")}},
+        {"timings": {"prompt_ms": 1e303, "predicted_ms": 10**400}},  # beyond what an int64 holds
+        {"timings": {"cache_n": 10**30, "draft_n": 2**63}},
+        {"meta_info": {"queue_time": 1e300}},
+        {"meta_info": {"queue_time": 10**400}},
         {"else": {"prompt_ms": 1}},
         {"meta_info": "x"},
         {"meta_info": {"queue_time": -1, "prefill_finished_ts": True}},
