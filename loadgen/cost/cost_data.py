@@ -14,8 +14,10 @@ from typing import Any
 
 from loadgen.core import format
 from loadgen.core.results.manifest import ReasonCode
+from loadgen.cost.break_even import BreakEven
+from loadgen.cost.commitments import CommitmentComparison
 from loadgen.cost.comparability import has_lower_bound
-from loadgen.cost.comparison import CostComparison
+from loadgen.cost.comparison import CostComparison, CostRatio
 from loadgen.cost.yearly_cost import compute_yearly_cost
 from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Owned, Price, Rented
@@ -112,39 +114,42 @@ def render_json(comparison: CostComparison) -> str:
                 comparison.results, comparison.differences_from_first, strict=True
             )
         ],
-        "pairs": [
-            {
-                **_fields(ratio, "a", "b", "differences", "difference_codes", "notes"),
-                **_fields(ratio, "note_codes", "ratio", "low", "high"),
-                "judgement": ratio.judgment,
-            }
-            for ratio in comparison.ratios
-        ],
+        "pairs": [_ratio_json(ratio) for ratio in comparison.ratios],
         "sensitivity": [
             _fields(sensitivity, "offer", "input", "change", "down", "up")
             for sensitivity in comparison.sensitivities
         ],
-        "break_even": [
-            {
-                "rent": break_even.machines,
-                "by_token": break_even.per_token,
-                "per_day": _plain(break_even.units_per_day),
-                "carries_per_day": _plain(break_even.capacity_per_day),
-                "judgement": break_even.judgment,
-            }
-            for break_even in comparison.break_evens
-        ],
-        "commitments": [
-            {
-                "committed": commitment.committed,
-                "given_back": commitment.on_demand,
-                "hours_share": _plain(commitment.hours_share),
-                "judgement": commitment.judgment,
-            }
-            for commitment in comparison.commitments
-        ],
+        "break_even": [_break_even_json(break_even) for break_even in comparison.break_evens],
+        "commitments": [_commitment_json(commitment) for commitment in comparison.commitments],
     }
     return format.document(document).decode()
+
+
+def _ratio_json(ratio: CostRatio) -> dict[str, Any]:
+    return {
+        **_fields(ratio, "a", "b", "differences", "difference_codes", "notes"),
+        **_fields(ratio, "note_codes", "ratio", "low", "high"),
+        "judgement": ratio.judgment,
+    }
+
+
+def _break_even_json(break_even: BreakEven) -> dict[str, Any]:
+    return {
+        "rent": break_even.machines,
+        "by_token": break_even.per_token,
+        "per_day": _plain(break_even.units_per_day),
+        "carries_per_day": _plain(break_even.capacity_per_day),
+        "judgement": break_even.judgment,
+    }
+
+
+def _commitment_json(commitment: CommitmentComparison) -> dict[str, Any]:
+    return {
+        "committed": commitment.committed,
+        "given_back": commitment.on_demand,
+        "hours_share": _plain(commitment.hours_share),
+        "judgement": commitment.judgment,
+    }
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
