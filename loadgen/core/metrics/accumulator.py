@@ -347,11 +347,11 @@ class MetricAccumulator:
     def _add_tokens_of_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the output events of ok requests, and the streamed and billed tokens they carried."""
         has_both = (columns["output_tokens"] >= 0) & (columns["output_events"] > 0)
-        chosen = as_selection(ok & has_both)
-        streamed_tokens = request_metrics.streamed_tokens(columns)[chosen]
-        self.add_to_sum("output_events", columns["output_events"][chosen].sum(dtype=np.int64))
+        selected = as_selection(ok & has_both)
+        streamed_tokens = request_metrics.streamed_tokens(columns)[selected]
+        self.add_to_sum("output_events", columns["output_events"][selected].sum(dtype=np.int64))
         self.add_to_sum("streamed_tokens", streamed_tokens.sum(dtype=np.int64))
-        self.add_to_sum("billed_tokens", columns["output_tokens"][chosen].sum(dtype=np.int64))
+        self.add_to_sum("billed_tokens", columns["output_tokens"][selected].sum(dtype=np.int64))
 
     def _add_tokens_without_event(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the tokens of exactly counted responses that exceed one token per output event.
@@ -360,10 +360,10 @@ class MetricAccumulator:
         token needs no event.
         """
         is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
-        chosen = as_selection(ok & (columns["output_events"] > 0) & is_exact)
-        events = columns["output_events"][chosen].astype(np.int64)
-        tokens = request_metrics.streamed_tokens(columns)[chosen].astype(np.int64)
-        is_ended_by_token = columns["finish_reason"][chosen] != FINISH["length"]
+        selected = as_selection(ok & (columns["output_events"] > 0) & is_exact)
+        events = columns["output_events"][selected].astype(np.int64)
+        tokens = request_metrics.streamed_tokens(columns)[selected].astype(np.int64)
+        is_ended_by_token = columns["finish_reason"][selected] != FINISH["length"]
         textless_tokens = is_ended_by_token | (tokens >= LONG_ANSWER)
         self.add_to_sum("exact_events", events.sum())
         self.add_to_sum("exact_tokens", tokens.sum())
@@ -402,8 +402,8 @@ class MetricAccumulator:
     def _add_token_sources(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Count the ok requests by the source of their token counts."""
         with_output = ok & ~columns.request_no_output
-        for side, chosen in (("input", ok), ("output", with_output)):
-            requests = np.bincount(columns[f"{side}_source"][chosen], minlength=len(SOURCES))
+        for side, selected in (("input", ok), ("output", with_output)):
+            requests = np.bincount(columns[f"{side}_source"][selected], minlength=len(SOURCES))
             for source, count in zip(SOURCES, requests.tolist(), strict=True):
                 self.add_to_sum(f"{side}_source_{source or 'none'}", count)
 
@@ -482,11 +482,11 @@ def _sampled_requests(metric: str) -> str:
 def _metric_values(columns: Columns, metric: str) -> NDArray[np.int64]:
     """Return the values of a per-request metric, of the requests that belong to its sample."""
     if _sampled_requests(metric) == "sent":
-        chosen = columns["sent_ns"] >= 0
+        selected = columns["sent_ns"] >= 0
     else:
-        chosen = columns.where(OK)
+        selected = columns.where(OK)
     values = columns.measure(metric)
-    return drop_undefined(values if chosen.all() else values[chosen])
+    return drop_undefined(values if selected.all() else values[selected])
 
 
 def _request_amounts(
@@ -500,6 +500,6 @@ def _request_amounts(
         known = as_selection(ok & (columns["input_tokens"] >= 0))
         first_token_ns = request_metrics.time_or_end(columns, "first_token_ns", known)
         return first_token_ns, first_token_ns, columns["input_tokens"][known]
-    chosen = outcomes.meets(columns, slo) if name == "good" and slo is not None else ok
-    end_ns = columns["end_ns"][as_selection(chosen)]
+    selected = outcomes.meets(columns, slo) if name == "good" and slo is not None else ok
+    end_ns = columns["end_ns"][as_selection(selected)]
     return end_ns, end_ns, np.broadcast_to(np.int64(1), len(end_ns))

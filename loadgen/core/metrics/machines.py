@@ -97,13 +97,13 @@ class _MachineRequests:
 
     def summarize(self, machine: MachineSummary, worker_numbers: list[int]) -> MachineSummary:
         """Return the summary of a machine with the requests of its workers added to it."""
-        chosen = np.isin(self._worker, worker_numbers)
-        send_lag_ns = self._send_lag_ns[chosen & (self._send_lag_ns != UNDEFINED)]
+        selected = np.isin(self._worker, worker_numbers)
+        send_lag_ns = self._send_lag_ns[selected & (self._send_lag_ns != UNDEFINED)]
         late = None if self._limit_ns is None else int((send_lag_ns > self._limit_ns).sum())
         return msgspec.structs.replace(
             machine,
-            requests=int(chosen.sum()),
-            lost=int(self._is_lost[chosen].sum()),
+            requests=int(selected.sum()),
+            lost=int(self._is_lost[selected].sum()),
             late=late,
             send_lag_ms=distribution_of(send_lag_ns),
         )

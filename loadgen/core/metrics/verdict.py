@@ -51,7 +51,7 @@ def make_verdict(
     warnings: Iterable[ReasonCode] = (),
     caveats: Iterable[ReasonCode] = (),
 ) -> Verdict:
-    """Return the verdict with these codes and their sentences."""
+    """Return the verdict with these codes and their sentences. It is valid without a reason."""
     codes = tuple(reasons)
     warning_codes = tuple(warnings)
     caveat_codes = tuple(caveats)
