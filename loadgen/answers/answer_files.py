@@ -30,6 +30,10 @@ class AnswerTexts(AnswerKey, frozen=True, kw_only=True):
     """The answers to one prompt, and how they are scored: a line of `texts.jsonl`.
 
     It does not contain the prompt.
+
+    Attributes:
+        a: The answer of the endpoint, or None if it did not answer.
+        b: The answer of the other endpoint, or None if it did not answer or there is none.
     """
 
     a: str | None
@@ -72,10 +76,19 @@ def write_result(
 
 
 def regenerate_files(folder: Path) -> dict[str, bytes]:
-    """Return the derived files of a folder, regenerated.
+    """Return the derived files of a folder by name, regenerated, for `loadgen verify`.
 
-    The result follows from the scores, and the scores follow from the texts if these were kept.
+    The result is computed from the scores, and the scores from the texts. Texts may contain
+    personal data and are therefore not always stored; the scores are raw data then.
     """
+    regenerated = {FILE: _regenerate_result(folder)}
+    if (folder / TEXTS).is_file():
+        regenerated[SCORES] = _regenerate_scores(folder)
+    return regenerated
+
+
+def _regenerate_result(folder: Path) -> bytes:
+    """Return `answers.json` with all counts and statistics computed from the stored scores."""
     stored = read_result(folder)
     prompts = read_scores(folder)
     result = msgspec.structs.replace(
@@ -85,13 +98,16 @@ def regenerate_files(folder: Path) -> dict[str, bytes]:
         failed_against=sum(not prompt.other_answered for prompt in prompts),
         parts=summarize_scores(prompts, stored.loss, stored.level),
     )
-    regenerated = {FILE: format.document(result)}
-    if (folder / TEXTS).is_file():
-        texts = _read_lines(folder / TEXTS, AnswerTexts)
-        answers = [line.a for line in texts]
-        others = [line.b for line in texts] if stored.against else None
-        regenerated[SCORES] = _encode_lines(score_prompts(texts, answers, others))
-    return regenerated
+    return format.document(result)
+
+
+def _regenerate_scores(folder: Path) -> bytes:
+    """Return `scores.jsonl` computed from the stored texts."""
+    has_other_endpoint = bool(read_result(folder).against)
+    texts = _read_lines(folder / TEXTS, AnswerTexts)
+    answers = [line.a for line in texts]
+    other_answers = [line.b for line in texts] if has_other_endpoint else None
+    return _encode_lines(score_prompts(texts, answers, other_answers))
 
 
 def read_result(folder: Path) -> AnswersResult:
@@ -113,6 +129,10 @@ def read_scores(folder: Path) -> list[ScoredPrompt]:
 
 
 def _read_lines(file: Path, row_type: type[_Row]) -> list[_Row]:
+    """Return the rows of a JSONL file.
+
+    The lines are decoded as one JSON array, so that an error names the index of the damaged row.
+    """
     array = b"[" + b",".join(file.read_bytes().splitlines()) + b"]"
     return decoded(
         array,

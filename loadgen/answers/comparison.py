@@ -233,6 +233,7 @@ def _score_answer(question: AnswerKey, answer: str | None) -> dict[str, float]:
 
 
 def _score_similarity(answer: str | None, other: str) -> dict[str, float]:
+    """Return how similar two answers are; 0 if the endpoint did not answer."""
     if answer is None:
         return dict.fromkeys(PAIR_SCORES, 0.0)
     return score_pair(answer, other)
@@ -246,25 +247,39 @@ def _summarize_group(
     Only prompts that both endpoints answered have a ratio. `loss` is by which fraction the endpoint
     may score less than the other one, and `level` is the confidence of the intervals.
     """
-    ratios = []
-    for metric in REFERENCE_SCORES:
-        compared = [prompt for prompt in prompts if metric in prompt.other]
-        if compared:
-            scores = [prompt.scores[metric] for prompt in compared]
-            other_scores = [prompt.other[metric] for prompt in compared]
-            ratios.append(_estimate_ratio(metric, scores, other_scores, loss, level))
     return ScoredGroup(
         group=name,
         scores=_mean_scores(REFERENCE_SCORES, [prompt.scores for prompt in prompts], level),
         other=_mean_scores(REFERENCE_SCORES, [prompt.other for prompt in prompts], level),
-        changes=tuple(ratios),
+        changes=_compare_scores(prompts, loss, level),
         alike=_mean_scores(PAIR_SCORES, [prompt.alike for prompt in prompts], level),
     )
+
+
+def _compare_scores(
+    prompts: Sequence[ScoredPrompt], loss: float | None, level: float
+) -> tuple[ScoreRatio, ...]:
+    """Return the ratio of both endpoints for each score that some prompt has.
+
+    A prompt that the other endpoint did not answer has no score of it and does not count.
+    """
+    ratios = []
+    for metric in REFERENCE_SCORES:
+        compared_prompts = [prompt for prompt in prompts if metric in prompt.other]
+        if compared_prompts:
+            scores = [prompt.scores[metric] for prompt in compared_prompts]
+            other_scores = [prompt.other[metric] for prompt in compared_prompts]
+            ratios.append(_estimate_ratio(metric, scores, other_scores, loss, level))
+    return tuple(ratios)
 
 
 def _mean_scores(
     metrics: Sequence[str], scores_of_prompts: Sequence[Mapping[str, float]], level: float
 ) -> tuple[Score, ...]:
+    """Return the mean of each score over the prompts that have it.
+
+    Which scores a prompt has depends on its question, for example whether it expects JSON.
+    """
     means = []
     for metric in metrics:
         values = [scores[metric] for scores in scores_of_prompts if metric in scores]
@@ -274,6 +289,12 @@ def _mean_scores(
 
 
 def _estimate_mean(metric: str, values: Sequence[float], level: float) -> Score:
+    """Return the mean of a score with its confidence interval.
+
+    A score of 0 or 1 is a proportion and has a Wilson interval. The interval of other scores is
+    widened: rare cases that no prompt showed may have the worst or the best score, and their share
+    is bounded by `unseen_share`. Token counts have no best score. Few answers have no interval.
+    """
     count = len(values)
     mean = math.fsum(values) / count
     low: float | None = None
@@ -283,7 +304,6 @@ def _estimate_mean(metric: str, values: Sequence[float], level: float) -> Score:
     elif count >= FEWEST_ANSWERS:
         interval = replications(values, level)
         unseen = unseen_share(count, level)
-        # Cases that were not met may have the worst or the best score.
         low = min(interval.low, mean * (1 - unseen))
         high = interval.high
         if metric not in TOKEN_COUNTS:
@@ -299,6 +319,12 @@ def _estimate_ratio(
     loss: float | None,
     level: float,
 ) -> ScoreRatio:
+    """Return the ratio of two mean scores of the same prompts, with its confidence interval.
+
+    The lower end is reduced by the share of cases that may not have been met (`unseen_share`), in
+    which the endpoint may score 0. Few prompts, or an unbounded interval, give no interval and no
+    verdict.
+    """
     count = len(scores)
     if scores == other_scores and any(other_scores):
         # No pair differs, so there is no variance, and Fieller's quadratic has no solution.
@@ -307,7 +333,6 @@ def _estimate_ratio(
         interval = ratio(scores, other_scores, paired=True, level=level)
         value, low, high = interval.value, interval.low, interval.high
     is_known = count >= FEWEST_ANSWERS and math.isfinite(low) and math.isfinite(high)
-    # A few wrong answers may not have been met.
     low = max(min(low, value * (1 - unseen_share(count, level))), 0.0)
     return ScoreRatio(
         metric=metric,

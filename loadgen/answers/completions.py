@@ -138,6 +138,10 @@ def redacted_url(endpoint: Settings) -> str:
 def check_same_tokenizer(first: Settings, second: Settings, questions: Sequence[Question]) -> None:
     """Check that token ids in prompts mean the same words to both endpoints.
 
+    The ids of one tokenizer are other words in another. Two tokenizers are taken for the same if
+    both servers count the same number of tokens in a text that tokenizers split differently.
+    Nothing is checked if a server does not count.
+
     Raises:
         UserError: Prompts are token ids, and the endpoints count different tokens in one text.
     """
@@ -249,6 +253,11 @@ class _Sender:
             self._on_progress(self._done)
 
     def _store(self, index: int, completion: Completion) -> None:
+        """Store the text and the token counts of a response, or the reason of a failure.
+
+        The text of a failed request stays None. Only the first few reasons are kept, because they
+        are usually all the same.
+        """
         from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 
         if completion.failure is None:

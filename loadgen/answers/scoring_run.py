@@ -7,9 +7,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from loadgen.answers import answer_files
-from loadgen.answers.comparison import AnswersResult, score_prompts, summarize_scores
+from loadgen.answers.comparison import (
+    AnswersResult,
+    ScoredPrompt,
+    score_prompts,
+    summarize_scores,
+)
 from loadgen.answers.completions import (
+    CompletionPair,
+    Completions,
     SendOptions,
     describe_token_difference,
     redacted_url,
@@ -71,34 +80,60 @@ def run_scoring(
         UserError: A package is not installed.
         OSError: The folder cannot be written.
     """
-    completions, other = send_to_both(first, second, questions, options.send, on_progress)
-    other_texts = None if other is None else other.texts
-    prompts = score_prompts(questions, completions.texts, other_texts)
-    note = "" if other is None else describe_token_difference(completions, other)
-    is_other_simulated = other is not None and other.simulated
-    result = AnswersResult(
+    completions = send_to_both(first, second, questions, options.send, on_progress)
+    texts_a = completions.a.texts
+    texts_b = None if completions.b is None else completions.b.texts
+    scored_prompts = score_prompts(questions, texts_a, texts_b)
+    result = _summarize_endpoint_a(dataset, first, completions.a, scored_prompts, options)
+    failures = list(completions.a.failures)
+    if second is not None and completions.b is not None:
+        result = _add_endpoint_b(result, second, completions)
+        failures += completions.b.failures
+    if options.out is not None:
+        stored_texts = None
+        if options.keep_texts:
+            stored_texts = answer_files.collect_texts(questions, texts_a, texts_b)
+        answer_files.write_result(options.out, result, scored_prompts, stored_texts)
+    return ScoringOutcome(result, failures)
+
+
+def _summarize_endpoint_a(
+    dataset: Path,
+    endpoint: Settings,
+    completions: Completions,
+    scored_prompts: Sequence[ScoredPrompt],
+    options: ScoringOptions,
+) -> AnswersResult:
+    """Return the result with the facts about endpoint A and all scores.
+
+    A prompt without a response has the text None and counts as failed.
+    """
+    return AnswersResult(
         dataset=dataset.name,
         dataset_sha256=hashlib.sha256(dataset.read_bytes()).hexdigest(),
         version=loadgen_version(),
-        url=redacted_url(first),
+        url=redacted_url(endpoint),
         model=completions.model,
-        against="" if second is None else redacted_url(second),
-        against_model="" if other is None else other.model,
-        prompts=len(prompts),
+        prompts=len(scored_prompts),
         failed=completions.texts.count(None),
-        failed_against=0 if other_texts is None else other_texts.count(None),
         loss=options.loss,
         level=options.level,
-        simulated=options.simulated or completions.simulated or is_other_simulated,
-        notes=(note,) if note else (),
-        parts=summarize_scores(prompts, options.loss, options.level),
+        simulated=options.simulated or completions.simulated,
+        parts=summarize_scores(scored_prompts, options.loss, options.level),
     )
-    if options.out is not None:
-        texts = None
-        if options.keep_texts:
-            texts = answer_files.collect_texts(questions, completions.texts, other_texts)
-        answer_files.write_result(options.out, result, prompts, texts)
-    failures = list(completions.failures)
-    if other is not None:
-        failures += other.failures
-    return ScoringOutcome(result, failures)
+
+
+def _add_endpoint_b(
+    result: AnswersResult, endpoint: Settings, completions: CompletionPair
+) -> AnswersResult:
+    """Return a result with the facts about endpoint B and, if needed, a note on token counts."""
+    assert completions.b is not None
+    note = describe_token_difference(completions.a, completions.b)
+    return replace(
+        result,
+        against=redacted_url(endpoint),
+        against_model=completions.b.model,
+        failed_against=completions.b.texts.count(None),
+        simulated=result.simulated or completions.b.simulated,
+        notes=(note,) if note else (),
+    )

@@ -88,6 +88,7 @@ def _add_file(archive: zipfile.ZipFile, name: str, content: Path | bytes) -> Non
     # A new entry has no time of change, so that the same files give the same bytes.
     entry = zipfile.ZipInfo(name)
     entry.compress_type = zipfile.ZIP_DEFLATED
+    # The upper 16 bits hold the mode of a Unix file.
     entry.external_attr = 0o644 << 16
     if isinstance(content, bytes):
         archive.writestr(entry, content)
@@ -164,11 +165,11 @@ def _checked_entries(
             _SOURCE_HINT,
         )
     for entry in entries:
-        why_unsafe = _why_unsafe(entry)
-        if why_unsafe:
+        unsafe_reason = _find_unsafe_reason(entry)
+        if unsafe_reason:
             raise UserError(
                 "unsafe_file",
-                f"{why_unsafe}: {entry.filename!r}; nothing was unpacked",
+                f"{unsafe_reason}: {entry.filename!r}; nothing was unpacked",
                 str(path),
                 _SOURCE_HINT,
             )
@@ -185,6 +186,11 @@ def _checked_entries(
 
 
 def _check_size(unpacked_bytes: int, path: Path, free_bytes: int) -> None:
+    """Check that the unpacked files are not absurdly large (a "zip bomb") and fit on the disk.
+
+    Raises:
+        UserError: They are too large.
+    """
     packed_bytes = path.stat().st_size
     if unpacked_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * packed_bytes):
         expansion = unpacked_bytes / max(packed_bytes, 1)
@@ -205,7 +211,7 @@ def _check_size(unpacked_bytes: int, path: Path, free_bytes: int) -> None:
         )
 
 
-def _why_unsafe(entry: zipfile.ZipInfo) -> str:
+def _find_unsafe_reason(entry: zipfile.ZipInfo) -> str:
     """Return why an entry may not be unpacked, or "" if it may."""
     if not _is_safe_name(entry.filename):
         return "a name that leads out of the folder"

@@ -54,7 +54,14 @@ def bundle(
 def write_and_report(
     folder: Path, out: Path, sign: Path | None = None, *, keep_content: bool = False
 ) -> None:
-    """Write a bundle and print what is in it."""
+    """Write a bundle and print what is in it.
+
+    Args:
+        folder: The folder of the result.
+        out: The file to write.
+        sign: A private key of OpenSSH to sign the bundle with, or None.
+        keep_content: True to include the texts of prompts and answers.
+    """
     from loadgen.bundle.bundle_writer import write_bundle
 
     manifest = write_bundle(folder, out, key=sign, content=keep_content)

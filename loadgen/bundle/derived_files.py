@@ -67,28 +67,41 @@ def is_page(file: Path) -> bool:
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     """Yield every derived file of a folder. Runs come first, and results made from others last.
 
-    A file that cannot be regenerated is yielded as damaged, with the reason.
+    Results are nested, such as the runs of a sweep. A folder contains a kind of result if it has
+    the marker of this kind, which is a file such as `run.json`. A file that cannot be regenerated
+    is yielded as damaged, with the reason.
     """
     for kind in _kinds_in_order():
-        for marker in sorted(folder.rglob(kind.markers[0])):
-            if not result_kinds.fits(kind, marker.parent):
-                continue
-            prefix = marker.parent.relative_to(folder)
-            try:
-                for file in result_kinds.regenerated_files(kind, marker.parent):
-                    yield replace(file, name=(prefix / file.name).as_posix())
-            except CombinedError as error:
-                yield _damaged(prefix / marker.name, "; ".join(e.what for e in error.faults))
-            except Exception as error:
-                # The files may be somebody else's, and damaged ones can raise anything.
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                yield _damaged(prefix / marker.name, reason)
+        marker_name = kind.markers[0]
+        for marker in sorted(folder.rglob(marker_name)):
+            if result_kinds.fits(kind, marker.parent):
+                yield from _regenerate_result(kind, marker, folder)
+
+
+def _regenerate_result(kind: ResultKind, marker: Path, folder: Path) -> Iterator[RegeneratedFile]:
+    """Yield the derived files of one result, with names relative to the outer folder."""
+    prefix = marker.parent.relative_to(folder)
+    try:
+        for file in result_kinds.regenerated_files(kind, marker.parent):
+            yield replace(file, name=(prefix / file.name).as_posix())
+    except CombinedError as error:
+        reasons = [fault.what for fault in error.faults]
+        yield _damaged(prefix / marker.name, "; ".join(reasons))
+    except Exception as error:
+        # The files may be somebody else's, and damaged ones can raise anything.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        yield _damaged(prefix / marker.name, reason)
 
 
 def _kinds_in_order() -> list[ResultKind]:
+    """Return the kinds with a marker: runs first, and then the others from last to first.
+
+    Other results are computed from runs, and the table lists a kind before those that it contains.
+    """
     kinds = [kind for kind in reversed(list(result_kinds.KINDS.rows())) if kind.markers]
     return sorted(kinds, key=lambda kind: kind.name != "run")
 
 
 def _damaged(name: Path, reason: str) -> RegeneratedFile:
-    return RegeneratedFile(name.as_posix(), None, reason, damaged=True)
+    """Return a file without content, which cannot be regenerated for the given reason."""
+    return RegeneratedFile(name.as_posix(), data=None, basis=reason, damaged=True)

@@ -97,6 +97,7 @@ def _parse(file: str, data: bytes) -> list[Any]:
 
 
 def _compare_lines(file: str, stored: bytes, again: bytes) -> FileComparison:
+    """Compare two texts line by line. A line that only one of them has differs from nothing."""
     stored_lines = stored.decode("utf-8", "replace").splitlines()
     new_lines = again.decode("utf-8", "replace").splitlines()
     same = 0
@@ -177,6 +178,11 @@ class _JsonComparer:
             )
 
     def _compare_mappings(self, path: str, stored: dict[str, Any], again: dict[str, Any]) -> None:
+        """Compare the values of two JSON objects, and note keys that only one of them has.
+
+        An older version did not write all fields, so a missing one is accepted there. A field that
+        was not regenerated is always a mismatch, because somebody may have added it.
+        """
         for key in dict.fromkeys((*again, *stored)):
             key_path = f"{path}.{key}" if path else key
             if key in stored and key in again:
@@ -197,6 +203,7 @@ class _JsonComparer:
 
 
 def _is_sentence(value: Any) -> bool:
+    """Return True if a value is text of several words, which each version may word differently."""
     return isinstance(value, str) and " " in value
 
 

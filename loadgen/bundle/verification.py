@@ -159,6 +159,15 @@ class _SignatureCheck(NamedTuple):
 
 
 def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
+    """Check the signature of the list of hashes, which covers every other file.
+
+    Args:
+        root: The unpacked bundle.
+        signed_by: The public key that must have signed it, or None to accept any key.
+
+    Raises:
+        UserError: A key is required and the bundle is not signed.
+    """
     file = root / SIGNATURE
     if not file.is_file():
         if signed_by is not None:
@@ -206,6 +215,10 @@ class _DerivedFileChecker:
         self._find_other_files()
 
     def _check(self, file: RegeneratedFile) -> None:
+        """Check one regenerated file, or note why it cannot be compared.
+
+        Only JSON is compared with another version, because texts and pages change with each one.
+        """
         stored = self._folder / file.name
         name = f"{RESULT}/{file.name}"
         if file.damaged:
@@ -222,6 +235,11 @@ class _DerivedFileChecker:
             self._compare(name, stored, file, file.data)
 
     def _compare(self, name: str, stored: Path, file: RegeneratedFile, data: bytes) -> None:
+        """Compare a stored file with its regenerated content, and note the result.
+
+        Metrics that a plug-in defined cannot be computed without the plug-in, so they are noted as
+        not regenerated.
+        """
         plugin_metrics = _metrics_of_missing_plugins(stored)
         for path, package in plugin_metrics.items():
             reason = f"defined by {package}, which is not loaded here: --plugins"

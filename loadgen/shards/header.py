@@ -51,21 +51,30 @@ def merged_header(
 
 
 def _merged_state(headers: Sequence[RunManifest]) -> str:
-    """Return `finished`, unless a part that was not killed ended in another way."""
-    ended = [header.state for header in headers if header.state not in ("running", "finished")]
-    return ended[0] if ended else "finished"
+    """Return `finished`, unless a part ended in another way, such as by a signal.
+
+    The state of a killed part is still `running`. It does not count here, because a warning and
+    lost requests stand for it.
+    """
+    for header in headers:
+        if header.state not in ("running", "finished"):
+            return header.state
+    return "finished"
 
 
 def _command_of_whole_run(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line of a part without the options that make it a part."""
-    kept = []
-    words = iter(command)
-    for word in words:
-        if word in ("--shard", "--start-at"):
-            next(words, None)
-        elif not word.startswith(("--shard=", "--start-at=")):
-            kept.append(word)
-    return tuple(kept)
+    """Return the command line of a part without the options that make it a part.
+
+    An option and its value can be two arguments or one (`--shard=1/3`).
+    """
+    whole_run_command = []
+    arguments = iter(command)
+    for argument in arguments:
+        if argument in ("--shard", "--start-at"):
+            next(arguments, None)  # Skip the value.
+        elif not argument.startswith(("--shard=", "--start-at=")):
+            whole_run_command.append(argument)
+    return tuple(whole_run_command)
 
 
 def _merged_fingerprints(parts: Sequence[RunPart], *, is_complete: bool) -> manifest.Fingerprints:
@@ -87,29 +96,45 @@ def _merged_fingerprints(parts: Sequence[RunPart], *, is_complete: bool) -> mani
 
 
 def _sum_of_digests(totals: Sequence[str]) -> int:
+    """Return the digest of all requests from the hexadecimal digests of the parts.
+
+    A digest is a sum of hashes, one of each request, so it does not depend on which part sent it.
+    """
     return sum(int(total, 16) for total in totals) % (1 << DIGEST_BITS)
 
 
 def _cluster(positions: Sequence[PartPosition]) -> manifest.Cluster:
-    """Return where the workers of all parts ran, as for the nodes of a Ray cluster."""
+    """Return where the workers of all parts ran, as for the nodes of a Ray cluster.
+
+    Each part counts as a node. No part started later than the largest delay, which therefore bounds
+    the error of the common start.
+    """
+    workers = [
+        _place_worker(position, worker_in_part)
+        for position in positions
+        for worker_in_part in range(position.workers)
+    ]
     return manifest.Cluster(
         nodes=len(positions),
         start_bound_ms=max(position.delay_ms for position in positions),
-        workers=tuple(
-            manifest.Placed(
-                worker=position.first_worker + worker,
-                node=position.name,
-                address="missing" if position.part is None else position.part.header.host.name,
-                lost=position.is_incomplete,
-                hot_path="" if position.part is None else position.part.header.host.hot_path,
-            )
-            for position in positions
-            for worker in range(position.workers)
-        ),
+        workers=tuple(workers),
+    )
+
+
+def _place_worker(position: PartPosition, worker_in_part: int) -> manifest.Placed:
+    """Return on which host a worker ran. The host of a missing part is not known."""
+    host = None if position.part is None else position.part.header.host
+    return manifest.Placed(
+        worker=position.first_worker + worker_in_part,
+        node=position.name,
+        address="missing" if host is None else host.name,
+        lost=position.is_incomplete,
+        hot_path="" if host is None else host.hot_path,
     )
 
 
 def _merged_part(position: PartPosition) -> manifest.MergedPart:
+    """Return the facts about a part that the manifest of the merged run stores."""
     if position.part is None:
         return manifest.MergedPart(index=position.index, state=position.state)
     return manifest.MergedPart(
@@ -124,24 +149,25 @@ def _merged_part(position: PartPosition) -> manifest.MergedPart:
 def _warnings(
     positions: Sequence[PartPosition], lost: Sequence[LostSlots]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the code and the values of each warning about the parts."""
+    """Yield the code and the values of each warning about the parts.
+
+    The values fill the placeholders in the text of the warning, which `reasons` keeps by its code.
+    """
     for lost_slots in lost:
         position = lost_slots.position
-        values = {
+        lost_values = {
             "part": position.index,
             "parts": position.count,
             "state": position.state,
             "lost": len(lost_slots.slots),
         }
-        yield "part_lost", values
+        yield "part_lost", lost_values
     for position in positions:
         if position.delay_ms > MAX_DELAY_MS:
-            yield (
-                "part_late",
-                {
-                    "part": position.index,
-                    "parts": position.count,
-                    "delay_ms": position.delay_ms,
-                    "limit_ms": MAX_DELAY_MS,
-                },
-            )
+            late_values = {
+                "part": position.index,
+                "parts": position.count,
+                "delay_ms": position.delay_ms,
+                "limit_ms": MAX_DELAY_MS,
+            }
+            yield "part_late", late_values
