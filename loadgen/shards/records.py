@@ -51,12 +51,14 @@ def record_tables(positions: Sequence[PartPosition], lost: Sequence[LostSlots]) 
 
 
 def _tables_of_parts(positions: Sequence[PartPosition], lost: Sequence[LostSlots]) -> Iterator[Any]:
+    """Yield the stored records of all parts, and then records for the lost slots."""
     for position in positions:
         if position.part is not None:
             yield from _tables_of_part(position, position.part)
     for lost_slots in lost:
         for first in range(0, len(lost_slots.slots), BLOCK_ROWS):
             block = lost_slots.slots[first : first + BLOCK_ROWS]
+            # The first worker of the part stands for all of them: which one lost it is not known.
             rows = _lost_records(block, lost_slots.position.first_worker)
             yield parquet.to_table(
                 rows, [f"{lost_slots.position.name}: {lost_slots.position.state}"]
@@ -64,12 +66,14 @@ def _tables_of_parts(positions: Sequence[PartPosition], lost: Sequence[LostSlots
 
 
 def _tables_of_part(position: PartPosition, part: RunPart) -> Iterator[Any]:
+    """Yield the records of one part, with the workers and times of the merged run."""
     stored = store.read_lightly(part.folder)
     for first in range(0, len(stored.rows), BLOCK_ROWS):
         rows = _in_memory(stored.rows[first : first + BLOCK_ROWS])
         rows["worker"] += position.first_worker
         for name in TIMES:
-            rows[name][rows[name] >= 0] += position.delay_ns
+            has_happened = rows[name] >= 0
+            rows[name][has_happened] += position.delay_ns
         yield parquet.to_table(rows, stored.texts)
 
 
@@ -82,6 +86,7 @@ def _in_memory(rows: Any) -> NDArray[np.void]:
 
 
 def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
+    """Return a record with the status `lost` for each slot of a killed or missing part."""
     records = []
     for slot in slots:
         slot_id = int(slot["slot"])
@@ -120,11 +125,18 @@ def find_lost_slots(
 
 
 def _owning_parts(schedule: NDArray[np.void], shard: ShardPart) -> NDArray[np.int64]:
-    """Return the index of the part that each slot belongs to, as `schedule.shard` divides them."""
-    users = np.array([stage.concurrency or 0 for stage in shard.stages])[schedule["stage"]]
+    """Return the index of the part that each slot belongs to, as `schedule.shard` divides them.
+
+    An open-loop stage deals out its sessions in turns. A closed-loop stage deals out its virtual
+    users, and a virtual user sends every n-th session if there are n users.
+    """
+    users_of_stage = np.array([stage.concurrency or 0 for stage in shard.stages])
+    users = users_of_stage[schedule["stage"]]
     sessions = schedule["chain"]
-    owners = np.where(users > 0, sessions % np.maximum(users, 1), sessions)
-    return owners % shard.count + 1
+    # The maximum avoids a division by zero for open-loop stages, whose result is not used.
+    virtual_users = sessions % np.maximum(users, 1)
+    dealt_numbers = np.where(users > 0, virtual_users, sessions)
+    return dealt_numbers % shard.count + 1
 
 
 def _unrecorded(slots: NDArray[np.void], part: RunPart) -> NDArray[np.void]:
@@ -152,7 +164,15 @@ def _next_slots(
 ) -> NDArray[np.void]:
     """Return the slot of each virtual user that follows the last one with a record.
 
-    Of conversations and tasks, that is the first slot of the next conversation or task.
+    Each virtual user sends every n-th session if there are n users, and a session has a fixed
+    number of slots, so the slot after k rounds is k * n * turns further. Of conversations and
+    tasks, it is the first slot of the next conversation or task.
+
+    Args:
+        first_slots: The first slot of each virtual user.
+        recorded: The records of the stage.
+        turns: The number of slots of a session.
+        concurrency: The number of virtual users.
     """
     next_slots = first_slots.copy()
     for slot in next_slots:
@@ -162,5 +182,6 @@ def _next_slots(
             first_session = int(slot["slot"]) // turns
             rounds = (last_session - first_session) // concurrency + 1
             slot["slot"] += rounds * concurrency * turns
+            # The schedule of a closed loop has no due time for it.
             slot["due_ns"] = -1
     return next_slots
