@@ -285,8 +285,8 @@ NOT_TAKEN: dict[str, dict[str, str]] = {
         "concurrency": CHOSEN,
         "burstiness": "a probe is Poisson or a closed loop: its interval rests on that",
         "num_requests": "a probe has a length",
-        "warmup": "a probe starts from an empty server, and what it shows at first is part of what is found",
-        "num_warmups": "a probe starts from an empty server, and what it shows at first is part of what is found",
+        "warmup": "a trial starts from an empty server unless the search's own --warmup is given",
+        "num_warmups": "a trial starts from an empty server unless the search's own --warmup is given",
         "schedule_seed": "every probe has arrivals of its own",
         "keep": RECORDS,
         **dict.fromkeys(REPEATS, ITS_OWN_SPREAD),
@@ -328,6 +328,8 @@ def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixt
         expected = set() if name in NOT_TAKEN[command] else flags
         if command == "mlperf offline" and name == "concurrency":  # its own: in flight over HTTP
             expected = {"--concurrency", "-c"}
+        if command == "search" and name == "warmup":  # its own: a load that rises before each trial
+            expected = {"--warmup"}
         if command.startswith("mlperf") and name == "dataset":  # its own: the official data set
             expected = {"--dataset"}
         assert {flag for flag in flags & shown if flag.startswith("--")} == {

@@ -189,7 +189,7 @@ def test_the_folder_is_in_the_store_at_the_end(
         "summary.json",
         "requests.parquet",
     }
-    assert store.read_run(there).rows.tobytes() == store.read_run(result.run_name).rows.tobytes()
+    assert store.read_run(there).rows.tobytes() == store.read_run(result.folder).rows.tobytes()
     with refused(UserError, "file_exists", "--out"):
         loadgen.run(made, **flags)
 

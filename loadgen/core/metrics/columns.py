@@ -127,10 +127,12 @@ def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
 
 
 def is_measured(header: RunManifest, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which records belong to a measured stage. A run without stages is all measured."""
-    if not header.stages:
-        return np.ones(len(rows), bool)
-    is_stage_measured = np.array([stage.measured for stage in header.stages])
+    """Return which records belong to a measured stage.
+
+    A manifest without stages has one measured stage. Raises IndexError for records of stages that
+    the manifest does not have.
+    """
+    is_stage_measured = np.array([stage.measured for stage in header.stages] or [True])
     mask: NDArray[np.bool_] = is_stage_measured[rows["stage"]]
     return mask
 
