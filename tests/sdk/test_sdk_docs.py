@@ -35,7 +35,7 @@ def url() -> Iterator[str]:
 def test_the_examples_run(
     example: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loadgen_run: Any
 ) -> None:
-    """A busy machine makes a measurement invalid, and then it may lack the figures asserted on."""
+    """On a busy machine a figure that an example asserts on may be withheld."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     results: list[Result] = []
@@ -55,7 +55,7 @@ def test_the_examples_run(
                 try:
                     example_test(recorded_run)
                 except (AssertionError, TypeError):
-                    if all(result.valid for result in results):
+                    if all(result.valid and result.ttft_ms.p50 is not None for result in results):
                         raise
 
 
