@@ -27,9 +27,9 @@ START = """if True:
     requests = Synthetic(input_tokens=FixedTokens(value=1300), output_tokens=FixedTokens(value=500))
     begin = time.process_time()
     from types import SimpleNamespace
-    from loadgen.core.requests.build import build
+    from loadgen.core.requests.build import build_prompts
     from loadgen.core.requests.tokenizer import load_tokenizer
-    build(SimpleNamespace(requests=requests), 1, 2, load_tokenizer())[0]
+    build_prompts(SimpleNamespace(requests=requests), 1, 2, load_tokenizer())[0]
     print((time.process_time() - begin) * 1000)
 """
 

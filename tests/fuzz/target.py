@@ -79,7 +79,7 @@ def leaves_nothing(rounds: int = 300) -> None:
     before = sys.getallocatedblocks()
     for _ in range(rounds):
         for data in inputs:
-            compiled.whole_chunks(data, BEFORE, AFTER)
+            compiled.parse_whole_chunks(data, BEFORE, AFTER)
             compiled.plain_run([data, 3, EVENT], 0, BEFORE, AFTER)
     assert sys.getallocatedblocks() - before < rounds, "blocks are kept"
 
