@@ -9,7 +9,7 @@ exception.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 HEADER = "server-timing"
 """The name of the response header with the timing."""
@@ -191,23 +191,24 @@ def _read_durations(header: str) -> dict[str, int | None]:
 def _milliseconds(value: object) -> int | None:
     """Return a number of milliseconds in ns.
 
-    Return None if it is no duration: not a number, negative, or too large. A bool is an int in
-    Python and is excluded by name.
+    Return None if it is no duration: not a number, negative, or too large.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if not 0 <= value <= _MAX_MS:  # also false for NaN
-        return None
-    return round(value * _NS_PER_MS)
+    return round(value * _NS_PER_MS) if _is_number_up_to(value, _MAX_MS) else None
 
 
 def _seconds(value: object) -> int | None:
     """Return a number of seconds in ns, or None if it is no duration."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if not 0 <= value <= _MAX_MS / _MS_PER_S:  # an int could be too large to multiply by a float
+    # The limit is checked before the product, because an int may be too large for a float.
+    if not _is_number_up_to(value, _MAX_MS / _MS_PER_S):
         return None
     return _milliseconds(value * _MS_PER_S)
+
+
+def _is_number_up_to(value: object, limit: float) -> TypeGuard[int | float]:
+    """Return True for a number from 0 to a limit. A bool is an int in Python, but no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= limit  # also false for NaN
 
 
 def _token_count(value: object) -> int | None:
