@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from loadgen.core import format
-from loadgen.render.glossary import WORDS
+from loadgen.render.glossary import GLOSSARY
 
 FEW = 4  # columns that fit a phone; a row of more becomes a card there
 COLORS = (
@@ -298,12 +298,13 @@ class Page:
 
 
 def _glossary() -> str:
-    """What the words of every page mean, folded at its end."""
-    words = "".join(
-        f"<div><dt>{escape(word)}</dt><dd>{escape(meaning)}</dd></div>"
-        for word, meaning in WORDS.items()
+    """Return the folded list of terms at the end of a page."""
+    entries = "".join(
+        f"<div><dt>{escape(term)}</dt><dd>{escape(meaning)}</dd></div>"
+        for term, meaning in GLOSSARY.items()
     )
-    return f'<details id="glossary"><summary>Glossary</summary><dl class="facts">{words}</dl></details>'
+    summary = "<summary>Glossary</summary>"
+    return f'<details id="glossary">{summary}<dl class="facts">{entries}</dl></details>'
 
 
 @cache
