@@ -1,4 +1,4 @@
-"""For the documentation site: pages that lie outside docs/ in the repository, and links to them."""
+"""MkDocs hooks that add the pages outside `docs/` to the site and adapt the links to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = {  # file of the repository -> page of the site
+OUTSIDE_PAGES = {
     "loadgen/README.md": "architecture.md",
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/simulation.md": "simulation-figures.md",
@@ -25,31 +25,51 @@ OUTSIDE = {  # file of the repository -> page of the site
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
+"""Maps a file of the repository to the page of the site that shows it."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from outside docs/ that are there."""
-    for source, page in OUTSIDE.items():
+    """Add the pages from outside `docs/` that exist."""
+    for source, page in OUTSIDE_PAGES.items():
         if (ROOT / source).exists():
             text = (ROOT / source).read_text("utf-8")
-            files.append(File.generated(config, page, content=_moved(text, Path(source).parent)))
+            content = _adapt_links(text, source, page)
+            files.append(File.generated(config, page, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let a link that leaves docs/ lead to the page of the site, where there is one; else only its words stay."""
-    return _moved(markdown, Path("docs")) if page.file.src_uri not in OUTSIDE.values() else markdown
+    """Adapt the links of a page in `docs/` that lead out of that folder."""
+    page_path: str = page.file.src_uri
+    if page_path in OUTSIDE_PAGES.values():
+        return markdown  # `on_files` adapted its links
+    return _adapt_links(markdown, f"docs/{page_path}", page_path)
 
 
-def _moved(markdown: str, folder: Path) -> str:
-    def link(match: re.Match[str]) -> str:
-        words, path, anchor = match[1], match[2], match[3] or ""
-        target = posixpath.normpath((folder / path).as_posix())
-        if target in OUTSIDE:
-            return f"[{words}]({OUTSIDE[target]}{anchor})"
-        if target.startswith("docs/"):
-            return f"[{words}]({target.removeprefix('docs/')}{anchor})"
-        return words
+def _adapt_links(markdown: str, source: str, page: str) -> str:
+    """Return the text with links that work on the site.
 
-    return LINK.sub(link, markdown)
+    A link to a file that the site shows leads to its page. Of a link to any other file outside
+    `docs/`, only the text remains.
+
+    Args:
+        markdown: The text of the page.
+        source: The path of its file in the repository.
+        page: The path of the page on the site.
+    """
+    source_folder = posixpath.dirname(source)
+    page_folder = posixpath.dirname(page) or "."
+
+    def adapt_link(match: re.Match[str]) -> str:
+        text, path, anchor = match[1], match[2], match[3] or ""
+        target = posixpath.normpath(posixpath.join(source_folder, path))
+        if target in OUTSIDE_PAGES:
+            target_page = OUTSIDE_PAGES[target]
+        elif target.startswith("docs/"):
+            target_page = target.removeprefix("docs/")
+        else:
+            return text
+        return f"[{text}]({posixpath.relpath(target_page, page_folder)}{anchor})"
+
+    return LINK.sub(adapt_link, markdown)

@@ -256,7 +256,7 @@ def test_the_tables_of_packages_match_their_docstrings() -> None:
 
 
 def test_files_named_in_the_documents_exist() -> None:
-    for document in (ROOT / "README.md", README, *(ROOT / "docs").glob("*.md")):
+    for document in (ROOT / "README.md", README, *(ROOT / "docs").rglob("*.md")):
         named = re.findall(
             r"`((?:loadgen|sdk|tests|benchmarks)/[\w/]+\.\w+)`", document.read_text("utf-8")
         )

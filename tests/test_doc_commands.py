@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import exits
-from test_doc_blocks import FENCE, reader_files  # noqa: F401 - the fixture
+from test_doc_blocks import BLOCKS, reader_files  # noqa: F401 - the fixture
 from test_docs import DOTS, LINES, ROOT
 
 from loadgen.contracts.loading import load_contract
@@ -22,14 +22,14 @@ PLACEHOLDERS = {
 }
 """What a reader puts in the place of a word, so that the command can be checked."""
 FILES_OF_PAGES = {
-    "rack.yaml": ("scale.md", "# rack.yaml"),
-    "targets.yaml": ("scale.md", "# rack.yaml"),
-    "truth.yaml": ("workloads.md", "name: truth"),
-    "promise.yaml": ("tutorial.md", "name: rag-poc"),
-    "mine.yaml": ("validate.md", "name: chatbot"),
-    "contract.yaml": ("sdk.md", "name: traffic"),
+    "rack.yaml": "# rack.yaml",
+    "targets.yaml": "# rack.yaml",
+    "truth.yaml": "name: truth",
+    "promise.yaml": "name: rag-poc",
+    "mine.yaml": "name: chatbot",
+    "contract.yaml": "name: traffic",
 }
-"""A file that commands name, with the page that shows it and the first words of the block."""
+"""Maps a file that commands name to the first words of the block of a page that shows it."""
 NEEDS_MORE = {"--shard", "--resume", "--ray", "--target", "--extend", "--bundle"}
 """Options whose commands need results or machines that a dry run does not have."""
 
@@ -68,9 +68,9 @@ def reader_folder(reader_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path: 
     monkeypatch.chdir(reader_files)
     for name in ("docs", "contracts", "workloads", "deploy"):
         (reader_files / name).symlink_to(ROOT / name)
-    for name, (page, first) in FILES_OF_PAGES.items():
-        blocks = FENCE.findall((ROOT / "docs" / page).read_text("utf-8"))
-        (reader_files / name).write_text(next(text for _, text in blocks if text.startswith(first)))
+    for name, first_words in FILES_OF_PAGES.items():
+        text = next(block.text for block in BLOCKS if block.text.startswith(first_words))
+        (reader_files / name).write_text(text)
     (reader_files / "trace.jsonl").symlink_to(ROOT / "tests/data/oracle/trace.jsonl")
     return reader_files
 

@@ -16,7 +16,7 @@ from loadgen.cli.usage_errors import ClickException
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *sorted(ROOT.glob("*.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "loadgen/README.md",
     ROOT / "sdk/README.md",
     *sorted((ROOT / "benchmarks").glob("*.md")),
