@@ -95,10 +95,10 @@ class MetricDefinition(Struct, frozen=True, kw_only=True):
         return f"{self.block}.{self.field}" if self.block else self.field
 
 
-class FigureTable(OpenTable[MetricDefinition]):
+class MetricTable(OpenTable[MetricDefinition]):
     """The table of figures. Every run needs all rows, so a cache says whether there are plug-ins at all."""
 
-    def here(self) -> tuple[MetricDefinition, ...]:
+    def available(self) -> tuple[MetricDefinition, ...]:
         """Return all rows. Those of plug-ins count as used."""
         if not self._enabled or self._has_no_plugins:
             return self.own
@@ -111,16 +111,16 @@ class FigureTable(OpenTable[MetricDefinition]):
     def _has_no_plugins(self) -> bool:
         return not self.cached_fields("name")
 
-    def called(self, name: str) -> MetricDefinition | None:
+    def get(self, name: str) -> MetricDefinition | None:
         """Return the row with this name, or None."""
-        return next((row for row in self.here() if row.name == name), None)
+        return next((row for row in self.available() if row.name == name), None)
 
-    def at(self, place: Place) -> tuple[MetricDefinition, ...]:
+    def shown_in(self, place: Place) -> tuple[MetricDefinition, ...]:
         """Return the rows that are shown at a place.
 
         Of the figures of plug-ins, only times per request can be limited by an SLO or a contract.
         """
-        rows = [row for row in self.here() if place in row.shown]
+        rows = [row for row in self.available() if place in row.shown]
         if place in ("slo", "contract"):
             rows = [row for row in rows if row in self.own or (row.values and row.unit == "ms")]
         return tuple(rows)
@@ -130,7 +130,7 @@ class FigureTable(OpenTable[MetricDefinition]):
 
         Raises KeyError if no figure has this name, or the figure has no value per request.
         """
-        row = self.called(name)
+        row = self.get(name)
         if row is None or row.values is None:
             raise KeyError(name)
         return self.guard(row, row.values, _check_values)
@@ -153,32 +153,32 @@ def _load_rows() -> tuple[MetricDefinition, ...]:
     return ROWS
 
 
-FIGURES = FigureTable("loadgen.figures", MetricDefinition, _load_rows)
+METRICS = MetricTable("loadgen.figures", MetricDefinition, _load_rows)
 
 
 def words(name: str) -> str:
     """Return the name of a figure for readers, or its key if there is no such figure."""
-    row = FIGURES.called(name)
+    row = METRICS.get(name)
     return name if row is None else row.words
 
 
 def needs(name: str) -> str:
     """Return what a response must have for a figure, or "" if there is no such figure."""
-    row = FIGURES.called(name)
+    row = METRICS.get(name)
     return "" if row is None else row.needs
 
 
 def per_request(name: str) -> bool:
     """Return True if there is such a figure and it has a value per request."""
-    row = FIGURES.called(name)
+    row = METRICS.get(name)
     return row is not None and row.values is not None
 
 
 def guarded(code: str) -> tuple[str, ...]:
     """Return the names of the figures that a guard withholds."""
-    return tuple(row.name for row in FIGURES.here() if code in row.guards)
+    return tuple(row.name for row in METRICS.available() if code in row.guards)
 
 
-def pooled_figures() -> tuple[str, ...]:
+def pooled_metrics() -> tuple[str, ...]:
     """Return the names of the built-in figures over all gaps, which have quantiles but no value per request."""
-    return tuple(row.name for row in FIGURES.own if row.sample == "gaps")
+    return tuple(row.name for row in METRICS.own if row.sample == "gaps")

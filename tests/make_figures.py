@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadgen.figures import FIGURES, MetricDefinition
+from loadgen.figures import METRICS, MetricDefinition
 
 PAGE = Path(__file__).parent.parent / "docs" / "summary.md"
 BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/core/metrics/metric_definitions.py -->"
@@ -22,7 +22,7 @@ def line(row: MetricDefinition) -> str:
 
 
 def figures() -> str:
-    return "\n".join([BEGIN, "", *map(line, FIGURES.own), "", END])
+    return "\n".join([BEGIN, "", *map(line, METRICS.own), "", END])
 
 
 def page() -> str:

@@ -29,7 +29,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.results import checksums
 from loadgen.core.results.manifest import decode
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 from loadgen.result_kinds import RegeneratedFile
 
 SignatureState = Literal["none", "broken", "other key", "some key", "given key"]
@@ -282,10 +282,10 @@ def _metrics_of_missing_plugins(file: Path) -> dict[str, str]:
     if file.name != run_folder.SUMMARY or not header_file.is_file():
         return {}
     content = file.read_bytes()
-    loaded = {row.name for row in FIGURES.here()}
+    loaded = {row.name for row in METRICS.available()}
     packages: dict[str, str] = {}
     for plugin in decode(header_file.read_bytes(), str(header_file)).plugins:
-        if plugin.table != FIGURES.group or plugin.name in loaded:
+        if plugin.table != METRICS.group or plugin.name in loaded:
             continue
         for field in (plugin.name, f"{plugin.name}_ms"):
             if f'"{field}"'.encode() in content:

@@ -65,7 +65,7 @@ from loadgen.core.slo import not_here
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES
-from loadgen.figures import pooled_figures
+from loadgen.figures import pooled_metrics
 
 
 class CostEstimate(NamedTuple):
@@ -598,7 +598,7 @@ class TermEvaluator:
 
 
 ESTIMATORS: dict[str, Callable[[TermEvaluator, ContractTerm], TermEstimate]] = {
-    **dict.fromkeys(pooled_figures(), TermEvaluator.pooled_gaps),
+    **dict.fromkeys(pooled_metrics(), TermEvaluator.pooled_gaps),
     **dict.fromkeys(("task_time", "task_wait", "task_longest_wait"), TermEvaluator.latency),
     "drift": TermEvaluator.drift,
     "between_nodes": TermEvaluator.between_nodes,
@@ -647,7 +647,7 @@ def _metrics_behind(term: ContractTerm, run: RecordedRun) -> list[str]:
     if missing_reasons:
         raise EstimateError("; ".join(missing_reasons.values()))
     # Pooled gaps are not judged per request.
-    return [slo_term.metric for slo_term in slo.terms if slo_term.metric not in pooled_figures()]
+    return [slo_term.metric for slo_term in slo.terms if slo_term.metric not in pooled_metrics()]
 
 
 def _withheld_reason(summary: Summary, metric: str, p: float) -> str:

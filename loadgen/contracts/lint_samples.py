@@ -18,7 +18,7 @@ from loadgen.contracts.terms import NS_PER_S, ContractTerm
 from loadgen.core import format
 from loadgen.core.stats import intervals
 from loadgen.core.workload import Poisson, Workload
-from loadgen.figures import pooled_figures
+from loadgen.figures import pooled_metrics
 
 MIN_REPEATS_FOR_POOLED_GAPS = 3
 """Runs that a term about pooled gaps needs: gaps are correlated within a run, so each run is one
@@ -43,7 +43,7 @@ def check_samples(
     for placed_term in draft.terms:
         term = placed_term.term
         location = draft.location_of(placed_term)
-        if term.kind in pooled_figures() and level.repeats < MIN_REPEATS_FOR_POOLED_GAPS:
+        if term.kind in pooled_metrics() and level.repeats < MIN_REPEATS_FOR_POOLED_GAPS:
             errors.add_problem(location, term, _pooled_gaps_problem())
             continue
         if not plan.units_per_start(term):
@@ -105,7 +105,7 @@ def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) 
     With too few requests a term stays INCONCLUSIVE even if every request meets its limit. A term
     with a window needs so many requests in each window.
     """
-    if term.kind in pooled_figures():
+    if term.kind in pooled_metrics():
         return None
     window_s = term.window_ns / NS_PER_S
     if plan.duration_ns is not None and plan.duration_ns < MIN_WINDOWS * term.window_ns:

@@ -32,7 +32,7 @@ from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.histogram import Histogram
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 QUEUEING_METRICS = ("ttft", "ttft_from_sent", "first_answer", "e2e")
 """Latencies of this package that include time in a queue."""
@@ -242,7 +242,7 @@ def includes_queueing(runs: Sequence[RecordedRun], metric: str) -> bool:
 
     A metric of another package may include it.
     """
-    is_own_metric = FIGURES.find(metric, foreign=False) is not None
+    is_own_metric = METRICS.find(metric, foreign=False) is not None
     if metric not in QUEUEING_METRICS and is_own_metric:
         return False
     return metric != "e2e" or not never_queued(runs)

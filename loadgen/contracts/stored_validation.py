@@ -29,7 +29,7 @@ from loadgen.core.results import checksums, manifest, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.doctor.target_checks import Finding
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 CONTRACT_FILE = "contract.yaml"
 PRICES_FILE = "prices.yaml"
@@ -187,7 +187,7 @@ def _plugin_metrics(directory: Path) -> tuple[str, ...]:
     for file in sorted(directory.glob(RUN_MANIFESTS)):
         with suppress(UserError):  # an invalid manifest is reported when the run is read
             plugins = manifest.decode(file.read_bytes(), str(file)).plugins
-            names |= {plugin.name: None for plugin in plugins if plugin.table == FIGURES.group}
+            names |= {plugin.name: None for plugin in plugins if plugin.table == METRICS.group}
     return tuple(names)
 
 

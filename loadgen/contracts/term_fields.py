@@ -35,7 +35,7 @@ from loadgen.contracts.terms import (
 )
 from loadgen.core.workload.fields import Quantile
 from loadgen.core.workload.file_models import FileContext, Tagged, TaggedUnion
-from loadgen.figures import pooled_figures
+from loadgen.figures import pooled_metrics
 
 AnswerScore = Literal["rouge1", "rouge2", "rougeL", "exact", "choice", "json"]
 
@@ -128,7 +128,7 @@ def _load_term_type(metrics: tuple[str, ...]) -> Any:
     A pooled metric, such as the gaps between tokens of all answers together, has no value per
     request, so it cannot be compared between windows, nodes or levels.
     """
-    names_per_request = tuple(name for name in metrics if name not in pooled_figures())
+    names_per_request = tuple(name for name in metrics if name not in pooled_metrics())
     comparable_metrics: Any = Literal[names_per_request]
     kinds = dict.fromkeys(metrics, LATENCY_TERM) | TERM_KINDS
     return _term_type("term", kinds, comparable_metrics)

@@ -17,7 +17,7 @@ from loadgen.core import format
 from loadgen.core.stats.quantiles import quantile_name
 from loadgen.core.units import Wrong
 from loadgen.core.workload.fields import Duration, FiniteRate, Share, Whole
-from loadgen.figures import FIGURES, pooled_figures
+from loadgen.figures import METRICS, pooled_metrics
 
 NS_PER_S = 1e9
 NS_PER_MS = 1e6
@@ -491,7 +491,7 @@ ZERO_OR_ONE_SCORES = ("exact", "choice", "json", "equal")
 CLASS_TERM_KINDS = {*TASK_TERM_METRICS, "errors", "goodput", "slowdown"}
 """Keywords of `TERM_KINDS` that may be about one class of requests."""
 
-WHOLE_LOAD_TERM_KINDS = {*pooled_figures(), "task_cost"}
+WHOLE_LOAD_TERM_KINDS = {*pooled_metrics(), "task_cost"}
 """Keywords that are never about one class: which part of the machines a class pays for is not
 known.
 """
@@ -504,8 +504,8 @@ def latency_metrics(*, include_plugins: bool = True) -> tuple[str, ...]:
     """
     return tuple(
         definition.name
-        for definition in FIGURES.at("contract")
-        if include_plugins or definition in FIGURES.own
+        for definition in METRICS.shown_in("contract")
+        if include_plugins or definition in METRICS.own
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 METRIC_ALIASES = {
     "time_to_first_token": "ttft",
@@ -31,7 +31,7 @@ NOT_HERE = "a package that is not loaded here"
 
 def metrics() -> tuple[str, ...]:
     """The figures that a term may limit: one value per request each."""
-    return tuple(row.name for row in FIGURES.at("slo"))
+    return tuple(row.name for row in METRICS.shown_in("slo"))
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +128,7 @@ def not_here(slos: Iterable[Slo]) -> dict[str, str]:
 
 def absent(metric: str) -> str:
     """Why nothing can be said of a figure whose package is not here; "" where it is."""
-    return "" if FIGURES.called(metric) else f"figure {metric} is defined by {NOT_HERE}"
+    return "" if METRICS.get(metric) else f"figure {metric} is defined by {NOT_HERE}"
 
 
 class StopRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +148,7 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
 
 def name(metric: str, quantile: float) -> str:
     """What a term limits, for readers: `TTFT p99`."""
-    row = FIGURES.called(metric)
+    row = METRICS.get(metric)
     return f"{row.words if row else f'figure {metric} of {NOT_HERE}'} p{quantile * 100:g}"
 
 

@@ -11,7 +11,7 @@ from loadgen_sdk.wire_formats.server_profiles import SERVERS
 from loadgen.backends import BACKENDS
 from loadgen.commands import COMMANDS
 from loadgen.doctor.target_checks import OK, WARNING, Finding
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 from loadgen.formats import FORMATS
 from loadgen.plugins import SWITCH
 from loadgen.prices import PRICES
@@ -23,7 +23,7 @@ TABLES: tuple[OpenTable[Any], ...] = (
     FORMATS,
     PRICES,
     BACKENDS,
-    FIGURES,
+    METRICS,
     SERVERS,
 )
 """All tables that other packages can extend."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 
 from loadgen.core.stats.quantiles import QUANTILES
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -123,14 +123,14 @@ class Metric(Struct, frozen=True):
 def default_metric_paths() -> tuple[str, ...]:
     """Return the paths of the metrics that are compared by default, where all sides have them."""
     latency_paths = [
-        f"{row.path}.{quantile}" for row in FIGURES.here() for quantile in row.compared
+        f"{row.path}.{quantile}" for row in METRICS.available() for quantile in row.compared
     ]
     return (*latency_paths, *DEFAULT_PATHS)
 
 
 def metric_paths() -> list[str]:
     """Return all paths that `find_metric` knows."""
-    latency_paths = [f"{row.path}.{name}" for row in FIGURES.here() for name in _STATISTICS]
+    latency_paths = [f"{row.path}.{name}" for row in METRICS.available() for name in _STATISTICS]
     session_time_paths = [
         f"sessions.{time}.{name}" for time in SESSION_TIMES for name in _STATISTICS
     ]
@@ -186,7 +186,7 @@ def _find_latency(path: str) -> Metric | None:
     the row, `ttft_ms`, and of the statistic, `p99`.
     """
     row_path, _, statistic = path.rpartition(".")
-    row = next((row for row in FIGURES.here() if row.path == row_path), None)
+    row = next((row for row in METRICS.available() if row.path == row_path), None)
     if row is None or statistic not in _STATISTICS:
         return None
     # Of a minimum or maximum, single requests give no interval.

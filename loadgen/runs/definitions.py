@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
@@ -10,7 +10,7 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "the instant at which a request was planned to be sent, by the timetable made before the run",
     ),
     ("sent", "its first byte was handed to the kernel"),
-    *((row.words, row.meaning) for row in FIGURES.own if {"latency", "client"} & set(row.shown)),
+    *((row.words, row.meaning) for row in METRICS.own if {"latency", "client"} & set(row.shown)),
     (
         "Goodput",
         "requests that were completed in the steady-state window and met every term of the SLO, per "

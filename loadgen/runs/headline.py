@@ -25,7 +25,7 @@ from loadgen.core.metrics.verdict import CLIENT_CODES, Verdict
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.stats.quantiles import SUPPORT, Distribution
-from loadgen.figures import FIGURES, MetricDefinition
+from loadgen.figures import METRICS, MetricDefinition
 from loadgen.render.page import Number
 from loadgen.runs.rates import headline, headline_requests_per_s
 
@@ -584,12 +584,12 @@ def latencies(summary: Summary) -> list[tuple[MetricDefinition, Distribution]]:
     by_name = {row.name: found for row, found in distributions(summary)}
     chosen = [
         (row, by_name[row.name])
-        for row in FIGURES.at("latency")
+        for row in METRICS.shown_in("latency")
         if row.name in by_name
         and not (row.unlike in by_name and by_name[row.unlike].p50 == by_name[row.name].p50)
         if row.name != "inter_chunk" or "itl" not in by_name  # the same numbers
     ]
-    known = {row.field for row in FIGURES.here()}
+    known = {row.field for row in METRICS.available()}
     strange = (
         MetricDefinition(name=field, words=field, meaning="of a package that is not here")
         for field in summary.figures
@@ -621,7 +621,7 @@ def own_times(summary: Summary) -> list[tuple[MetricDefinition, Distribution]]:
 
 def distributions(summary: Summary) -> Iterator[tuple[MetricDefinition, Distribution]]:
     """Every figure of a summary that is not null, with its row."""
-    for row in FIGURES.here():
+    for row in METRICS.available():
         found = summary.figures.get(row.field) if row.block else getattr(summary, row.field)
         if found is not None:
             yield row, found

@@ -11,7 +11,7 @@ import numpy as np
 
 from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.results.parquet import to_table
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ def request_table(
     if header.stages:
         stages = [stage.name or str(number) for number, stage in enumerate(header.stages)]
         named["stage"] = pa.array([stages[number] for number in rows["stage"]])
-    for row in FIGURES.at("requests"):
+    for row in METRICS.shown_in("requests"):
         values, is_time = columns.measure(row.name), row.unit == "ms"
         name = f"{row.name}_{unit}" if is_time else row.field
         named[name] = pa.array(

@@ -35,7 +35,7 @@ from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.results.spool import Tail
 from loadgen.core.stats.histogram import Histogram
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 from loadgen.telemetry.reader_process import ReaderProcess
 
 BUCKET_EDGES = tuple(
@@ -58,7 +58,7 @@ class RunCollector(Collector):
         self._lock = threading.Lock()  # Each scrape has a thread.
         self._header: RunManifest | None = None
         self._tail = Tail(folder)
-        self._histograms = {row: Histogram() for row in FIGURES.at("prometheus")}
+        self._histograms = {row: Histogram() for row in METRICS.shown_in("prometheus")}
         self._status_counts = np.zeros(len(STATUSES), np.int64)
         self._kind_counts = np.zeros(len(KINDS), np.int64)
         self._output_tokens = 0

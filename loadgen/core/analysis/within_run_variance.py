@@ -22,7 +22,7 @@ from loadgen.core.slo import Slo
 from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.intervals import LEVEL, Interval
 from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, Distribution, quantile_index
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -225,7 +225,7 @@ def _percentile_intervals(
     """Yield the path of each percentile in the summary with its interval, if it has one."""
     orders = [np.argsort(part["due_ns"], kind="stable") for part in parts]
     percentiles = dict(QUANTILES)
-    for row in FIGURES.here():
+    for row in METRICS.available():
         distribution: Distribution | None
         if row.block:
             distribution = summary.figures.get(row.field)

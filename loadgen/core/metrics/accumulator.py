@@ -23,7 +23,7 @@ from loadgen.core.results.record import FINISH, FINISH_REASONS, KINDS, SOURCES, 
 from loadgen.core.stats.amounts import Amounts
 from loadgen.core.stats.quantiles import QUANTILES, Values, quantile_index
 from loadgen.core.units import LONGEST_NS
-from loadgen.figures import FIGURES, per_request
+from loadgen.figures import METRICS, per_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ def term_sum(term_number: int, count: TermCount) -> str:
 
 def sampled_metrics() -> list[str]:
     """Return the names of the metrics that have a value per request."""
-    return [definition.name for definition in FIGURES.here() if definition.values]
+    return [definition.name for definition in METRICS.available() if definition.values]
 
 
 class FailureCount(NamedTuple):
@@ -475,7 +475,7 @@ def _count_texts(
 
 def _sampled_requests(metric: str) -> str:
     """Return which requests have values of a metric, "ok" or "sent"; "" if none has."""
-    definition = FIGURES.called(metric)
+    definition = METRICS.get(metric)
     return "" if definition is None or definition.values is None else definition.sample
 
 

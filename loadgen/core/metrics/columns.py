@@ -14,7 +14,7 @@ from loadgen.core import seeds
 from loadgen.core.results.record import ROW, STATUSES
 from loadgen.core.stats.histogram import merge_histograms
 from loadgen.core.stats.quantiles import BLOCK_ROWS, block_slices
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -323,7 +323,7 @@ class Columns:
             return self._cache[metric]
         if self._is_large_file and not self._keeps_all:
             return self._measure_by_blocks(metric)
-        values = FIGURES.values(metric)(self)
+        values = METRICS.values(metric)(self)
         if metric in CACHED_COLUMNS:
             self._cache[metric] = values
         return values

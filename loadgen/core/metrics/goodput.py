@@ -12,7 +12,7 @@ import msgspec
 from loadgen.core.metrics.slo_terms import TermResult, judge_terms
 from loadgen.core.metrics.uncertainty import bound_good_requests
 from loadgen.core.metrics.windows import per_second
-from loadgen.figures import pooled_figures
+from loadgen.figures import pooled_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -207,8 +207,8 @@ def _has_undecidable_requests(sample: SloSample, slo: Slo) -> bool:
 
     It is not known then which requests are good. Terms on pooled gaps do not judge requests.
     """
-    pooled_metrics = pooled_figures()
-    request_terms = [term for term in slo.terms if term.metric not in pooled_metrics]
+    names_of_pooled = pooled_metrics()
+    request_terms = [term for term in slo.terms if term.metric not in names_of_pooled]
     return any(term.metric in sample.undecidable_metrics for term in request_terms)
 
 

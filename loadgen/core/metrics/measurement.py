@@ -53,7 +53,7 @@ from loadgen.core.results.manifest import StagePlan, interchangeable
 from loadgen.core.server_metrics import hardware
 from loadgen.core.stats.histogram import Histogram, merge_histograms
 from loadgen.core.stats.quantiles import quantiles_ms
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -378,7 +378,7 @@ class _RunMeasurement:
         if not self._header.percentiles:
             return {}
         percentiles = {}
-        for definition in FIGURES.at("latency"):
+        for definition in METRICS.shown_in("latency"):
             if definition.name == "itl" and self._shown.itl_absent:
                 continue
             percentiles[definition.field] = self._certain_percentiles(definition)
@@ -440,7 +440,7 @@ def _metric_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
     """
     own_fields: dict[str, Distribution] = {}
     figures_block: dict[str, Distribution] = {}
-    for definition in FIGURES.here():
+    for definition in METRICS.available():
         if definition.name in distributions:
             destination = figures_block if definition.block else own_fields
             destination[definition.field] = distributions[definition.name]

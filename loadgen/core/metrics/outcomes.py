@@ -12,7 +12,7 @@ import numpy as np
 
 from loadgen.core.limits import UNFINISHED_SHARE
 from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED
-from loadgen.figures import FIGURES, needs, per_request
+from loadgen.figures import METRICS, needs, per_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,10 +30,10 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
     A request is not over the limit if there is no such bound, nor for terms on pooled gaps.
     """
     was_cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
-    definition = FIGURES.called(term.metric)
+    definition = METRICS.get(term.metric)
     if definition is None or definition.least is None or not was_cut.any():
         return np.zeros(len(columns), bool)
-    least_values = FIGURES.guard(definition, definition.least)(columns)
+    least_values = METRICS.guard(definition, definition.least)(columns)
     is_over: NDArray[np.bool_] = was_cut & (least_values > term.limit_ns)
     return is_over & ~columns.request_no_output if definition.needs else is_over
 

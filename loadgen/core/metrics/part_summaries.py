@@ -28,7 +28,7 @@ from loadgen.core.metrics.windows import Window, measure_window, per_second
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.stats.histogram import Histogram
 from loadgen.core.stats.quantiles import Distribution
-from loadgen.figures import pooled_figures
+from loadgen.figures import pooled_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -206,7 +206,7 @@ class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
 
 
-_NO_GAPS_BY_PART = dict.fromkeys(pooled_figures(), "gaps are counted for all targets together")
+_NO_GAPS_BY_PART = dict.fromkeys(pooled_metrics(), "gaps are counted for all targets together")
 
 
 class Scope(NamedTuple):

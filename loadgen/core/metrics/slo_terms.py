@@ -17,7 +17,7 @@ from loadgen.core.stats.quantiles import (
     quantile_index,
     quantile_name,
 )
-from loadgen.figures import needs, pooled_figures, words
+from loadgen.figures import needs, pooled_metrics, words
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.slo_sample import SloSample
@@ -95,10 +95,10 @@ class _TermOutcome(NamedTuple):
 
 def judge_terms(sample: SloSample, slo: Slo) -> tuple[TermResult, ...]:
     """Judge each term of an SLO. Terms on pooled gaps are judged by the gaps of all requests."""
-    pooled_metrics = pooled_figures()
+    names_of_pooled = pooled_metrics()
     return tuple(
         _judge_gap_term(sample, term)
-        if term.metric in pooled_metrics
+        if term.metric in names_of_pooled
         else _judge_request_term(sample, term, term_number)
         for term_number, term in enumerate(slo.terms)
     )

@@ -15,7 +15,7 @@ from loadgen.core.limits import STALL_NS
 from loadgen.core.metrics import bounds, outcomes
 from loadgen.core.metrics.columns import OK, UNDEFINED
 from loadgen.core.stats.quantiles import QUANTILES, milliseconds, quantile_index
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -241,7 +241,7 @@ def _is_certain(block: Columns, bound: Callable[[Columns], Bounds]) -> bool:
 
 def bound_metric(stages: Sequence[Columns], metric: str) -> ValueBounds | None:
     """Return the bounds of a metric, or None if its values are certain or it has no bounds."""
-    definition = FIGURES.called(metric)
+    definition = METRICS.get(metric)
     if definition is None or definition.bounds is None:
         return None
     return bound_values(stages, definition.bounds)
@@ -299,7 +299,7 @@ def find_withheld(
 ) -> dict[str, RangesMs]:
     """Return the statistics of each metric that are too uncertain, with their ranges."""
     withheld = {}
-    for definition in FIGURES.here():
+    for definition in METRICS.available():
         ranges = measured.statistic_ranges(definition.name)
         if definition.name == "inter_chunk" and gap_bounds is not None:
             ranges = gap_bounds.ranges()
@@ -351,7 +351,7 @@ def certain_quantiles(
 
 def uncertainty_limit(metric: str, limits: ValidityLimits) -> float:
     """Return by how much, as a share, a statistic of a metric may be off."""
-    definition = FIGURES.called(metric)
+    definition = METRICS.get(metric)
     return 0.0 if definition is None else _uncertainty_limit(definition, limits)
 
 
@@ -391,7 +391,7 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | Non
     metrics = {term.metric for term in slo.terms}
     uncertain_metrics = [
         definition
-        for definition in FIGURES.here()
+        for definition in METRICS.available()
         if definition.name in metrics and accumulator.statistic_ranges(definition.name) is not None
     ]
     if not uncertain_metrics:

@@ -18,7 +18,7 @@ from loadgen.core.metrics.token_usage import itl_absent_reason, without_output_c
 from loadgen.core.slo import not_here
 from loadgen.core.stats import quantiles
 from loadgen.core.stats.quantiles import Distribution
-from loadgen.figures import FIGURES, pooled_figures
+from loadgen.figures import METRICS, pooled_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ class ShownStatistics(NamedTuple):
             term.metric: "it is too uncertain to be reported"
             for slo in header.slos
             for term in slo.terms
-            if term.metric in pooled_figures()
+            if term.metric in pooled_metrics()
             and term.metric in self.withheld
             and quantiles.quantile_name(term.quantile) in self.withheld[term.metric].ranges
         }
@@ -153,7 +153,7 @@ def _without_unsound_figures(
 ) -> dict[str, Distribution]:
     """Return the block `figures` without the statistics of unsound metrics."""
     unsound_fields = {
-        definition.field for definition in FIGURES.here() if definition.name in unsound
+        definition.field for definition in METRICS.available() if definition.name in unsound
     }
     return {
         field: distribution.withheld() if field in unsound_fields else distribution

@@ -14,7 +14,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.results.record import SCHEMA
 from loadgen.core.slo import Slo, not_here
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 _Kind = TypeVar("_Kind")
 
@@ -297,7 +297,7 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """A stored header may be damaged: a figure that is not here was of another package that the run used."""
-        of_others = {one.name for one in self.plugins if one.table == FIGURES.group}
+        of_others = {one.name for one in self.plugins if one.table == METRICS.group}
         if unknown := not_here(self.slos).keys() - of_others:
             raise ValueError(f"no SLO is of {min(unknown)!r}")
 

@@ -31,7 +31,7 @@ from loadgen.core.slo import (
 from loadgen.core.workload.fields import Duration, Quantile, Share
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.yaml_marks import Map
-from loadgen.figures import FIGURES
+from loadgen.figures import METRICS
 
 PositiveDuration = Annotated[Duration, Field(gt=0)]
 
@@ -185,7 +185,7 @@ def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
 
 
 # The JSON Schema has the metrics of this package only. Packages that add metrics may be missing.
-_OWN_METRICS = tuple(metric.name for metric in FIGURES.own if "slo" in metric.shown)
+_OWN_METRICS = tuple(metric.name for metric in METRICS.own if "slo" in metric.shown)
 
 SloField = Annotated[
     Slo | None,

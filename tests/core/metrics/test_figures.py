@@ -28,7 +28,7 @@ from loadgen.core.results.record import ROW
 from loadgen.core.run_summary import summarize
 from loadgen.core.slo import Slo, Term
 from loadgen.core.workload.slo_fields import parse_stop_rule
-from loadgen.figures import FIGURES, PLACES
+from loadgen.figures import METRICS, PLACES
 from loadgen.plugins import without_plugins
 from loadgen.repeated import comparable_metrics
 from loadgen.runs import text
@@ -36,11 +36,11 @@ from loadgen.runs.outcome import cases
 
 
 def test_every_metric_resolves_and_is_in_the_summary() -> None:
-    for row in FIGURES.own:
+    for row in METRICS.own:
         assert (row.values is not None) == (row.sample in ("ok", "sent"))
         assert row.block or row.field in Summary.__struct_fields__
         assert set(row.shown) <= set(PLACES)
-        assert not row.unlike or FIGURES.find(row.unlike, foreign=False)
+        assert not row.unlike or METRICS.find(row.unlike, foreign=False)
 
 
 def test_the_documentation_of_metrics_is_generated_from_their_definitions() -> None:
@@ -59,7 +59,7 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
     header, rows, *rest = EXAMPLES["summary_example_qa_api.json"]()
     before = summarize(header, rows, *rest)
     assert "thinking_ms" not in before.figures
-    with forgetting(FIGURES, "thinking"):
+    with forgetting(METRICS, "thinking"):
         install(
             tmp_path,
             "thinking",
@@ -93,7 +93,7 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
         assert [case.name for case in cases([("r", promised)])][
             1
         ] == "Time to think p99 at most 1e-06 ms"
-        assert [row.name for row in FIGURES.at("prometheus")][-1] == "thinking"
+        assert [row.name for row in METRICS.shown_in("prometheus")][-1] == "thinking"
     assert {path.rpartition(".")[0] for path in set(summary.within) - set(before.within)} == {
         "figures.thinking_ms"
     }
@@ -109,7 +109,7 @@ def thinking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with forgetting(FIGURES, "thinking"):
+    with forgetting(METRICS, "thinking"):
         install(
             tmp_path,
             "thinking",
