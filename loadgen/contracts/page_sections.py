@@ -230,7 +230,9 @@ def _glossary(validation: Validation) -> Iterator[tuple[str, str]]:
     yield from VERDICT_MEANINGS.items()
     load_terms = _joined_terms(validation, about_answers=False)
     answer_terms = _joined_terms(validation, about_answers=True)
-    metric_meanings = {definition.name: definition.meaning for definition in METRICS.shown_in("contract")}
+    metric_meanings = {
+        definition.name: definition.meaning for definition in METRICS.shown_in("contract")
+    }
     yield from _mentioned(metric_meanings | TERM_MEANINGS, load_terms)
     yield from _mentioned(ANSWER_TERM_MEANINGS, answer_terms)
     if re.search(r"\bp[0-9]", f"{load_terms} {answer_terms}"):
