@@ -22,7 +22,7 @@ from loadgen.core.results.manifest import Fingerprints, RunManifest, StagePlan, 
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import load, read_flags
-from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs.comparison_side import ComparedRun, Side
 from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.presets.preset import load_preset as preset
 from loadgen.sim.request_lengths import RequestSize

@@ -74,7 +74,7 @@ from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats import intervals, trend
 from loadgen.core.stats.quantiles import quantile_index
-from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs.comparison_side import ComparedRun, Side
 from loadgen.search.load_search import LoadSearch
 from loadgen.search.search_results import SearchResult, TrialResult
 from loadgen.search.search_settings import SearchSettings

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from loadgen.render.additions import ExtraSections
     from loadgen.render.section import Report
     from loadgen.repeated.capacity import Capacity
-    from loadgen.runs.compared import Side
+    from loadgen.runs.comparison_side import Side
 
 PAGE = "report.html"
 """The page of a result whose kind names no other one."""
@@ -240,7 +240,7 @@ def _load_size() -> ResultFunctions[Any]:
 
 
 def _load_capacity() -> ResultFunctions[Any]:
-    from loadgen.runs.levels_kind import CAPACITY
+    from loadgen.runs.run_directory_kind import CAPACITY
 
     return CAPACITY
 
@@ -264,7 +264,7 @@ def _load_results() -> ResultFunctions[Any]:
 
 
 def _load_runs() -> ResultFunctions[Any]:
-    from loadgen.runs.levels_kind import FUNCTIONS
+    from loadgen.runs.run_directory_kind import FUNCTIONS
 
     return FUNCTIONS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen.runs.levels import SweepLevel
+from loadgen.runs.sweep_curve import SweepLevel
 
 
 def sweep_level(**fields: Any) -> SweepLevel:

@@ -601,7 +601,7 @@ PACKAGE = '''
 import json
 from loadgen.render.section import Section
 from loadgen.result_kinds import ListRow, ResultFunctions, ResultKind
-from loadgen.runs.compared import Side
+from loadgen.runs.comparison_side import Side
 
 def load(folder):
     return json.loads((folder / "soak.json").read_text())

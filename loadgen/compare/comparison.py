@@ -39,7 +39,7 @@ from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.intervals import LEVEL
 from loadgen.repeated import comparable_metrics
 from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, find_metric
-from loadgen.runs.compared import Side, SideFacts
+from loadgen.runs.comparison_side import Side, SideFacts
 
 NOT_SAME_WORK = "not the same work"
 SAME_RUN = "one and the same run is on both sides"

@@ -11,7 +11,7 @@ from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.summary import Summary
 from loadgen.repeated import comparable_metrics
 from loadgen.repeated.comparable_metrics import find_metric
-from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs.comparison_side import ComparedRun, Side
 
 OTHER_TOOL_METRICS = ("tokens.output_per_s", "load.completed_rps")
 """Metrics that are compared in addition if a side is the result of another tool."""

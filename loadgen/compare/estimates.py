@@ -22,7 +22,7 @@ from loadgen.core.analysis.within_run_variance import (
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, Columns
 from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, metric_value
-from loadgen.runs.compared import Side
+from loadgen.runs.comparison_side import Side
 
 NO_KNOWN_INTERVAL = "no interval is known for it"
 

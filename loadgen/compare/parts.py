@@ -16,7 +16,7 @@ from loadgen.core.metrics.columns import is_of_class, step_indices
 from loadgen.core.metrics.part_summaries import ClassSummary, StepSummary
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import RunManifest
-from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs.comparison_side import ComparedRun, Side
 
 _STEP_BLOCKS = ("requests", "bytes", "load", "tokens", "ttft_ms", "tpot_ms", "e2e_ms")
 _CLASS_BLOCKS = (*_STEP_BLOCKS, "goodput", "sessions")

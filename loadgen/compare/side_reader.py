@@ -10,7 +10,7 @@ import msgspec
 from loadgen import result_kinds
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting, nothing_there
-from loadgen.runs.compared import Side
+from loadgen.runs.comparison_side import Side
 
 
 def read_sides(paths: Sequence[Path]) -> list[Side]:

@@ -9,7 +9,7 @@ from loadgen.core import format
 from loadgen.core.limits import SHORTENED
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.verdict import delivered_output_share
-from loadgen.runs.compared import Side
+from loadgen.runs.comparison_side import Side
 from loadgen.runs.headline import promises
 
 SEED_VARIATION = 0.1

@@ -19,9 +19,9 @@ from loadgen.core.errors import UserError
 from loadgen.core.results.manifest import decoded
 from loadgen.render.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, RegeneratedFile, ResultFunctions
-from loadgen.runs.compared import Side
+from loadgen.runs.comparison_side import Side
 from loadgen.runs.kind import stored_summaries
-from loadgen.runs.levels_kind import of_repeats
+from loadgen.runs.run_directory_kind import of_repeats
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from loadgen.render.section import (
     section,
 )
 from loadgen.repeated.repeats import RepeatSummary
+from loadgen.repeated.repeats_text import OF_LEVELS, levels_table
 from loadgen.runs import stimulus
-from loadgen.runs.repeats_text import OF_LEVELS, levels_table
 
 VERDICT_COLORS: dict[str, Kind] = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
 

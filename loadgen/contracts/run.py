@@ -40,8 +40,8 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.workload import with_unique_prompts
 from loadgen.doctor.target_checks import FAULT, WARNING, Finding
 from loadgen.render import text as as_text
+from loadgen.repeated.repeat_loop import pause, seeded
 from loadgen.repeated.repeats import Repetition
-from loadgen.runs.repetition import pause, seeded
 
 if TYPE_CHECKING:
     from loadgen.core.workload import Workload

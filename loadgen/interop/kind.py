@@ -11,7 +11,7 @@ from loadgen.interop import other_definitions, reader
 from loadgen.interop import text as words
 from loadgen.render.additions import ExtraSections
 from loadgen.result_kinds import ResultFunctions
-from loadgen.runs.compared import Side, SideFacts
+from loadgen.runs.comparison_side import Side, SideFacts
 
 
 def fits(path: Path) -> bool:

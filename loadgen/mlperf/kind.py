@@ -17,7 +17,7 @@ from loadgen.mlperf.result import MlperfResult
 from loadgen.render.section import Report
 from loadgen.result_kinds import RECORDS, CapacityFacts, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs import kind as of_run
-from loadgen.runs.compared import Side
+from loadgen.runs.comparison_side import Side
 
 QUERIES = "the queries of the official LoadGen, by our stamps"
 

@@ -1,4 +1,4 @@
-"""Summarize several runs of one load: means with intervals, and the capacity of a search.
+"""Repeat a load and summarize the runs: means with intervals, and the capacity of a search.
 
-Pure: summaries in, values out.
+All modules but `repeat_loop.py` are pure: they turn summaries into values and tables.
 """

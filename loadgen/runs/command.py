@@ -34,8 +34,8 @@ from loadgen.core.errors import (
     most_severe,
 )
 from loadgen.core.metrics.summary import NamedSummary
+from loadgen.repeated.repeat_loop import finish
 from loadgen.runs.builds import KeptByBuild, kept_by_build
-from loadgen.runs.repeats import finish
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
@@ -287,8 +287,8 @@ def _run_levels(invocation: Invocation, plan: RunPlan, show: Show, *, as_json: b
     """Execute one run per concurrency and print a table of all."""
     from loadgen.core.metrics.summary import dump_summary
     from loadgen.core.results import checksums
-    from loadgen.runs import levels_text
-    from loadgen.runs.levels import curve
+    from loadgen.runs import sweep_report
+    from loadgen.runs.sweep_curve import curve
 
     show.begin(len(plan.workloads), at_most=False)
     with _open_series(invocation, plan, show) as series:
@@ -298,7 +298,7 @@ def _run_levels(invocation: Invocation, plan: RunPlan, show: Show, *, as_json: b
             documents = [dump_summary(summary).strip() for _, summary in series.runs]
             sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
         else:  # the same table as `loadgen report` of the folder
-            print_report(levels_text.report(curve(series.runs)))
+            print_report(sweep_report.report(curve(series.runs)))
             say(f"results in {series.folder}")
     return Outcome(series.runs, is_complete)
 
@@ -307,9 +307,9 @@ def _run_repeatedly(
     invocation: Invocation, plan: RunPlan, repetition: Repetition, show: Show, *, as_json: bool
 ) -> Outcome:
     """Execute the same load several times and print the spread between the runs."""
-    from loadgen.runs import repeats_sections
-    from loadgen.runs.levels import curve
-    from loadgen.runs.repetition import repeat, seeded
+    from loadgen.repeated.repeat_loop import repeat, seeded
+    from loadgen.runs import repeats_report
+    from loadgen.runs.sweep_curve import curve
 
     (workload,) = plan.workloads.values()
     show.begin(repetition.max_runs, at_most=repetition.count is None)
@@ -322,7 +322,7 @@ def _run_repeatedly(
             say=say,
         )
         repeats = finish(series.folder, repetition, series.runs)
-        report = repeats_sections.report(repeats, curve(series.runs))
+        report = repeats_report.report(repeats, curve(series.runs))
         print_answer(repeats, report, as_json=as_json)
         folder = shlex.quote(str(series.folder))
         say(

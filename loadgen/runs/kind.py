@@ -26,7 +26,7 @@ from loadgen.result_kinds import (
 from loadgen.runs import headline as run_headline
 from loadgen.runs import page_data
 from loadgen.runs import text as words
-from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs.comparison_side import ComparedRun, Side
 from loadgen.runs.page_data import Figures
 
 

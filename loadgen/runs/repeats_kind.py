@@ -13,7 +13,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.results.manifest import decoded
 from loadgen.render.section import Report
-from loadgen.repeated import repeats
+from loadgen.repeated import repeats, repeats_text
 from loadgen.repeated.repeats import RepeatSummary, summarize_repeats
 from loadgen.result_kinds import (
     SUMMARIES,
@@ -22,12 +22,10 @@ from loadgen.result_kinds import (
     RegeneratedFile,
     ResultFunctions,
 )
-from loadgen.runs import levels_kind as of_runs
-from loadgen.runs import repeats_sections
-from loadgen.runs import repeats_text as words
-from loadgen.runs.compared import Side
+from loadgen.runs import repeats_report, run_directory_kind
+from loadgen.runs.comparison_side import Side
 from loadgen.runs.kind import stored_summaries
-from loadgen.runs.levels import average_repeats, curve
+from loadgen.runs.sweep_curve import average_repeats, curve
 
 
 class _OfSweep(msgspec.Struct, frozen=True):
@@ -51,9 +49,9 @@ class StoredRepeats(NamedTuple):
 def load(folder: Path) -> StoredRepeats:
     """Raises UserError for damaged files, and for runs that are no repeats of each other."""
     stored = _stored(folder)
-    named = of_runs.computed_summaries(folder, runs(folder))
+    named = run_directory_kind.computed_summaries(folder, runs(folder))
     if list(stored) == [""]:
-        of_runs.one_recipe(folder, named)
+        run_directory_kind.one_recipe(folder, named)
         return StoredRepeats(
             folder, named, {"": summarize_repeats(named, within=stored[""].within)}
         )
@@ -90,25 +88,25 @@ def runs(folder: Path) -> list[Path]:
 
 def headline(found: StoredRepeats) -> str:
     if "" in found.made:
-        return words.headline(found.made[""])
-    return words.headline_of_levels(list(found.made.items()))
+        return repeats_text.headline(found.made[""])
+    return repeats_text.headline_of_levels(list(found.made.items()))
 
 
 def report(found: StoredRepeats) -> Report:
     levels = curve(found.runs)
     if "" in found.made:
-        return repeats_sections.report(found.made[""], levels)
-    return repeats_sections.report_of_levels(list(found.made.items()), levels)
+        return repeats_report.report(found.made[""], levels)
+    return repeats_report.report_of_levels(list(found.made.items()), levels)
 
 
 def document(found: StoredRepeats) -> bytes:
     """Return the summaries of the runs as a JSON list."""
-    return of_runs.dump_summaries(found.runs)
+    return run_directory_kind.dump_summaries(found.runs)
 
 
 def code(found: StoredRepeats, strict: bool) -> int:
     """Return the most severe exit code of the runs."""
-    return of_runs.most_severe_exit_code(found.runs, strict)
+    return run_directory_kind.most_severe_exit_code(found.runs, strict)
 
 
 def list_row(folder: Path) -> ListRow:
@@ -137,7 +135,7 @@ def compare_side(folder: Path) -> Side:
     if levels:
         what = f"a sweep that was repeated holds several loads: {', '.join(levels)}"
         raise UserError("mismatch", what, str(folder), "name the folder of a run in it")
-    return of_runs.of_repeats(folder, runs(folder))
+    return run_directory_kind.of_repeats(folder, runs(folder))
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:

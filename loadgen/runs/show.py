@@ -38,8 +38,8 @@ from loadgen.core.schedule.forecast import (
 from loadgen.core.stats.quantiles import needed_samples
 from loadgen.render import text as as_text
 from loadgen.runs import text
-from loadgen.runs.level_figures import figures
 from loadgen.runs.progress import SHORTEST_S, Left, ProgressLine, Steps, step_words
+from loadgen.runs.table_metrics import figures
 
 if TYPE_CHECKING:
     from loadgen.cli.invocation import Invocation

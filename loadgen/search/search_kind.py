@@ -15,8 +15,8 @@ from loadgen.render.additions import ExtraSections
 from loadgen.render.section import Paragraph, Quoted, Report, Warned, section
 from loadgen.repeated import capacity
 from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions, additions_to
-from loadgen.runs import levels_kind
-from loadgen.runs.compared import Side
+from loadgen.runs import run_directory_kind
+from loadgen.runs.comparison_side import Side
 from loadgen.runs.kind import capacity_facts, capacity_in, compared, stored_summaries
 from loadgen.search import capacity_files, experiment, search_text
 from loadgen.search.capacity_files import ExperimentOutcome
@@ -62,18 +62,20 @@ class OpenedSearch(NamedTuple):
         return experiment.load_unit(plan, min(counted, default="requests"))
 
     @property
-    def as_runs(self) -> levels_kind.StoredRuns:
+    def as_runs(self) -> run_directory_kind.StoredRuns:
         """The trials as load points of one workload, for a search without a result."""
-        return levels_kind.StoredRuns(self.output_dir, self.runs, levels=True)
+        return run_directory_kind.StoredRuns(self.output_dir, self.runs, levels=True)
 
 
 def load(output_dir: Path) -> OpenedSearch:
     """Read a search. Raises UserError if its result is damaged, or if it has no trial."""
     stored = experiment.read_search(output_dir)
     if stored is None:
-        runs = levels_kind.load(output_dir).runs
+        runs = run_directory_kind.load(output_dir).runs
     else:
-        runs = levels_kind.computed_summaries(output_dir, levels_kind.runs(output_dir))
+        runs = run_directory_kind.computed_summaries(
+            output_dir, run_directory_kind.runs(output_dir)
+        )
     if not runs:
         raise UserError(
             "no_records",
@@ -89,7 +91,7 @@ def load(output_dir: Path) -> OpenedSearch:
 def headline(search: OpenedSearch) -> str:
     """Return the result in one sentence or two."""
     if search.stored is None:
-        return f"{_describe_unfinished(search.output_dir)} {levels_kind.headline(search.as_runs)}"
+        return f"{_describe_unfinished(search.output_dir)} {run_directory_kind.headline(search.as_runs)}"
     stored = search.stored
     return search_text.headline(stored.result, stored.trials, stored.term_names, search.unit)
 
@@ -120,7 +122,7 @@ def report(search: OpenedSearch) -> Report:
 
 def _report_unfinished(search: OpenedSearch, resume_command: str) -> Report:
     """Return the report of a search that has not ended: its trials as load points."""
-    so_far = levels_kind.report(search.as_runs)
+    so_far = run_directory_kind.report(search.as_runs)
     sections = list(so_far.sections)
     warnings = list(so_far.warned)
     for addition in search.additions:
@@ -150,13 +152,13 @@ def _resume_command(output_dir: Path, stored: StoredSearch | None) -> str:
 
 def document(search: OpenedSearch) -> bytes:
     """Return the summaries of the trials as a JSON list."""
-    return levels_kind.document(search.as_runs)
+    return run_directory_kind.document(search.as_runs)
 
 
 def report_ended_search(output_dir: Path) -> Report:
     """Return the report of a search that has just ended, from the summaries that its runs wrote."""
     stored = experiment.read_search(output_dir)
-    runs = stored_summaries(output_dir, levels_kind.runs(output_dir))
+    runs = stored_summaries(output_dir, run_directory_kind.runs(output_dir))
     return report(OpenedSearch(output_dir, runs, stored, additions=()))
 
 
@@ -174,8 +176,8 @@ def code(search: OpenedSearch, _strict: bool) -> int:
 def list_row(output_dir: Path) -> ListRow:
     """Return the row of a search in the list of results."""
     stored = experiment.read_search(output_dir)
-    return levels_kind.list_row_of_runs(
-        stored_summaries(output_dir, levels_kind.runs(output_dir)),
+    return run_directory_kind.list_row_of_runs(
+        stored_summaries(output_dir, run_directory_kind.runs(output_dir)),
         output_dir,
         "" if stored is None else stored.result.stop_reason,
     )
@@ -197,7 +199,7 @@ def _no_capacity_error(
     output_dir: Path, found: capacity.Capacity | None
 ) -> capacity.NoCapacityError:
     """Return the error that names the runs that may be compared instead."""
-    run_names = ", ".join(run.name for run in levels_kind.runs(output_dir)) or "none yet"
+    run_names = ", ".join(run.name for run in run_directory_kind.runs(output_dir)) or "none yet"
     reason = ""
     if found is not None and found.lower_bound_reason:
         reason = f": {found.lower_bound_reason}"
@@ -289,6 +291,6 @@ FUNCTIONS = ResultFunctions(
     fits=experiment.is_search,
     schema=ExperimentPlan,
     document=document,
-    runs=levels_kind.runs,
+    runs=run_directory_kind.runs,
     capacity=capacity_facts,
 )

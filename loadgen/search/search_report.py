@@ -22,9 +22,9 @@ from loadgen.render.section import (
     section,
     simulated,
 )
-from loadgen.runs import levels_text
+from loadgen.runs import sweep_report
 from loadgen.runs.headline import judged
-from loadgen.runs.levels import SweepCurve, curve
+from loadgen.runs.sweep_curve import SweepCurve, curve
 from loadgen.search import search_text
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.goal import FAILED, INVALID, PASSED
@@ -129,7 +129,7 @@ def _sections(source: SearchReportInput, sweep_curve: SweepCurve | None) -> list
     limits = limits or "no load of this search missed the SLO."
     sections = [
         section("", Tiles(list(_numbers(source))), f"What limits it: {limits}"),
-        section("", *(() if sweep_curve is None else (levels_text.measured(sweep_curve),))),
+        section("", *(() if sweep_curve is None else (sweep_report.measured(sweep_curve),))),
     ]
     for addition in source.additions:
         sections += addition.sections
@@ -140,7 +140,7 @@ def _sections(source: SearchReportInput, sweep_curve: SweepCurve | None) -> list
         ),
     ]
     if sweep_curve is not None:
-        charts = Charts(list(levels_text.charts(sweep_curve)))
+        charts = Charts(list(sweep_report.charts(sweep_curve)))
         sections.append(section("Throughput and latency of the trials", charts, folded=True))
     return sections
 
@@ -345,7 +345,7 @@ def _dots_by_outcome(
         if not indices:
             continue
         labels = [KIND_LABELS.get(trials[index].kind, "") for index in indices]
-        links = [levels_text.address(trials[index].run_name) for index in indices]
+        links = [sweep_report.address(trials[index].run_name) for index in indices]
         yield Series(
             name=search_text.OUTCOME_LABELS[outcome],
             x=[x[index] for index in indices],

@@ -110,7 +110,7 @@ class _Output(NamedTuple):
 
 def _run_once(run: SweepRun, output: _Output) -> int:
     """Run a sweep, print its curve and return the exit code."""
-    from loadgen.runs.levels_text import report
+    from loadgen.runs.sweep_report import report
     from loadgen.search.sweep_run import describe_files, outcome_code, run_sweep
 
     outcome = run_sweep(run)

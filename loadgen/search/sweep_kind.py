@@ -16,10 +16,10 @@ from loadgen.result_kinds import (
     RegeneratedFile,
     ResultFunctions,
 )
-from loadgen.runs import levels, levels_kind, levels_text
+from loadgen.runs import run_directory_kind, sweep_curve, sweep_report
 from loadgen.runs.kind import capacity_in, stored_summaries
-from loadgen.runs.levels import SweepCurve
 from loadgen.runs.load_points import counted_points
+from loadgen.runs.sweep_curve import SweepCurve
 from loadgen.search import capacity_files, experiment, stored_sweep
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.search.search_kind import regenerate_outputs, regenerate_trials
@@ -35,32 +35,34 @@ class StoredSweep(NamedTuple):
 
 def load(output_dir: Path) -> StoredSweep:
     """Read a sweep. Raises UserError without a run, and for runs of different work on a curve."""
-    named = levels_kind.computed_summaries(output_dir, levels_kind.existing_runs(output_dir))
+    named = run_directory_kind.computed_summaries(
+        output_dir, run_directory_kind.existing_runs(output_dir)
+    )
     curve = stored_sweep.read_curve(output_dir, named)
     for group_curve in curve.split():
         names = {level.name for level in group_curve.levels}
-        levels_kind.of_one_work(output_dir, [run for run in named if run.name in names])
+        run_directory_kind.of_one_work(output_dir, [run for run in named if run.name in names])
     return StoredSweep(named, curve)
 
 
 def headline(sweep: StoredSweep) -> str:
     """Return the result in one sentence."""
-    return levels_text.headline(sweep.curve)
+    return sweep_report.headline(sweep.curve)
 
 
 def report(sweep: StoredSweep) -> Report:
     """Return the report of the sweep."""
-    return levels_text.report(sweep.curve)
+    return sweep_report.report(sweep.curve)
 
 
 def document(sweep: StoredSweep) -> bytes:
     """Return the summaries of the runs as a JSON list."""
-    return levels_kind.dump_summaries(sweep.runs)
+    return run_directory_kind.dump_summaries(sweep.runs)
 
 
 def code(sweep: StoredSweep, strict: bool) -> int:
     """Return the exit code of the sweep."""
-    return levels.exit_code(sweep.curve, strict=strict)
+    return sweep_curve.exit_code(sweep.curve, strict=strict)
 
 
 def list_row(output_dir: Path) -> ListRow:
@@ -69,12 +71,12 @@ def list_row(output_dir: Path) -> ListRow:
     The list draws one kind of work on a chart, so of a sweep over several lengths or targets it
     says only how far it got; its own page draws it.
     """
-    named = stored_summaries(output_dir, levels_kind.runs(output_dir))
+    named = stored_summaries(output_dir, run_directory_kind.runs(output_dir))
     if experiment.command_of(output_dir) != "sweep":
-        return levels_kind.list_row_of_runs(named, output_dir)
+        return run_directory_kind.list_row_of_runs(named, output_dir)
     plan = experiment.read_plan(output_dir)
     if len({point.group for point in plan.load_points}) < 2:
-        return levels_kind.list_row_of_runs(named, output_dir)
+        return run_directory_kind.list_row_of_runs(named, output_dir)
     summaries = [summary for _, summary in named]
     targets = [plan.target, *(point.target for point in plan.load_points)]
     is_simulated = any(target.startswith("sim:") for target in targets)
@@ -100,7 +102,7 @@ def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
     trials = experiment.read_results(output_dir, include_invalid=True)
     yield regenerate_trials(output_dir, trials)
     judged = stored_sweep.judge(output_dir, run_folder.runs_in(output_dir))
-    reports = capacity_files.render_sweep_reports(levels_text.report(judged.curve), TABLE_FILE)
+    reports = capacity_files.render_sweep_reports(sweep_report.report(judged.curve), TABLE_FILE)
     for name, content in reports.items():
         yield RegeneratedFile(name, content, RECORDS)
     yield from regenerate_outputs(stored_sweep.outcome_of(output_dir, judged))
@@ -116,7 +118,7 @@ FUNCTIONS = ResultFunctions(
     headline=headline,
     report=report,
     document=document,
-    runs=levels_kind.runs,
-    compare_side=levels_kind.compare_side,
+    runs=run_directory_kind.runs,
+    compare_side=run_directory_kind.compare_side,
     capacity=capacity_facts,
 )

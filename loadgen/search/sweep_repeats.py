@@ -15,10 +15,10 @@ from loadgen.core import format, run_folder
 from loadgen.core.errors import INTERRUPTED, UserError, most_severe
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.results import store
+from loadgen.repeated.repeat_loop import repeat, seeded
 from loadgen.repeated.repeats import FILE, RepeatSummary, Repetition, summarize_repeats
-from loadgen.runs.levels import curve
-from loadgen.runs.repeats_sections import report_of_levels
-from loadgen.runs.repetition import repeat, seeded
+from loadgen.runs.repeats_report import report_of_levels
+from loadgen.runs.sweep_curve import curve
 from loadgen.search import experiment
 from loadgen.search.sweep_plan import Sweep, SweepRun
 from loadgen.search.sweep_run import describe_files, outcome_code, run_sweep, with_output_dir

@@ -17,9 +17,9 @@ from loadgen.core.execution import run
 from loadgen.core.results import checksums, store
 from loadgen.core.slo import Slo
 from loadgen.result_kinds import PAGE
-from loadgen.runs.levels import SweepCurve, exit_code
-from loadgen.runs.levels_text import report
 from loadgen.runs.load_points import counted_points
+from loadgen.runs.sweep_curve import SweepCurve, exit_code
+from loadgen.runs.sweep_report import report
 from loadgen.search import capacity_files, experiment, stored_sweep
 from loadgen.search.goal import Goal
 from loadgen.search.search_results import PlannedTrial, TrialResult

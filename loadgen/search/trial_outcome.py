@@ -16,7 +16,7 @@ from loadgen.core.results import store
 from loadgen.core.results.record import KIND, picked
 from loadgen.core.slo import Slo
 from loadgen.runs.headline import missed_by
-from loadgen.runs.level_figures import figures
+from loadgen.runs.table_metrics import figures
 from loadgen.search import failures
 from loadgen.search.goal import FAILED, INVALID, PASSED, Decision, Goal
 from loadgen.search.search_results import PlannedTrial, TrialResult

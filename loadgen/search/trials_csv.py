@@ -6,8 +6,8 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
-from loadgen.runs.level_figures import FIGURES
-from loadgen.runs.levels import SweepCurve, pareto
+from loadgen.runs.sweep_curve import SweepCurve, pareto
+from loadgen.runs.table_metrics import FIGURES
 from loadgen.search.search_results import TrialResult
 
 CURVE_FILE = "curve.csv"

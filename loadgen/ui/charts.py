@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from loadgen.render.page import COLORS, Axis, Band, Chart, Mark, Series
-from loadgen.runs.levels import SweepLevel
+from loadgen.runs.sweep_curve import SweepLevel
 from loadgen.ui.stored_result import StoredResult
 
 HEIGHT = 420  # of a chart, in pixels

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from loadgen.core import format
 from loadgen.render import page, table
-from loadgen.runs.levels import SweepCurve, SweepLevel
-from loadgen.runs.levels_text import level_ms
+from loadgen.runs.sweep_curve import SweepCurve, SweepLevel
+from loadgen.runs.sweep_report import level_ms
 from loadgen.ui.charts import ACROSS, COLORED_BY, MOST_CURVES, UP, Choice, asked, charts
 from loadgen.ui.stored_result import StoredResult, of_one_work, works
 

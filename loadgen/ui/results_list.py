@@ -19,7 +19,7 @@ from loadgen.result_kinds import ListRow, ResultFunctions
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import NamedSummary, Summary
     from loadgen.pricing.prices import Prices
-    from loadgen.runs.levels import SweepLevel
+    from loadgen.runs.sweep_curve import SweepLevel
     from loadgen.ui.stored_result import StoredResult
 
 DEEPEST, MOST = 4, 2_000  # folders below the one that is looked through; results
@@ -49,7 +49,7 @@ def is_collection(folder: Path) -> bool:
     """Whether a folder holds results of several commands: neither a run, nor levels or repeats of one load."""
     from loadgen.core import run_folder
     from loadgen.core.metrics.summary import NamedSummary
-    from loadgen.runs.levels_kind import of_one_work
+    from loadgen.runs.run_directory_kind import of_one_work
 
     if not folder.is_dir() or kind_of(folder):
         return False
@@ -99,7 +99,7 @@ def kind_of(folder: Path) -> str:
 
 def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
     from loadgen.repeated.repeats import valid_or_all
-    from loadgen.runs.levels import average_repeats, curve
+    from loadgen.runs.sweep_curve import average_repeats, curve
     from loadgen.ui.stored_result import StoredResult
 
     kind, name = result_kinds.kind_of(folder, "list_row"), folder.relative_to(root).as_posix()

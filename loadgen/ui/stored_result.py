@@ -8,7 +8,7 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.result_kinds import RateInterval
-from loadgen.runs.levels import SweepCurve, SweepLevel, best
+from loadgen.runs.sweep_curve import SweepCurve, SweepLevel, best
 
 ALIKE = 1.1  # lengths of requests within this factor are drawn on one chart
 

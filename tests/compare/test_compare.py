@@ -36,7 +36,7 @@ from loadgen.render import junit, table
 from loadgen.render import markdown as as_markdown
 from loadgen.render import text as as_text
 from loadgen.repeated import comparable_metrics
-from loadgen.runs.compared import ComparedRun, Side, SideFacts
+from loadgen.runs.comparison_side import ComparedRun, Side, SideFacts
 
 EXAMPLE = places.DATA / "summary_example_rag_gpus.json"
 INSTANTS = (

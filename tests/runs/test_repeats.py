@@ -27,10 +27,10 @@ from loadgen.core.results import checksums
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats import students_t
 from loadgen.render import text as as_text
+from loadgen.repeated.repeat_loop import repeat
 from loadgen.repeated.repeats import RepeatSummary, Repetition, summarize_repeats
-from loadgen.runs import repeats_sections
-from loadgen.runs.levels import curve
-from loadgen.runs.repetition import repeat
+from loadgen.runs import repeats_report
+from loadgen.runs.sweep_curve import curve
 
 pytestmark = pytest.mark.commands
 
@@ -47,7 +47,7 @@ def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summ
 
 def shown(made: RepeatSummary, runs: Sequence[Summary]) -> str:
     named = list(zip(made.runs, runs, strict=True))
-    return as_text.render(repeats_sections.report(made, curve(named)))
+    return as_text.render(repeats_report.report(made, curve(named)))
 
 
 def test_the_interval_is_that_of_the_runs_among_each_other() -> None:

@@ -32,9 +32,8 @@ from loadgen.render import html as as_page
 from loadgen.render import markdown as as_markdown
 from loadgen.render import text as as_text
 from loadgen.repeated import capacity
-from loadgen.runs import levels
-from loadgen.runs import levels_text as shown
-from loadgen.runs.levels import SweepLevel
+from loadgen.runs import sweep_curve, sweep_report
+from loadgen.runs.sweep_curve import SweepLevel
 from loadgen.search import capacity_files, experiment, stored_sweep, sweep
 from loadgen.search.capacity_files import ExperimentOutcome
 from loadgen.search.goal import Outcome
@@ -135,20 +134,20 @@ def test_the_knee_has_the_largest_ratio_of_throughput_to_latency() -> None:
         load_point("c8", 400, 20),
         load_point("c16", 405, 40),
     ]
-    assert levels.knee(curve) == "c4"
-    assert levels.knee(curve[:3]) == "", "not reached yet"
-    assert levels.knee(curve[:2]) == ""
+    assert sweep_curve.knee(curve) == "c4"
+    assert sweep_curve.knee(curve[:3]) == "", "not reached yet"
+    assert sweep_curve.knee(curve[:2]) == ""
     unsound = [msgspec.structs.replace(one, valid=one.name != "c4") for one in curve]
-    assert levels.knee(unsound) == "c8" or levels.knee(unsound) == "c2"
+    assert sweep_curve.knee(unsound) == "c8" or sweep_curve.knee(unsound) == "c2"
 
 
 def test_a_load_point_with_many_errors_is_neither_the_knee_nor_on_the_front() -> None:
     points = [load_point("c1", 100, 10), load_point("c2", 195, 10.2), load_point("c4", 360, 11)]
     points += [load_point("c8", 400, 20), load_point("c16", 405, 40)]
     failing = [msgspec.structs.replace(one, many_errors=one.name == "c4") for one in points]
-    assert levels.knee(points) == "c4"
-    assert levels.knee(failing) != "c4"
-    assert "c4" not in [one.name for one in levels._with_fronts(failing) if one.front]
+    assert sweep_curve.knee(points) == "c4"
+    assert sweep_curve.knee(failing) != "c4"
+    assert "c4" not in [one.name for one in sweep_curve._with_fronts(failing) if one.front]
 
 
 @pytest.mark.parametrize(("failing", "code"), [(1, 0), (2, 1)])
@@ -160,8 +159,8 @@ def test_a_sweep_in_which_every_load_point_has_many_errors_exits_1(failing: int,
             fail(found, 0.3)
         summary = summarize(RunManifest(state="finished"), found)
         named.append(NamedSummary(f"c{number + 1}", summary))
-    curve = levels.curve(named)
-    assert levels.exit_code(curve) == code
+    curve = sweep_curve.curve(named)
+    assert sweep_curve.exit_code(curve) == code
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8))
@@ -169,7 +168,7 @@ def test_no_load_point_is_better_than_one_on_the_pareto_front(
     points: list[tuple[int, int]],
 ) -> None:
     found = [load_point(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
-    front = levels.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
+    front = sweep_curve.pareto({one.name: (one.output_per_s, one.per_user) for one in found})
     assert front
     for one, (x, y) in zip(found, points, strict=True):
         beaten = any(a >= x and b >= y and (a > x or b > y) for a, b in points)
@@ -197,7 +196,7 @@ def write_three_runs(folder: Path) -> Path:
 
 
 def test_a_directory_of_runs_is_reported_as_a_curve(tmp_path: Path) -> None:
-    found = levels.curve(
+    found = sweep_curve.curve(
         [
             (f.name, run_folder.open_run(f).summary)
             for f in sorted(write_three_runs(tmp_path).glob("*/"))
@@ -211,7 +210,10 @@ def test_a_directory_of_runs_is_reported_as_a_curve(tmp_path: Path) -> None:
         assert one.per_gpu == pytest.approx((one.output_per_s or 0) / 4)
         assert one.per_user == pytest.approx(1000 / (one.tpot_p50 or 1))
     assert found.best == "c16"
-    text, pasted = as_text.render(shown.report(found)), as_markdown.render(shown.report(found))
+    text, pasted = (
+        as_text.render(sweep_report.report(found)),
+        as_markdown.render(sweep_report.report(found)),
+    )
     assert (
         re.search(r"\nLevels\n.*\nload ", text)
         and "\n4 in flight" in text
@@ -258,9 +260,9 @@ def test_the_interval_of_a_sweep_includes_the_variation_from_run_to_run(
     )
 
 
-def curve_of(*found: SweepLevel) -> levels.SweepCurve:
-    held = levels.best(found)
-    return levels.SweepCurve(
+def curve_of(*found: SweepLevel) -> sweep_curve.SweepCurve:
+    held = sweep_curve.best(found)
+    return sweep_curve.SweepCurve(
         workload="w",
         model="m",
         target="t",
@@ -275,7 +277,7 @@ def curve_of(*found: SweepLevel) -> levels.SweepCurve:
 
 
 def describe_curve(*found: SweepLevel) -> str:
-    return " ".join(shown.sentences(curve_of(*found)))
+    return " ".join(sweep_report.sentences(curve_of(*found)))
 
 
 def load_point_with_slo(
@@ -370,12 +372,16 @@ def test_a_load_point_is_named_by_its_record_and_not_by_its_directory(tmp_path: 
         (run.name, run_folder.open_run(run).summary)
         for run in sorted(write_three_runs(tmp_path).glob("*/"))
     ]
-    lanes = levels.curve([(f"run of {name}", summary) for name, summary in named])
+    lanes = sweep_curve.curve([(f"run of {name}", summary) for name, summary in named])
     assert all(one.closed for one in lanes.levels)
-    assert "started at once" in levels.bound_why(lanes) or "still kept" in levels.bound_why(lanes)
+    assert "started at once" in sweep_curve.bound_why(
+        lanes
+    ) or "still kept" in sweep_curve.bound_why(lanes)
     stage = StagePlan(name="load", arrival="poisson 3/s", slots=150, rate=3.0)
     runs.write(tmp_path / "open", rows(1, 150, 3.0), stages=(stage,))
-    (rate,) = levels.curve([("cloud-a", run_folder.open_run(tmp_path / "open").summary)]).levels
+    (rate,) = sweep_curve.curve(
+        [("cloud-a", run_folder.open_run(tmp_path / "open").summary)]
+    ).levels
     assert not rate.closed and rate.amount == pytest.approx(3.0, rel=0.2)
 
 
@@ -389,7 +395,7 @@ def test_a_load_point_that_was_not_sustained_is_never_the_best() -> None:
     assert "r16 kept it too, but grew while it went on: it would not last" in describe_curve(
         lasts, grew
     )
-    assert "r8 kept the SLO, r16 grew, and the end lies between" in levels.bound_why(found)
+    assert "r8 kept the SLO, r16 grew, and the end lies between" in sweep_curve.bound_why(found)
     assert curve_of(grew).best == ""
     assert describe_curve(grew).startswith("No level within the SLO")
     assert "undecided" not in describe_curve(grew)
@@ -788,14 +794,14 @@ def test_wrong_options_are_refused(
 def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    found = levels.curve(
+    found = sweep_curve.curve(
         [
             (f.name, run_folder.open_run(f).summary)
             for f in sorted(write_three_runs(tmp_path).glob("*/"))
         ]
     )
     path = tmp_path / "page.html"
-    store.replace(path, as_page.render(shown.report(found)).encode())
+    store.replace(path, as_page.render(sweep_report.report(found)).encode())
     with Browser() as browser:
         for width in (1280, 390):
             browser.look(width=width)

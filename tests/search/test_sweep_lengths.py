@@ -21,9 +21,9 @@ from sweep_levels import sweep_level
 from loadgen.core.errors import UserError
 from loadgen.render import text as as_text
 from loadgen.repeated import capacity
-from loadgen.runs import levels, levels_text
-from loadgen.runs.levels import GroupCurve, SweepCurve, SweepLevel
+from loadgen.runs import sweep_curve, sweep_report
 from loadgen.runs.load_points import LoadPoint, PointGroup
+from loadgen.runs.sweep_curve import GroupCurve, SweepCurve, SweepLevel
 from loadgen.search import capacity_files, experiment, stored_sweep, sweep, sweep_kind
 
 LOAD = (
@@ -100,7 +100,8 @@ def curve_of(*found: SweepLevel, slo: str = "") -> SweepCurve:
     """Return a sweep over several lengths or targets with these load points."""
     groups = dict.fromkeys(one.group for one in found)
     curves = [
-        levels._group_curve(group, [one for one in found if one.group == group]) for group in groups
+        sweep_curve._group_curve(group, [one for one in found if one.group == group])
+        for group in groups
     ]
     return SweepCurve(
         workload="w",
@@ -118,7 +119,7 @@ def curve_of(*found: SweepLevel, slo: str = "") -> SweepCurve:
 
 
 def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
-    found = levels._with_fronts(
+    found = sweep_curve._with_fronts(
         [
             load_point(500, 1, 10, 50, target="a"),
             load_point(500, 2, 40, 20, target="a"),
@@ -146,7 +147,7 @@ def test_different_lengths_have_separate_charts() -> None:
     curve = curve_of(
         load_point(500, 1, 10, 50), load_point(500, 2, 40, 20), load_point(900, 1, 5, 9)
     )
-    sections = list(levels_text._chart_sections(curve))
+    sections = list(sweep_report._chart_sections(curve))
     assert len(sections) == 2
     drawn = [
         {label for chart in part.parts[0].charts for one in chart.series for label in one.labels}
@@ -157,7 +158,7 @@ def test_different_lengths_have_separate_charts() -> None:
 
 def test_several_targets_at_the_same_lengths_share_a_chart() -> None:
     curve = curve_of(load_point(500, 1, 10, 50, target="a"), load_point(500, 1, 20, 60, target="b"))
-    (part,) = levels_text._chart_sections(curve)
+    (part,) = sweep_report._chart_sections(curve)
     assert [[one.name for one in chart.series] for chart in part.parts[0].charts] == [
         ["a", "b"],
         ["a", "b"],
@@ -174,7 +175,7 @@ def test_the_headline_names_the_lengths_with_the_highest_throughput_within_the_s
         load_point(4000, 1, 7, 9, valid=False),
         slo="s",
     )
-    said = list(levels_text.sentences(curve))
+    said = list(sweep_report.sentences(curve))
     assert "ISL 500, 1 in flight: 10.0" in said[0] and "ISL 900" in said[1]
     assert "ISL 2,000" in said[2] and "ISL 3,000" in said[3] and "ISL 4,000" in said[4]
 
@@ -195,7 +196,7 @@ def test_the_exit_code_tells_a_missed_slo_from_a_curve_without_a_valid_load_poin
         for i, (sound, kept) in enumerate(zip(valid, met, strict=True))
     ]
     other = load_point(200, 1, 1.0, 9.0)
-    assert levels.exit_code(curve_of(*points, other), strict=strict) == code
+    assert sweep_curve.exit_code(curve_of(*points, other), strict=strict) == code
 
 
 def test_a_curve_of_one_group_is_split_into_itself() -> None:
@@ -273,7 +274,7 @@ def test_a_report_names_the_load_points_that_have_not_run_and_the_command_that_r
     again = shlex.join(["loadgen", *LOAD, *LENGTHS, "-o", str(folder)])
     curve = sweep_kind.load(folder).curve
     assert curve.not_run == ("isl100-osl20-c4", "isl300-osl20-c4") and curve.resume == again
-    text = as_text.render(levels_text.report(curve))
+    text = as_text.render(sweep_report.report(curve))
     assert "2 of 4 load points have not run yet." in text and again in text
     capsys.readouterr()
     assert exits(*shlex.split(again)[1:], "--json") == 0

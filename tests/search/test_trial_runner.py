@@ -102,7 +102,7 @@ def test_a_trial_is_judged_as_its_run_is(
     workload: str, slo: list[str], promised: list[str], missed: str, tmp_path: Path
 ) -> None:
     """What is promised of tasks and of classes bounds the load as well: run, search and sweep have one verdict."""
-    from loadgen.runs.levels import curve
+    from loadgen.runs.sweep_curve import curve
 
     folder = tmp_path / "search"
     asked = [

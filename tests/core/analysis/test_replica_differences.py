@@ -23,7 +23,7 @@ from loadgen.core.results.record import SOURCES
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats.variance_components import estimate_components, find_outliers
 from loadgen.runs import text
-from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs.comparison_side import ComparedRun, Side
 
 MS, S = 1_000_000, 1_000_000_000
 

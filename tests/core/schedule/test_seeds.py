@@ -19,7 +19,7 @@ from loadgen.core.results import manifest
 from loadgen.core.workload import load, read_flags
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf
-from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs.comparison_side import ComparedRun, Side
 from loadgen.search import experiment
 
 SIM = "sim:gb300-vm"

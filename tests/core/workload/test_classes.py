@@ -36,7 +36,7 @@ from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.core.workload.loading import workload_from_mapping
 from loadgen.runs import text
-from loadgen.runs.compared import Side
+from loadgen.runs.comparison_side import Side
 from loadgen.runs.kind import compared
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.send_log import parse_log

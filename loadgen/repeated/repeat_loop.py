@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadgen.core import format, seeds
 
 if TYPE_CHECKING:
+    from loadgen.core.metrics.summary import NamedSummary
     from loadgen.core.workload import Workload
-    from loadgen.repeated.repeats import Repetition
+    from loadgen.repeated.repeats import RepeatSummary, Repetition
 
 
 def seeded(workload: Workload, number: int, of: str = "repeat") -> Workload:
@@ -67,3 +69,15 @@ def pause(
         except KeyboardInterrupt:
             return False
     return True
+
+
+def finish(parent: Path, how: Repetition, named: Sequence[NamedSummary]) -> RepeatSummary:
+    """Store the summary over the repeats in their folder."""
+    from loadgen.core.results import checksums, store
+    from loadgen.repeated import repeats
+
+    checksums.begin(parent)
+    made = repeats.summarize_repeats(named, within=how.within if how.count is None else None)
+    store.replace(parent / repeats.FILE, format.document(made))
+    checksums.write(parent)
+    return made

@@ -1,4 +1,4 @@
-"""The report of repeats: of one load, or of each level of a sweep. Pure; its words are those of `repeats_text.py`."""
+"""The report of repeats: of one load, or of each level of a sweep. Pure; its words are those of `loadgen.repeated.repeats_text`."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ from loadgen.render.section import (
     section,
     simulated,
 )
+from loadgen.repeated import repeats_text
 from loadgen.repeated.repeats import RepeatedMetric, RepeatSummary
-from loadgen.runs import levels_text
-from loadgen.runs import repeats_text as words
-from loadgen.runs.levels import SweepCurve
+from loadgen.runs import sweep_report
+from loadgen.runs.sweep_curve import SweepCurve
 
 
 def report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
     """Of repeats of one load. `runs`: each run as a level."""
     tiles = [
-        Number(one.name, words.value_words(one, one.mean), one.unit, _beside(one))
-        for one in words.main_figures(repeats)
+        Number(one.name, repeats_text.value_words(one, one.mean), one.unit, _beside(one))
+        for one in repeats_text.main_figures(repeats)
     ]
     return _report(
         f"{format.counted(len(repeats.runs), 'run')} of one load",
         [
-            Paragraph(words.sentence(repeats), "good" if repeats.valid else "bad", large=True),
+            Paragraph(
+                repeats_text.sentence(repeats), "good" if repeats.valid else "bad", large=True
+            ),
             *_slo(repeats, runs),
         ],
         runs,
         {"": repeats},
-        section("", Tiles(tiles), levels_text.measured(runs)),
+        section("", Tiles(tiles), sweep_report.measured(runs)),
         section(
             "Figures",
-            words.figures_table(repeats),
-            Paragraph(words.legend(repeats), "soft"),
+            repeats_text.figures_table(repeats),
+            Paragraph(repeats_text.legend(repeats), "soft"),
             Charts(list(_charts(repeats))),
         ),
     )
@@ -53,15 +55,19 @@ def report_of_levels(levels: Sequence[tuple[str, RepeatSummary]], runs: SweepCur
     """Of a sweep that was repeated. `runs`: each run of each of its levels."""
     return _report(
         f"{format.counted(len(levels), 'level')}, repeated",
-        [Paragraph(words.sentence_of_levels(levels), large=True)],
+        [Paragraph(repeats_text.sentence_of_levels(levels), large=True)],
         runs,
         dict(levels),
-        section("", levels_text.measured(runs)),
-        section("Levels", words.levels_table(levels), Paragraph(f"{words.OF_LEVELS}.", "soft")),
+        section("", sweep_report.measured(runs)),
+        section(
+            "Levels",
+            repeats_text.levels_table(levels),
+            Paragraph(f"{repeats_text.OF_LEVELS}.", "soft"),
+        ),
         *(
             section(
                 f"{level}: {format.counted(len(repeats.runs), 'run')}",
-                words.figures_table(repeats),
+                repeats_text.figures_table(repeats),
                 folded=True,
             )
             for level, repeats in levels
@@ -97,7 +103,7 @@ def _report(
     }
     marks = [simulated()] if any(one.simulated for one in made.values()) else []
     marks += [
-        Warned("INVALID", words.left_out_text(one), "warn")
+        Warned("INVALID", repeats_text.left_out_text(one), "warn")
         for one in made.values()
         if one.excluded_runs
     ]
@@ -107,7 +113,7 @@ def _report(
         made_by=f"loadgen {runs.version} report of repeats",
         verdict=Warned("VALID", "the means are those of valid measurements", "good")
         if valid
-        else Warned("INVALID", words.NO_VALID_RUN, "bad"),
+        else Warned("INVALID", repeats_text.NO_VALID_RUN, "bad"),
         warned=marks,
         answer=answer,
         sections=[*sections, _runs(runs, seeds)],
@@ -116,7 +122,7 @@ def _report(
 
 def _beside(one: RepeatedMetric) -> str:
     return (
-        f"95 % interval of the mean {words.interval_words(one)}"
+        f"95 % interval of the mean {repeats_text.interval_words(one)}"
         if one.low is not None
         else "one run: no interval"
     )
@@ -128,7 +134,7 @@ def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
     numbers = [float(number) for number in range(1, len(run_names) + 1)]
     if len(numbers) < 2:
         return
-    for one in words.main_figures(repeats):
+    for one in repeats_text.main_figures(repeats):
         low, high = one.low, one.high
         dots = Series(
             x=numbers,
@@ -137,7 +143,7 @@ def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
             width=0,
             dots=True,
             labels=run_names,
-            links=tuple(map(levels_text.address, run_names)),
+            links=tuple(map(sweep_report.address, run_names)),
         )
         yield Chart(
             title=one.name,
@@ -173,11 +179,11 @@ def _runs(runs: SweepCurve, seeds: Mapping[str, int | None]) -> Section:
         (
             level.name,
             str(seeds.get(level.name) if seeds.get(level.name) is not None else format.NONE),
-            levels_text.verdict(level),
+            sweep_report.verdict(level),
             format.count(level.ok),
             format.quantity(level.requests_per_s),
             format.quantity(level.output_per_s),
-            *(levels_text.level_ms(level, name) for name in cells),
+            *(sweep_report.level_ms(level, name) for name in cells),
             format.percent(level.goodput),
         )
         for level in sorted(
@@ -185,7 +191,7 @@ def _runs(runs: SweepCurve, seeds: Mapping[str, int | None]) -> Section:
             key=lambda level: list(seeds).index(level.name) if level.name in seeds else -1,
         )
     ]
-    pages = Links("The summary of each run", [(run, levels_text.address(run)) for run in seeds])
+    pages = Links("The summary of each run", [(run, sweep_report.address(run)) for run in seeds])
     return section(
         "Runs",
         Table((*head, "within SLO"), rows),

@@ -23,10 +23,10 @@ from loadgen.render.section import (
     section,
     simulated,
 )
-from loadgen.runs import levels
+from loadgen.runs import sweep_curve
 from loadgen.runs.headline import met_word
-from loadgen.runs.levels import SweepCurve, SweepLevel
 from loadgen.runs.load_points import counted_points
+from loadgen.runs.sweep_curve import SweepCurve, SweepLevel
 
 _HEAD: tuple[str, ...] = (
     *("target", "ISL", "OSL"),
@@ -141,7 +141,7 @@ def _groups_without_best(curves: Sequence[SweepCurve]) -> dict[str, list[str]]:
             invalid.append(label)
         elif representative(one) is not None:
             continue
-        elif levels.lowest_growing(one.levels) is not None:
+        elif sweep_curve.lowest_growing(one.levels) is not None:
             growing.append(label)
         elif any(level.slo_met is False for level in one.levels):
             missed.append(label)
@@ -170,7 +170,7 @@ def _sentences_of_one_curve(curve: SweepCurve) -> Iterator[str]:
             rates = f"{format.quantity(best.requests_per_s)} requests/s completed, {_tokens(best)}"
             yield f"Best level within the SLO ({curve.slo}): {best.load}, {rates}."
             yield from _kept_above(curve, best)
-            if why := levels.bound_why(curve):
+            if why := sweep_curve.bound_why(curve):
                 higher = (
                     "may be far higher; add levels above it"
                     if best is curve.levels[-1]
@@ -198,9 +198,9 @@ def headline(curve: SweepCurve) -> str:
 
 def _kept_above(curve: SweepCurve, best: SweepLevel) -> Iterator[str]:
     """Why levels of more load that kept the SLO too are not the best one."""
-    growing = levels.lowest_growing(curve.levels)
-    for level in levels.kept(curve.levels[curve.levels.index(best) + 1 :]):
-        missed, name = levels.lowest_missed(curve.levels), level.load or level.name
+    growing = sweep_curve.lowest_growing(curve.levels)
+    for level in sweep_curve.kept(curve.levels[curve.levels.index(best) + 1 :]):
+        missed, name = sweep_curve.lowest_missed(curve.levels), level.load or level.name
         if missed is not None and (level.amount or 0) >= (missed.amount or 0):
             lower = missed.load or missed.name
             yield f"{name} kept it too, but no capacity lies above a level that missed it ({lower})."
@@ -215,16 +215,16 @@ def _kept_above(curve: SweepCurve, best: SweepLevel) -> Iterator[str]:
 
 def _without_best(curve: SweepCurve) -> Iterator[str]:
     """Why no level is the best within the SLO."""
-    missed = [level for level in curve.levels if levels.outcome(level) == "over"]
+    missed = [level for level in curve.levels if sweep_curve.outcome(level) == "over"]
     unsound = [
         level
         for level in curve.levels
         if not level.valid or level.state != "finished" or not level.full
     ]
     kept = sum(level.slo_met is True for level in unsound)
-    within_slo = levels.kept(curve.levels)
+    within_slo = sweep_curve.kept(curve.levels)
     undecided = len(curve.levels) - len(missed) - len(unsound) - len(within_slo)
-    growing = levels.lowest_growing(curve.levels)
+    growing = sweep_curve.lowest_growing(curve.levels)
     if growing is not None and (not missed or (growing.amount or 0) < (missed[0].amount or 0)):
         yield (
             f"No level within the SLO ({curve.slo}) is sustained: {growing.load or growing.name} kept it, but grew "

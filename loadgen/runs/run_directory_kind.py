@@ -10,15 +10,14 @@ from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError, most_severe
 from loadgen.core.metrics.summary import NamedSummary, dump_summary, exit_code
 from loadgen.render.section import Report
-from loadgen.repeated import capacity
+from loadgen.repeated import capacity, repeats_text
 from loadgen.repeated.repeats import is_valid, summarize_repeats
 from loadgen.result_kinds import ListRow, RateInterval, RegeneratedFile, ResultFunctions
-from loadgen.runs import levels_text, repeats_text
-from loadgen.runs import repeats_sections as repeats
-from loadgen.runs.compared import ComparedRun, Side
+from loadgen.runs import repeats_report, sweep_report
+from loadgen.runs.comparison_side import ComparedRun, Side
 from loadgen.runs.headline import same_slo
 from loadgen.runs.kind import capacity_facts, capacity_in, compared
-from loadgen.runs.levels import SweepCurve, curve
+from loadgen.runs.sweep_curve import SweepCurve, curve
 
 
 class StoredRuns(NamedTuple):
@@ -73,15 +72,15 @@ def computed_summaries(root: Path, folders: Sequence[Path]) -> tuple[NamedSummar
 def headline(found: StoredRuns) -> str:
     if not found.levels:
         return repeats_text.headline(summarize_repeats(found.runs))
-    return levels_text.headline(curve(found.runs))
+    return sweep_report.headline(curve(found.runs))
 
 
 def report(found: StoredRuns) -> Report:
     levels = curve(found.runs)
     return (
-        levels_text.report(levels)
+        sweep_report.report(levels)
         if found.levels
-        else repeats.report(summarize_repeats(found.runs), levels)
+        else repeats_report.report(summarize_repeats(found.runs), levels)
     )
 
 

@@ -1,6 +1,6 @@
 """Runs of one workload at several loads, side by side: the levels of a sweep, its knee, its Pareto front.
 
-Pure: summaries in, values out. `levels_text.py` renders them.
+Pure: summaries in, values out. `sweep_report.py` renders them.
 """
 
 from __future__ import annotations
