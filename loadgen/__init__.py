@@ -1,5 +1,5 @@
 """loadgen: measures what users of an LLM endpoint feel. `loadgen.run`, `loadgen.arun`, `loadgen.load`,
-`loadgen.load_runs`, `loadgen.Result`, and the faults that they raise; docs/sdk.md.
+`loadgen.load_runs`, `loadgen.Result`, and the faults that they raise; docs/reference/sdk.md.
 
 Nothing is imported before it is used.
 """

@@ -49,7 +49,7 @@ class Result:
     samples is None.
 
     Attributes:
-        summary: All metrics; docs/summary.md lists its fields.
+        summary: All metrics; docs/reference/summary.md lists its fields.
         folder: The results folder, with the records.
     """
 

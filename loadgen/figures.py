@@ -1,7 +1,7 @@
 """The table of figures: what is measured of a request, how it is called, and where it is shown.
 
 A figure has one value per request (or per gap between events, or per event, of all requests together). The summary has
-their distribution. Accumulator, summary, SLO, registry, text, page, compare, Prometheus and `docs/summary.md` are made
+their distribution. Accumulator, summary, SLO, registry, text, page, compare, Prometheus and `docs/reference/summary.md` are made
 of the rows. The built-in ones are in `core/metrics/metric_definitions.py`.
 """
 

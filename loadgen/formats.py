@@ -203,7 +203,7 @@ def _load_rows() -> tuple[FormatRow, ...]:
         FormatRow(
             "llm-d",
             "llm-d Benchmark Report",
-            "As the tool that made the figures, which the report names; written here: as in docs/metrics.md",
+            "As the tool that made the figures, which the report names; written here: as in docs/reference/metrics.md",
             fits=benchmark_report.fits,
             read=benchmark_report.read,
             write=benchmark_report.write,

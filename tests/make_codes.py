@@ -1,4 +1,4 @@
-"""Writes the tables of codes in `docs/errors.md` from the comments in the two `errors.py`, and from nothing else.
+"""Writes the tables of codes in `docs/reference/errors.md` from the comments in the two `errors.py`, and from nothing else.
 
 `python tests/make_codes.py` writes them again; `test_codes.py` checks that they are what it would write.
 """
@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "errors.md"
+PAGE = ROOT / "docs/reference/errors.md"
 FILES = {
     "the client and of the generator": "sdk/loadgen_sdk/errors.py",
     "the generator alone": "loadgen/core/errors.py",

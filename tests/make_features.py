@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/features.md`: it runs the check of each feature (tests/features) and writes what it said.
+"""Writes the tables of `docs/evidence/features.md`: it runs the check of each feature (tests/features) and writes what it said.
 
 `python tests/make_features.py` writes it again; `features/test_features.py` checks that it is what it would write.
 """

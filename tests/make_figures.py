@@ -1,4 +1,4 @@
-"""Writes the list of figures in `docs/summary.md` from their rows, and from nothing else.
+"""Writes the list of figures in `docs/reference/summary.md` from their rows, and from nothing else.
 
 `python tests/make_figures.py` writes it again; `core/metrics/test_figures.py` checks that it is what it would write.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loadgen.figures import METRICS, MetricDefinition
 
-PAGE = Path(__file__).parent.parent / "docs" / "summary.md"
+PAGE = Path(__file__).parent.parent / "docs/reference/summary.md"
 BEGIN = "<!-- figures: made by tests/make_figures.py from the rows of loadgen/core/metrics/metric_definitions.py -->"
 END = "<!-- end of the figures -->"
 

@@ -1,4 +1,4 @@
-"""Writes docs/published.md: the published figures of `loadgen/data/reference`, worked out again, with their notes.
+"""Writes docs/evidence/published.md: the published figures of `loadgen/data/reference`, worked out again, with their notes.
 
 `python tests/make_published.py` writes it again; `cost/test_published.py` checks that it is what this would write. No
 figure is shown without the notes that belong to it.
@@ -15,7 +15,7 @@ from loadgen.cost import published
 from loadgen.render import markdown
 from loadgen.render.section import Bullets, Paragraph, Part, Report, Section, Table, section
 
-PAGE = Path(__file__).parent.parent / "docs" / "published.md"
+PAGE = Path(__file__).parent.parent / "docs/evidence/published.md"
 SAID = (
     "What others have published, with notes; none was measured by loadgen. A part of a system's name in the second "
     "table, after published:, is a source of loadgen size."

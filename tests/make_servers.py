@@ -1,4 +1,4 @@
-"""Writes the table of servers in `docs/servers.md` from their rows, and from nothing else.
+"""Writes the table of servers in `docs/reference/servers.md` from their rows, and from nothing else.
 
 `python tests/make_servers.py` writes it again; `sdk/test_wire_formats.py` checks that it is what it would write.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loadgen_sdk.wire_formats.server_profiles import SERVERS
 
-PAGE = Path(__file__).parent.parent / "docs" / "servers.md"
+PAGE = Path(__file__).parent.parent / "docs/reference/servers.md"
 BEGIN = "<!-- servers: made by tests/make_servers.py from the rows of sdk/loadgen_sdk/wire_formats/server_profiles.py -->"
 END = "<!-- end of the servers -->"
 HEAD = (

@@ -5,7 +5,7 @@
     LOADGEN_SERVERS=DIR pytest -n 0 -m real_servers [-k NAME]   # hold loadgen against all that is installed
 
 DIR/ENVIRONMENT is a virtual environment or a folder with `bin/`; DIR/model is made here, of random weights. A row whose
-program is missing is skipped by name. What was seen is in docs/servers.md.
+program is missing is skipped by name. What was seen is in docs/reference/servers.md.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ WITHOUT_FIGURES = {
 }
 PAGES = [
     *sorted(ROOT.glob("*.md")),
-    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(set(FOLDER.glob("*.md")) - {FOLDER / "README.md"}),
     *sorted(ROOT.glob("results/*/*.md")),
 ]

@@ -18,4 +18,6 @@ def test_every_key_of_a_list_says_what_it_is(name: str) -> None:
     rows = make_keys.keys(name).splitlines()
     assert rows
     assert not [row for row in rows if row.endswith(": ")]
-    assert f"<!-- keys of {name}: made" in (make_keys.DOCS / "workloads.md").read_text("utf-8")
+    assert f"<!-- keys of {name}: made" in (
+        make_keys.DOCS / "reference/workload-file.md"
+    ).read_text("utf-8")

@@ -306,7 +306,7 @@ def test_every_word_is_seen_by_day_and_by_night(
 
 
 def test_the_glossary_of_the_docs_is_that_of_the_pages() -> None:
-    docs = Path(__file__).parent.parent / "docs" / "glossary.md"
+    docs = Path(__file__).parent.parent / "docs/reference/glossary.md"
     assert docs.read_text("utf-8") == glossary.render_markdown()
 
 

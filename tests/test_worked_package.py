@@ -40,7 +40,7 @@ from loadgen.ui.command import Server
 from loadgen.ui.results_list import results_in
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "plugins.md").read_text("utf-8")
+PAGE = (ROOT / "docs/reference/plugins.md").read_text("utf-8")
 PACKAGE = ROOT / "examples" / "acme-loadgen"
 ROWS = (PACKAGE / "acme_loadgen.py").read_text("utf-8")
 SMALL = (

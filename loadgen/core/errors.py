@@ -84,7 +84,7 @@ Code = Literal[
     "targets_differ",  # targets of one run do not serve the same
     "failed_check",  # a check before the load found a fault; `key` says which
 ]
-"""What is wrong, for programs; docs/errors.md is made from this table and from that of the SDK."""
+"""What is wrong, for programs; docs/reference/errors.md is made from this table and from that of the SDK."""
 
 
 class Place(NamedTuple):

@@ -63,7 +63,7 @@ def size(
         typer.Argument(
             help=(
                 "What carries it: a folder of a search, sweep or run; sim:PRESET, which is "
-                "searched now; published:SYSTEM, a row of docs/published.md."
+                "searched now; published:SYSTEM, a row of docs/evidence/published.md."
             ),
             autocompletion=completion.complete_capacity_source,
         ),

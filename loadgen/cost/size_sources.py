@@ -272,7 +272,7 @@ def describe_published_capacity(workload: str) -> list[str]:
     return [
         f"published for {workload}: ~{row.profile.published_per_s:,.0f} per second of a rack of "
         f"72 GPUs ({row.by_output:,.0f} by output tokens alone), from an Offline rate without a "
-        "limit on latency: what that arithmetic ignores is in docs/published.md"
+        "limit on latency: what that arithmetic ignores is in docs/evidence/published.md"
         for row in recomputed_rows
     ]
 

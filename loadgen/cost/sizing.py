@@ -129,7 +129,7 @@ def published_rate(
             "no_figure",
             f"{name} has no published Server rate, and an Offline rate says nothing about users",
             "published",
-            "docs/published.md lists them",
+            "docs/evidence/published.md lists them",
         )
     return MeasuredRate(
         name=name,

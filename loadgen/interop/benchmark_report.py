@@ -2,7 +2,7 @@
 
 The format: https://github.com/llm-d/llm-d-benchmark, `benchmark-report/`. It forbids fields that it does not know, so
 what other exports say in a field `loadgen` stands in `scenario.load.native.config`. Figures are ours, as in
-docs/metrics.md: the report names the tool that made them.
+docs/reference/metrics.md: the report names the tool that made them.
 """
 
 from __future__ import annotations

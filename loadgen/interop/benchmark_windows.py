@@ -1,6 +1,6 @@
 """The time windows over which other tools compute their durations and rates. Pure.
 
-The definitions and their sources are in docs/exports.md. All windows are those of measured
+The definitions and their sources are in docs/reference/exports.md. All windows are those of measured
 requests, because the other tools do not count their warm-up requests either.
 """
 

@@ -1,7 +1,7 @@
 """Writes a run in the result formats of other tools, under their definitions, for their readers.
 
 Pure. Latencies are computed as the other tool would (`other_definitions.py`), and so are durations
-and rates (`benchmark_windows.py`); docs/exports.md lists every field. What a run does not have is
+and rates (`benchmark_windows.py`); docs/reference/exports.md lists every field. What a run does not have is
 left out or null. Every file has a field `loadgen`, which other tools ignore: it names loadgen and
 the definitions.
 """

@@ -61,7 +61,7 @@ class Common:
             "--benchmark",
             "-b",
             metavar="NAME",
-            help="llama2-70b, llama3.1-8b, ... (see docs/mlperf.md).",
+            help="llama2-70b, llama3.1-8b, ... (see docs/reference/mlperf.md).",
             autocompletion=completion.complete_choice(_benchmarks),
         ),
     ] = None

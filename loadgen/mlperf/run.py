@@ -413,7 +413,7 @@ COUNTERS = {
     "estimate": "a packaged vocabulary, not the model's",
     "events": "the events of the stream",
 }
-"""Who counted the output tokens, where the server's usage did not: by the tags of docs/summary.md."""
+"""Who counted the output tokens, where the server's usage did not: by the tags of docs/reference/summary.md."""
 
 
 def uncounted(sources: Mapping[str, int], answers: int) -> list[str]:

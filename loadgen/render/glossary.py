@@ -1,7 +1,7 @@
 """The public terms of loadgen and what each one means.
 
 Code, options, output, JSON texts and documentation use exactly these terms. Every page of a report ends with the
-terms, and `docs/glossary.md` is generated from them.
+terms, and `docs/reference/glossary.md` is generated from them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ GLOSSARY = {
 
 
 def render_markdown() -> str:
-    """Return the text of `docs/glossary.md`."""
+    """Return the text of `docs/reference/glossary.md`."""
     rows = "\n".join(f"- **{term}**: {meaning}" for term, meaning in GLOSSARY.items())
     return (
         "# Glossary\n\n"

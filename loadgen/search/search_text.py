@@ -236,7 +236,7 @@ def describe_interval_coverage(result: SearchResult, *, simulated: bool) -> str:
     """
     if simulated:
         return (
-            f"the model is wrong by {format.shares(MODEL_ERROR)} (docs/simulation.md); other "
+            f"the model is wrong by {format.shares(MODEL_ERROR)} (docs/evidence/simulation.md); other "
             f"sample orders and seeds change it by up to {MLPERF_SEED_VARIATION}; this interval "
             "covers the search's own noise, and neither of these"
         )

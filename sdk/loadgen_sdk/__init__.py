@@ -1,6 +1,6 @@
 """The client SDK of loadgen: measure, throttle, retry and record the LLM calls of an application.
 
-All public names are listed here and described in docs/sdk.md. A name is imported when it is first
+All public names are listed here and described in docs/reference/sdk.md. A name is imported when it is first
 used, so that importing this package is cheap. It imports neither openai nor numpy nor pydantic.
 """
 

@@ -142,7 +142,7 @@ def test_a_node_is_killed(
     finally:
         process.kill()
         cluster.add_node(**SMALL)
-    print(said)  # for the table of docs/reliability.md
+    print(said)  # for the table of docs/reference/reliability.md
     print(f"{command}, {phase}: exit {process.returncode}")
     assert "Traceback" not in said and "raylet" not in said and "bug" not in said, said
     told = [line for line in said.splitlines() if "lost" in line or "died" in line]

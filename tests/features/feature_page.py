@@ -1,4 +1,4 @@
-"""docs/features.md between its marks: rows and what their checks said."""
+"""docs/evidence/features.md between its marks: rows and what their checks said."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from feature_bench import ROOT, Bench, verdict
 from load_rows import CONTENT, DOORS, LOAD
 from other_rows import SEEN, TOOLS, verdicts
 
-PAGE = ROOT / "docs/features.md"
+PAGE = ROOT / "docs/evidence/features.md"
 BEGIN = "<!-- features: made by tests/make_features.py, which runs each check -->"
 END = "<!-- end of the features -->"
 OTHERS_HEAD = """

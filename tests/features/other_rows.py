@@ -1,4 +1,4 @@
-"""What the result files of other tools had in them that were run here: results/rivals, docs/rivals.md.
+"""What the result files of other tools had in them that were run here: results/rivals, docs/evidence/rivals.md.
 
 Nothing is taken from what they say of themselves, and where no file shows it, nothing is said.
 """

@@ -1,4 +1,4 @@
-"""docs/features.md says what the checks of its rows say today."""
+"""docs/evidence/features.md says what the checks of its rows say today."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from loadgen.runs import records_csv, request_gaps
 from loadgen.runs.export import json_parts
 
 DATA = places.DATA / "rivals"
-EXPORTED_FIELDS = places.ROOT / "docs" / "exports.md"
+EXPORTED_FIELDS = places.ROOT / "docs/reference/exports.md"
 FILES = {
     "vllm_bench_serve.json": "vllm bench serve",
     "sglang_bench_serving.jsonl": "SGLang bench_serving",
@@ -652,7 +652,7 @@ def field_paths(value: Any, path: str = "") -> set[str]:
 
 
 def documented_fields() -> dict[str, list[str]]:
-    """Return the fields that docs/exports.md lists, by format."""
+    """Return the fields that docs/reference/exports.md lists, by format."""
     fields: dict[str, list[str]] = {}
     form = ""  # the format of the section
     for line in EXPORTED_FIELDS.read_text("utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""Every example of docs/sdk.md runs, against the embedded endpoint."""
+"""Every example of docs/reference/sdk.md runs, against the embedded endpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loadgen import Result
 from loadgen.pytest_plugin import NotValid
 from loadgen.sim.server.options import Options
 
-PAGE = places.ROOT / "docs" / "sdk.md"
+PAGE = places.ROOT / "docs/reference/sdk.md"
 EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL)
 
 

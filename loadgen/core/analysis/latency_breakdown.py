@@ -124,8 +124,8 @@ def _why(has_account: bool, queue_known: bool, header: RunManifest) -> str:
             else "the server does not say how long a request waits: its queue is in the rest"
         )
     if header.server_timing:
-        return "the server was asked for an account of its time (--server-timing) and gave none: docs/servers.md"
-    return "the server gives no account of its time; some do with --server-timing: docs/servers.md"
+        return "the server was asked for an account of its time (--server-timing) and gave none: docs/reference/servers.md"
+    return "the server gives no account of its time; some do with --server-timing: docs/reference/servers.md"
 
 
 def _groups(

@@ -1,6 +1,6 @@
 """Summaries of the parts of a run: stages, targets, regions, nodes, classes, models and steps.
 
-Pure. docs/summary.md defines each field.
+Pure. docs/reference/summary.md defines each field.
 """
 
 from __future__ import annotations

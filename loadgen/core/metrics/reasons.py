@@ -2,7 +2,7 @@
 
 Pure. There is one table for JSON and reports alike. A sentence gives the value, the limit and what
 to do about it. Programs use the code and its values, because a sentence may be reworded at any
-time. docs/summary.md lists the codes.
+time. docs/reference/summary.md lists the codes.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ SENTENCES = {
     ),
     "server_timing_missing": (
         "the server ({server}) was asked for its own account of each request (--server-timing), "
-        "and no answer had one: docs/servers.md says what each kind of server needs for it"
+        "and no answer had one: docs/reference/servers.md says what each kind of server needs for it"
     ),
     "profiled": (
         "the server's profiler ran from {from_s:.1f} s to {to_s:.1f} s: figures of that time "

@@ -17,7 +17,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         code: client, held_back, network, startup, stalls, target, power, kv_cache, and so on;
-            docs/summary.md has all of them.
+            docs/reference/summary.md has all of them.
         share: The share of the slow requests that show the cause, or of their excess latency that
             it explains.
         sure: likely or possible.

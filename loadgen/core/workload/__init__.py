@@ -1,7 +1,7 @@
 """Read workload files and the options that change them, and report all mistakes in them.
 
 `schema.py` defines the file with pydantic, `loading.py` reads it, and `diagnostics.py` reports
-mistakes with their place. docs/workloads.md describes the keys.
+mistakes with their place. docs/reference/workload-file.md describes the keys.
 """
 
 from loadgen.core.slo import Slo, Term

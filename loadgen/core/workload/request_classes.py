@@ -1,6 +1,6 @@
 """Several classes of requests in one run, as a workload file describes them.
 
-The comments at the fields are the descriptions of the keys in docs/workloads.md.
+The comments at the fields are the descriptions of the keys in docs/reference/workload-file.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kinds of requests in a workload file: generated prompts, prompts of a file, traces.
 
 Tasks are in `tasks.py`. The comments at the fields are the descriptions of the keys in
-docs/workloads.md.
+docs/reference/workload-file.md.
 """
 
 from __future__ import annotations

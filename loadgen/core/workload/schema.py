@@ -2,7 +2,7 @@
 
 Durations are integer ns, and rates are floats per second. The kinds of requests are in
 `request_kinds.py`, `tasks.py` and `request_classes.py`, the stages in `stages.py`, and the SLO in
-`slo_fields.py`. The comments at the fields are the descriptions of the keys in docs/workloads.md.
+`slo_fields.py`. The comments at the fields are the descriptions of the keys in docs/reference/workload-file.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The stages of a load and their arrival laws, as a workload file describes them.
 
-The comments at the fields are the descriptions of the keys in docs/workloads.md.
+The comments at the fields are the descriptions of the keys in docs/reference/workload-file.md.
 """
 
 from __future__ import annotations

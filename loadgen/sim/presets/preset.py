@@ -383,7 +383,7 @@ def _path_of_packaged(name: str, where: str) -> Path:
 
 def _read_document(path: Path) -> tuple[Map, list[LoadgenError]]:
     """Return the document in a file, and the errors in its syntax. Raises UserError."""
-    hint = "see docs/simulation.md"
+    hint = "see docs/evidence/simulation.md"
     text = read_yaml_text(path, str(path), "preset", lambda: hint, hint)
     return read_yaml(text, str(path), os.environ, kind="preset", smallest="extends: gb300-vm")
 
@@ -471,4 +471,4 @@ def _impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
 def _conflict(problem: str, location: Loc, document: Map, file: str) -> LoadgenError:
     """Return the error about a value at a location of the document, with its line in the file."""
     place = locate(document, location).place(file)
-    return UserError("conflict", problem, place, "see docs/simulation.md")
+    return UserError("conflict", problem, place, "see docs/evidence/simulation.md")

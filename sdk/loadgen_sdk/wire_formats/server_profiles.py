@@ -105,7 +105,7 @@ class ServerProfile(msgspec.Struct, frozen=True, kw_only=True):
         metrics_prefix: The prefix of the names of its metrics.
         metrics: The quantities of SERVER_METRICS, with their names at this server.
 
-    Attributes for docs/servers.md:
+    Attributes for docs/reference/servers.md:
         response_to_unknown_field: What a body with an unknown field gets.
         response_to_unknown_model: What a request for an unknown model gets.
         cached_tokens_reported: When the usage has the tokens from the prefix cache.

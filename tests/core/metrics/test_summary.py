@@ -1084,7 +1084,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def test_exactly_the_fields_of_a_summary_are_documented() -> None:
-    text = (places.ROOT / "docs" / "summary.md").read_text()
+    text = (places.ROOT / "docs/reference/summary.md").read_text()
     sections = {
         part.split("\n", 1)[0].strip(): part for part in re.split(r"^##+ ", text, flags=re.M)[1:]
     }
@@ -1104,7 +1104,7 @@ def test_exactly_the_fields_of_a_summary_are_documented() -> None:
 
 
 def test_every_code_has_a_sentence_and_is_documented() -> None:
-    text = (places.ROOT / "docs" / "summary.md").read_text()
+    text = (places.ROOT / "docs/reference/summary.md").read_text()
     listed = set(
         re.findall(r"`(\w+)`", text[text.index("| codes of |") : text.index("`note`: a remark")])
     )

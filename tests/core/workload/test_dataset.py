@@ -491,7 +491,7 @@ FORMS = {
         json.dumps({"instruction": "say", "input": "this", "system": "be brief", "output": "this"}),
     ),
 }
-"""A file of each form in the table of docs/workloads.md."""
+"""A file of each form in the table of docs/reference/workload-file.md."""
 HUB_NAMES = ("hf:some/sums", "hf:some/sums:test", "hf:some/sums/main:test")
 
 
