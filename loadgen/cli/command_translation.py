@@ -291,7 +291,9 @@ REPLACEMENTS: dict[str, Replacement] = {
     ),
     "--stream": _STREAMED,
     "--streaming": _STREAMED,
-    "--think-time": _explain("think_time: in the workload file, docs/reference/workload-file.md", "--dataset"),
+    "--think-time": _explain(
+        "think_time: in the workload file, docs/reference/workload-file.md", "--dataset"
+    ),
     "--tpot": _single_term("tpot"),
     "--ttft": _single_term("ttft"),
     "--trust-remote-code": _leave_out("no code of a model is executed"),

@@ -18,7 +18,8 @@ from loadgen.core.errors import OK
 
 def fit(  # noqa: PLR0913 - one parameter for each option of the command
     trace: Annotated[
-        Path, typer.Argument(help="A trace of one of the formats of docs/reference/workload-file.md.")
+        Path,
+        typer.Argument(help="A trace of one of the formats of docs/reference/workload-file.md."),
     ],
     out: Annotated[
         Path | None,

@@ -114,7 +114,9 @@ def workload_from_trace(
         CombinedError: All mistakes in the trace, the base and the options.
     """
     path = Path(trace)
-    _check_is_file(path, "--trace", "trace", "a file of one of the formats of docs/reference/workload-file.md")
+    _check_is_file(
+        path, "--trace", "trace", "a file of one of the formats of docs/reference/workload-file.md"
+    )
     if base is None:
         name = path.name.partition(".")[0] or "trace"
         return _check(_trace_source(path, name), overrides)
