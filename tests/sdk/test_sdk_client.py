@@ -255,7 +255,7 @@ def test_the_blocking_face_raises_as_the_other_one() -> None:
 
 def test_a_blocking_client_inside_a_loop_is_warned_of() -> None:
     async def go(url: str) -> None:
-        with pytest.warns(RuntimeWarning, match="every other task stand still; use Client"):
+        with pytest.warns(RuntimeWarning, match="blocks all other tasks; use Client"):
             client = BlockingClient(url, **KNOWN)
         client.close()
 

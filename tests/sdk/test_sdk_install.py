@@ -40,7 +40,7 @@ async def main():
         (await throttle.acquire(model="m")).done()
     HAS_WIRE and loadgen_sdk.Client("http://127.0.0.1:9", model="m", server="vllm").close()
     for make, words in ((loadgen_sdk.OpenTelemetry, "opentelemetry-api"), (loadgen_sdk.Prometheus, "prometheus-client"),
-                        (lambda: loadgen_sdk.instrument(object()), "no OpenAI client"),
+                        (lambda: loadgen_sdk.instrument(object()), "not a client of a known package"),
                         (lambda: loadgen_sdk.Throttle(requests=1, shared="redis://x"), "redis")):
         try:
             make()

@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loadgen_sdk import Throttle, instrument, record_shape
 from loadgen_sdk.app import prompt_text
-from loadgen_sdk.app.media_tokens import UNKNOWN_SIZE, picture_size, picture_tokens, sound_tokens
+from loadgen_sdk.app.media_tokens import (
+    UNKNOWN_SIZE,
+    PictureSize,
+    picture_size,
+    picture_tokens,
+    sound_tokens,
+)
 from loadgen_sdk.app.prompt_text import estimated_tokens, read_prompt
 
 
@@ -95,7 +101,7 @@ def test_a_picture_without_a_size(data: str) -> None:
     ],
 )
 def test_tokens_of_a_picture(model: str, size: tuple[int, int], detail: str, tokens: int) -> None:
-    assert picture_tokens(model, size, detail) == tokens
+    assert picture_tokens(model, PictureSize(*size), detail) == tokens
 
 
 def test_tokens_of_a_sound() -> None:

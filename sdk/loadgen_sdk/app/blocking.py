@@ -1,6 +1,7 @@
-"""The project's client for code without an event loop: a `Client` on an event loop in its own thread.
+"""The client for code without an event loop. It runs a `Client` in an event loop of its own thread.
 
-Each call is passed to that thread, and its result is passed back. Instants are still the kernel's stamps.
+Each call is passed to that thread, and its result is passed back. The times of a measurement do not
+include this detour, because they are timestamps of the kernel.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import queue
 import threading
 import warnings
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
@@ -20,84 +21,113 @@ from .client import LOOP_LEFT, Askable, Client, Event
 from .labels import Labels
 from .measurement import latest_measurement, take_latest, tell_latest
 
-T = TypeVar("T")
-_END_OF_STREAM = object()
+ResultT = TypeVar("ResultT")
 
 
 class BlockingClient:
-    """`with BlockingClient(url) as c: c.complete("Hello")`. Arguments and errors are those of `Client`.
+    """A client for one endpoint, one model and one API, for code without an event loop.
 
-    Several threads may share one client. Observers are called in the client's thread. Used inside a running event
-    loop it blocks that loop and issues a RuntimeWarning: use `Client` there.
+    Its arguments and errors are those of `Client`:
+
+        with BlockingClient("http://localhost:8000") as client:
+            print(client.complete("Hello").text)
+
+    Several threads may share a client. Observers are called in the client's own thread.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
+        """Create a client and start its thread. It is not connected yet.
+
+        Inside a running event loop every call blocks that loop, so that a RuntimeWarning is issued.
+
+        Args:
+            url: The URL of the endpoint.
+            options: The options of `Client`.
+
+        Raises:
+            WrongUse: An option is not valid.
+            TargetUnusable: The URL is not valid.
+        """
         if asyncio._get_running_loop() is not None:
-            message = "a BlockingClient inside a running event loop makes every other task stand still; use Client"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-        self._loop, self._stopped = asyncio.new_event_loop(), asyncio.Event()
+            warnings.warn(
+                "a BlockingClient inside a running event loop blocks all other tasks; use Client",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._loop = asyncio.new_event_loop()
+        self._stop_requested = asyncio.Event()
         self._thread = threading.Thread(target=self._run_loop, name="loadgen_sdk", daemon=True)
         self._thread.start()
-
-        async def make_client() -> Client:
-            return Client(url, **options)
-
         try:
-            self.client = self._wait(make_client())
+            self.client = self._wait_for(_create_client(url, options))
         except BaseException:
-            self._stop()
+            self._stop_thread()
             raise
 
     def open(self) -> None:
-        """Resolve the host and probe the server now instead of at the first call. Raises TargetUnusable."""
-        self._wait(self.client.open())
+        """Probe the server if necessary, resolve the host and connect.
+
+        Without this, the first call does it.
+
+        Raises:
+            TargetUnusable: No connection can be opened, or the probe shows that no request can
+                work.
+            ClientError: The client is closed.
+        """
+        self._wait_for(self.client.open())
 
     def complete(
         self, request: Askable, *, labels: Labels | None = None, raise_on_failure: bool = False
     ) -> Completion:
-        """Send a request and wait for it. A failed request returns a Completion with its `failure`, or raises it."""
-        return self._wait(
+        """Send a request and wait for its completion.
+
+        Args:
+            request: A Request, a text or messages.
+            labels: The labels of the call.
+            raise_on_failure: Raise RequestFailed for a failed request. Otherwise a Completion with
+                its `failure` is returned.
+
+        Raises:
+            TargetUnusable: The client cannot be opened.
+            ThrottleTimeout: The throttle gave no permit in time.
+            WrongUse: The request is not valid.
+            ClientError: The client is closed.
+        """
+        return self._wait_for(
             self.client.complete(request, labels=labels, raise_on_failure=raise_on_failure)
         )
 
     def stream(self, request: Askable, *, labels: Labels | None = None) -> Iterator[Event]:
-        """Yield output events as they arrive; raises RequestFailed after them. Leaving the loop ends the request."""
-        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        tasks: list[asyncio.Task[Any] | None] = []
+        """Yield the output events as they arrive. Leaving the loop ends the request.
 
-        async def put_events() -> None:
-            tasks.append(asyncio.current_task())
-            try:
-                async for event in self.client.stream(request, labels=labels):
-                    events.put(event)
-            finally:
-                events.put(_END_OF_STREAM)
+        Args:
+            request: A Request, a text or messages.
+            labels: The labels of the call.
 
+        Raises:
+            RequestFailed: The request failed. It is raised after the events that did arrive.
+        """
         context = copy_context()
-        listener = self._submit(put_events(), context)
+        relay = _EventRelay(self.client.stream(request, labels=labels))
+        future = self._submit(relay.run(), context)
         try:
-            while (event := events.get()) is not _END_OF_STREAM:
-                yield event
-            listener.result()
+            yield from relay.events()
+            future.result()
             take_latest(context)
         finally:
-            if (
-                not listener.done()
-                and tasks
-                and tasks[0] is not None
-                and not self._loop.is_closed()
-            ):
-                self._loop.call_soon_threadsafe(tasks[0].cancel, LOOP_LEFT)
+            if future.done() or relay.task is None or self._loop.is_closed():
+                future.cancel()
             else:
-                listener.cancel()
+                self._loop.call_soon_threadsafe(relay.task.cancel, LOOP_LEFT)
 
     def close(self) -> None:
-        """Close every connection and end the thread. May be called twice."""
+        """Close every connection and end the thread. May be called more than once."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.client.close)
-            self._stop()
+            self._stop_thread()
 
     def __enter__(self) -> BlockingClient:
+        """Open the client."""
         try:
             self.open()
         except BaseException:
@@ -106,48 +136,101 @@ class BlockingClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the client."""
         self.close()
 
     def _run_loop(self) -> None:
+        """Run the event loop until the client is closed. This is all that the thread does."""
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._stopped.wait())
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(self._stop_requested.wait())
+            self._loop.run_until_complete(_cancel_tasks(asyncio.all_tasks(self._loop)))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
 
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stopped.set)
+    def _stop_thread(self) -> None:
+        """End the event loop, and wait for the thread unless this is called in it."""
+        self._loop.call_soon_threadsafe(self._stop_requested.set)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _submit(self, coroutine: Coroutine[Any, Any, T], context: Context) -> Future[T]:
-        """Run `coroutine` in the client's thread, in this copy of the caller's context."""
+    def _submit(self, coroutine: Coroutine[Any, Any, ResultT], context: Context) -> Future[ResultT]:
+        """Run a coroutine in the client's thread, in a copy of the caller's context.
+
+        Raises:
+            ClientError: The client is closed.
+        """
         if self._loop.is_closed():
             coroutine.close()
             raise ClientError("this client is closed")
 
-        async def tell_context() -> T:
-            try:
-                return await coroutine
-            finally:
-                if (measurement := latest_measurement()) is not None:
-                    context.run(tell_latest, measurement)
+        async def run_in_context() -> ResultT:
+            task = context.run(self._loop.create_task, _record_latest(coroutine, context))
+            return await task
 
-        async def run_here() -> T:
-            return await context.run(self._loop.create_task, tell_context())
+        return asyncio.run_coroutine_threadsafe(run_in_context(), self._loop)
 
-        return asyncio.run_coroutine_threadsafe(run_here(), self._loop)
-
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _wait_for(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run a coroutine in the client's thread and return its result."""
         context = copy_context()
         future = self._submit(coroutine, context)
         try:
             return future.result()
         finally:
             take_latest(context)
-            future.cancel()  # for Ctrl-C during the wait; no effect on a finished future
+            # Ctrl-C during the wait must end the call, too. A finished future cannot be cancelled.
+            future.cancel()
+
+
+class _EventRelay:
+    """Passes the events of a stream from the client's thread to the thread that reads them.
+
+    Attributes:
+        task: The task that reads the stream. None until it has started.
+    """
+
+    def __init__(self, stream: AsyncIterator[Event]) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        self._stream = stream
+        # None marks the end of the stream.
+        self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+
+    async def run(self) -> None:
+        """Read the whole stream. This runs in the client's thread."""
+        self.task = asyncio.current_task()
+        try:
+            async for event in self._stream:
+                self._queue.put(event)
+        finally:
+            self._queue.put(None)
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events in the thread of the caller, until the stream has ended."""
+        while True:
+            event = self._queue.get()
+            if event is None:
+                return
+            yield event
+
+
+async def _create_client(url: str, options: dict[str, Any]) -> Client:
+    """Return a client of the running event loop."""
+    return Client(url, **options)
+
+
+async def _record_latest(coroutine: Coroutine[Any, Any, ResultT], context: Context) -> ResultT:
+    """Await a coroutine, and set the measurement of its call in `context` as the latest one."""
+    try:
+        return await coroutine
+    finally:
+        measurement = latest_measurement()
+        if measurement is not None:
+            context.run(tell_latest, measurement)
+
+
+async def _cancel_tasks(tasks: set[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -18,7 +18,13 @@ from ..prices import Prices
 from .budget import BudgetOption
 from .fallback import Fallback, checked_fallback
 from .labels import Labels
-from .packages import OPTIONS, Options, install, measured_litellm, measured_router, package_of
+from .litellm_functions import measure_functions, measure_router
+from .packages import (
+    OPTIONS_ATTRIBUTE,
+    InstrumentOptions,
+    find_client_kind,
+    measure_resources,
+)
 from .policy import Observers, Policy, make_policy
 from .retry import Retry
 from .throttle import Throttle
@@ -76,31 +82,31 @@ def instrument(  # noqa: PLR0913 - a public signature with keywords
     policy = make_policy(
         on_measurement, prices, throttle, retry, record, keep_content, labels, budget
     )
-    options = _merge_options(_options_of(client), Options(policy, ask_usage))
+    options = _merge_options(_options_of(client), InstrumentOptions(policy, ask_usage))
     if isinstance(client, ModuleType) and client.__name__ == "litellm":
         if fallback is not None:
             hint = "LiteLLM's Router has fallbacks of its own"
             raise WrongUse("unsupported", "LiteLLM with a fallback of loadgen_sdk", hint)
         return cast(ClientT, _instrument_litellm(client, options))
-    package_of(client)
-    checked = checked_fallback(fallback, package_of, client)
+    find_client_kind(client)
+    checked = checked_fallback(fallback, find_client_kind, client)
     if checked is not None:
         _instrument_fallback(checked, options)
         options = options._replace(fallback=checked)
     result = copy.copy(client)
-    install(result, client, options)
+    measure_resources(result, client, options)
     return result
 
 
-def _options_of(client: object) -> Options | None:
+def _options_of(client: object) -> InstrumentOptions | None:
     """Return the options of a client that is instrumented already, or None."""
     if not hasattr(client, "__dict__"):
         return None
-    options: Options | None = vars(client).get(OPTIONS)
+    options: InstrumentOptions | None = vars(client).get(OPTIONS_ATTRIBUTE)
     return options
 
 
-def _instrument_litellm(litellm: ModuleType, options: Options) -> ModuleType:
+def _instrument_litellm(litellm: ModuleType, options: InstrumentOptions) -> ModuleType:
     """Return a module with the measured functions of LiteLLM, and everything else of it."""
     result: Any = ModuleType("litellm", litellm.__doc__)
 
@@ -108,28 +114,28 @@ def _instrument_litellm(litellm: ModuleType, options: Options) -> ModuleType:
         """Return an attribute of LiteLLM, which imports its Router at its first use."""
         if name != "Router":
             return getattr(litellm, name)
-        result.Router = measured_router(litellm.Router, options)
+        result.Router = measure_router(litellm.Router, options)
         return result.Router
 
-    vars(result).update(measured_litellm(litellm, options), __getattr__=get_attribute)
-    vars(result)[OPTIONS] = options
+    vars(result).update(measure_functions(litellm, options), __getattr__=get_attribute)
+    vars(result)[OPTIONS_ATTRIBUTE] = options
     return cast(ModuleType, result)
 
 
-def _instrument_fallback(fallback: Fallback, options: Options) -> None:
+def _instrument_fallback(fallback: Fallback, options: InstrumentOptions) -> None:
     """Instrument the client of a fallback as the first one, without its throttle.
 
     A client that is instrumented already is left as it is.
     """
-    if OPTIONS in vars(fallback.client):
+    if OPTIONS_ATTRIBUTE in vars(fallback.client):
         return
     policy = msgspec.structs.replace(options.policy, throttle=None)
     original = fallback.client
     fallback.client = copy.copy(original)
-    install(fallback.client, original, Options(policy, options.ask_usage))
+    measure_resources(fallback.client, original, InstrumentOptions(policy, options.ask_usage))
 
 
-def _merge_options(existing: Options | None, new: Options) -> Options:
+def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -> InstrumentOptions:
     """Return the options of an instrumented client with new ones in addition.
 
     Raises:
@@ -159,4 +165,4 @@ def _merge_options(existing: Options | None, new: Options) -> Options:
         budget=new_policy.budget or old_policy.budget,
     )
     ask_usage = existing.ask_usage if new.ask_usage is None else new.ask_usage
-    return Options(policy, ask_usage, fallback=existing.fallback)
+    return InstrumentOptions(policy, ask_usage, fallback=existing.fallback)

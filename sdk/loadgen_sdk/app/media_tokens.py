@@ -1,8 +1,8 @@
 """Tokens of pictures, sounds and files in a prompt, by the rules that the providers publish. Pure.
 
-Sources, as they stood in the autumn of 2026: OpenAI, "Images and vision" (tiles and patches) and "Audio" (a token per
-100 ms); Anthropic, "Vision" (squares of 28 pixels) and "PDF support" (1,500 to 3,000 tokens a page). Only the head of a
-picture is decoded, for its size.
+Sources, as of autumn 2026: OpenAI, "Images and vision" (tiles and patches) and "Audio" (a token per
+100 ms); Anthropic, "Vision" (squares of 28 pixels) and "PDF support" (1,500 to 3,000 tokens a
+page). Only the head of a picture is decoded, because its size is enough.
 """
 
 from __future__ import annotations
@@ -12,180 +12,303 @@ import math
 from bisect import bisect_right
 from typing import NamedTuple
 
-UNKNOWN_SIZE = (1024, 1024)  # of a picture that is not in the request: behind a URL, or an id
-UNKNOWN_SECONDS = 10.0  # of a sound that is not in the request
-AUDIO_TOKENS_PER_S = 10
-BYTES_PER_S = 16_000  # of a sound that does not say: 128 kbit/s
-FILE_TOKENS = 2250  # of a page, and of a file that is not in the request
-PAGE_BYTES = 50_000
-HEAD = 1 << 17  # base64 digits that are decoded; before the size of a JPEG there may be a preview
+
+class PictureSize(NamedTuple):
+    """The size of a picture in pixels."""
+
+    width: int
+    height: int
+
+
+UNKNOWN_SIZE = PictureSize(1024, 1024)
+"""Assumed for a picture that is not in the request, but behind a URL or an id."""
+
+_UNKNOWN_AUDIO_S = 10.0
+"""Assumed for a sound that is not in the request."""
+
+_AUDIO_TOKENS_PER_S = 10
+_AUDIO_BYTES_PER_S = 16_000
+"""Assumed for a sound whose format does not tell its rate: 128 kbit/s."""
+
+_TOKENS_PER_PAGE = 2250
+"""The middle of the range that Anthropic publishes. A file outside the request has one page."""
+
+_BYTES_PER_PAGE = 50_000
+_MAX_HEAD_CHARS = 1 << 17
+"""How much base64 of a picture is decoded. A preview may come before the size of a JPEG."""
+
+_ROUNDING_DIGITS = 6
+"""Sizes are rounded to this many digits, so that an error of a float adds no tile or patch."""
+
+_TILE_PX = 512
+_TILED_MAX_SIDE_PX = 2048
+_TILED_SHORT_SIDE_PX = 768
 
 
 class Tiles(NamedTuple):
-    """Fits into 2048 x 2048, then the shorter side to 768; each tile of 512 x 512 has a price, and all a base."""
+    """Counts tiles of 512 x 512 pixels.
+
+    The picture is shrunk to fit into 2048 x 2048, and then so that its shorter side is 768 or less.
+
+    Attributes:
+        base: The tokens of every picture, and all tokens at a low detail.
+        tile: The tokens of each tile.
+    """
 
     base: int
     tile: int
 
-    def tokens(self, width: int, height: int, detail: str) -> int:
+    def count_tokens(self, size: PictureSize, detail: str) -> int:
+        """Return the tokens of a picture at a detail, such as "low" or "high"."""
         if detail == "low":
             return self.base
-        scale = min(1.0, 2048 / max(width, height))
-        scale = min(scale, 768 / min(width, height))
-        tiles = math.prod(math.ceil(round(side * scale, 6) / 512) for side in (width, height))
-        return self.base + self.tile * tiles
+        scale = min(1.0, _TILED_MAX_SIDE_PX / max(size))
+        scale = min(scale, _TILED_SHORT_SIDE_PX / min(size))
+        across = math.ceil(round(size.width * scale, _ROUNDING_DIGITS) / _TILE_PX)
+        down = math.ceil(round(size.height * scale, _ROUNDING_DIGITS) / _TILE_PX)
+        return self.base + self.tile * across * down
 
 
-class Room(NamedTuple):
-    """What a picture is shrunk to: its longer side, and its patches."""
+class PatchLimits(NamedTuple):
+    """The size to which a picture is shrunk before its patches are counted.
 
-    longest: int
-    patches: int
+    Attributes:
+        max_side_px: The longest side in pixels.
+        max_patches: The number of patches.
+    """
+
+    max_side_px: int
+    max_patches: int
 
 
-LOW, MIDDLE, HIGH, WIDE = Room(512, 256), Room(2048, 6144), Room(2048, 2500), Room(65_535, 2500)
-ORIGINAL, WHOLE = Room(6000, 10_000), Room(65_535, 1 << 30)
+_LOW = PatchLimits(512, 256)
+_HIGH_6144 = PatchLimits(2048, 6144)
+_HIGH_2500 = PatchLimits(2048, 2500)
+_WIDE_2500 = PatchLimits(65_535, 2500)
+_ORIGINAL_10000 = PatchLimits(6000, 10_000)
+_UNLIMITED = PatchLimits(65_535, 1 << 30)
+
+_PATCH_PX = 32
 
 
 class Patches(NamedTuple):
-    """Patches of 32 x 32, times a factor of the model. auto: where no detail is asked for; None: as high."""
+    """Counts patches of 32 x 32 pixels.
+
+    Attributes:
+        factor: The tokens of a patch.
+        high: The limits at a high detail.
+        original: The limits at the detail "original". None if the model has no such detail.
+        default: The limits if no detail is requested. None if they are those of a high detail.
+    """
 
     factor: float
-    high: Room
-    original: Room | None = None
-    auto: Room | None = None
+    high: PatchLimits
+    original: PatchLimits | None = None
+    default: PatchLimits | None = None
 
-    def tokens(self, width: int, height: int, detail: str) -> int:
-        given = {"low": LOW, "high": self.high, "original": self.original}
-        room = given.get(detail, self.auto) or self.high
-        scale = min(1.0, room.longest / max(width, height))
-        if math.ceil(width * scale / 32) * math.ceil(height * scale / 32) > room.patches:
-            scale = math.sqrt(32 * 32 * room.patches / (width * height))
-            scale *= min(
-                math.floor(side * scale / 32) / (side * scale / 32) for side in (width, height)
-            )
-        patches = math.prod(math.ceil(round(side * scale / 32, 6)) for side in (width, height))
-        return math.ceil(round(min(room.patches, patches) * self.factor, 6))
+    def count_tokens(self, size: PictureSize, detail: str) -> int:
+        """Return the tokens of a picture at a detail, such as "low" or "high"."""
+        limits = self._limits_for(detail)
+        scale = self._scale(size, limits)
+        across = math.ceil(round(size.width * scale / _PATCH_PX, _ROUNDING_DIGITS))
+        down = math.ceil(round(size.height * scale / _PATCH_PX, _ROUNDING_DIGITS))
+        patches = min(limits.max_patches, across * down)
+        return math.ceil(round(patches * self.factor, _ROUNDING_DIGITS))
+
+    def _limits_for(self, detail: str) -> PatchLimits:
+        """Return the limits at a detail. An unknown one counts as none."""
+        if detail == "low":
+            return _LOW
+        if detail == "high":
+            return self.high
+        if detail == "original":
+            return self.original or self.high
+        return self.default or self.high
+
+    def _scale(self, size: PictureSize, limits: PatchLimits) -> float:
+        """Return the factor by which a picture is shrunk to meet its limits."""
+        scale = min(1.0, limits.max_side_px / max(size))
+        across = math.ceil(size.width * scale / _PATCH_PX)
+        down = math.ceil(size.height * scale / _PATCH_PX)
+        if across * down <= limits.max_patches:
+            return scale
+        # OpenAI shrinks to the area of the allowed patches, and then a little further, so that one
+        # side is a whole number of patches.
+        area = _PATCH_PX * _PATCH_PX * limits.max_patches
+        scale = math.sqrt(area / (size.width * size.height))
+        return scale * min(
+            math.floor(side * scale / _PATCH_PX) / (side * scale / _PATCH_PX) for side in size
+        )
+
+
+_SQUARE_PX = 28
 
 
 class Squares(NamedTuple):
-    """Squares of 28 x 28, of the largest picture of this shape that has at most `most` within `longest`."""
+    """Counts squares of 28 x 28 pixels, each a token.
 
-    longest: int
-    most: int
+    A picture is shrunk, without a change of its shape, until it meets both limits.
 
-    def tokens(self, width: int, height: int, detail: str) -> int:
-        longer, shorter = max(width, height), min(width, height)
+    Attributes:
+        max_side_px: The longest side in pixels.
+        max_squares: The number of squares.
+    """
 
-        def squares(side: int) -> int:
-            across = math.ceil(side / 28)
-            down = math.ceil(max(1, round(side * shorter / longer)) / 28)
-            return across * down if across * 28 <= self.longest else self.most + 1
+    max_side_px: int
+    max_squares: int
 
-        return squares(bisect_right(range(1, longer + 1), self.most, key=squares))
+    def count_tokens(self, size: PictureSize, detail: str) -> int:  # noqa: ARG002 - as the others
+        """Return the tokens of a picture. Anthropic has no details."""
+        longer_px = max(size)
+        shorter_px = min(size)
+
+        def count_squares(longer_side_px: int) -> int:
+            """Return the squares if the longer side is shrunk to this, or too many."""
+            shorter_side_px = max(1, round(longer_side_px * shorter_px / longer_px))
+            across = math.ceil(longer_side_px / _SQUARE_PX)
+            if across * _SQUARE_PX > self.max_side_px:
+                return self.max_squares + 1
+            return across * math.ceil(shorter_side_px / _SQUARE_PX)
+
+        # The number grows with the side, so the largest side within the limits can be bisected.
+        sides_px = range(1, longer_px + 1)
+        largest_side_px = bisect_right(sides_px, self.max_squares, key=count_squares)
+        return count_squares(largest_side_px)
 
 
-OLDER_CLAUDE = (
+_CLAUDE_BEFORE_4_7 = (
     "claude-2",
     "claude-3",
     "claude-haiku-4",
     "claude-opus-4",
     "claude-sonnet-4",
-)  # before 4.7
-PICTURES: dict[str, Tiles | Patches | Squares] = {
-    "": Tiles(85, 170),  # a model of another name: as gpt-4o
+)
+_ANY_OTHER_MODEL = ""
+
+PICTURE_RULES: dict[str, Tiles | Patches | Squares] = {
+    _ANY_OTHER_MODEL: Tiles(85, 170),  # the rule of gpt-4o
     "claude": Squares(2576, 4784),
-    **dict.fromkeys(OLDER_CLAUDE, Squares(1568, 1568)),
+    **dict.fromkeys(_CLAUDE_BEFORE_4_7, Squares(1568, 1568)),
     "claude-opus-4-7": Squares(2576, 4784),
     "claude-opus-4-8": Squares(2576, 4784),
     "computer-use": Tiles(65, 129),
-    "gpt-4.1-mini": Patches(1.62, MIDDLE),
-    "gpt-4.1-nano": Patches(2.46, MIDDLE),
+    "gpt-4.1-mini": Patches(1.62, _HIGH_6144),
+    "gpt-4.1-nano": Patches(2.46, _HIGH_6144),
     "gpt-4o-mini": Tiles(2833, 5667),
     "gpt-5": Tiles(70, 140),
-    "gpt-5-mini": Patches(1.2, MIDDLE),
-    "gpt-5-nano": Patches(2.46, MIDDLE),
-    "gpt-5.2": Patches(1.2, MIDDLE),
-    "gpt-5.3": Patches(1.2, MIDDLE),
-    "gpt-5.4": Patches(1.2, HIGH, ORIGINAL),
-    "gpt-5.5": Patches(1.2, HIGH, ORIGINAL, ORIGINAL),
-    "gpt-5.6": Patches(1.2, WIDE, WHOLE, WHOLE),
-    "gpt-6": Patches(1.2, WIDE, WHOLE, WHOLE),
+    "gpt-5-mini": Patches(1.2, _HIGH_6144),
+    "gpt-5-nano": Patches(2.46, _HIGH_6144),
+    "gpt-5.2": Patches(1.2, _HIGH_6144),
+    "gpt-5.3": Patches(1.2, _HIGH_6144),
+    "gpt-5.4": Patches(1.2, _HIGH_2500, _ORIGINAL_10000),
+    "gpt-5.5": Patches(1.2, _HIGH_2500, _ORIGINAL_10000, _ORIGINAL_10000),
+    "gpt-5.6": Patches(1.2, _WIDE_2500, _UNLIMITED, _UNLIMITED),
+    "gpt-6": Patches(1.2, _WIDE_2500, _UNLIMITED, _UNLIMITED),
     "o1": Tiles(75, 150),
     "o3": Tiles(75, 150),
-    "o4-mini": Patches(1.72, MIDDLE),
+    "o4-mini": Patches(1.72, _HIGH_6144),
 }
-"""The rule of a model: of the longest of these names with which its own begins."""
+"""How a model counts the tokens of pictures. The longest name with which its own begins applies."""
 
 
-def picture_tokens(model: str, size: tuple[int, int], detail: str) -> int:
-    """Tokens of a picture of this size. detail: as asked for; "" and "auto" are what the model does without it."""
-    name = model.rpartition("/")[2].rpartition("anthropic.")[2]  # as routers and Bedrock write it
-    rule = PICTURES[max((known for known in PICTURES if name.startswith(known)), key=len)]
-    return rule.tokens(*size, detail)
+def picture_tokens(model: str, size: PictureSize, detail: str) -> int:
+    """Return the tokens of a picture in a prompt.
+
+    Args:
+        model: The name of the model, with or without the prefix of a router or of Bedrock.
+        size: The size of the picture.
+        detail: The requested detail. "" and "auto" stand for what the model does without it.
+    """
+    base_name = model.rpartition("/")[2].rpartition("anthropic.")[2]
+    prefix = max((name for name in PICTURE_RULES if base_name.startswith(name)), key=len)
+    return PICTURE_RULES[prefix].count_tokens(size, detail)
 
 
-def picture_size(base64: str) -> tuple[int, int] | None:
-    """Width and height of a PNG, GIF, WebP or JPEG; None for what is none of them."""
-    data = decoded(base64[:HEAD])
+def picture_size(base64: str) -> PictureSize | None:
+    """Return the size of a PNG, GIF, WebP or JPEG picture, or None for anything else."""
+    data = _decode_base64(base64[:_MAX_HEAD_CHARS])
+    size: PictureSize | None = None
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        found = (_big(data[16:20]), _big(data[20:24]))
+        size = PictureSize(_big_endian(data[16:20]), _big_endian(data[20:24]))
     elif data.startswith((b"GIF87a", b"GIF89a")):
-        found = (_little(data[6:8]), _little(data[8:10]))
+        size = PictureSize(_little_endian(data[6:8]), _little_endian(data[8:10]))
     elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        found = _webp_size(data)
-    else:
-        found = _jpeg_size(data) if data.startswith(b"\xff\xd8") else (0, 0)
-    return found if min(found) > 0 else None
+        size = _webp_size(data)
+    elif data.startswith(b"\xff\xd8"):
+        size = _jpeg_size(data)
+    if size is None or min(size) <= 0:
+        return None
+    return size
 
 
 def sound_tokens(base64: str) -> int:
-    """Tokens of a sound: of a WAV by the rate in its head, of another format by a common rate."""
+    """Return the tokens of a sound.
+
+    The duration follows from the rate in the head of a WAV, and from a common rate for other
+    formats. Without data, a usual duration is assumed.
+    """
     if not base64:
-        return round(UNKNOWN_SECONDS * AUDIO_TOKENS_PER_S)
-    head, size = decoded(base64[:64]), len(base64) * 3 // 4
-    is_wav = head[:4] == b"RIFF" and head[8:12] == b"WAVE"
-    rate = (_little(head[28:32]) if is_wav else 0) or BYTES_PER_S
-    return max(1, round(size / rate * AUDIO_TOKENS_PER_S))
+        return round(_UNKNOWN_AUDIO_S * _AUDIO_TOKENS_PER_S)
+    head = _decode_base64(base64[:64])
+    bytes_per_s = 0
+    if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
+        bytes_per_s = _little_endian(head[28:32])
+    duration_s = len(base64) * 3 // 4 / (bytes_per_s or _AUDIO_BYTES_PER_S)
+    return max(1, round(duration_s * _AUDIO_TOKENS_PER_S))
 
 
 def file_tokens(base64: str) -> int:
-    """Tokens of a file: a page for each 50 kB, and one at least."""
-    return FILE_TOKENS * max(1, round(len(base64) * 3 / 4 / PAGE_BYTES))
+    """Return the tokens of a file: a page for each 50 kB, and at least one page."""
+    size_bytes = len(base64) * 3 / 4
+    return _TOKENS_PER_PAGE * max(1, round(size_bytes / _BYTES_PER_PAGE))
 
 
-def decoded(base64: str) -> bytes:
-    """The bytes of the whole groups of `base64`; b"" for what is none."""
+def _decode_base64(base64: str) -> bytes:
+    """Return the bytes of a text without its incomplete end, or b"" if it is not base64."""
+    complete_chars = len(base64) // 4 * 4
     try:
-        return binascii.a2b_base64(base64[: len(base64) // 4 * 4])
+        return binascii.a2b_base64(base64[:complete_chars])
     except ValueError:
         return b""
 
 
-def _webp_size(data: bytes) -> tuple[int, int]:
-    kind = data[12:16]
-    if kind == b"VP8X":
-        return _little(data[24:27]) + 1, _little(data[27:30]) + 1
-    if kind == b"VP8L":
-        bits = _little(data[21:25])
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    return _little(data[26:28]) & 0x3FFF, _little(data[28:30]) & 0x3FFF
+def _webp_size(data: bytes) -> PictureSize:
+    """Return the size of a WebP picture, by the kind of its first chunk.
+
+    https://developers.google.com/speed/webp/docs/riff_container has the layouts.
+    """
+    chunk_kind = data[12:16]
+    if chunk_kind == b"VP8X":
+        return PictureSize(_little_endian(data[24:27]) + 1, _little_endian(data[27:30]) + 1)
+    if chunk_kind == b"VP8L":
+        bits = _little_endian(data[21:25])
+        return PictureSize((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
+    return PictureSize(_little_endian(data[26:28]) & 0x3FFF, _little_endian(data[28:30]) & 0x3FFF)
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """From the frame header, which comes after other segments."""
-    at = 2
-    while at + 9 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return _big(data[at + 7 : at + 9]), _big(data[at + 5 : at + 7])
-        at += 1 if marker == 0xFF else 2 + _big(data[at + 2 : at + 4])
-    return 0, 0
+_JPEG_FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""The markers of frame headers. The three others of this range are tables and an extension."""
 
 
-def _big(data: bytes) -> int:
+def _jpeg_size(data: bytes) -> PictureSize | None:
+    """Return the size in the frame header of a JPEG, or None if the header is not in `data`."""
+    offset = 2
+    while offset + 9 <= len(data) and data[offset] == 0xFF:
+        marker = data[offset + 1]
+        if marker in _JPEG_FRAME_HEADERS:
+            height = _big_endian(data[offset + 5 : offset + 7])
+            width = _big_endian(data[offset + 7 : offset + 9])
+            return PictureSize(width, height)
+        if marker == 0xFF:  # a fill byte before a marker
+            offset += 1
+        else:
+            offset += 2 + _big_endian(data[offset + 2 : offset + 4])
+    return None
+
+
+def _big_endian(data: bytes) -> int:
     return int.from_bytes(data, "big")
 
 
-def _little(data: bytes) -> int:
+def _little_endian(data: bytes) -> int:
     return int.from_bytes(data, "little")

@@ -1,7 +1,8 @@
-"""The packages whose clients can be measured: one table, and how their methods are wrapped.
+"""The packages whose clients can be measured, and how the methods of a client are wrapped.
 
-openai and anthropic have clients with resources (`client.chat.completions`); LiteLLM has
-functions. None is imported here: a client that exists has imported its package.
+The clients of openai and anthropic have resources, such as `client.chat.completions`. Neither
+package is imported here: if a client exists, its package has been imported. The functions of
+LiteLLM are wrapped in `litellm_functions`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import WrongUse
@@ -21,31 +21,43 @@ from .measured_method import head_arrived, measure_method
 from .measurement import Api
 from .observed_call import failure_of, seconds_of
 from .policy import Policy
-from .steps import Steps, runner
 
 
-class Options(NamedTuple):
-    """The arguments of `instrument`, which an instrumented client keeps for its copies."""
+class InstrumentOptions(NamedTuple):
+    """The arguments of `instrument`, which an instrumented client keeps for its copies.
+
+    Attributes:
+        policy: Prices, limits, retries and observers.
+        ask_usage: Streams request their token counts. None requests them if there are prices.
+        fallback: The second endpoint.
+    """
 
     policy: Policy
     ask_usage: bool | None
     fallback: Fallback | None = None
+
+    @property
+    def requests_usage(self) -> bool:
+        """True if streams request their token counts."""
+        if self.ask_usage is None:
+            return self.policy.prices is not None
+        return self.ask_usage
 
 
 class Package(NamedTuple):
     """A package with clients.
 
     Attributes:
-        name: the name of the package and of its module.
-        blocking: the base class of its synchronous clients.
-        waiting: the base class of its asynchronous clients.
-        resources: dotted paths of the resources whose methods are measured, with the API of each.
+        name: The name of the package and of its module.
+        blocking_class: The base class of its blocking clients.
+        async_class: The base class of its asynchronous clients.
+        resources: The API of each resource whose methods are measured, by dotted path.
     """
 
     name: str
-    blocking: str
-    waiting: str
-    resources: tuple[tuple[str, Api], ...]
+    blocking_class: str
+    async_class: str
+    resources: dict[str, Api]
 
 
 PACKAGES = (
@@ -53,257 +65,238 @@ PACKAGES = (
         "openai",
         "OpenAI",
         "AsyncOpenAI",
-        (
-            ("chat.completions", "chat"),
-            ("beta.chat.completions", "chat"),
-            ("completions", "completions"),
-            ("responses", "responses"),
-            ("embeddings", "embeddings"),
-            ("batches", "batches"),
-            ("images", "images"),
-            ("audio.speech", "speech"),
-            ("audio.transcriptions", "transcriptions"),
-            ("audio.translations", "transcriptions"),
-        ),
+        {
+            "chat.completions": "chat",
+            "beta.chat.completions": "chat",
+            "completions": "completions",
+            "responses": "responses",
+            "embeddings": "embeddings",
+            "batches": "batches",
+            "images": "images",
+            "audio.speech": "speech",
+            "audio.transcriptions": "transcriptions",
+            "audio.translations": "transcriptions",
+        },
     ),
     Package(
         "anthropic",
         "Anthropic",
         "AsyncAnthropic",
-        (
-            ("messages", "messages"),
-            ("beta.messages", "messages"),
-            ("messages.batches", "batches"),
-            ("beta.messages.batches", "batches"),
-        ),
+        {
+            "messages": "messages",
+            "beta.messages": "messages",
+            "messages.batches": "batches",
+            "beta.messages.batches": "batches",
+        },
     ),
 )
-LITELLM: tuple[tuple[str, Api, bool, tuple[str, str]], ...] = (
-    ("completion", "chat", True, ("model", "messages")),
-    ("acompletion", "chat", False, ("model", "messages")),
-    ("text_completion", "completions", True, ("prompt", "model")),
-    ("atext_completion", "completions", False, ("prompt", "model")),
-    ("responses", "responses", True, ("input", "model")),
-    ("aresponses", "responses", False, ("input", "model")),
-    ("embedding", "embeddings", True, ("model", "input")),
-    ("aembedding", "embeddings", False, ("model", "input")),
-)
-"""The functions of LiteLLM: name, API, whether it blocks, and the arguments that are given by
-place.
-"""
 
-OPTIONS = "_loadgen_sdk_options"  # the attribute by which an instrumented client is known
-_CREATE = ("create", "parse")  # `stream` of openai goes through `create`
-_METHODS = {"batches": ("create", "retrieve"), "images": ("generate", "edit", "create_variation")}
-_VARIANTS = ("with_raw_response", "with_streaming_response")
+OPTIONS_ATTRIBUTE = "_loadgen_sdk_options"
+"""The attribute of an instrumented client that has its InstrumentOptions."""
+
+_METHODS: dict[Api, tuple[str, ...]] = {
+    "batches": ("create", "retrieve"),
+    "images": ("generate", "edit", "create_variation"),
+}
+_DEFAULT_METHODS = ("create", "parse")
+"""The methods of other APIs. The openai package implements `stream` by `create`."""
+
+_RESPONSE_VARIANTS = ("with_raw_response", "with_streaming_response")
+"""Attributes of a client and of a resource that return the same methods with other results."""
 
 
-def package_of(client: Any) -> tuple[Package, bool]:
-    """The package of this client, and whether it is a blocking one.
+class ClientKind(NamedTuple):
+    """The package of a client, and whether its calls block."""
 
-    Raises WrongUse for what is no such client.
+    package: Package
+    is_blocking: bool
+
+
+def find_client_kind(client: Any) -> ClientKind:
+    """Return the package of a client, and whether its calls block.
+
+    Raises:
+        WrongUse: It is no client of a known package.
     """
     for package in PACKAGES:
         module = sys.modules.get(package.name)
-        for name in (package.blocking, package.waiting):
-            if module is not None and isinstance(client, getattr(module, name)):
-                return package, name == package.blocking
-    what = (
-        f"the class {client.__name__}" if isinstance(client, type) else f"a {type(client).__name__}"
-    )
-    classes = ", ".join(
-        name for package in PACKAGES for name in (package.blocking, package.waiting)
-    )
+        if module is None:
+            continue
+        if isinstance(client, getattr(module, package.blocking_class)):
+            return ClientKind(package, is_blocking=True)
+        if isinstance(client, getattr(module, package.async_class)):
+            return ClientKind(package, is_blocking=False)
+    if isinstance(client, type):
+        description = f"the class {client.__name__}"
+    else:
+        description = f"a {type(client).__name__}"
+    class_names = [
+        name for package in PACKAGES for name in (package.blocking_class, package.async_class)
+    ]
     raise WrongUse(
         "wrong_type",
-        f"{what} is no OpenAI client, nor one of another known package",
-        f"give an object of {classes}",
+        f"{description} is not a client of a known package",
+        f"give an object of {', '.join(class_names)}",
     )
 
 
-def install(result: Any, client: Any, options: Options) -> None:
-    """Replace the resources of `result` by wrapped ones. `client`: where its copies come from."""
-    package, blocking = package_of(result)
-    policy, attributes = options.policy, vars(result)
-    attributes[OPTIONS] = options
-    if (process := getattr(type(result), "_process_response", None)) is not None:
-        attributes["_process_response"] = _tells_heads(partial(process, result))
-    if policy.retry is not None:
+def measure_resources(result: Any, client: Any, options: InstrumentOptions) -> None:
+    """Replace the resources of a client by copies whose methods are measured.
+
+    Args:
+        result: The client to change. Its copies (`copy`, `with_options`) are measured, too.
+        client: The client whose resources are copied, and stay as they are. It may be `result`.
+        options: What `instrument` was called with.
+
+    Raises:
+        WrongUse: It is no client of a known package.
+    """
+    package, is_blocking = find_client_kind(result)
+    attributes = vars(result)
+    attributes[OPTIONS_ATTRIBUTE] = options
+    process_response = getattr(type(result), "_process_response", None)
+    if process_response is not None:
+        attributes["_process_response"] = _notice_heads(partial(process_response, result))
+    if options.policy.retry is not None:
         result.max_retries = 0
-    url = getattr(client, "base_url", None)
-    setting = CallSettings(
-        policy,
-        server=f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"
-        if url is not None
-        else "",
-        key=str(getattr(client, "api_key", "") or ""),
-        ask_usage=asks_usage(options),
-        package=package.name,
-        timeout_s=seconds_of(getattr(client, "timeout", None), None),
+    wrapper = _ResourceWrapper(
+        _call_settings(client, package, options), is_blocking, options.fallback
     )
-    for name in {path.partition(".")[0] for path, _ in package.resources}:
-        if (resource := getattr(client, name, None)) is not None:
-            attributes[name] = type(resource)(
-                result
-            )  # a new object: that of `client` stays unwrapped
-    for path, api in package.resources:
-        resource = functools.reduce(
-            lambda owner, name: getattr(owner, name, None), path.split("."), result
-        )
+    _replace_resources(result, client, package)
+    for path, api in package.resources.items():
+        resource = _get_by_path(result, path)
         if resource is not None:
-            _wrap(resource, api, setting, blocking, path, options.fallback)
-    for name in _VARIANTS:
+            wrapper.wrap(resource, path, api)
+    for name in _RESPONSE_VARIANTS:
         attributes[name] = type(getattr(client, name))(result)
     make_copy = type(result).copy
 
     def with_options(*args: Any, **changes: Any) -> Any:
-        other = make_copy(result, *args, **changes)
-        install(other, other, options)
-        return other
+        """Return a copy of the client with other options, whose calls are measured, too."""
+        copied_client = make_copy(result, *args, **changes)
+        measure_resources(copied_client, copied_client, options)
+        return copied_client
 
-    attributes["copy"] = attributes["with_options"] = with_options
-
-
-def asks_usage(options: Options) -> bool:
-    return options.policy.prices is not None if options.ask_usage is None else options.ask_usage
+    attributes["copy"] = with_options
+    attributes["with_options"] = with_options
 
 
-def _wrap(
-    resource: Any,
-    api: Api,
-    setting: CallSettings,
-    blocking: bool,
-    path: str,
-    fallback: Fallback | None,
-) -> None:
-    for name in _METHODS.get(api, _CREATE):
-        if (method := getattr(resource, name, None)) is not None:
-            send = measure_method(_bound_late(resource, name, method), api, setting, blocking)
-            if fallback is not None and api != "batches":
-                send = fallback.cover(send, path, name, blocking, failure_of)
-            setattr(resource, name, send)
-    if api == "messages" and hasattr(resource, "stream"):
-        twin = copy.copy(resource)  # `stream` of anthropic does not go through `create`
-        twin._post = measure_method(twin._post, api, setting, blocking, _sent_by_post)
-        resource.stream = twin.stream
-    for name in _VARIANTS:  # cached: made again with wrapped methods
-        vars(resource).pop(name, None)
+def _call_settings(client: Any, package: Package, options: InstrumentOptions) -> CallSettings:
+    """Return what all calls of a client have in common."""
+    url = getattr(client, "base_url", None)
+    server = ""
+    if url is not None:
+        default_port = 443 if url.scheme == "https" else 80
+        server = f"{url.host}:{url.port or default_port}"
+    return CallSettings(
+        options.policy,
+        server=server,
+        key=str(getattr(client, "api_key", "") or ""),
+        ask_usage=options.requests_usage,
+        package=package.name,
+        timeout_s=seconds_of(getattr(client, "timeout", None), None),
+    )
 
 
-def _bound_late(resource: Any, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method` as its class has it at each call: another instrumentation may wrap that later."""
-    kind = type(resource)
+def _replace_resources(result: Any, client: Any, package: Package) -> None:
+    """Give a client new resource objects, so that those of the original are not changed."""
+    for name in {path.partition(".")[0] for path in package.resources}:
+        resource = getattr(client, name, None)
+        if resource is not None:
+            vars(result)[name] = type(resource)(result)
+
+
+def _get_by_path(client: Any, path: str) -> Any:
+    """Return the resource at a dotted path, or None if this version of the package has none."""
+    resource = client
+    for name in path.split("."):
+        resource = getattr(resource, name, None)
+    return resource
+
+
+class _ResourceWrapper:
+    """Replaces the methods of resources by measured ones."""
+
+    def __init__(
+        self, settings: CallSettings, is_blocking: bool, fallback: Fallback | None
+    ) -> None:
+        self._settings = settings
+        self._is_blocking = is_blocking
+        self._fallback = fallback
+
+    def wrap(self, resource: Any, path: str, api: Api) -> None:
+        """Replace the methods of the resource at a path."""
+        for name in _METHODS.get(api, _DEFAULT_METHODS):
+            method = getattr(resource, name, None)
+            if method is not None:
+                measured = self._measure(_look_up_late(resource, name, method), api)
+                # A batch exists at the endpoint that made it, so that another one cannot help.
+                if self._fallback is not None and api != "batches":
+                    measured = self._fallback.cover(
+                        measured, path, name, self._is_blocking, failure_of
+                    )
+                setattr(resource, name, measured)
+        if api == "messages" and hasattr(resource, "stream"):
+            self._wrap_message_stream(resource)
+        for name in _RESPONSE_VARIANTS:
+            # They are cached properties, which are computed again from the measured methods.
+            vars(resource).pop(name, None)
+
+    def _measure(
+        self,
+        method: Callable[..., Any],
+        api: Api,
+        arguments_of: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> Callable[..., Any]:
+        return measure_method(method, api, self._settings, self._is_blocking, arguments_of)
+
+    def _wrap_message_stream(self, messages: Any) -> None:
+        """Measure `stream` of anthropic, which does not call `create` but posts by itself."""
+        posting_messages = copy.copy(messages)
+        posting_messages._post = self._measure(
+            posting_messages._post, "messages", _arguments_of_post
+        )
+        messages.stream = posting_messages.stream
+
+
+def _look_up_late(resource: Any, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that is looked up in its class at each call.
+
+    Another instrumentation may replace it there later. A method that the class does not have is
+    returned as it is.
+    """
+    resource_type = type(resource)
+    if name in vars(resource) or not callable(getattr(resource_type, name, None)):
+        return method
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(kind, name)(resource, *args, **kwargs)
+        return getattr(resource_type, name)(resource, *args, **kwargs)
 
-    return call if callable(getattr(kind, name, None)) and name not in vars(resource) else method
+    return call
 
 
-def _tells_heads(process: Callable[..., Any]) -> Callable[..., Any]:
-    """`process`: the client's method through which every response goes.
+def _notice_heads(process_response: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a client's method for responses that also passes the head of each to its call.
 
-    It tells the head of the response, too.
-
-    This spares the detour by `with_raw_response`, and the request stays as the application made
-    it. Where a version of the package has no such method, `Setting.warn_blind` says what is
-    missing.
+    This spares a detour by `with_raw_response`, and the request stays as the application made it.
+    Where a version of the package has no such method, `CallSettings.warn_blind` tells the user what
+    is missing.
     """
 
-    def process_response(*args: Any, **kwargs: Any) -> Any:
-        if (response := kwargs.get("response")) is not None:
+    def process(*args: Any, **kwargs: Any) -> Any:
+        response = kwargs.get("response")
+        if response is not None:
             head_arrived(response.headers, kwargs.get("retries_taken", 0), response)
-        return process(*args, **kwargs)  # a coroutine of an async client
+        return process_response(*args, **kwargs)  # a coroutine, if the client is asynchronous
 
-    return process_response
+    return process
 
 
-def _sent_by_post(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call that a resource posts."""
+def _arguments_of_post(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the call whose body a resource posts."""
     options = kwargs["options"]
-    return {**kwargs["body"], **({"timeout": options["timeout"]} if "timeout" in options else {})}
-
-
-# -- LiteLLM
-# -----------------------------------------------------------------------------------------------------------
-
-
-def measured_litellm(litellm: ModuleType, options: Options) -> dict[str, Callable[..., Any]]:
-    """LiteLLM's functions by name, measured."""
-    setting = _litellm_setting(options)
-    return {
-        name: _measured_function(getattr(litellm, name), api, setting, blocking, places)
-        for name, api, blocking, places in LITELLM
-        if hasattr(litellm, name)
-    }
-
-
-def measured_router(router: type, options: Options) -> type:
-    """What makes LiteLLM's Routers, with calls that are measured: each one call, however many
-    deployments it tries.
-
-    No subclass: since LiteLLM 1.110 a Router may have none. What it makes are Routers as that
-    class makes them.
-    """
-    setting = _litellm_setting(options)
-
-    class Kind(type):
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            made = router(*args, **kwargs)
-            for name, api, blocking, places in LITELLM:
-                if (method := getattr(made, name, None)) is not None:
-                    model_first = ("model", next(place for place in places if place != "model"))
-                    vars(made)[name] = _measured_function(
-                        method, api, setting, blocking, model_first
-                    )
-            return made
-
-        def __instancecheck__(cls, made: object) -> bool:
-            return isinstance(made, router)
-
-        def __getattr__(cls, name: str) -> Any:
-            return getattr(router, name)
-
-    return Kind(
-        router.__name__, (), {"__doc__": router.__doc__, "__qualname__": router.__qualname__}
-    )
-
-
-def _litellm_setting(options: Options) -> CallSettings:
-    ask_usage = asks_usage(options)
-    return CallSettings(
-        options.policy,
-        "",
-        "",
-        ask_usage,
-        package="litellm",
-        covers_inner=True,
-    )
-
-
-def _measured_function(
-    function: Callable[..., Any],
-    api: Api,
-    setting: CallSettings,
-    blocking: bool,
-    places: tuple[str, str],
-) -> Callable[..., Any]:
-    def steps(**kwargs: Any) -> Steps[Any]:
-        answer = yield partial(function, **kwargs)
-        headers = getattr(answer, "_response_headers", None)
-        if isinstance(headers, Mapping):
-            head_arrived(headers)
-        return answer
-
-    send = measure_method(
-        functools.wraps(function)(runner(steps, blocking)), api, setting, blocking
-    )
-
-    @functools.wraps(function)
-    def by_name(*args: Any, **kwargs: Any) -> Any:
-        if setting.policy.retry is not None:
-            kwargs["max_retries"] = kwargs["num_retries"] = 0
-        return send(**dict(zip(places, args, strict=False)), **kwargs)
-
-    return by_name
+    arguments = dict(kwargs["body"])
+    if "timeout" in options:
+        arguments["timeout"] = options["timeout"]
+    return arguments
