@@ -571,10 +571,11 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
         """The report as text, ending in a newline."""
         return self.render_text(color=False)
 
-    def render_text(self, *, color: bool, width: int | None = None) -> str:
+    def render_text(self, *, color: bool, full: bool = False, width: int | None = None) -> str:
         """Return the report as text, with colors if wanted.
 
-        `width` is the number of columns of the terminal. A kind without a report ignores it.
+        The text is the brief form of the report, if it has one, unless `full` is True. `width` is
+        the number of columns of the terminal. A kind without a report ignores both.
         """
         from loadgen.render import text
         from loadgen.render.table import WIDTH
@@ -582,7 +583,7 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
         report = self._report()
         if report is not None:
             with reporting_damage(self.path):
-                return text.render(report, color=color, width=width or WIDTH)
+                return text.render(report, full=full, color=color, width=width or WIDTH)
         render = self.row.functions.text
         assert render is not None, self.kind
         value = self.value

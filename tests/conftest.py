@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import certifi
+import golden
 import pytest
 from hypothesis import HealthCheck, settings
 from loadgen_sdk.transport.connection import SO_TIMESTAMPNS
@@ -75,6 +76,18 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_watch)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--renew-golden",
+        action="store_true",
+        help="write the golden files in tests/data/golden in place of comparing with them",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    golden.set_renewal(config.getoption("--renew-golden"))
 
 
 @pytest.hookimpl(optionalhook=True)

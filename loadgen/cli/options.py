@@ -75,6 +75,10 @@ StrictOption = Annotated[
         help="Exit 4 if a run cannot decide the SLO; without it that exits 0.",
     ),
 ]
+FullOption = Annotated[
+    bool,
+    typer.Option("--full", rich_help_panel="Output", help="Print every section."),
+]
 JunitOption = Annotated[
     Path | None,
     typer.Option("--junit", metavar="FILE", help="Write verdict and SLO as JUnit XML too."),

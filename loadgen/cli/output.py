@@ -47,7 +47,12 @@ def print_json(value: Any) -> None:
 
 
 def print_answer(
-    value: Any, answer: Report | str, *, as_json: bool, as_markdown: bool = False
+    value: Any,
+    answer: Report | str,
+    *,
+    as_json: bool,
+    as_markdown: bool = False,
+    full: bool = False,
 ) -> None:
     """Print the answer of a command on stdout: the value as JSON, or its report, or a text that ends in a newline."""
     if as_json:
@@ -55,11 +60,15 @@ def print_answer(
     elif isinstance(answer, str):
         print(answer, end="", flush=True)
     else:
-        print_report(answer, as_markdown=as_markdown)
+        print_report(answer, as_markdown=as_markdown, full=full)
 
 
-def print_report(report: Report, *, as_markdown: bool = False) -> None:
-    """Print a report on stdout as text, in colour where a terminal wants it, or as Markdown."""
+def print_report(report: Report, *, as_markdown: bool = False, full: bool = False) -> None:
+    """Print a report on stdout, as text or as Markdown.
+
+    The text has colors on a terminal. It is the brief form of the report, if it has one, unless
+    `full` is True. Markdown always has every section.
+    """
     if as_markdown:
         from loadgen.render import markdown
 
@@ -67,7 +76,7 @@ def print_report(report: Report, *, as_markdown: bool = False) -> None:
     else:
         from loadgen.render import text
 
-        answer = text.render(report, color=in_color(), width=columns_of(sys.stdout))
+        answer = text.render(report, full=full, color=in_color(), width=columns_of(sys.stdout))
     print(answer, end="", flush=True)
 
 

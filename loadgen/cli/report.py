@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from loadgen.cli import completion
-from loadgen.cli.options import StrictOption
+from loadgen.cli.options import FullOption, StrictOption
 from loadgen.cli.output import columns_of, foreign_pages, in_color, say, say_changed
 from loadgen.core.errors import UserError
 
@@ -25,6 +25,7 @@ def report(
             autocompletion=completion.complete_result,
         ),
     ],
+    full: FullOption = False,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -73,7 +74,9 @@ def report(
         print(opened.markdown, end="", flush=True)
     else:
         print(
-            opened.render_text(color=in_color(), width=columns_of(sys.stdout)), end="", flush=True
+            opened.render_text(full=full, color=in_color(), width=columns_of(sys.stdout)),
+            end="",
+            flush=True,
         )
     only = as_json or as_markdown
     beside = opened.row.page_name if result_kinds.leaves_page_in(opened.row, folder) else ""

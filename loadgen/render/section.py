@@ -109,7 +109,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     small: it belongs to the section before. folded: a page shows it when asked, under its head or these
     words. page_only: text and Markdown leave it
-    out; text_only: a page does. id: a place on the page.
+    out; text_only: a page does. indented: a text indents the parts by two columns. id: a place on the page.
     """
 
     head: str
@@ -118,6 +118,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     folded: bool | str = False
     page_only: bool = False
     text_only: bool = False
+    indented: bool = False
     id: str = ""
 
 
@@ -128,6 +129,7 @@ def section(
     folded: bool | str = False,
     page_only: bool = False,
     text_only: bool = False,
+    indented: bool = False,
     id: str = "",
 ) -> Section:
     """A section; without a head it is what stands first, or goes on with the one before."""
@@ -138,6 +140,7 @@ def section(
         folded=folded,
         page_only=page_only,
         text_only=text_only,
+        indented=indented,
         id=id,
     )
 
@@ -160,7 +163,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     title: of page and Markdown, and of a text that does not begin with its answer. answer_last: a text says it at its
     end, since what stands above is long. made_by: the command and its version, at the top of a page. tab: the name of
     the page in a browser, where it is not the title. verdict: whether the measurement is sound: first on a
-    page, behind the answer in a text.
+    page, behind the answer in a text. brief: the few lines that a terminal prints by default, in place of everything
+    but the warnings. Pages, Markdown and `--full` ignore it.
     """
 
     title: str
@@ -171,6 +175,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     answer_last: bool = False
     verdict: Warned | None = None
     tab: str = ""
+    brief: Sequence[Section] = ()
 
 
 def simulated(

@@ -27,14 +27,21 @@ Paint = Callable[[str, str], str]
 """Words and a kind -> the words in its colour, or as they are."""
 
 
-def render(report: Report, *, color: bool = False, width: int = WIDTH) -> str:
-    """The whole report, ending in a newline. Lines have at most `width` columns; tables and names may be wider."""
+def render(report: Report, *, full: bool = False, color: bool = False, width: int = WIDTH) -> str:
+    """Return the report as text that ends in a newline.
+
+    A report with a brief form is rendered in that form unless `full` is True. Lines have at most
+    `width` columns; tables and names may be wider.
+    """
     paint = painter(color)
     lines = [
         line
         for one in report.warned
         for line in _warned(one.word, one.words, one.kind, paint, width)
     ]
+    if report.brief and not full:
+        lines += _below(report.brief, paint, width, begun=bool(lines))
+        return "\n".join(lines) + "\n"
     answer = [line for said in report.answer for line in _part(said, paint, width, "")]
     if answer and not report.answer_last:
         lines += answer
@@ -89,12 +96,14 @@ def _below(
 
 
 def _section(section: Section, paint: Paint, width: int) -> list[str]:
+    """Return the lines of the parts of a section, without its head."""
+    margin = "  " if section.indented else ""
     lines: list[str] = []
     for part in section.parts:
-        own = list(_part(part, paint, width, "  " * section.small))
+        own = list(_part(part, paint, width - len(margin), "  " * section.small))
         lines += [""] if lines and own and isinstance(part, Table) else []
         lines += own
-    return lines
+    return [f"{margin}{line}".rstrip() for line in lines]
 
 
 def _part(part: Part, paint: Paint, width: int, indent: str) -> Iterator[str]:
