@@ -23,7 +23,8 @@ from loadgen.core.execution import run, run_manifest
 from loadgen.core.execution.driver import START_DELAY_NS, Driver, run_worker
 from loadgen.core.execution.plan import PreparationContext, Settings, prepare_plan
 from loadgen.core.execution.probing import probe_url
-from loadgen.core.results import manifest, store
+from loadgen.core.results import store
+from loadgen.core.results.manifest import encode_manifest
 from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.workload import load, read_flags
 
@@ -60,7 +61,7 @@ def _drive(
         context = PreparationContext(folder=folder)
         plan, starts = prepare_plan(workload, settings, (found,), context)
         header = run_manifest.create_manifest(plan, workload, starts)
-        store.replace(folder / "run.json", manifest.encode(header))
+        store.replace(folder / "run.json", encode_manifest(header))
         recorder = Compactor(folder)
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         recorded = [0.0]

@@ -504,23 +504,21 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
     import numpy as np
     import pyarrow.parquet as pq
 
-    from loadgen.core.results import manifest
+    from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts, encode_manifest
     from loadgen.core.results.record import BIN_NS, ROW, SOURCES
     from loadgen.core.slo import Slo, Term
 
     (folder / "requests").mkdir(parents=True)
     (folder / "flows").mkdir()
     early, gap_ns = count // 10, 300_000
-    made = manifest.RunManifest(
+    made = RunManifest(
         run="merge",
         state="finished",
         workers=16,
         slo=Slo(terms=(Term(metric="ttft", limit_ns=450_000_000, quantile=0.99),)),
         stages=(
-            manifest.StagePlan(
-                name="warm-up", arrival="constant 3,333/s", slots=early, measured=False
-            ),
-            manifest.StagePlan(
+            StagePlan(name="warm-up", arrival="constant 3,333/s", slots=early, measured=False),
+            StagePlan(
                 name="load",
                 arrival="constant 3,333/s",
                 slots=count - early,
@@ -528,11 +526,10 @@ def records(folder: Path, count: int, targets: int = 1) -> None:
             ),
         ),
         targets=tuple(
-            manifest.TargetFacts(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4)
-            for i in range(targets)
+            TargetFacts(url=f"http://vm-{i:02}", name=f"vm-{i:02}", gpus=4) for i in range(targets)
         ),
     )
-    (folder / "run.json").write_bytes(manifest.encode(made))
+    (folder / "run.json").write_bytes(encode_manifest(made))
     draw, writer, block = np.random.default_rng(1), None, min(count, 1_000_000)
     for stage in (0, 1):
         gaps = Histogram()

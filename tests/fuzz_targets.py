@@ -37,7 +37,8 @@ from loadgen.cli.targets import load_targets
 from loadgen.contracts.loading import load_contract
 from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.metrics.summary import load_summary
-from loadgen.core.results import manifest, store
+from loadgen.core.results import store
+from loadgen.core.results.manifest import decode_manifest
 from loadgen.core.server_metrics import energy, request_accounts, series
 from loadgen.core.workload import load
 from loadgen.core.workload.dataset import read_rows
@@ -144,7 +145,7 @@ def mlperf_log(data: bytes) -> None:
 
 
 def run_json(data: bytes) -> None:
-    manifest.decode(data)
+    decode_manifest(data)
 
 
 def summary(data: bytes) -> None:

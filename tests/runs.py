@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from queueing import TOKENS, rows
 
 from loadgen.core.execution.events import EventHandler, LoadStarted, RunEvent, RunningLoad
-from loadgen.core.results import manifest
 from loadgen.core.results.manifest import (
     Fingerprints,
     Host,
@@ -24,6 +23,7 @@ from loadgen.core.results.manifest import (
     StagePlan,
     TargetFacts,
     WorkerSample,
+    encode_manifest,
 )
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.results.spool import Spool
@@ -128,7 +128,7 @@ def write(
     """A folder that `store.read` reads, as a worker leaves it."""
     found = rows(1, 300) if found is None else found
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_bytes(manifest.encode(header(folder.name, len(found), **changed)))
+    (folder / "run.json").write_bytes(encode_manifest(header(folder.name, len(found), **changed)))
     spool = Spool(folder, 0)
     for text in texts:
         spool.text(text)

@@ -17,7 +17,7 @@ from loadgen.answers.comparison import (
 from loadgen.answers.questions import AnswerKey, Question
 from loadgen.core import format
 from loadgen.core.results import files
-from loadgen.core.results.manifest import decoded
+from loadgen.core.results.json_files import decode_json
 
 FILE = "answers.json"
 SCORES = "scores.jsonl"
@@ -118,7 +118,7 @@ def read_result(folder: Path) -> AnswersResult:
         OSError: There is no such file.
     """
     file = folder / FILE
-    return decoded(
+    return decode_json(
         file.read_bytes(), AnswersResult, str(file), "a result of `loadgen answers`", _DAMAGED_HINT
     )
 
@@ -134,7 +134,7 @@ def _read_lines(file: Path, row_type: type[_Row]) -> list[_Row]:
     The lines are decoded as one JSON array, so that an error names the index of the damaged row.
     """
     array = b"[" + b",".join(file.read_bytes().splitlines()) + b"]"
-    return decoded(
+    return decode_json(
         array,
         list[row_type],  # type: ignore[valid-type]
         str(file),

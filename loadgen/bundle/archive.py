@@ -23,7 +23,7 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.errors import UserError, nothing_there
-from loadgen.core.results.manifest import decoded
+from loadgen.core.results.json_files import decode_json
 
 SCHEMA = 1
 MANIFEST = "bundle.json"
@@ -106,7 +106,7 @@ def unpack_archive(path: Path, folder: Path) -> Manifest:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = _checked_entries(archive, path, shutil.disk_usage(folder).free)
-            manifest = decoded(
+            manifest = decode_json(
                 archive.read(MANIFEST),
                 Manifest,
                 str(path),

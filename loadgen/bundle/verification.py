@@ -28,7 +28,7 @@ from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.results import checksums
-from loadgen.core.results.manifest import decode
+from loadgen.core.results.manifest import decode_manifest
 from loadgen.figures import METRICS
 from loadgen.result_kinds import RegeneratedFile
 
@@ -284,7 +284,7 @@ def _metrics_of_missing_plugins(file: Path) -> dict[str, str]:
     content = file.read_bytes()
     loaded = {row.name for row in METRICS.available()}
     packages: dict[str, str] = {}
-    for plugin in decode(header_file.read_bytes(), str(header_file)).plugins:
+    for plugin in decode_manifest(header_file.read_bytes(), str(header_file)).plugins:
         if plugin.table != METRICS.group or plugin.name in loaded:
             continue
         for field in (plugin.name, f"{plugin.name}_ms"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from loadgen.cluster.clock_sync import TOLERATED_NS
 from loadgen.cluster.remote_worker import RemoteWorker
-from loadgen.core.results import manifest
+from loadgen.core.results.manifest import Cluster, Placed
 
 NS_PER_MS = 1e6
 NS_PER_S = 1e9
@@ -14,17 +14,17 @@ NS_PER_S = 1e9
 
 def cluster_header(
     workers: Sequence[RemoteWorker], address: str, lost_nodes: Sequence[str]
-) -> manifest.Cluster:
+) -> Cluster:
     """Return where the workers of a run are, and how well their clocks agree."""
     drifts_ns = [abs(one.drift_ns) for one in workers if one.drift_ns is not None]
-    return manifest.Cluster(
+    return Cluster(
         address=address,
         nodes=len({one.node.id for one in workers}),
         start_bound_ms=_milliseconds(max(one.offset.bound_ns for one in workers)),
         drift_ms=_milliseconds(max(drifts_ns)) if drifts_ns else None,
         lost=tuple(lost_nodes),
         workers=tuple(
-            manifest.Placed(
+            Placed(
                 worker=one.index,
                 node=one.node.name,
                 address=one.node.address,
@@ -43,7 +43,7 @@ def _milliseconds(duration_ns: int) -> float:
 
 
 def cluster_notes(
-    workers: Sequence[RemoteWorker], header: manifest.Cluster, start_ns: int, late_ns: int
+    workers: Sequence[RemoteWorker], header: Cluster, start_ns: int, late_ns: int
 ) -> Iterator[str]:
     """Yield what a reader of the result should know about the nodes.
 
@@ -74,7 +74,7 @@ def cluster_notes(
             )
 
 
-def _clock_notes(header: manifest.Cluster) -> Iterator[str]:
+def _clock_notes(header: Cluster) -> Iterator[str]:
     limit_ms = TOLERATED_NS / NS_PER_MS
     if header.start_bound_ms > limit_ms:
         yield (

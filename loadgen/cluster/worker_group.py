@@ -31,7 +31,7 @@ from loadgen.core.execution.events import Emit, LoadStarted, RunningLoad, Worker
 from loadgen.core.execution.plan import Job, Plan
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.execution.worker_resources import WorkerResult
-from loadgen.core.results import manifest
+from loadgen.core.results.manifest import Cluster
 
 NODE_DEATH_S = 2.0
 """Time from the death of an agent to that of its node, if the node died."""
@@ -209,7 +209,7 @@ class WorkerGroup:
         """Return why each worker would be missing if it has reported no share."""
         return [one.death_reason for one in self._workers]
 
-    def _header(self) -> manifest.Cluster:
+    def _header(self) -> Cluster:
         lost_nodes = self._nodes.history.lost_since_last_run
         return cluster_header(self._workers, self._nodes.address, lost_nodes)
 

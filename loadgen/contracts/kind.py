@@ -16,7 +16,7 @@ from loadgen.contracts.stored_validation import ValidationFacts
 from loadgen.contracts.verdict import Validation, exit_code
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.results.manifest import decoded
+from loadgen.core.results.json_files import decode_json
 from loadgen.render.section import Report
 from loadgen.result_kinds import RECORDS, ListRow, RegeneratedFile, ResultFunctions
 from loadgen.runs.comparison_side import Side
@@ -73,7 +73,7 @@ def runs(directory: Path) -> list[Path]:
 def list_row(directory: Path) -> ListRow:
     """Return the row of a validation in a list of results: its stored verdict, and its runs."""
     file = directory / VERDICT_FILE
-    stored = decoded(file.read_bytes(), dict[str, Any], str(file), "a verdict")
+    stored = decode_json(file.read_bytes(), dict[str, Any], str(file), "a verdict")
     summaries = stored_summaries(directory, runs(directory))
     return ListRow(word=str(stored.get("verdict", "")), runs=summaries)
 

@@ -25,9 +25,10 @@ from loadgen.core import run_folder
 from loadgen.core.errors import CombinedError, UserError, nothing_there
 from loadgen.core.execution.host_facts import loadgen_version
 from loadgen.core.metrics.columns import pool_measured_gaps
-from loadgen.core.results import checksums, manifest, store
+from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
-from loadgen.core.results.manifest import TargetFacts
+from loadgen.core.results.json_files import decode_json
+from loadgen.core.results.manifest import TargetFacts, decode_manifest
 from loadgen.doctor.target_checks import Finding
 from loadgen.figures import METRICS
 
@@ -100,7 +101,7 @@ def read_original_command(directory: Path) -> list[str]:
     if not (directory / FACTS_FILE).is_file() or first_run is None:
         text = "no validation with a run in this folder"
         raise UserError("no_result", text, str(directory), _WRONG_FOLDER_HINT)
-    header = manifest.decode(first_run.read_bytes(), str(first_run))
+    header = decode_manifest(first_run.read_bytes(), str(first_run))
     return _without_option(header.command[1:], "--bundle")
 
 
@@ -171,7 +172,7 @@ def read_validation(directory: Path) -> tuple[Contract, ValidationFacts]:
         extra_metrics=_plugin_metrics(directory),
     )
     facts_file = directory / FACTS_FILE
-    facts = manifest.decoded(
+    facts = decode_json(
         facts_file.read_bytes(),
         ValidationFacts,
         str(facts_file),
@@ -186,7 +187,7 @@ def _plugin_metrics(directory: Path) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for file in sorted(directory.glob(RUN_MANIFESTS)):
         with suppress(UserError):  # an invalid manifest is reported when the run is read
-            plugins = manifest.decode(file.read_bytes(), str(file)).plugins
+            plugins = decode_manifest(file.read_bytes(), str(file)).plugins
             names |= {plugin.name: None for plugin in plugins if plugin.table == METRICS.group}
     return tuple(names)
 

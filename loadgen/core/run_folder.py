@@ -12,8 +12,9 @@ from loadgen.core.errors import UserError
 from loadgen.core.metrics import energy_use
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.metrics.verdict import add_warning, remove_warning
-from loadgen.core.results import manifest, store
+from loadgen.core.results import store
 from loadgen.core.results.files import refuse_links
+from loadgen.core.results.manifest import decode_manifest
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics import energy, series
 
@@ -62,7 +63,7 @@ def refuse_shard(folder: Path) -> None:
     path = folder / "run.json"
     if not path.is_file():
         return
-    shard = manifest.decode(path.read_bytes(), str(path)).shard
+    shard = decode_manifest(path.read_bytes(), str(path)).shard
     if shard is not None:
         raise UserError(
             "unsupported",

@@ -10,7 +10,8 @@ from loadgen_sdk.price_file import PerToken
 
 from loadgen.core import format
 from loadgen.core.limits import MODEL_ERROR
-from loadgen.core.results.manifest import ReasonCode, decoded
+from loadgen.core.results.json_files import decode_json
+from loadgen.core.results.manifest import ReasonCode
 from loadgen.cost.capacity_planning import MeasuredRate, machines_needed, single_load_notes
 from loadgen.cost.comparability import slo_words
 from loadgen.cost.sizing import Need, Size
@@ -132,7 +133,9 @@ def load_sizing(data: bytes, file: str = FILE) -> Sizing:
     Raises:
         UserError: The file is damaged, or was written by a newer version.
     """
-    return decoded(data, Sizing, file, "a result of `loadgen size`", "size again", schema=SCHEMA)
+    return decode_json(
+        data, Sizing, file, "a result of `loadgen size`", "size again", schema=SCHEMA
+    )
 
 
 def _price_used(price: Price) -> PriceUsed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from loadgen.core import format
-from loadgen.core.results.manifest import decoded
+from loadgen.core.results.json_files import decode_json
 from loadgen.mlperf import accuracy_text as words
 from loadgen.mlperf.accuracy import AccuracyResult
 from loadgen.mlperf.accuracy_run import FILE
@@ -14,7 +14,7 @@ from loadgen.result_kinds import ListRow, ResultFunctions
 
 def load(folder: Path) -> AccuracyResult:
     file = folder / FILE
-    return decoded(
+    return decode_json(
         file.read_bytes(), AccuracyResult, str(file), "a result of `loadgen mlperf accuracy`"
     )
 

@@ -26,7 +26,7 @@ from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.validity import has_high_error_rate
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
-from loadgen.core.results.manifest import decoded
+from loadgen.core.results.json_files import decode_json
 from loadgen.core.results.record import STATUS
 from loadgen.core.workload import (
     AtLeast,
@@ -520,4 +520,4 @@ def read(folder: Path) -> mlperf.MlperfResult:
         raise UserError(
             "no_result", "no MLPerf-style result there", str(path), "a folder of loadgen mlperf"
         )
-    return decoded(path.read_bytes(), mlperf.MlperfResult, str(path), "an MLPerf-style result")
+    return decode_json(path.read_bytes(), mlperf.MlperfResult, str(path), "an MLPerf-style result")

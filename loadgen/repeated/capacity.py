@@ -9,7 +9,7 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.errors import UNSOUND, LoadgenError, UserError
-from loadgen.core.results.manifest import decoded
+from loadgen.core.results.json_files import decode_json
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -243,7 +243,7 @@ def load_capacity(data: bytes, where: str = CAPACITY_FILE) -> Capacity:
         "the search or sweep that wrote it can write it again: the same command, or loadgen search "
         "--resume"
     )
-    capacity = decoded(data, Capacity, where, "a capacity", hint, schema=SCHEMA)
+    capacity = decode_json(data, Capacity, where, "a capacity", hint, schema=SCHEMA)
     _check_rate(capacity, where)
     _check_interval(capacity, where)
     _check_tokens(capacity.output_tokens_per_s, f"{where} (output_tokens_per_s)")

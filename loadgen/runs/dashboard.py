@@ -26,8 +26,7 @@ from loadgen.core.limits import CPU_SHARE
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, UNFINISHED, Columns
-from loadgen.core.results import manifest
-from loadgen.core.results.manifest import RunManifest, StagePlan, WorkerSample
+from loadgen.core.results.manifest import RunManifest, StagePlan, WorkerSample, decode_manifest
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, joined, picked
 from loadgen.core.results.spool import Tail
 from loadgen.core.server_metrics import series
@@ -321,7 +320,7 @@ def output_events_per_s(run_dir: Path, begin_s: float, end_s: float) -> float | 
 
 def read_status(run_dir: Path) -> LiveStatus:
     """Return the status of a run from the records that are not yet in Parquet files."""
-    status = LiveStatus(manifest.decode((run_dir / "run.json").read_bytes()))
+    status = LiveStatus(decode_manifest((run_dir / "run.json").read_bytes()))
     with closing(Tail(run_dir)) as tail:
         _read_new(tail, status)
     status.now_s = status.last_sample_s
@@ -343,7 +342,7 @@ def follow(run_dir: Path, stop: TextIO) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    status = LiveStatus(manifest.decode((run_dir / "run.json").read_bytes()))
+    status = LiveStatus(decode_manifest((run_dir / "run.json").read_bytes()))
     sampled_at = monotonic()
     console = Console(stderr=True)
     with (

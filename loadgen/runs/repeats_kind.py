@@ -11,7 +11,7 @@ import msgspec
 from loadgen.core import run_folder
 from loadgen.core.errors import UserError
 from loadgen.core.metrics.summary import NamedSummary
-from loadgen.core.results.manifest import decoded
+from loadgen.core.results.json_files import decode_json
 from loadgen.render.section import Report
 from loadgen.repeated import repeats, repeats_text
 from loadgen.repeated.repeats import RepeatSummary, summarize_repeats
@@ -74,8 +74,8 @@ def _stored(folder: Path) -> dict[str, RepeatSummary]:
     except msgspec.MsgspecError:
         is_sweep = False
     if is_sweep:
-        return decoded(data, _OfSweep, str(file), what).levels
-    return {"": decoded(data, RepeatSummary, str(file), what)}
+        return decode_json(data, _OfSweep, str(file), what).levels
+    return {"": decode_json(data, RepeatSummary, str(file), what)}
 
 
 def runs(folder: Path) -> list[Path]:

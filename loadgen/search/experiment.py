@@ -23,7 +23,7 @@ from loadgen.core import format, run_folder, seeds
 from loadgen.core.errors import UserError, nothing_there
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
-from loadgen.core.results.manifest import decoded, decoded_lines
+from loadgen.core.results.json_files import decode_json, decode_json_lines
 from loadgen.core.schedule.sessions import build_sessions
 from loadgen.core.workload import Mix, Workload
 from loadgen.runs.load_points import LoadPoint
@@ -280,7 +280,7 @@ def _describe_changed_options(stored: ExperimentPlan, requested: ExperimentPlan)
 
 
 def _decode_plan(path: Path) -> ExperimentPlan:
-    return decoded(
+    return decode_json(
         path.read_bytes(), ExperimentPlan, str(path), "the plan of a search or sweep", schema=SCHEMA
     )
 
@@ -349,7 +349,7 @@ def read_results(output_dir: Path, *, include_invalid: bool = False) -> list[Tri
     """
     path = output_dir / TRIALS_FILE
     lines = path.read_bytes().splitlines() if path.is_file() else []
-    last_results = {result.number: result for result in decoded_lines(lines, TrialResult)}
+    last_results = {result.number: result for result in decode_json_lines(lines, TrialResult)}
     return [
         result
         for result in last_results.values()
@@ -399,7 +399,7 @@ def read_search(output_dir: Path) -> StoredSearch | None:
     path = output_dir / RESULT_FILE
     if not path.is_file():
         return None
-    return decoded(
+    return decode_json(
         path.read_bytes(),
         StoredSearch,
         str(path),

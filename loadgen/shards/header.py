@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from loadgen.core.execution.run_manifest import add_notes
 from loadgen.core.metrics import reasons
 from loadgen.core.requests.digest import Digest
-from loadgen.core.results import manifest
-from loadgen.core.results.manifest import RunManifest
+from loadgen.core.results.manifest import Cluster, Fingerprints, MergedPart, Placed, RunManifest
 from loadgen.shards.parts import PartPosition, RunPart
 from loadgen.shards.records import LostSlots
 
@@ -77,7 +76,7 @@ def _command_of_whole_run(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(whole_run_command)
 
 
-def _merged_fingerprints(parts: Sequence[RunPart], *, is_complete: bool) -> manifest.Fingerprints:
+def _merged_fingerprints(parts: Sequence[RunPart], *, is_complete: bool) -> Fingerprints:
     """Return the fingerprints of the run; those of prompts and bodies only if nothing is lost."""
     fingerprints = parts[0].header.fingerprints
     if not is_complete:
@@ -103,7 +102,7 @@ def _sum_of_digests(totals: Sequence[str]) -> int:
     return sum(int(total, 16) for total in totals) % (1 << DIGEST_BITS)
 
 
-def _cluster(positions: Sequence[PartPosition]) -> manifest.Cluster:
+def _cluster(positions: Sequence[PartPosition]) -> Cluster:
     """Return where the workers of all parts ran, as for the nodes of a Ray cluster.
 
     Each part counts as a node. No part started later than the largest delay, which therefore bounds
@@ -114,17 +113,17 @@ def _cluster(positions: Sequence[PartPosition]) -> manifest.Cluster:
         for position in positions
         for worker_in_part in range(position.workers)
     ]
-    return manifest.Cluster(
+    return Cluster(
         nodes=len(positions),
         start_bound_ms=max(position.delay_ms for position in positions),
         workers=tuple(workers),
     )
 
 
-def _place_worker(position: PartPosition, worker_in_part: int) -> manifest.Placed:
+def _place_worker(position: PartPosition, worker_in_part: int) -> Placed:
     """Return on which host a worker ran. The host of a missing part is not known."""
     host = None if position.part is None else position.part.header.host
-    return manifest.Placed(
+    return Placed(
         worker=position.first_worker + worker_in_part,
         node=position.name,
         address="missing" if host is None else host.name,
@@ -133,11 +132,11 @@ def _place_worker(position: PartPosition, worker_in_part: int) -> manifest.Place
     )
 
 
-def _merged_part(position: PartPosition) -> manifest.MergedPart:
+def _merged_part(position: PartPosition) -> MergedPart:
     """Return the facts about a part that the manifest of the merged run stores."""
     if position.part is None:
-        return manifest.MergedPart(index=position.index, state=position.state)
-    return manifest.MergedPart(
+        return MergedPart(index=position.index, state=position.state)
+    return MergedPart(
         index=position.index,
         state=position.state,
         host=position.part.header.host.name,

@@ -9,9 +9,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting, nothing_there
-from loadgen.core.results import manifest
 from loadgen.core.results.files import refuse_links
-from loadgen.core.results.manifest import RunManifest, ShardPart, StagePlan
+from loadgen.core.results.manifest import RunManifest, ShardPart, StagePlan, decode_manifest
 
 WORKERS_OF_MISSING_PART = 1
 HINT = "a part is the folder of one loadgen run --shard"
@@ -132,7 +131,7 @@ def read_part(folder: Path) -> RunPart:
     path = folder / "run.json"
     if not path.is_file():
         raise UserError("no_result", "there is no run in this folder", str(folder), HINT)
-    header = manifest.decode(path.read_bytes(), str(path))
+    header = decode_manifest(path.read_bytes(), str(path))
     if header.shard is None:
         raise UserError("wrong_format", "a whole run, not a part of one", str(folder), HINT)
     return RunPart(folder, header, header.shard)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from loadgen.core.results import gaps, manifest, parquet, store
-from loadgen.core.results.manifest import RunManifest, WorkerSample
+from loadgen.core.results import gaps, parquet, store
+from loadgen.core.results.manifest import RunManifest, WorkerSample, encode_manifest
 from loadgen.core.results.spool import STAMPS
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
@@ -77,7 +77,7 @@ def write_run(run_dir: Path, contents: RunContents) -> None:
     replicas changes.
     """
     results = contents.results
-    store.replace(run_dir / "run.json", manifest.encode(contents.run_manifest))
+    store.replace(run_dir / "run.json", encode_manifest(contents.run_manifest))
     store.replace(run_dir / "seconds.jsonl", _json_lines(contents.worker_samples))
     _write_event_timelines(run_dir / "flows", results)
     _write_records(run_dir / "requests", results)

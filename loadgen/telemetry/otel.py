@@ -21,8 +21,8 @@ import numpy as np
 
 from loadgen.core.errors import UserError, not_installed
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.results import manifest, store
-from loadgen.core.results.manifest import RunManifest, WorkerSample
+from loadgen.core.results import store
+from loadgen.core.results.manifest import RunManifest, WorkerSample, decode_manifest
 from loadgen.core.results.spool import Tail
 from loadgen.telemetry.reader_process import ReaderProcess
 
@@ -104,7 +104,7 @@ def export_run(folder: Path, option: str, source: RawIOBase) -> None:
     start_line = source.readline()
     if not start_line.strip():
         return
-    header = manifest.decode((folder / "run.json").read_bytes())
+    header = decode_manifest((folder / "run.json").read_bytes())
     senders = _create_senders(header, _unix_time_ns(int(start_line)), option)
     reader = _NewRecordReader(folder)
     has_ended = False

@@ -30,8 +30,7 @@ from prometheus_client.utils import floatToGoString
 from loadgen.core.errors import UserError
 from loadgen.core.metrics import columns as metrics
 from loadgen.core.metrics.columns import FAILED, LOST, OK, Columns
-from loadgen.core.results import manifest
-from loadgen.core.results.manifest import RunManifest, WorkerSample
+from loadgen.core.results.manifest import RunManifest, WorkerSample, decode_manifest
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.results.spool import Tail
 from loadgen.core.stats.histogram import Histogram
@@ -84,7 +83,7 @@ class RunCollector(Collector):
         """Return the manifest of the run, or None as long as it has not been written."""
         if self._header is None:
             try:
-                self._header = manifest.decode((self._folder / "run.json").read_bytes())
+                self._header = decode_manifest((self._folder / "run.json").read_bytes())
             except (OSError, UserError):
                 return None
         return self._header

@@ -35,7 +35,8 @@ from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.execution.events import RunEvent, RunPlanned
 from loadgen.core.execution.plan import Plan, Settings
-from loadgen.core.results import manifest, store
+from loadgen.core.results import store
+from loadgen.core.results.manifest import decode_manifest
 from loadgen.core.results.spool import Spool, complete_rows, recorded_slots, segments, worker_texts
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.quantiles import distribution_of
@@ -386,7 +387,7 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
 
 def _placed(out: Path) -> None:
     """A worker on each node; and the clocks being one clock, the truth is within the bound."""
-    header = manifest.decode((out / "run.json").read_bytes())
+    header = decode_manifest((out / "run.json").read_bytes())
     cluster = header.cluster
     assert cluster is not None
     assert sorted(one.hot_path for one in cluster.workers) == sorted(
@@ -419,7 +420,7 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
         workload(tmp_path, request_rate="60", duration="4s"), asked, when_started(kill_soon)
     )
     received = log(server)
-    told_of = manifest.decode((out / "run.json").read_bytes())
+    told_of = decode_manifest((out / "run.json").read_bytes())
     assert told_of.cluster is not None
     (gone,) = [one.worker for one in told_of.cluster.workers if one.lost]
     rows = store.read_run(out).rows
@@ -453,7 +454,7 @@ def _a_search_ends_its_trial_early_there_too(tmp_path: Path, nodes: Any) -> None
         check_interval_s=0.2,
     )
     result = runs.run(PlannedTrial(number=0, load=40.0, kind="probe", may_pass_early=True))
-    header = manifest.decode((tmp_path / "s" / result.run_name / "run.json").read_bytes())
+    header = decode_manifest((tmp_path / "s" / result.run_name / "run.json").read_bytes())
     assert header.cluster is not None and len(header.cluster.workers) == 2
     if result.outcome != "invalid":  # a busy host's senders are late, which decides nothing
         assert (header.state, result.duration_s < 30) == ("decided", True)
@@ -471,7 +472,7 @@ def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None
     summary, out = run.execute(
         workload(tmp_path, request_rate="40", num_requests="40"), asked, (hear,)
     )
-    header = manifest.decode((out / "run.json").read_bytes())
+    header = decode_manifest((out / "run.json").read_bytes())
     assert (
         header.cluster is not None
         and header.cluster.nodes == 1

@@ -378,7 +378,7 @@ def test_a_run_cut_off_is_reported_as_far_as_it_got(
     [
         ('{"schema": 99, "run": "x"}', "written by a newer loadgen (schema 99"),
         ('{"schema": 0}', "schema 0 does not exist"),
-        ("{", "not the header of a run"),
+        ("{", "not the manifest of a run"),
         (None, "not the folder of a run"),
     ],
 )

@@ -19,7 +19,8 @@ from loadgen.core import run_folder
 from loadgen.core.execution import run
 from loadgen.core.execution.plan import Settings
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results import manifest, store
+from loadgen.core.results import store
+from loadgen.core.results.manifest import decode_manifest
 from loadgen.core.results.record import KIND, ROW, STATUS
 from loadgen.core.results.spool import Tail
 from loadgen.core.slo import Slo, TaskTerm, Term
@@ -234,7 +235,7 @@ def test_a_trial_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers:
     ):  # the search ended it, not the user: what it stored is no interrupted run
         assert told.duration_s < 20  # of 60
         assert (
-            manifest.decode((runs.output_dir / told.run_name / "run.json").read_bytes()).state
+            decode_manifest((runs.output_dir / told.run_name / "run.json").read_bytes()).state
             == "decided"
         )
 

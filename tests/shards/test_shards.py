@@ -32,8 +32,8 @@ from loadgen.core.execution.plan import Settings, build_plan
 from loadgen.core.execution.run import execute
 from loadgen.core.execution.shard import Shard, parse_shard
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results import checksums, manifest, store
-from loadgen.core.results.manifest import RunManifest
+from loadgen.core.results import checksums, store
+from loadgen.core.results.manifest import RunManifest, decode_manifest, encode_manifest
 from loadgen.core.results.record import STATUS
 from loadgen.core.schedule.schedule import shard
 from loadgen.core.workload import Workload, load, read_flags
@@ -83,7 +83,7 @@ def rows_by_slot(folder: Path) -> NDArray[np.void]:
 
 
 def header_of(folder: Path) -> RunManifest:
-    return manifest.decode((folder / "run.json").read_bytes())
+    return decode_manifest((folder / "run.json").read_bytes())
 
 
 def stage_counts(summary: Summary) -> list[tuple[str, int, int]]:
@@ -220,7 +220,7 @@ def test_parts_of_different_runs_are_refused(tmp_path: Path) -> None:
         "workload": replace(header, fingerprints=replace(header.fingerprints, recipe="other")),
         "tokens of the chat template": replace(header, template_tokens=99),
     }.items():
-        (parts[1] / "run.json").write_bytes(manifest.encode(changed))
+        (parts[1] / "run.json").write_bytes(encode_manifest(changed))
         with refused(CombinedError, "mismatch", where=str(parts[1])) as caught:
             read_parts(parts)
         assert f"another {name}" in str(caught.value)

@@ -16,7 +16,7 @@ from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, as_s
 from loadgen.core.metrics.replica_keys import number_keys, replica_keys, replica_name
 from loadgen.core.metrics.sections import BetweenNodes, OddNode, VarianceTable
 from loadgen.core.metrics.windows import Span
-from loadgen.core.results.manifest import RunManifest, interchangeable
+from loadgen.core.results.manifest import RunManifest, are_interchangeable
 from loadgen.core.stats import variance_components
 from loadgen.core.stats.intervals import LEVEL
 from loadgen.core.stats.quantiles import block_slices
@@ -30,7 +30,7 @@ LEAST_CHANGE = 0.01  # of the mean of the others: a smaller difference is not wo
 
 def of_rows(measured: Sequence[Columns], steady: Span, header: RunManifest) -> BetweenNodes:
     """Compare the nodes of the measured rows of a run."""
-    if not interchangeable(header.targets):
+    if not are_interchangeable(header.targets):
         return BetweenNodes(why="the targets serve different steps of the tasks")
     requests = JoinedColumns(measured, ok=True, keep=False)
     unit, names, of_row = _units(requests, header)

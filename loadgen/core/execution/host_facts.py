@@ -11,7 +11,7 @@ from pathlib import Path
 from loadgen_sdk.installed import NOT_INSTALLED, version_of
 
 from loadgen.core.execution import resource_limits
-from loadgen.core.results import manifest
+from loadgen.core.results.manifest import Host
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
@@ -31,12 +31,12 @@ def current_time() -> str:
     return local_time.isoformat(timespec="milliseconds")
 
 
-def read_host_facts(hot_path: str) -> manifest.Host:
+def read_host_facts(hot_path: str) -> Host:
     """Return facts about this machine. A fact that cannot be read keeps its empty value.
 
     `hot_path` is the implementation that reads sockets: `compiled`, `python` or empty.
     """
-    return manifest.Host(
+    return Host(
         name=socket.gethostname(),
         kernel=platform.release(),
         python=platform.python_version(),

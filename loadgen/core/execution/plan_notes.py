@@ -11,17 +11,17 @@ from loadgen.core.requests import resonance
 from loadgen.core.requests.file_prompts import FilePrompts
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import Prompts
-from loadgen.core.results import manifest
+from loadgen.core.results.manifest import ReasonCode, TargetFacts
 from loadgen.core.workload import FromTrace, Replay, Workload, requests_by_class
 
-CodedNotes = dict[str, manifest.ReasonCode]
+CodedNotes = dict[str, ReasonCode]
 """Notes as sentences, each with its code and values."""
 
 # For a run without a number of requests, notes are based on its first requests.
 ASSUMED_REQUESTS = 1000
 
 
-def coded_notes(plan: Plan, target: manifest.TargetFacts) -> CodedNotes:
+def coded_notes(plan: Plan, target: TargetFacts) -> CodedNotes:
     """Return the notes on a plan that have a code. `target` is the first target."""
     return (
         _resonance_note(plan)
@@ -129,7 +129,7 @@ def _resonance_note(plan: Plan) -> CodedNotes:
     return reasons.make_note("resonance", values)
 
 
-def _disclosure_note(plan: Plan, target: manifest.TargetFacts) -> CodedNotes:
+def _disclosure_note(plan: Plan, target: TargetFacts) -> CodedNotes:
     """Return a note on what a description of the system under test leaves out, if there is one."""
     metadata = dict(plan.job.settings.metadata)
     if not any(key.startswith(format.SYSTEM) for key in metadata):

@@ -38,11 +38,11 @@ from loadgen.core.requests.digest import Digest, fingerprint
 from loadgen.core.results import (
     checksums,
     gaps,
-    manifest,
     object_store,
     shard_schedule,
     store,
 )
+from loadgen.core.results.manifest import Fingerprints, RunManifest, ShardPart
 from loadgen.core.results.spool import segments
 from loadgen.core.schedule.schedule import complete_schedule
 from loadgen.core.server_metrics import request_accounts
@@ -127,7 +127,7 @@ def execute(
 
 def finish_run(
     plan: Plan,
-    run_header: manifest.RunManifest,
+    run_header: RunManifest,
     result: WorkerResult,
     compactor: Compactor,
     load: events.RunningLoad | None = None,
@@ -297,10 +297,10 @@ class _HttpRun:
 
 def _final_manifest(
     plan: Plan,
-    run_header: manifest.RunManifest,
+    run_header: RunManifest,
     result: WorkerResult,
     load: events.RunningLoad | None,
-) -> manifest.RunManifest:
+) -> RunManifest:
     """Return the manifest of a run with what is known after its load.
 
     That is how it ended, the prompts that were sent, and notes on late bodies and failed targets.
@@ -341,8 +341,8 @@ def _final_state(result: WorkerResult, load: events.RunningLoad | None) -> str:
 
 
 def _with_sent_prompts(
-    fingerprints: manifest.Fingerprints, plan: Plan, result: WorkerResult
-) -> manifest.Fingerprints:
+    fingerprints: Fingerprints, plan: Plan, result: WorkerResult
+) -> Fingerprints:
     """Return the fingerprints of a run with those of its prompts and request bodies.
 
     If the workers built all prompts, their digests are the fingerprint. If separate processes built
@@ -369,9 +369,7 @@ def _with_sent_prompts(
     )
 
 
-def _with_digests(
-    shard_part: manifest.ShardPart | None, result: WorkerResult
-) -> manifest.ShardPart | None:
+def _with_digests(shard_part: ShardPart | None, result: WorkerResult) -> ShardPart | None:
     """Return the shard of a manifest with the sums from which a merge computes fingerprints."""
     if shard_part is None:
         return None

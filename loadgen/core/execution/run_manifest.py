@@ -21,7 +21,16 @@ from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons
 from loadgen.core.requests.synthetic_prompts import SyntheticPrompts
 from loadgen.core.requests.task_graphs import TaskGraphs
-from loadgen.core.results import manifest
+from loadgen.core.results.manifest import (
+    ChunkReuse,
+    ClassPlan,
+    Fingerprints,
+    PluginUsed,
+    RunManifest,
+    ShardPart,
+    StepPlan,
+    TargetFacts,
+)
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.schedule import complete_schedule, schedule_fingerprint
 from loadgen.core.slo import Slo
@@ -52,13 +61,11 @@ class JudgedSlo(NamedTuple):
 class JudgedClasses(NamedTuple):
     """The request classes, each with the SLO that it is judged by, and notes."""
 
-    classes: tuple[manifest.ClassPlan, ...]
+    classes: tuple[ClassPlan, ...]
     notes: CodedNotes
 
 
-def create_manifest(
-    plan: Plan, requested: Workload, starts: Sequence[UserStart]
-) -> manifest.RunManifest:
+def create_manifest(plan: Plan, requested: Workload, starts: Sequence[UserStart]) -> RunManifest:
     """Return the manifest of a run before it starts.
 
     `requested` is the workload before the start of its virtual users was decided, and `starts` says
@@ -75,11 +82,11 @@ def create_manifest(
     coded = coded_notes(complete_plan, targets[0])
     slo_notes = slo.notes | classes.notes
     requests_of_classes = requests_by_class(workload.requests).values()
-    return manifest.RunManifest(
+    return RunManifest(
         run=job.run_id,
         started=host_facts.current_time(),
         version=host_facts.loadgen_version(),
-        plugins=tuple(manifest.PluginUsed(**used._asdict()) for used in plugins.used_plugins()),
+        plugins=tuple(PluginUsed(**used._asdict()) for used in plugins.used_plugins()),
         command=settings.command,
         workload=workload.name,
         source_text=workload.source_text,
@@ -135,7 +142,7 @@ def create_manifest(
     )
 
 
-def add_notes(run_manifest: manifest.RunManifest, notes: CodedNotes) -> manifest.RunManifest:
+def add_notes(run_manifest: RunManifest, notes: CodedNotes) -> RunManifest:
     """Return a manifest with more notes, as sentences and as codes."""
     return msgspec.structs.replace(
         run_manifest,
@@ -185,7 +192,7 @@ def judge_classes(workload: Workload, settings: Settings) -> JudgedClasses:
         slo = judge_slo(request_class.slo or workload.slo, settings)
         notes |= slo.notes
         classes.append(
-            manifest.ClassPlan(
+            ClassPlan(
                 name=name,
                 share=float(request_class.weight),
                 slo=slo.slo,
@@ -197,7 +204,7 @@ def judge_classes(workload: Workload, settings: Settings) -> JudgedClasses:
     return JudgedClasses(tuple(classes), notes)
 
 
-def _fingerprints(complete_plan: Plan, requested: Workload) -> manifest.Fingerprints:
+def _fingerprints(complete_plan: Plan, requested: Workload) -> Fingerprints:
     """Return the fingerprints of the requested workload.
 
     How virtual users start by default depends on the target. The fingerprints are those of the
@@ -209,7 +216,7 @@ def _fingerprints(complete_plan: Plan, requested: Workload) -> manifest.Fingerpr
     schedule = complete_plan.schedule
     if requested.stages != job.workload.stages:
         schedule = build_schedule(requested, job.seed)
-    return manifest.Fingerprints(
+    return Fingerprints(
         recipe=recipe_fingerprint(requested, token_source, tokenizer.file_sha256),
         work=work_fingerprint(requested, token_source, tokenizer.file_sha256),
         timetable=schedule_fingerprint(schedule),
@@ -231,13 +238,13 @@ def _longest_dns_ms(probe_results: Sequence[ProbeResult]) -> float | None:
     return max(times_ms, default=None)
 
 
-def _shard_part(complete_plan: Plan, starts: Sequence[UserStart]) -> manifest.ShardPart | None:
+def _shard_part(complete_plan: Plan, starts: Sequence[UserStart]) -> ShardPart | None:
     """Return what the manifest of a shard records of the complete run, or None without shards."""
     job = complete_plan.job
     shard = job.settings.shard
     if shard is None:
         return None
-    return manifest.ShardPart(
+    return ShardPart(
         index=shard.index,
         count=shard.count,
         start_at=shard.start_at,
@@ -248,7 +255,7 @@ def _shard_part(complete_plan: Plan, starts: Sequence[UserStart]) -> manifest.Sh
     )
 
 
-def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
+def _chunk_reuse(plan: Plan) -> ChunkReuse | None:
     """Return how often the first requests repeat chunks, or None if prompts have no chunks.
 
     Chunks are passages that prompts share, as with retrieval-augmented generation. A prefix cache
@@ -263,7 +270,7 @@ def _chunk_reuse(plan: Plan) -> manifest.ChunkReuse | None:
     reuse = plan.requests.measure_chunk_reuse(sampled_requests)
     if reuse is None:
         return None
-    return manifest.ChunkReuse(
+    return ChunkReuse(
         requests=sampled_requests,
         reused_share=reuse.anywhere,
         leading_share=reuse.after_same_chunks,
@@ -282,10 +289,10 @@ def _reused_share_of_trace(plan: Plan) -> float | None:
     return reused_share
 
 
-def _targets(job: Job) -> tuple[manifest.TargetFacts, ...]:
+def _targets(job: Job) -> tuple[TargetFacts, ...]:
     """Return what is known of each target of a run, from the user and from the probe."""
     return tuple(
-        manifest.TargetFacts(
+        TargetFacts(
             url=result.target.redacted,
             server=result.server,
             model=result.model,
@@ -313,7 +320,7 @@ def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
     return "simulation" if result.simulated else ""
 
 
-def _step_plans(workload: Workload, settings: Settings) -> Iterator[manifest.StepPlan]:
+def _step_plans(workload: Workload, settings: Settings) -> Iterator[StepPlan]:
     """Yield the steps of each class of tasks that have several steps and equal graphs.
 
     Results can be shown by step only if the same turns belong to the same step in all tasks.
@@ -327,7 +334,7 @@ def _step_plans(workload: Workload, settings: Settings) -> Iterator[manifest.Ste
         nodes = TaskGraphs(requests, seed=0)[0]
         for name, step in requests.steps.items():
             turns = tuple(turn for turn, node in enumerate(nodes) if node.step == name)
-            yield manifest.StepPlan(
+            yield StepPlan(
                 name=name,
                 of_class=class_name,
                 kind=step.kind,

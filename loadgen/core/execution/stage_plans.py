@@ -6,7 +6,7 @@ import math
 
 from loadgen.core import format
 from loadgen.core.execution.staggered_start import UserStart
-from loadgen.core.results import manifest
+from loadgen.core.results.manifest import StagePlan
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 from loadgen.core.workload import (
     Arrival,
@@ -25,7 +25,7 @@ _NS_PER_S = 1e9
 
 def plan_stage(
     workload: Workload, schedule: Schedule, index: int, start: UserStart | None = None
-) -> manifest.StagePlan:
+) -> StagePlan:
     """Return what the manifest of a run records of stage `index`.
 
     Rate, users and slots are those of the shard that the schedule is, so that results of a shard
@@ -37,7 +37,7 @@ def plan_stage(
     slot_count = schedule.slot_count_of(scheduled)
     rate = getattr(workload.stages[index].arrival, "rate", None)
     ramp_ns = None if start is None else start.ramp_ns
-    return manifest.StagePlan(
+    return StagePlan(
         name=scheduled.name,
         arrival=_describe_stage(workload, schedule, index, start),
         closed=scheduled.is_closed_loop,
@@ -71,7 +71,7 @@ def describe_arrival(arrival: Arrival) -> str:
 
 
 def describe_bounds(
-    stage: manifest.StagePlan, schedule: Schedule, index: int, workload: Workload
+    stage: StagePlan, schedule: Schedule, index: int, workload: Workload
 ) -> list[str]:
     """Return how much a stage sends and for how long, for example ["4,308 requests", "180 s"].
 

@@ -49,7 +49,7 @@ from loadgen.core.metrics.withholding import (
     withhold,
     without_outcomes_if_invalid,
 )
-from loadgen.core.results.manifest import StagePlan, interchangeable
+from loadgen.core.results.manifest import StagePlan, are_interchangeable
 from loadgen.core.server_metrics import hardware
 from loadgen.core.stats.histogram import Histogram, merge_histograms
 from loadgen.core.stats.quantiles import quantiles_ms
@@ -349,7 +349,7 @@ class _RunMeasurement:
 
     def _summarize_rack(self, parts: SummaryParts, metrics: PartMetrics) -> RackTokens | None:
         """Return the output rates over all targets, or None unless they are interchangeable."""
-        if not interchangeable(self._header.targets):
+        if not are_interchangeable(self._header.targets):
             return None
         return summarize_rack(parts.targets, metrics.tokens.output_per_s)
 

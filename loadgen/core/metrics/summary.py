@@ -45,7 +45,8 @@ from loadgen.core.metrics.token_usage import Tokens
 from loadgen.core.metrics.uncertainty import WithheldStatistics
 from loadgen.core.metrics.verdict import Verdict
 from loadgen.core.metrics.windows import Window
-from loadgen.core.results.manifest import ChunkReuse, Fingerprints, Host, TargetFacts, decoded
+from loadgen.core.results.json_files import decode_json
+from loadgen.core.results.manifest import ChunkReuse, Fingerprints, Host, TargetFacts
 from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.hardware import SeenHardware
 from loadgen.core.server_metrics.series import Served
@@ -275,4 +276,4 @@ def load_summary(data: bytes, where: str = FILE) -> Summary:
     """
     directory = where.rpartition("/")[0] or "DIR"
     hint = f"loadgen report {directory} --json > {directory}/summary.json makes it again"
-    return decoded(data, Summary, where, "a summary of a run", hint, schema=SCHEMA)
+    return decode_json(data, Summary, where, "a summary of a run", hint, schema=SCHEMA)

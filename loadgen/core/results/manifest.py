@@ -3,20 +3,17 @@
 Pure: bytes in, values out. These types must never hold a secret: they are stored and printed unchanged.
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from loadgen.core import format
-from loadgen.core.errors import UserError
 from loadgen.core.limits import ValidityLimits
+from loadgen.core.results.json_files import decode_json, decode_json_lines
 from loadgen.core.results.record import SCHEMA
 from loadgen.core.slo import Slo, not_here
 from loadgen.figures import METRICS
-
-_Kind = TypeVar("_Kind")
 
 
 class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,7 +306,7 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def interchangeable(targets: Sequence[TargetFacts]) -> bool:
+def are_interchangeable(targets: Sequence[TargetFacts]) -> bool:
     """Whether each target serves all requests: not where steps of tasks have targets of their own."""
     return not any(target.serves for target in targets)
 
@@ -333,75 +330,20 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
 
 
-def encode(header: RunManifest) -> bytes:
-    """The bytes of `run.json`, indented for readers."""
-    return format.document(header)
+def encode_manifest(manifest: RunManifest) -> bytes:
+    """Return the bytes of `run.json`, indented for readers."""
+    return format.document(manifest)
 
 
-def decode(data: bytes, where: str = "run.json") -> RunManifest:
-    """Decode the bytes of `encode`. Unknown fields are ignored.
+def decode_manifest(data: bytes, where: str = "run.json") -> RunManifest:
+    """Return the manifest in the bytes of `run.json`. Unknown fields are ignored.
 
-    Raises UserError for bytes that are no header, and for a header of a newer version. `where` names the file in it.
+    Raises UserError if the bytes are no manifest, or that of a newer version. `where` names the
+    file in the error.
     """
-    return decoded(data, RunManifest, where, "the header of a run", schema=SCHEMA)
+    return decode_json(data, RunManifest, where, "the manifest of a run", schema=SCHEMA)
 
 
-def decoded(
-    data: bytes,
-    kind: type[_Kind],
-    where: str,
-    what: str,
-    hint: str = "the file was changed or damaged",
-    *,
-    schema: int | None = None,
-    verbatim: bool = False,
-) -> _Kind:
-    """The content of a JSON file that loadgen wrote. `what` it is, in words: "the header of a run".
-
-    `schema`: the newest that this version can read; None: the file has no number of its own. Raises UserError.
-    The file may be a stranger's: its texts are made harmless (`format.harmless`), unless they are wanted `verbatim`.
-    """
-    data = data if verbatim else format.harmless(data)
-    if schema is not None:
-        _refuse_newer(data, schema, where, what, hint)
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (ValueError, RecursionError) as error:
-        raise UserError("damaged_file", f"not {what}: {error}", where, hint) from None
-
-
-class _Version(msgspec.Struct):
-    schema: int
-
-
-def _refuse_newer(data: bytes, schema: int, where: str, what: str, hint: str) -> None:
-    """Raises UserError unless `data` is a JSON object whose `schema` is an integer that this version can read."""
-    try:
-        found_schema = msgspec.json.decode(data, type=_Version).schema
-    except (ValueError, RecursionError) as error:
-        raise UserError("wrong_format", f"not {what}: {error}", where, hint) from None
-    if found_schema > schema:
-        what = (
-            f"written by a newer loadgen (schema {found_schema}, this version reads up to {schema})"
-        )
-        raise UserError("newer_version", what, where, "update loadgen: pip install -U loadgen")
-    if found_schema < 1:
-        raise UserError(
-            "damaged_file",
-            f"schema {found_schema} does not exist",
-            where,
-            "the file was changed or damaged",
-        )
-
-
-def decode_seconds(lines: bytes) -> list[WorkerSample]:
-    """The samples in the bytes of a `seconds.jsonl`; an incomplete last line is left out."""
-    return list(decoded_lines(lines.splitlines(), WorkerSample))
-
-
-def decoded_lines(lines: Iterable[bytes], kind: type[_Kind]) -> Iterator[_Kind]:
-    """The values of JSON lines, up to the first that is damaged: the last one may have been cut off."""
-    decoder = msgspec.json.Decoder(kind)
-    with contextlib.suppress(ValueError, RecursionError):
-        for line in lines:
-            yield decoder.decode(format.harmless(line))
+def decode_worker_samples(data: bytes) -> list[WorkerSample]:
+    """Return the samples in the bytes of `seconds.jsonl`, up to a damaged line."""
+    return list(decode_json_lines(data.splitlines(), WorkerSample))

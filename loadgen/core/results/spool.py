@@ -18,8 +18,8 @@ import numpy as np
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from numpy.typing import NDArray
 
-from loadgen.core.results import manifest
 from loadgen.core.results.files import PRIVATE, private, replace
+from loadgen.core.results.manifest import WorkerSample, decode_worker_samples
 from loadgen.core.results.parquet import from_parquet
 from loadgen.core.results.record import BIN_NS, ROW, joined
 from loadgen.core.server_metrics import series
@@ -114,7 +114,7 @@ class Spool:
         self.row = self._new_rows.append
         self._new_events: list[array[int]] = []
         self._new_texts: list[str] = []
-        self._new_seconds: list[manifest.WorkerSample] = []
+        self._new_seconds: list[WorkerSample] = []
         self._text_numbers: dict[str, int] = {}
         self._texts_written = self._count_texts(self._text_fd)
         self._heat_totals: dict[int, NDArray[np.int64]] = {}
@@ -151,7 +151,7 @@ class Spool:
             self._new_texts.append(text)
         return number
 
-    def second(self, second: manifest.WorkerSample) -> None:
+    def second(self, second: WorkerSample) -> None:
         self._new_seconds.append(second)
 
     def flush(self) -> None:
@@ -297,8 +297,8 @@ class Tail:
         """New rows; those of one worker are in the order in which the requests ended."""
         return joined(np.frombuffer(data, ROW) for data in self._new(_ROWS, ROW.itemsize))
 
-    def seconds(self) -> list[manifest.WorkerSample]:
-        return [second for data in self._new(_SECONDS) for second in manifest.decode_seconds(data)]
+    def seconds(self) -> list[WorkerSample]:
+        return [second for data in self._new(_SECONDS) for second in decode_worker_samples(data)]
 
     def server(self) -> list[series.MetricSample]:
         """New samples from the servers' own metrics pages."""

@@ -2,12 +2,12 @@
 
 Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `spool.py` writes the files of a worker.
 
-    run.json                      the header (manifest.Header)
+    run.json                      the header (manifest.RunManifest)
     requests/*.parquet            rows: small complete files during the run, one `requests.parquet` after it
     spool/w0.rows                 binary rows (record.ROW), appended by worker 0; w0.N.rows continues from row N.
                                   The compactor deletes a file that is complete and that it has read to the end
     spool/w0.texts                error texts, one JSON string per line; a row's `text` is the line number, from 0
-    spool/w0.seconds              one JSON line per second (manifest.Second)
+    spool/w0.seconds              one JSON line per second (manifest.WorkerSample)
     spool/w0.events, gaps/        with --keep gaps: see `gaps.py`
     flows/w0.gaps.S               histogram of the gaps between output events of stage S
     flows/w0.stamps-S             histogram of the stamp errors of the output events of stage S
@@ -35,9 +35,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.errors import UserError, nothing_there
-from loadgen.core.results import manifest
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.files import replace as replace  # noqa: PLC0414 - other rooms call `store.replace`
+from loadgen.core.results.json_files import decode_json_lines
+from loadgen.core.results.manifest import (
+    RunManifest,
+    WorkerSample,
+    decode_manifest,
+    decode_worker_samples,
+)
 from loadgen.core.results.parquet import Frame, from_parquet
 from loadgen.core.results.record import ROW, check, check_due, joined
 from loadgen.core.results.spool import HEAT, STAMPS, complete_rows, segments, worker_texts
@@ -56,11 +62,11 @@ LAZY_ROWS = (
 class Stored(NamedTuple):
     """Everything that a summary is computed from, read back from a run's folder."""
 
-    header: manifest.RunManifest
+    header: RunManifest
     rows: NDArray[np.void]
     gaps: list[Histogram]
     timeline: list[NDArray[np.int64]]
-    seconds: list[manifest.WorkerSample]
+    seconds: list[WorkerSample]
     texts: list[str]
     event_errors: list[Histogram]  # per stage, stamp errors of output events
 
@@ -80,7 +86,7 @@ def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Store
         raise UserError(
             "no_result", "not the folder of a run: it has no run.json", str(folder), hint
         )
-    header = manifest.decode(path.read_bytes(), str(path))
+    header = decode_manifest(path.read_bytes(), str(path))
     with undamaged(folder):
         merged = folder / "requests" / MERGED
         if (
@@ -141,7 +147,7 @@ def server(folder: Path) -> list[series.MetricSample]:
     if not file.is_file():
         return []
     with file.open("rb") as lines:
-        return list(manifest.decoded_lines(lines, series.MetricSample))
+        return list(decode_json_lines(lines, series.MetricSample))
 
 
 def heat(folder: Path) -> NDArray[np.void]:
@@ -166,10 +172,10 @@ def _add_padded(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np
     return total
 
 
-def _read_seconds(folder: Path) -> list[manifest.WorkerSample]:
+def _read_seconds(folder: Path) -> list[WorkerSample]:
     kept = folder / "seconds.jsonl"
     files = [kept] if kept.exists() else sorted(folder.glob("spool/w*.seconds"))
-    return [second for file in files for second in manifest.decode_seconds(file.read_bytes())]
+    return [second for file in files for second in decode_worker_samples(file.read_bytes())]
 
 
 def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:

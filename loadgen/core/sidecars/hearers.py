@@ -23,8 +23,8 @@ from loadgen.core.execution import events, run_manifest, shard
 from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.stop_watch import stop_when_broken
 from loadgen.core.metrics import reasons
-from loadgen.core.results import manifest, store
-from loadgen.core.results.manifest import RunManifest
+from loadgen.core.results import store
+from loadgen.core.results.manifest import RunManifest, encode_manifest
 from loadgen.core.sidecars import cache_reset
 from loadgen.core.sidecars.profiler import Profiler, ProfilerOptions, span
 from loadgen.core.sidecars.scraper import Scraper
@@ -246,4 +246,4 @@ class ShardStart:
 
 def write_header(folder: Path, header: RunManifest) -> None:
     """Write the header of a run."""
-    store.replace(folder / "run.json", manifest.encode(header))
+    store.replace(folder / "run.json", encode_manifest(header))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import OK
 from loadgen.core.results import parquet, store
-from loadgen.core.results.manifest import decoded_lines
+from loadgen.core.results.json_files import decode_json_lines
 from loadgen.core.results.record import ROW
 from loadgen.core.server_metrics import account_join, request_accounts
 from loadgen.core.server_metrics.request_accounts import RequestAccount
@@ -35,7 +35,7 @@ def join(folder: Path) -> dict[str, int] | None:
     """Write the accounts into the records. Returns how many are of no request, where there are such."""
     file = folder / "requests" / store.MERGED
     with (folder / request_accounts.FILE).open("rb") as lines:
-        accounts = list(decoded_lines(lines, RequestAccount))
+        accounts = list(decode_json_lines(lines, RequestAccount))
     if not accounts or not file.exists():
         return None
     columns = parquet.Frame(

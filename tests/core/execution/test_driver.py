@@ -27,7 +27,7 @@ from loadgen.core.execution.self_sampling import RunQueueWait
 from loadgen.core.execution.worker_resources import WorkerResources
 from loadgen.core.requests import tokenizer
 from loadgen.core.requests.build import build_prompts
-from loadgen.core.results.manifest import RunManifest, StagePlan, encode
+from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
 from loadgen.core.results.record import KINDS, STATUSES
 from loadgen.core.results.spool import Spool
 from loadgen.core.results.store import Stored, read_run
@@ -182,7 +182,7 @@ def run(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         client, schedule, drive = runner.run(work())
     stages = tuple(StagePlan() for _ in schedule.stages)
-    (folder / "run.json").write_bytes(encode(RunManifest(stages=stages)))
+    (folder / "run.json").write_bytes(encode_manifest(RunManifest(stages=stages)))
     return read_run(folder), client, schedule, drive
 
 
@@ -427,7 +427,7 @@ def test_a_bug_in_a_callback_ends_the_run_and_what_was_recorded_stays(tmp_path: 
     made = workload(tmp_path, request_rate="1000", num_requests="100")
     with pytest.raises(ZeroDivisionError, match="a bug"):
         run(tmp_path, made, broken)
-    (tmp_path / "run.json").write_bytes(encode(RunManifest(stages=(StagePlan(),))))
+    (tmp_path / "run.json").write_bytes(encode_manifest(RunManifest(stages=(StagePlan(),))))
     assert outcomes(read_run(tmp_path)) == {("ok", ""): 4}
 
 

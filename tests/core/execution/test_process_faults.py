@@ -28,7 +28,8 @@ from loadgen.core.execution import run
 from loadgen.core.execution.backends import worker
 from loadgen.core.execution.folder_names import new_run_folder
 from loadgen.core.execution.plan import Settings, Tuning
-from loadgen.core.results import manifest, store
+from loadgen.core.results import store
+from loadgen.core.results.manifest import decode_manifest
 from loadgen.core.workload import load, read_flags
 from loadgen.runs import request_gaps
 from loadgen.sim.server.embedded import EmbeddedServer, start
@@ -85,7 +86,7 @@ def test_everything_is_killed(tmp_path: Path, endpoint: EmbeddedServer) -> None:
     several = stored.rows["slot"][stored.rows["output_events"] > 1].tolist()
     assert set(several) <= set(stored.each_gap or {}), "what was recorded has its gaps"
     assert requests.scheduled < 3000, "what was due after the kill was never asked for"
-    assert manifest.decode((tmp_path / "out" / "run.json").read_bytes()).state == "running"
+    assert decode_manifest((tmp_path / "out" / "run.json").read_bytes()).state == "running"
 
 
 @pytest.mark.processes

@@ -30,7 +30,7 @@ from loadgen.core.execution.resource_limits import ConnectionDemand, MachineLimi
 from loadgen.core.execution.shared_counters import SharedCounters
 from loadgen.core.metrics.columns import FAILED
 from loadgen.core.results import store
-from loadgen.core.results.manifest import encode
+from loadgen.core.results.manifest import encode_manifest
 from loadgen.core.results.record import KINDS
 from loadgen.core.results.spool import Spool
 from loadgen.core.run_summary import summarize
@@ -135,7 +135,7 @@ def test_files_of_many_workers_say_what_one_would(
     with tempfile.TemporaryDirectory() as scratch, open(os.devnull) as ended:
         folder = Path(scratch)
         told = header("whole", count, workers=workers)
-        (folder / "run.json").write_bytes(encode(told))
+        (folder / "run.json").write_bytes(encode_manifest(told))
         for worker in range(workers):
             mine = draw.permutation(whole[whole["worker"] == worker])
             spool = Spool(folder, worker)

@@ -47,9 +47,9 @@ from loadgen.core.results.manifest import (
     StagePlan,
     TargetFacts,
     WorkerSample,
-    decode,
-    decode_seconds,
-    encode,
+    decode_manifest,
+    decode_worker_samples,
+    encode_manifest,
 )
 from loadgen.core.results.record import FINISH_REASONS, KINDS, SOURCES, STATUSES, Built, RecordKey
 from loadgen.core.results.spool import Timeline
@@ -1025,15 +1025,17 @@ def test_the_stored_examples_equal_the_output_of_their_script(name: str) -> None
 
 
 def test_a_manifest_is_read_as_written_and_unknown_fields_are_ignored() -> None:
-    assert decode(encode(HEADER)) == HEADER
-    assert decode(b'{"schema": 1, "run": "x", "unknown": [1]}') == RunManifest(run="x")
-    assert [second.t_s for second in decode_seconds(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')] == [
+    assert decode_manifest(encode_manifest(HEADER)) == HEADER
+    assert decode_manifest(b'{"schema": 1, "run": "x", "unknown": [1]}') == RunManifest(run="x")
+    assert [
+        second.t_s for second in decode_worker_samples(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')
+    ] == [
         1,
         2,
     ]
 
 
-@pytest.mark.parametrize("read", [load_summary, decode])
+@pytest.mark.parametrize("read", [load_summary, decode_manifest])
 @pytest.mark.parametrize(
     ("data", "code"),
     [

@@ -25,8 +25,14 @@ from loadgen.core.execution.events import Counters
 from loadgen.core.metrics import columns, outcomes
 from loadgen.core.metrics.columns import UNFINISHED, Columns
 from loadgen.core.metrics.summary import Summary, exit_code, load_summary
-from loadgen.core.results import manifest, store
-from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
+from loadgen.core.results import store
+from loadgen.core.results.manifest import (
+    RunManifest,
+    StagePlan,
+    TargetFacts,
+    decode_manifest,
+    encode_manifest,
+)
 from loadgen.core.results.parquet import from_parquet, to_table
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
 from loadgen.core.run_summary import summarize
@@ -251,9 +257,9 @@ def test_a_stored_interrupted_run_is_reported_as_not_valid(
         exits("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--seed", "1", "-o", str(folder))
         == OK
     )
-    header = manifest.decode((folder / "run.json").read_bytes())
+    header = decode_manifest((folder / "run.json").read_bytes())
     (folder / "run.json").write_bytes(
-        manifest.encode(msgspec.structs.replace(header, state="interrupted"))
+        encode_manifest(msgspec.structs.replace(header, state="interrupted"))
     )
     capsys.readouterr()
     assert exits("report", str(folder), "--no-html") == UNSOUND
@@ -336,7 +342,7 @@ def test_a_run_drains_until_its_answers_are_done(
     whole = load_summary((tmp_path / "whole" / "summary.json").read_bytes())
     assert whole.verdict.valid and whole.requests.ok == whole.requests.scheduled > 1000
     assert whole.goodput.met is True
-    assert manifest.decode((tmp_path / "whole" / "run.json").read_bytes()).grace_s == 600.0
+    assert decode_manifest((tmp_path / "whole" / "run.json").read_bytes()).grace_s == 600.0
 
     capsys.readouterr()
     assert run_rag(tmp_path / "cut", "--grace", "10s") == OK

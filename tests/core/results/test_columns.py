@@ -29,7 +29,7 @@ from loadgen.core.metrics.run_accumulator import RunAccumulator
 from loadgen.core.metrics.slo_sample import SloSample
 from loadgen.core.metrics.windows import Span, Window, events_between, span, steady_events
 from loadgen.core.results import store
-from loadgen.core.results.manifest import RunManifest, StagePlan, encode
+from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
 from loadgen.core.results.parquet import KEPT_BYTES, Frame, to_table, write
 from loadgen.core.results.record import BIN_NS, KINDS, ROW, STATUSES, joined, picked
 from loadgen.core.run_summary import summarize
@@ -473,7 +473,7 @@ def test_columns_are_refused_where_answered_requests_were_never_due(tmp_path: Pa
     """As rows are: what came of them was a bug of loadgen's, where a run of millions had lost the column."""
     rows = sent_rows(500, 3)
     (tmp_path / "requests").mkdir()
-    (tmp_path / "run.json").write_bytes(encode(RunManifest(run="r")))
+    (tmp_path / "run.json").write_bytes(encode_manifest(RunManifest(run="r")))
     write(tmp_path / "requests" / "requests.parquet", [to_table(rows, []).drop_columns(["due_ns"])])
     for most in (math.inf, 0):
         with pytest.raises(UserError, match="never due"):

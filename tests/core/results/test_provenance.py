@@ -16,7 +16,8 @@ import loadgen
 from loadgen.cli.user_metadata import collect_secrets, parse_metadata
 from loadgen.core.errors import CombinedError
 from loadgen.core.metrics.summary import load_summary
-from loadgen.core.results import checksums, manifest
+from loadgen.core.results import checksums
+from loadgen.core.results.manifest import decode_manifest
 from loadgen.runs import text
 
 SIM = "sim:gb300-vm"
@@ -151,7 +152,7 @@ def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     pairs = ["--metadata", "driver=580.65", "--metadata", "note=two words, and = too"]
     assert exits("run", *FLAGS, "-c", "2", "-n", "20", *pairs, "-o", str(tmp_path / "a")) == 0
     expected = {"driver": "580.65", "note": "two words, and = too"}
-    assert manifest.decode((tmp_path / "a" / "run.json").read_bytes()).metadata == expected
+    assert decode_manifest((tmp_path / "a" / "run.json").read_bytes()).metadata == expected
     summary = load_summary((tmp_path / "a" / "summary.json").read_bytes(), "")
     assert summary.run.metadata == expected
     said = capsys.readouterr()

@@ -9,7 +9,8 @@ import pytest
 from loadgen_sdk.request import Completion, Failure, Usage
 
 from loadgen.core.errors import UserError
-from loadgen.core.results import manifest, store
+from loadgen.core.results import store
+from loadgen.core.results.manifest import RunManifest, StagePlan, WorkerSample, encode_manifest
 from loadgen.core.results.parquet import from_parquet, unreadable
 from loadgen.core.results.record import FIELDS, ROW, Built, RecordKey, sent_record, unsent_record
 from loadgen.core.results.spool import Spool
@@ -41,7 +42,7 @@ def completion(i: int) -> Completion:
 
 def written(folder: Path, workers: int = 2, each: int = 50) -> None:
     (folder / "run.json").write_bytes(
-        manifest.encode(manifest.RunManifest(stages=(manifest.StagePlan(), manifest.StagePlan())))
+        encode_manifest(RunManifest(stages=(StagePlan(), StagePlan())))
     )
     for worker in range(workers):
         spool = Spool(folder, worker)
@@ -59,7 +60,7 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
                 Built(1, "", 2),
             )
         )
-        spool.second(manifest.WorkerSample(t_s=1.0, worker=worker))
+        spool.second(WorkerSample(t_s=1.0, worker=worker))
         gaps = Histogram()
         gaps.add(np.array([1_000_000 * (worker + 1)] * 10))
         spool.flows(1, gaps, np.arange(worker + 2))

@@ -15,7 +15,7 @@ from loadgen.contracts.run import workload_of_run
 from loadgen.core import seeds
 from loadgen.core.errors import CombinedError
 from loadgen.core.execution.load_description import describe_load
-from loadgen.core.results import manifest
+from loadgen.core.results.manifest import RunManifest, decode_manifest
 from loadgen.core.workload import load, read_flags
 from loadgen.mlperf import rules
 from loadgen.mlperf import run as mlperf
@@ -33,8 +33,8 @@ SMALL = {
 }
 
 
-def headers(folder: Path) -> list[manifest.RunManifest]:
-    return [manifest.decode(file.read_bytes()) for file in sorted(folder.rglob("run.json"))]
+def headers(folder: Path) -> list[RunManifest]:
+    return [decode_manifest(file.read_bytes()) for file in sorted(folder.rglob("run.json"))]
 
 
 def run(folder: Path, **flags: Any) -> loadgen.Result:

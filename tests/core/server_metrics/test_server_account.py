@@ -15,7 +15,7 @@ from loadgen_sdk.wire_formats.server_timing import NO_SERVER_TIMING, ServerTimin
 from loadgen_sdk.wire_formats.server_timing_lookup import parse_server_timing
 
 import loadgen
-from loadgen.core.results.manifest import RunManifest, decode
+from loadgen.core.results.manifest import RunManifest, decode_manifest
 from loadgen.core.server_metrics import account_join, request_accounts
 
 WORKLOAD = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
@@ -281,7 +281,7 @@ def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(
 
 
 def decode_header(folder: Path) -> RunManifest:
-    return decode((folder / "run.json").read_bytes())
+    return decode_manifest((folder / "run.json").read_bytes())
 
 
 # -- an account that the server keeps to itself ----------------------------------------------------------------------

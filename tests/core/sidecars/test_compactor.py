@@ -19,7 +19,7 @@ from loadgen.core.execution.bodies import UNKNOWN
 from loadgen.core.execution.plan import Settings, Tuning
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
-from loadgen.core.results.manifest import RunManifest, StagePlan, encode
+from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
 from loadgen.core.results.record import ROW, RecordKey, unsent_record
 from loadgen.core.results.spool import Spool, recorded_slots, segments
 from loadgen.core.sidecars.compactor import ParquetParts
@@ -68,7 +68,7 @@ def test_all_records_of_many_small_files_are_kept(tmp_path: Path, workers: int) 
 
 
 def test_segments_come_and_go(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_bytes(encode(RunManifest(stages=(StagePlan(),))))
+    (tmp_path / "run.json").write_bytes(encode_manifest(RunManifest(stages=(StagePlan(),))))
     spool = Spool(tmp_path, 3, 10)
     parts = ParquetParts(tmp_path)
     place = iter(range(1000))
