@@ -1,4 +1,4 @@
-"""Writes the lists of keys in `docs/reference/workload-file.md` and of terms in `docs/validate.md` from their schemas.
+"""Writes the lists of keys in `docs/reference/workload-file.md` and of terms in `docs/reference/contract-file.md` from their schemas.
 
 What a key takes and its default are those of its field; what it is, the comment at the field. `python
 tests/make_keys.py` writes them again; `test_make_keys.py` checks that they are what it would write.
@@ -186,7 +186,7 @@ def page(name: str) -> str:
     return text
 
 
-PAGES = ("reference/workload-file.md", "validate.md")
+PAGES = ("reference/workload-file.md", "reference/contract-file.md")
 
 if __name__ == "__main__":
     for one in PAGES:

@@ -2,7 +2,7 @@
 
 A level of a contract is one load with the terms that must hold under it. `terms.py` defines the
 terms, `lint.py` finds contradictions and terms that no run could show. The keys of the file are
-documented in docs/validate.md.
+documented in docs/reference/contract-file.md.
 """
 
 from __future__ import annotations

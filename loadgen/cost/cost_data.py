@@ -1,7 +1,7 @@
 """Renders a comparison of costs as CSV and JSON for other programs.
 
 Pure. Amounts are for one unit, in decimal digits (strings in JSON), and never pass through a binary
-float. docs/cost.md documents the formats.
+float. docs/reference/prices.md documents the formats.
 """
 
 from __future__ import annotations
