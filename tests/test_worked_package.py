@@ -191,7 +191,7 @@ def test_a_slip_in_a_row_is_told_as_the_plug_ins(
     Path("acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
     if typed == ("doctor",):
         assert any(
-            said in one.found
+            said in one.observed
             for one in plugin_checks.findings()
             if one.state == plugin_checks.WARNING
         )

@@ -137,7 +137,7 @@ def _require_usable_target(
         [
             UserError(
                 "failed_check",
-                f"{finding.check}: {finding.found}",
+                f"{finding.check}: {finding.observed}",
                 settings.display_name,
                 finding.meaning,
                 key=finding.check,

@@ -90,7 +90,7 @@ def _page_inputs(
         contract_text=(directory / CONTRACT_FILE).read_text("utf-8"),
         summaries=summaries,
         findings=[
-            FindingRow(finding.state, finding.check, finding.found, finding.meaning)
+            FindingRow(finding.state, finding.check, finding.observed, finding.meaning)
             for finding in facts.findings
         ],
         repeats=_summarize_repeats(directory, validation),

@@ -91,7 +91,7 @@ class Failure(NamedTuple):
     @classmethod
     def from_findings(cls, findings: Sequence[Finding]) -> Failure:
         """Return the failure for checks of the target that failed."""
-        reasons = "; ".join(f"{finding.check}: {finding.found}" for finding in findings)
+        reasons = "; ".join(f"{finding.check}: {finding.observed}" for finding in findings)
         return cls(
             f"the target cannot be used: {reasons}",
             tuple(finding.code or "failed_check" for finding in findings),
@@ -378,7 +378,7 @@ def _name_endpoint(findings: Sequence[Finding], endpoint: str, *, keep_host: boo
 def _describe_warnings(findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return the findings that are warnings or worse, as text."""
     return tuple(
-        f"{finding.check}: {finding.found}"
+        f"{finding.check}: {finding.observed}"
         for finding in findings
         if finding.state in (FAULT, WARNING)
     )

@@ -1,7 +1,7 @@
-"""Examines a target and this host before a load, with about a dozen requests.
+"""Examine a target and this host before a run, with about a dozen requests.
 
-The examination goes on after an error: it examines what still can be examined, and leaves out the
-rest. `target_checks.py` and `host_checks.py` judge what was observed.
+After an error, the examination skips what it cannot examine any more and continues with the rest.
+`target_checks.py` and `host_checks.py` judge what was observed.
 """
 
 from __future__ import annotations
@@ -69,10 +69,7 @@ def run(settings: Settings) -> Examination:
     target_backend = settings.backend
     simulated_target = backend.known(settings)
     if target_backend.virtual and simulated_target is not None:
-        meaning = (
-            "it runs within the command, in virtual time: nothing is connected to, and this host "
-            "does not matter"
-        )
+        meaning = "it runs in virtual time inside loadgen, so network and host are not checked"
         title = f"doctor: {simulated_target.name} (virtual time, not a real server), {timestamp}"
         finding = Finding("target", OK, simulated_target.description, meaning)
         return Examination(title, [finding, *plugin_checks.findings()])
@@ -123,9 +120,9 @@ async def examine(settings: Settings) -> list[Finding]:
         await _TargetExamination(settings, findings).run()
     except TargetUnusable as error:
         # With earlier findings, the connection worked and a request failed.
-        meaning = (
-            "requests of a load would end like this too" if findings else "there is nothing to ask"
-        )
+        meaning = "no request can be sent"
+        if findings:
+            meaning = "the requests of a run would fail like this"
         problem = redact_secrets(settings, str(error))
         advice = redact_secrets(settings, error.hint)
         findings.append(Finding("target", FAULT, problem, meaning, advice, error.code))
@@ -262,8 +259,8 @@ class _TargetExamination:
                 )
         except (OSError, TimeoutError):
             # The next request fails in the same way, and reports the reason.
-            meaning = "nothing can be asked over this connection"
-            return Finding("tls", UNKNOWN, "no handshake", meaning)
+            meaning = "no request can be sent over this connection"
+            return Finding("tls", UNKNOWN, "the TLS handshake failed", meaning)
         handshake_ms = (monotonic_ns() - started_ns) / NS_PER_MS
         session = writer.get_extra_info("ssl_object")
         writer.transport.abort()

@@ -1,4 +1,4 @@
-"""Judges facts about this host: clock, timer, cores, open files and proxies.
+"""Judge facts about this host: clock, timer, cores, open files and proxies.
 
 Pure. `doctor.py` collects the facts, and `target_checks.py` judges the target.
 """
@@ -126,16 +126,16 @@ def host(machine: Machine) -> Iterator[Finding]:
             "proxy",
             NOTE,
             f"{', '.join(machine.proxies)} set",
-            "they are not used: load goes straight to --url",
-            "name the proxy's own address, if it must be",
+            "loadgen ignores proxy variables and connects to --url directly",
+            "use the address of the proxy in --url to load it",
         )
     if machine.not_compiled:
         yield Finding(
             "compiled",
             NOTE,
-            f"the compiled part is not used: {machine.not_compiled}",
-            "one worker carries fewer events",
-            "with a C compiler: pip install --force-reinstall -v shows why",
+            f"the compiled extension is not used: {machine.not_compiled}",
+            "a worker process handles fewer tokens per second",
+            "install a C compiler; pip install --force-reinstall -v shows what fails",
         )
 
 
@@ -147,21 +147,23 @@ def _check_clock(machine: Machine) -> Finding:
     """
     observed = machine.clock or "monotonic"
     if machine.clock_read_ns is not None:
-        observed += f", {machine.clock_read_ns:.0f} ns a reading"
+        observed += f", {machine.clock_read_ns:.0f} ns per reading"
     if machine.clock and machine.clock not in GOOD_CLOCKS:
-        meaning = "each stamp is a slow call into the kernel: one worker carries fewer events"
-        return Finding("clock", WARNING, observed, meaning, "see whether the kernel can use tsc")
-    return Finding("clock", OK, observed, "stamps cost next to nothing")
+        meaning = (
+            "each timestamp is a slow system call, so a worker handles fewer tokens per second"
+        )
+        return Finding("clock", WARNING, observed, meaning, "check whether the kernel can use tsc")
+    return Finding("clock", OK, observed, "timestamps cost almost nothing")
 
 
 def _check_timer(late_ms: float) -> Finding:
     """Judge how late a timer of 1 ms is. Requests are sent by timers, so sends are as late."""
-    observed = f"a 1 ms timer is at most {format.quantity(late_ms)} ms late (p99, idle)"
+    observed = f"timers are up to {format.quantity(late_ms)} ms late (p99, idle host)"
     if late_ms > TIMER_LATE_MS:
-        meaning = "sends will be late by as much: a TTFT of 20 ms could not be measured to 5 %"
-        advice = "use a quieter machine, or a core of its own"
+        meaning = "requests will be sent as late, so a TTFT of 20 ms has an error of 5 % or more"
+        advice = "use an idle host, or reserve a core for loadgen"
         return Finding("timer", WARNING, observed, meaning, advice)
-    return Finding("timer", OK, observed, "sends can keep their instants")
+    return Finding("timer", OK, observed, "requests can be sent at their scheduled times")
 
 
 def _check_files(files: int, ports: int | None) -> Finding:
@@ -175,9 +177,9 @@ def _check_files(files: int, ports: int | None) -> Finding:
     max_in_flight = min(files, ports or files)
     if max_in_flight < ENOUGH_FILES:
         requests = format.counted(max_in_flight, "request")
-        meaning = f"at most about {requests} can be in flight from one process"
-        return Finding("files", WARNING, observed, meaning, "raise it: ulimit -n 65536")
-    meaning = f"room for about {max_in_flight:,} requests in flight to one address"
+        meaning = f"one process can have at most about {requests} in flight"
+        return Finding("files", WARNING, observed, meaning, "raise the limit: ulimit -n 65536")
+    meaning = f"enough for about {max_in_flight:,} requests in flight to one address"
     return Finding("files", OK, observed, meaning)
 
 
@@ -192,19 +194,13 @@ def _check_cpu(machine: Machine) -> Finding:
     if machine.governor:
         observed += f", governor {machine.governor}"
     if _is_busy(machine.load_average, cores):
-        meaning = (
-            "other work runs here: it will delay sends and stamps, and the run may come out INVALID"
-        )
-        advice = "stop it, or measure from another machine"
+        meaning = "other processes will delay sends and timestamps, which can make a run INVALID"
+        advice = "stop them, or use another host"
         return Finding("cpu", WARNING, observed, meaning, advice)
     if machine.governor == "powersave":
-        meaning = (
-            "cores start slow and speed up under load: the first seconds of a run are not like the "
-            "rest"
-        )
+        meaning = "cores are slow until they are loaded, so the first seconds of a run differ"
         return Finding("cpu", WARNING, observed, meaning, "set the performance governor")
-    meaning = "`loadgen doctor` without a target says how much load they carry"
-    return Finding("cpu", OK, observed, meaning)
+    return Finding("cpu", OK, observed, "no other load on this host")
 
 
 def _is_busy(load_average: float | None, cores: float | None) -> bool:

@@ -1,4 +1,4 @@
-"""Judges what `loadgen doctor` observed of a target, with the meaning for a measurement.
+"""Judge what `loadgen doctor` observed of a target, and say what it means for a measurement.
 
 The functions here take observations and return findings; `doctor.py` and `trials.py` send the
 requests. What could not be observed is reported as unknown, never guessed.
@@ -75,7 +75,7 @@ class Finding(msgspec.Struct, frozen=True):
     Attributes:
         check: The name of the check, such as "tls".
         state: How serious it is.
-        found: What was observed.
+        observed: What was observed. The key in JSON is "found".
         meaning: The consequence for a measurement.
         advice: What to do, or "" if there is nothing to do.
         code: The error code if the target cannot be used at all, else "".
@@ -83,7 +83,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     check: str
     state: State
-    found: str
+    observed: str = msgspec.field(name="found")
     meaning: str
     advice: str = ""
     code: str = ""
@@ -176,41 +176,42 @@ def check_name_resolution(host: str, addresses: Sequence[str], duration_ms: floa
     """
     shown = ", ".join(addresses[:MAX_SHOWN_ADDRESSES])
     more = " and more" if len(addresses) > MAX_SHOWN_ADDRESSES else ""
-    found = f"{host}: {shown}{more}, {duration_ms:.3g} ms"
+    observed = f"{host}: {shown}{more}, {duration_ms:.3g} ms"
     if len(addresses) > 1:
         return Finding(
             check="name",
             state=NOTE,
-            found=found,
+            observed=observed,
             meaning=(
-                "names are resolved once, and the first address that answers gets the whole load: "
-                "others stay idle"
+                "a run resolves the name once and sends all load to the first address that "
+                "connects; the other servers stay idle"
             ),
-            advice="put the balancer's own address in --url to load all of them",
+            advice="use the address of a load balancer in --url to load all of them",
         )
-    meaning = "resolved once before the run, so DNS time is in no latency"
-    return Finding("name", OK, found, meaning)
+    meaning = "resolved once before a run, so latencies do not include DNS time"
+    return Finding("name", OK, observed, meaning)
 
 
 def check_connect_time(durations_ms: Sequence[float]) -> Finding:
     """Judge the durations of TCP connects without load. A connect takes one network round trip."""
     typical_ms = median_high(durations_ms)
-    found = (
-        f"{format.quantity(typical_ms)} ms to connect (median of {len(durations_ms)}, "
-        f"most {format.quantity(max(durations_ms))} ms)"
+    observed = (
+        f"TCP connect {format.quantity(typical_ms)} ms (median of {len(durations_ms)}, "
+        f"max {format.quantity(max(durations_ms))} ms)"
     )
     if typical_ms > SLOW_CONNECT_MS:
         return Finding(
             check="connect",
             state=WARNING,
-            found=found,
+            observed=observed,
             meaning=(
-                "TTFT as measured here holds at least one such trip: it says more of the network "
-                "than of the server"
+                "every TTFT includes at least one network round trip, which is more than the "
+                "prefill of a usual prompt takes"
             ),
-            advice="measure from the place where the users are, or beside it",
+            advice="run loadgen near the server, or where its users are",
         )
-    return Finding("connect", OK, found, "no TTFT measured here can be below one such trip")
+    meaning = "every TTFT includes at least one network round trip"
+    return Finding("connect", OK, observed, meaning)
 
 
 def check_tls(
@@ -225,22 +226,19 @@ def check_tls(
         now: The current time.
         handshake_ms: How long connect and handshake took.
     """
-    found = f"{version}, handshake {format.quantity(handshake_ms)} ms"
-    meaning = (
-        "a request that must open a connection pays the handshake in its TTFT; connections are "
-        "kept to avoid it"
-    )
+    observed = f"{version}, handshake {format.quantity(handshake_ms)} ms"
+    meaning = "the TTFT of the first request of a connection includes the handshake"
     if not is_verified:
-        found += ", certificate not verified"
-        return Finding("tls", NOTE, found, meaning, "give --cacert instead of --insecure")
+        observed += ", certificate not verified"
+        return Finding("tls", NOTE, observed, meaning, "use --cacert instead of --insecure")
     if expires is None:
-        return Finding("tls", OK, found, meaning)
+        return Finding("tls", OK, observed, meaning)
     days_left = (expires - now).days
-    found += f", certificate valid for {days_left} days"
+    observed += f", certificate valid for {days_left} days"
     if days_left < CERTIFICATE_WARNING_DAYS:
-        meaning = "connections fail from that day on"
-        return Finding("tls", WARNING, found, meaning, "renew the certificate")
-    return Finding("tls", OK, found, meaning)
+        meaning = "connections will fail when it has expired"
+        return Finding("tls", WARNING, observed, meaning, "renew the certificate")
+    return Finding("tls", OK, observed, meaning)
 
 
 def check_authentication(
@@ -254,20 +252,17 @@ def check_authentication(
         status_without_key: Its status without the key, or None if that was not tried.
     """
     if status in REFUSED_STATUSES:
-        advice = "check the key" if has_key else "set OPENAI_API_KEY, or give --api-key-file"
-        meaning = "every request of a load would be refused"
-        return Finding("auth", FAULT, f"answers {status}", meaning, advice)
+        advice = "check the API key" if has_key else "set OPENAI_API_KEY or use --api-key-file"
+        meaning = "the server would refuse every request of a run"
+        return Finding("auth", FAULT, f"HTTP {status}", meaning, advice)
     if not has_key:
-        return Finding("auth", OK, "none asked for, none sent", "no time is spent on checking keys")
+        return Finding("auth", OK, "no API key needed", "latencies include no key check")
     if status_without_key is not None and status_without_key not in REFUSED_STATUSES:
-        found = f"the same answer ({status_without_key}) without the key"
-        meaning = (
-            "the key is not looked at there: limits per key may not apply, nor the cost of "
-            "checking it"
-        )
-        return Finding("auth", NOTE, found, meaning)
-    found = "key accepted, refused without"
-    return Finding("auth", OK, found, "limits of that key apply to the load")
+        observed = f"the list of models needs no API key (HTTP {status_without_key} without it)"
+        meaning = "the key may not be checked at all, so rate limits per key may not apply"
+        return Finding("auth", NOTE, observed, meaning)
+    observed = "API key accepted; requests without it are refused"
+    return Finding("auth", OK, observed, "the rate limits of this key apply to the load")
 
 
 def check_model(probe_result: ProbeResult) -> Finding:
@@ -277,34 +272,37 @@ def check_model(probe_result: ProbeResult) -> Finding:
     came from.
     """
     if not probe_result.models:
-        found = f"lists no models; asked for {probe_result.model!r}"
-        meaning = "whether it serves that model shows only when it answers; it answered the probe"
-        return Finding("model", NOTE, found, meaning)
+        observed = f"the server lists no models; requested {probe_result.model!r}"
+        meaning = "the server answered a request for it, but another model may have answered"
+        return Finding("model", NOTE, observed, meaning)
     listed = ", ".join(probe_result.models[:MAX_SHOWN_MODELS])
-    found = f"{probe_result.model!r} of {len(probe_result.models)} listed: {listed}"
+    model_count = format.counted(len(probe_result.models), "listed model")
+    observed = f"{probe_result.model!r}; {model_count}: {listed}"
     if probe_result.model not in probe_result.models:
         meaning = (
-            "it answers to a name that it does not list: the numbers are of whatever it serves"
+            "the server accepts a name that it does not list, so another model may be measured"
         )
-        return Finding("model", WARNING, found, meaning, "name one of its own with --model")
+        return Finding("model", WARNING, observed, meaning, "use --model with a listed name")
     if not probe_result.server_profile.rejects_unknown_models:
-        meaning = "this make answers to any name: a typing error in --model would not show"
-        return Finding("model", OK, found, meaning)
-    return Finding("model", OK, found, "requests name it, and another name would be refused")
+        meaning = (
+            "this type of server accepts any name, so a typing error in --model goes unnoticed"
+        )
+        return Finding("model", OK, observed, meaning)
+    return Finding("model", OK, observed, "listed; the server refuses other names")
 
 
 def check_context_length(probe_result: ProbeResult) -> Finding:
     """Report the context length: the most tokens that prompt and output may have together."""
     if probe_result.max_context is None:
-        found = "its list of models does not say how long a context it takes"
-        meaning = "whether the longest request of a workload fits shows only when it is refused"
-        return Finding("context", UNKNOWN, found, meaning)
-    found = f"takes {probe_result.max_context:,} tokens of prompt and answer together"
+        observed = "the server does not report its context length"
+        meaning = "requests of a workload that are too long will fail during the run"
+        return Finding("context", UNKNOWN, observed, meaning)
+    observed = f"context length {probe_result.max_context:,} tokens, prompt and output together"
     meaning = (
-        "a workload with longer requests is refused before its load; loadgen run --dry-run says "
-        "how long they are"
+        "loadgen rejects a workload with longer requests before the run; run --dry-run shows their "
+        "lengths"
     )
-    return Finding("context", OK, found, meaning)
+    return Finding("context", OK, observed, meaning)
 
 
 def check_server_profile(probe_result: ProbeResult) -> Finding:
@@ -316,11 +314,14 @@ def check_server_profile(probe_result: ProbeResult) -> Finding:
     server = probe_result.server_profile.title
     if probe_result.version:
         server += f" {probe_result.version}"
-    found = f"{server} ({'; '.join(probe_result.evidence)})"
+    observed = f"{server} ({'; '.join(probe_result.evidence)})"
     if probe_result.server == "generic":
-        meaning = "only fields that all servers take are sent: output lengths cannot be forced"
-        return Finding("make", WARNING, found, meaning, "say what it is with --server, if you know")
-    return Finding("make", OK, found, "decides which fields are sent, and which are never sent")
+        meaning = (
+            "loadgen sends only fields that all servers accept, so output lengths cannot be forced"
+        )
+        return Finding("server", WARNING, observed, meaning, "use --server if you know the type")
+    meaning = "loadgen sends only the fields that this type of server supports"
+    return Finding("server", OK, observed, meaning)
 
 
 # -- Token counts ---------------------------------------------------------------------------------
@@ -344,22 +345,22 @@ def check_tokenizer(
         return Finding(
             check="tokenizer",
             state=UNKNOWN,
-            found="the server counts no prompt tokens",
-            meaning="prompt lengths are ours alone, and tokens per second of input rest on them",
-            advice="give --tokenizer, if local",
+            observed="the server reports no prompt token counts",
+            meaning=f"prompt lengths and input tok/s are counted with {tokenizer_name}",
+            advice="use --tokenizer with the model's tokenizer.json",
         )
-    found = f"server counts {ratio:.3f} tokens for each of ours ({tokenizer_name})"
+    observed = f"the server counts {ratio:.3f} tokens per token of {tokenizer_name}"
     if probe_result.template_tokens:
-        found += f", and {probe_result.template_tokens} more per prompt"
+        observed += f", plus {probe_result.template_tokens} per prompt"
     if abs(ratio - 1) <= TOKEN_COUNT_TOLERANCE:
-        meaning = "prompts are as long as the workload says; the template comes on top"
-        return Finding("tokenizer", OK, found, meaning)
+        meaning = "prompts have the requested lengths, plus the chat template"
+        return Finding("tokenizer", OK, observed, meaning)
     if is_user_tokenizer:
-        advice = "that tokenizer is not this model's: check --tokenizer"
+        advice = "check --tokenizer: it is not the tokenizer of this model"
     else:
-        advice = "give the model's own tokenizer.json with --tokenizer"
-    meaning = f"a prompt of 1,000 tokens by the workload is {1000 * ratio:,.0f} to the server"
-    return Finding("tokenizer", WARNING, found, meaning, advice)
+        advice = "use --tokenizer with the model's tokenizer.json"
+    meaning = f"a prompt of 1,000 tokens in the workload has {1000 * ratio:,.0f} on the server"
+    return Finding("tokenizer", WARNING, observed, meaning, advice)
 
 
 def check_usage(probe_result: ProbeResult, is_streamed: bool) -> Finding:
@@ -373,25 +374,22 @@ def check_usage(probe_result: ProbeResult, is_streamed: bool) -> Finding:
         return Finding(
             check="usage",
             state=WARNING,
-            found=f"token counts contradict each other: {probe_result.usage_contradiction}",
+            observed=f"token counts contradict each other: {probe_result.usage_contradiction}",
             meaning=(
                 "the counts in doubt are not used: rates and costs that need them are missing"
             ),
             advice="fix the usage that the server reports, or give --tokenizer",
         )
-    responses = "streamed answers" if is_streamed else "answers"
+    responses = "streamed responses" if is_streamed else "responses"
     if probe_result.reports_usage:
-        found = f"{responses} carry token counts"
-        return Finding("usage", OK, found, "tokens are counted by the server")
+        observed = f"{responses} contain token counts"
+        return Finding("usage", OK, observed, "token metrics use the server's counts")
     return Finding(
         check="usage",
         state=WARNING,
-        found=f"{responses} carry no token counts",
-        meaning=(
-            "output tokens are counted here, as an estimate: tokens per second and TPOT may be off "
-            "by several percent"
-        ),
-        advice="give --tokenizer for exact counts",
+        observed=f"{responses} contain no token counts",
+        meaning="loadgen estimates output tokens, so TPOT and tok/s may be off by several percent",
+        advice="use --tokenizer for exact counts",
     )
 
 
@@ -403,22 +401,19 @@ def check_prefix_cache(repeated: Trial, prompt_tokens: int) -> Finding:
         prompt_tokens: The approximate length of that prompt, in the server's tokens.
     """
     if repeated.failure or repeated.cached_tokens is None:
-        found = "the server does not say what its cache has served"
+        observed = "the server does not report cached prompt tokens"
         meaning = (
-            "prompts of a run are made unique anyway; what a cache has served cannot be seen here"
+            "cache hits cannot be measured; prompts of a run are unique unless they share text"
         )
-        return Finding("cache", UNKNOWN, found, meaning)
-    found = (
+        return Finding("cache", UNKNOWN, observed, meaning)
+    observed = (
         f"{repeated.cached_tokens} of about {format.counted(prompt_tokens, 'prompt token')} "
-        "from cache when sent again"
+        "cached when sent again"
     )
     if repeated.cached_tokens:
-        meaning = (
-            "a repeated seed is served from cache, and its TTFT is no prefill: compare runs of "
-            "different seeds, or give --salt fresh"
-        )
-        return Finding("cache", NOTE, found, meaning)
-    return Finding("cache", OK, found, "repeated prompts are not served faster")
+        meaning = "a run with the same seed hits the cache, so its TTFT is too low"
+        return Finding("cache", NOTE, observed, meaning, "use another --seed, or --salt fresh")
+    return Finding("cache", OK, observed, "repeated prompts are not cached")
 
 
 # -- Output lengths -------------------------------------------------------------------------------
@@ -443,76 +438,64 @@ def check_output_lengths(
         return Finding(
             check="length",
             state=WARNING,
-            found=f"{fields or 'the question'} on trial: {forced.failure}",
-            meaning=(
-                "answers end where the model ends them: output lengths differ between servers and "
-                "runs"
-            ),
+            observed=f"a request with {fields or 'max_tokens'} failed: {forced.failure}",
+            meaning="the model decides output lengths, which differ between servers and runs",
             advice="compare only runs with equal output token counts",
         )
     if forced.output_tokens is None:
-        found = f"{fields} sent, no count came back"
-        meaning = "without a count from the server it cannot be seen whether lengths are honoured"
-        return Finding("length", UNKNOWN, found, meaning)
-    found = _describe_output_lengths(fields, forced, free)
+        observed = f"{fields} sent; the server reported no token count"
+        meaning = "it is not known whether responses have the requested lengths"
+        return Finding("length", UNKNOWN, observed, meaning)
+    observed = _describe_output_lengths(fields, forced, free)
     if forced.output_tokens != forced.max_tokens:
-        return _report_wrong_length(found, is_too_long=forced.output_tokens > forced.max_tokens)
+        return _report_wrong_length(observed, is_too_long=forced.output_tokens > forced.max_tokens)
     if tried_fields:
-        return _report_unknown_server_with_forced_length(found, tried_fields)
+        return _report_unknown_server_with_forced_length(observed, tried_fields)
     if not server_profile.length_fields:
-        meaning = "nothing forces a length on this make: answers of other prompts may end early"
+        meaning = "this type of server cannot force output lengths; other responses may be shorter"
         advice = "compare only runs with equal output token counts"
-        return Finding("length", NOTE, found, meaning, advice)
-    meaning = "every answer has exactly the length that the workload asks for"
+        return Finding("length", NOTE, observed, meaning, advice)
+    meaning = "every response has the requested length"
     if free.output_tokens == forced.max_tokens:
-        meaning = (
-            "lengths came as asked; this model does not stop by itself, so the fields did not have "
-            "to prove it"
-        )
-    return Finding("length", OK, found, meaning)
+        meaning = "lengths match, but the same request without these fields was as long"
+    return Finding("length", OK, observed, meaning)
 
 
 def _describe_output_lengths(fields: str, forced: Trial, free: Trial) -> str:
-    """Return, for example, "ignore_eos: 64 of 64 tokens came, 3 when left to end by itself"."""
+    """Return, for example, "ignore_eos: 64 of 64 tokens (3 without it)"."""
     requested = format.counted(forced.max_tokens, "token")
-    text = f"{fields or 'max_tokens alone'}: {forced.output_tokens} of {requested} came"
-    if free.failure or free.output_tokens is None:
+    text = f"{fields or 'max_tokens'}: {forced.output_tokens} of {requested}"
+    if not fields or free.failure or free.output_tokens is None:
         return text
-    return f"{text}, {free.output_tokens} when left to end by itself"
+    return f"{text} ({free.output_tokens} without)"
 
 
-def _report_wrong_length(found: str, *, is_too_long: bool) -> Finding:
+def _report_wrong_length(observed: str, *, is_too_long: bool) -> Finding:
     """Return the warning for an output that does not have the requested length.
 
     An output that is longer than `max_tokens` points at a wrong count, a shorter one at a length
     that was not forced.
     """
     if is_too_long:
-        meaning = (
-            "more than max_tokens allows: one of the two is not true, and TPOT and tokens per "
-            "second rest on it"
-        )
-        advice = "give --tokenizer, and compare the counts"
+        meaning = "the count exceeds max_tokens, so it may be wrong, and with it TPOT and tok/s"
+        advice = "use --tokenizer and compare the counts"
     else:
-        meaning = (
-            "output lengths are not those of the workload: E2E and tokens per second depend on the "
-            "model's mood"
-        )
-        advice = "look at output token counts before comparing two servers"
-    return Finding("length", WARNING, found, meaning, advice)
+        meaning = "output lengths differ from the workload, which changes E2E latency and tok/s"
+        advice = "compare output token counts before comparing servers"
+    return Finding("length", WARNING, observed, meaning, advice)
 
 
-def _report_unknown_server_with_forced_length(found: str, tried_fields: str) -> Finding:
+def _report_unknown_server_with_forced_length(observed: str, tried_fields: str) -> Finding:
     """Return the finding for a server of unknown make that honours the tried fields.
 
     Only `ignore_eos` can be suggested for the body of every request, because the value of
     `min_tokens` would have to differ from request to request.
     """
-    meaning = "it honours them, but is of unknown make, so a run does not send them"
+    meaning = "they work, but a run does not send them to an unknown type of server"
     advice = ""
     if "ignore_eos" in tried_fields.split(" and "):
         advice = "add --extra-body '{\"ignore_eos\": true}'"
-    return Finding("length", NOTE, found, meaning, advice)
+    return Finding("length", NOTE, observed, meaning, advice)
 
 
 # -- Streaming ------------------------------------------------------------------------------------
@@ -551,45 +534,42 @@ def check_streaming(long_trials: Sequence[Trial], short_trials: Sequence[Trial] 
     trial = next(unbundled, long_trials[0])
     if not trial.is_stream:
         return _report_no_stream(trial)
-    found = _describe_stream(trial)
+    observed = _describe_stream(trial)
     if trial.tokens_per_event > BUNDLING_RATIO:
         meaning = (
-            f"about {trial.tokens_per_event:.1f} tokens per event: gaps are not inter-token "
-            "latency, and ITL is left out"
+            f"about {trial.tokens_per_event:.1f} tokens per event, so ITL cannot be measured and "
+            "is omitted"
         )
-        advice = "for ITL set the server's stream interval to 1"
-        return Finding("streaming", WARNING, found, meaning, advice)
+        advice = "set the server's stream interval to 1 to measure ITL"
+        return Finding("streaming", WARNING, observed, meaning, advice)
     if not has_bundled_events(trial):
-        meaning = "token by token: TTFT, TPOT and ITL mean what they say"
-        return Finding("streaming", OK, found, meaning)
-    return _explain_bundling(found, long_trials, short_trials)
+        meaning = "tokens arrive one by one, so TTFT, TPOT and ITL are reliable"
+        return Finding("streaming", OK, observed, meaning)
+    return _explain_bundling(observed, long_trials, short_trials)
 
 
 def _report_no_stream(trial: Trial) -> Finding:
     """Return the warning for a response that failed or that came in fewer than two events."""
-    found = trial.failure
-    if not found:
+    observed = trial.failure
+    if not observed:
         tokens = "? tokens"
         if trial.output_tokens is not None:
             tokens = format.counted(trial.output_tokens, "token")
-        found = f"{format.counted(trial.event_count, 'output event')} for {tokens}"
+        observed = f"{format.counted(trial.event_count, 'output event')} for {tokens}"
     return Finding(
         check="streaming",
         state=WARNING,
-        found=found,
-        meaning=(
-            "there is nothing between a first and a last token: no TPOT, no ITL, and TTFT is the "
-            "whole answer"
-        ),
-        advice="check that nothing in between waits for the whole answer",
+        observed=observed,
+        meaning="the response did not stream: no TPOT, no ITL, and TTFT is the E2E latency",
+        advice="check that no proxy waits for the complete response",
     )
 
 
 def _describe_stream(trial: Trial) -> str:
-    """Return, for example, "64 tokens in 64 events in 60 arrivals over 320 ms"."""
+    """Return, for example, "64 tokens in 64 events, 60 reads over 320 ms"."""
     text = (
-        f"{format.counted(trial.event_count, 'event')} in {trial.arrival_count} arrivals over "
-        f"{format.quantity(trial.span_ms)} ms"
+        f"{format.counted(trial.event_count, 'event')}, "
+        f"{format.counted(trial.arrival_count, 'read')} over {format.quantity(trial.span_ms)} ms"
     )
     if trial.output_tokens:
         return f"{format.counted(trial.output_tokens, 'token')} in {text}"
@@ -597,50 +577,44 @@ def _describe_stream(trial: Trial) -> str:
 
 
 def _explain_bundling(
-    found: str, long_trials: Sequence[Trial], short_trials: Sequence[Trial]
+    observed: str, long_trials: Sequence[Trial], short_trials: Sequence[Trial]
 ) -> Finding:
     """Return the finding for bundled events: a buffer, complete responses, or an unknown cause."""
     # The first long response was sent before there were short ones to compare it with.
     buffer_delay_ms = _measure_buffer_delay_ms(long_trials[1:], short_trials)
     if buffer_delay_ms is not None:
-        return Finding(
-            check="streaming",
-            state=WARNING,
-            found=(
-                f"{found}; the first comes {format.quantity(buffer_delay_ms)} ms later than that "
-                "of an answer of one token"
-            ),
-            meaning=(
-                "something holds answers back until enough is there: gaps are its rhythm, and TTFT "
-                "is late"
-            ),
-            advice=(
-                "look for a buffering proxy (nginx: proxy_buffering off, HAProxy: option "
-                "http-no-delay), or a server with too few cores to send as it computes"
-            ),
-        )
+        return _report_buffer(observed, buffer_delay_ms)
     lateness_ms = [trial.timer_lateness_ms for trial in long_trials]
     longest_span_ms = max(trial.span_ms for trial in long_trials)
     if min(lateness_ms) < QUIET_HOST_MS and longest_span_ms < QUIET_HOST_MS:
         return Finding(
             check="streaming",
             state=WARNING,
-            found=found,
-            meaning=(
-                "whole answers come at once though this host was not late: there are no gaps "
-                "between tokens"
-            ),
-            advice="see what makes or holds whole answers before they are sent",
+            observed=observed,
+            meaning="complete responses arrive at once, so TPOT and ITL cannot be measured",
+            advice="check whether the server or a proxy waits for the complete response",
         )
     return Finding(
         check="streaming",
         state=UNKNOWN,
-        found=f"{found}; this host was up to {format.quantity(max(lateness_ms))} ms late",
-        meaning=(
-            "cannot tell whether something holds events back or a host is too busy to send or read "
-            "them one by one"
+        observed=f"{observed}; timers of this host were up to {max(lateness_ms):.3g} ms late",
+        meaning="tokens arrived in groups, because of a buffering proxy or of a busy host",
+        advice="repeat while this host and the server are idle",
+    )
+
+
+def _report_buffer(observed: str, buffer_delay_ms: float) -> Finding:
+    """Return the warning for a buffer between server and client that delays the first event."""
+    delay = f"{format.quantity(buffer_delay_ms)} ms"
+    return Finding(
+        check="streaming",
+        state=WARNING,
+        observed=f"{observed}; TTFT is {delay} longer than for a response of one token",
+        meaning="a buffer delays and groups tokens, so TTFT is too long and ITL is not reliable",
+        advice=(
+            "disable proxy buffering (nginx: proxy_buffering off; HAProxy: option http-no-delay), "
+            "or give the server more CPU cores"
         ),
-        advice="ask again when this host and the server have nothing else to do",
     )
 
 
@@ -680,33 +654,25 @@ def check_first_token(trials: Sequence[Trial]) -> Finding | None:
     if not responses:
         return None
     fastest = min(responses, key=lambda trial: (trial.first_event_ms, trial.headers_ms))
-    found = f"{format.quantity(fastest.first_event_ms)} ms to the first token of a short question"
+    ttft = f"{format.quantity(fastest.first_event_ms)} ms"
     if fastest.first_event_ms < LATE_FIRST_TOKEN_MS:
-        meaning = "no TTFT under load can be expected below it"
-        return Finding("first token", OK, found, meaning)
+        observed = f"TTFT {ttft} for a short prompt without load"
+        return Finding("first token", OK, observed, "TTFT under load will not be lower")
     if fastest.headers_ms > HEADERS_SHARE_OF_LATE_TOKEN * fastest.first_event_ms:
+        headers = f"{format.quantity(fastest.headers_ms)} ms"
         return Finding(
             check="first token",
             state=WARNING,
-            found=(
-                f"{found}, {format.quantity(fastest.headers_ms)} ms of it before the head of the "
-                "answer"
-            ),
-            meaning=(
-                "not even the head comes sooner: a queue, a gateway or a model being woken holds "
-                "every request back, and every TTFT holds it"
-            ),
-            advice="ask again, then see its log",
+            observed=f"TTFT {ttft} for a short prompt, {headers} of it before the HTTP headers",
+            meaning="a queue, a gateway or a model that is loading delays every request",
+            advice="repeat the check, then read the server's log",
         )
     return Finding(
         check="first token",
         state=WARNING,
-        found=found,
-        meaning=(
-            "the head comes at once and the token late: other load, a slow prefill or a stream "
-            "that is held back; every TTFT holds it"
-        ),
-        advice="make sure that nobody else uses it",
+        observed=f"TTFT {ttft} for a short prompt; the HTTP headers came at once",
+        meaning="other load, a slow prefill or a buffered stream delays every first token",
+        advice="make sure that no one else uses the server",
     )
 
 
@@ -717,31 +683,25 @@ def check_value_responses(api: str, trials: Sequence[Trial]) -> Finding:
     """Judge the responses of an API that returns numbers instead of text, such as embeddings."""
     failures = [trial.failure for trial in trials if trial.failure]
     if failures:
-        meaning = "every request of a load would end like this"
-        return Finding("answer", FAULT, failures[0], meaning, "see the server's log")
+        meaning = "every request of a run would fail like this"
+        return Finding("response", FAULT, failures[0], meaning, "read the server's log")
     fastest_ms = min(trial.headers_ms for trial in trials)
-    found = f"{format.quantity(fastest_ms)} ms to the answer of {api} to a short text"
-    meaning = "no E2E under load can be expected below it; there are no tokens, and no TTFT"
-    return Finding("answer", OK, found, meaning)
+    observed = f"E2E latency {format.quantity(fastest_ms)} ms for a short text ({api})"
+    meaning = "E2E latency under load will not be lower; this API has no tokens and no TTFT"
+    return Finding("response", OK, observed, meaning)
 
 
 def check_keep_alive(is_connection_reused: bool) -> Finding:
     """Judge whether a later request could use the connection of an earlier one."""
     if is_connection_reused:
-        meaning = "connect time falls on the first requests only"
-        return Finding("keep-alive", OK, "connections serve again", meaning)
+        meaning = "only the first request of a connection includes connect time"
+        return Finding("keep-alive", OK, "connections are reused", meaning)
     return Finding(
         check="keep-alive",
         state=WARNING,
-        found="connections are closed after each answer",
-        meaning=(
-            "every request needs a new connection: connect (and TLS) time is in TTFT, and local "
-            "ports can run out"
-        ),
-        advice=(
-            "look at the keep-alive of server and proxy; if it must be so, keep to some 400 new "
-            "requests a second"
-        ),
+        observed="the server closes the connection after each response",
+        meaning="every TTFT includes connect and TLS time, and local ports can run out",
+        advice="enable keep-alive on server and proxy, or stay below about 400 req/s",
     )
 
 
@@ -758,8 +718,8 @@ def check_rate_limit(headers: Mapping[str, str]) -> Finding | None:
             limits.append(f"{limit} {match['unit']}")
     if not limits:
         return None
-    meaning = "above that rate answers are 429: failures of the quota, not of the model"
-    advice = "keep the load of a run below it"
+    meaning = "the server refuses requests above this limit with HTTP 429"
+    advice = "keep the load below it"
     return Finding("rate limit", NOTE, ", ".join(limits), meaning, advice)
 
 
@@ -772,19 +732,16 @@ def check_metrics_pages(pages: Mapping[str, HttpResponse]) -> Finding:
     descriptions = [_describe_metrics_page(path, response) for path, response in pages.items()]
     available = [description for description in descriptions if description]
     if not available:
-        found = f"no page at {', '.join(pages)}"
-        meaning = (
-            "queue depth and cache use stay unknown: a slow server and a full one look alike from "
-            "outside"
-        )
-        return Finding("metrics", NOTE, found, meaning, "switch it on to see causes")
-    found = "; ".join(available)
-    meaning = "queue depth, batch size and cache use can be read beside a run"
+        observed = f"no metrics at {', '.join(pages)}"
+        meaning = "a run cannot show queue depth, batch size and cache use of the server"
+        return Finding("metrics", NOTE, observed, meaning, "enable the server's metrics")
+    observed = "; ".join(available)
+    meaning = "a run can show queue depth, batch size and cache use of the server"
     # TensorRT-LLM serves its iteration statistics as a JSON list and clears it at each request.
     if any(response.status == 200 and _is_json_list(response) for response in pages.values()):
-        meaning += "; the JSON list is emptied by each reader, so two readers rob each other"
-        return Finding("metrics", NOTE, found, meaning)
-    return Finding("metrics", OK, found, meaning)
+        meaning += "; each read empties the JSON list, so concurrent readers lose samples"
+        return Finding("metrics", NOTE, observed, meaning)
+    return Finding("metrics", OK, observed, meaning)
 
 
 def _is_json_list(response: HttpResponse) -> bool:
@@ -838,13 +795,11 @@ def check_wall_clock(date_header: str, now: datetime) -> Finding | None:
     except (TypeError, ValueError):
         return None
     if abs(skew_s) > MAX_CLOCK_SKEW_S:
-        found = f"the server's clock differs from ours by about {skew_s:+.0f} s"
-        meaning = (
-            "no latency rests on it, but server logs and metrics will not line up with the run"
-        )
-        return Finding("wall clock", WARNING, found, meaning, "let both hosts keep time by NTP")
-    found = "the server's clock agrees within 2 s"
-    return Finding("wall clock", OK, found, "its logs line up with the run")
+        observed = f"the server's clock differs by about {skew_s:+.0f} s"
+        meaning = "timestamps of server logs do not match the run; latencies are not affected"
+        return Finding("wall clock", WARNING, observed, meaning, "synchronize both hosts by NTP")
+    observed = "the server's clock agrees within 2 s"
+    return Finding("wall clock", OK, observed, "timestamps of server logs match the run")
 
 
 def check_arrival_timestamps(trial: Trial) -> Finding:
@@ -853,14 +808,11 @@ def check_arrival_timestamps(trial: Trial) -> Finding:
     A timestamp of the kernel is not affected by how late a busy client reads the data.
     """
     if trial.has_kernel_timestamps:
-        found = "arrivals are stamped by the kernel"
-        return Finding("stamps", OK, found, "our own lateness is not in the latencies")
-    found = "arrivals are stamped by the reader's own clock"
-    meaning = (
-        "arrivals are stamped when they are read: a busy client makes latencies look longer (stamp "
-        "error says so)"
-    )
-    return Finding("stamps", NOTE, found, meaning)
+        observed = "the kernel timestamps arriving packets"
+        return Finding("timestamps", OK, observed, "a busy client does not change latencies")
+    observed = "loadgen timestamps responses when it reads them"
+    meaning = "a busy client makes latencies longer; a run reports this as timestamp uncertainty"
+    return Finding("timestamps", NOTE, observed, meaning)
 
 
 # -- The report -----------------------------------------------------------------------------------
@@ -874,13 +826,13 @@ def report(title: str, findings: Sequence[Finding]) -> Report:
         made_by="loadgen doctor",
         answer=[_summarize_states(findings)],
         answer_last=True,
-        sections=[section("", Table(("", "check", "found, and what it means"), rows, "words"))],
+        sections=[section("", Table(("", "check", "observed, and what it means"), rows, "words"))],
     )
 
 
 def _describe_finding(finding: Finding) -> str:
     """Return the text of a finding, such as "9 open files: too few -> raise the limit"."""
-    text = f"{finding.found}: {finding.meaning}"
+    text = f"{finding.observed}: {finding.meaning}"
     if finding.advice:
         text += f" -> {finding.advice}"
     return text

@@ -67,7 +67,7 @@ def test_a_sound_trtllm_like_endpoint() -> None:
     )
     target = (*target, "keep-alive")
     assert {check: found[check].state for check in target} == dict.fromkeys(target, OK)
-    assert "64 of 64" in found["length"].found
+    assert "64 of 64" in found["length"].observed
     assert "emptied by each reader" in found["metrics"].meaning
 
 
@@ -77,7 +77,7 @@ def test_token_counts_that_contradict_each_other_are_a_warning() -> None:
     with canned.serving(canned.events(*events)) as server:
         settings = Settings(url=server.url, model="m", server="generic")
         found = {one.check: one for one in asyncio.run(doctor.examine(settings))}
-    assert found["usage"].state == WARNING and "cached" in found["usage"].found
+    assert found["usage"].state == WARNING and "cached" in found["usage"].observed
 
 
 @pytest.mark.processes
@@ -89,7 +89,7 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
     assert found["length"].state in (NOTE, WARNING)
     refused = examined(options, api_key="sk-another-one-entirely")
     assert refused["auth"].state == FAULT
-    assert "401" in refused["auth"].found
+    assert "401" in refused["auth"].observed
     assert "model" not in refused, "what a refused key hides is not guessed"
     assert "files" in refused, "the host is looked at all the same"
 
@@ -111,7 +111,7 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
 def test_faulty_endpoints(options: Options, check: str, words: str) -> None:
     found = examined(options)[check]
     assert found.state == WARNING
-    assert words in f"{found.found} {found.meaning}"
+    assert words in f"{found.observed} {found.meaning}"
 
 
 def streaming(url: str) -> Finding:
@@ -231,7 +231,7 @@ def test_tls_is_told_apart(tmp_path: Path) -> None:
     options = Options(cert=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"), **FAST)
     trusted = examined(options, tls=Tls(ca=str(tmp_path / "ca.pem")))
     assert trusted["tls"].state == OK
-    assert "certificate valid for" in trusted["tls"].found
+    assert "certificate valid for" in trusted["tls"].observed
     unknown = examined(options)
     assert (unknown["target"].state, unknown["target"].code) == (FAULT, "tls")
     assert "--cacert" in unknown["target"].advice
@@ -249,7 +249,7 @@ def test_tls_is_told_apart(tmp_path: Path) -> None:
 def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
     found = asyncio.run(doctor.examine(Settings(url=url)))
     assert doctor.failed(found)
-    assert words in found[0].found
+    assert words in found[0].observed
     assert any(one.check == "cpu" for one in found)
 
 
@@ -263,7 +263,7 @@ def test_without_a_target_this_host_is_checked_and_nothing_is_sent() -> None:
 def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:
     title, (only,) = doctor.run(Settings(url="sim:gb300-vm"))
     assert (
-        "simulated: gb300-vm" in title and "4 x GB300" in only.found and not doctor.failed([only])
+        "simulated: gb300-vm" in title and "4 x GB300" in only.observed and not doctor.failed([only])
     )
     with refused(UserError, "unknown_name", "--url"):
         doctor.run(Settings(url="sim:nope"))
@@ -426,7 +426,7 @@ VLLM, GENERIC = SERVER_PROFILES["vllm"], SERVER_PROFILES["generic"]
 )
 def test_sights(found: Finding, state: str, words: str) -> None:
     assert found.state == state
-    assert words in f"{found.found} {found.meaning} {found.advice}"
+    assert words in f"{found.observed} {found.meaning} {found.advice}"
 
 
 def test_certificates_that_run_out_and_clocks_that_differ() -> None:
@@ -437,7 +437,7 @@ def test_certificates_that_run_out_and_clocks_that_differ() -> None:
     assert target_checks.check_tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
     late = target_checks.check_wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
     assert late is not None
-    assert (late.state, late.found) == (
+    assert (late.state, late.observed) == (
         WARNING,
         "the server's clock differs from ours by about +60 s",
     )
@@ -449,7 +449,7 @@ def test_rate_limits_are_read_from_heads() -> None:
         {"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"}
     )
     assert found is not None
-    assert found.found == "600 requests"
+    assert found.observed == "600 requests"
     assert target_checks.check_rate_limit({"server": "x"}) is None
 
 
@@ -508,7 +508,7 @@ def test_a_missing_compiled_part_is_said_with_its_reason() -> None:
         for finding in host(Machine(not_compiled="LOADGEN_PURE is set"))
         if finding.check == "compiled"
     )
-    assert "LOADGEN_PURE" in one.found and "pip install" in one.advice
+    assert "LOADGEN_PURE" in one.observed and "pip install" in one.advice
     assert not any(finding.check == "compiled" for finding in host(Machine()))
 
 
@@ -541,6 +541,6 @@ def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
         found = asyncio.run(doctor.examine(Settings(url=url, api="embeddings", stream=False)))
     (target,) = [one for one in found if one.check == "target"]
     assert (
-        "too large" in target.found
+        "too large" in target.observed
         and target.meaning == "requests of a load would end like this too"
     )
