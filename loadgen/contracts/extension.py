@@ -27,7 +27,7 @@ from loadgen.contracts.verdict import FAIL, PASS, LevelVerdict, Validation
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.core.results import checksums
-from loadgen.doctor.target_checks import FAULT, Finding
+from loadgen.doctor.findings import FAULT, Finding
 
 
 def extend_validation(

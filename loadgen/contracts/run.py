@@ -38,7 +38,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.execution.run import Execute
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.workload import with_unique_prompts
-from loadgen.doctor.target_checks import FAULT, WARNING, Finding
+from loadgen.doctor.findings import FAULT, WARNING, Finding
 from loadgen.render import text as as_text
 from loadgen.repeated.repeat_loop import pause, seeded
 from loadgen.repeated.repeats import Repetition
@@ -340,7 +340,8 @@ def check_target(settings: Settings, directory: Path, say: Callable[[str], None]
     """
     if settings.virtual:
         return []
-    from loadgen.doctor import doctor, target_checks
+    from loadgen.doctor import doctor
+    from loadgen.doctor.findings import build_report
 
     all_findings: list[Finding] = []
     reports = []
@@ -353,7 +354,7 @@ def check_target(settings: Settings, directory: Path, say: Callable[[str], None]
         all_findings += findings
         bad_findings = [finding for finding in findings if finding.state in (FAULT, WARNING)]
         if bad_findings:
-            say(as_text.render(target_checks.report(title, bad_findings)).rstrip())
+            say(as_text.render(build_report(title, bad_findings)).rstrip())
     (directory / DOCTOR_FILE).write_bytes(format.document(reports))
     return all_findings
 

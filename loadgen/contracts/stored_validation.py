@@ -29,7 +29,7 @@ from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.json_files import decode_json
 from loadgen.core.results.manifest import TargetFacts, decode_manifest
-from loadgen.doctor.target_checks import Finding
+from loadgen.doctor.findings import Finding
 from loadgen.figures import METRICS
 
 CONTRACT_FILE = "contract.yaml"

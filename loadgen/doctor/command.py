@@ -1,4 +1,4 @@
-"""`loadgen doctor`: checks a target and this host before a run and says what each finding means."""
+"""The command `loadgen doctor`: check a target and this host before a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from loadgen.cli.invocation import Invocation
-from loadgen.cli.options import TARGET_OPTIONS, add_options
+from loadgen.cli.options import TARGET_OPTIONS, FullOption, add_options
 from loadgen.cli.output import print_answer
 from loadgen.core.errors import OK, UNSOUND, UserError
 
@@ -16,8 +16,8 @@ from loadgen.core.errors import OK, UNSOUND, UserError
     only=TARGET_OPTIONS,
     help_texts={
         "url": (
-            "Endpoint, with or without a path prefix and /v1; or sim:PRESET, a simulated one in "
-            "virtual time."
+            "Server URL, with or without a path prefix and /v1, or sim:PRESET for a simulated "
+            "server."
         )
     },
 )
@@ -26,18 +26,21 @@ def doctor(
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel="Output", help="Print the findings as JSON.")
     ] = False,
+    full: FullOption = False,
 ) -> int:
-    """Check reachability, TLS, key, model, token counts, forced lengths, streaming, metrics pages, and this host.
+    """Check a server and this host before a run.
 
-    Sends about a dozen small requests, and ten more if events arrive together. Without a target,
-    it checks this host and the plug-ins alone and sends nothing.
+    Checks the connection, TLS, the API key, the model, token counts, forced output lengths,
+    streaming and metrics of the server, and the clock, CPU and limits of this host. It sends about
+    a dozen small requests, and ten more if tokens arrive in groups. Without --url, it checks this
+    host and the installed plug-ins and sends nothing.
 
     Exit: 0 a load can run (read the warnings), 2 wrong usage, 3 it cannot.
 
     Example: loadgen doctor --url http://HOST:8000
     """
     from loadgen.doctor import doctor as checks
-    from loadgen.doctor.target_checks import report
+    from loadgen.doctor.findings import build_report
 
     if invocation["url"] is None:
         title, findings = checks.check_host()
@@ -46,10 +49,15 @@ def doctor(
         if settings.targets:
             raise UserError(
                 "unsupported",
-                "this command takes one endpoint",
+                "doctor checks one server at a time",
                 "--url",
-                "several: loadgen run, or one address for all",
+                "run it once for each server",
             )
         title, findings = checks.run(settings)
-    print_answer({"title": title, "findings": findings}, report(title, findings), as_json=as_json)
+    print_answer(
+        {"title": title, "findings": findings},
+        build_report(title, findings),
+        as_json=as_json,
+        full=full,
+    )
     return UNSOUND if checks.failed(findings) else OK

@@ -30,8 +30,8 @@ from loadgen.core.execution import backend, probing, resource_limits
 from loadgen.core.execution.plan import Settings
 from loadgen.core.requests.tokenizer import Tokenizer, load_tokenizer
 from loadgen.doctor import host_checks, plugin_checks, target_checks
+from loadgen.doctor.findings import FAULT, OK, UNKNOWN, Finding
 from loadgen.doctor.host_checks import Machine
-from loadgen.doctor.target_checks import FAULT, OK, UNKNOWN, Finding
 from loadgen.doctor.trials import LengthTrials, TrialSender, redact_secrets
 
 CONNECT_COUNT = 5

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from loadgen.core import format
-from loadgen.doctor.target_checks import NOTE, OK, WARNING, Finding
+from loadgen.doctor.findings import NOTE, OK, WARNING, Finding
 
 TIMER_LATE_MS = 1.0
 """Lateness (p99) of a 1 ms timer above which even an idle host delays sends."""

@@ -10,7 +10,7 @@ from loadgen_sdk.wire_formats.server_profiles import SERVERS
 
 from loadgen.backends import BACKENDS
 from loadgen.commands import COMMANDS
-from loadgen.doctor.target_checks import OK, WARNING, Finding
+from loadgen.doctor.findings import OK, WARNING, Finding
 from loadgen.figures import METRICS
 from loadgen.formats import FORMATS
 from loadgen.plugins import SWITCH

@@ -7,13 +7,11 @@ requests. What could not be observed is reported as unknown, never guessed.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from itertools import pairwise
 from statistics import median, median_high
-from typing import Literal
 
 import msgspec
 from loadgen_sdk.probe.http_types import HttpResponse
@@ -21,15 +19,7 @@ from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES, ServerProfile
 
 from loadgen.core import format
-from loadgen.render.section import Kind, Paragraph, Report, Table, section
-
-State = Literal["ok", "note", "warning", "fault", "unknown"]
-OK: State = "ok"
-NOTE: State = "note"
-WARNING: State = "warning"
-FAULT: State = "fault"
-"""No load can work on the target."""
-UNKNOWN: State = "unknown"
+from loadgen.doctor.findings import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding
 
 NS_PER_MS = 1e6
 MAX_SHOWN_ADDRESSES = 4
@@ -67,26 +57,6 @@ BUFFER_DELAY_SHARE = 0.1
 QUIET_HOST_MS = 2.0
 """Timer lateness below which a host is not busy, and duration of a response that came all at once.
 """
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """The result of one check.
-
-    Attributes:
-        check: The name of the check, such as "tls".
-        state: How serious it is.
-        observed: What was observed. The key in JSON is "found".
-        meaning: The consequence for a measurement.
-        advice: What to do, or "" if there is nothing to do.
-        code: The error code if the target cannot be used at all, else "".
-    """
-
-    check: str
-    state: State
-    observed: str = msgspec.field(name="found")
-    meaning: str
-    advice: str = ""
-    code: str = ""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -592,7 +562,7 @@ def _explain_bundling(
             state=WARNING,
             observed=observed,
             meaning="complete responses arrive at once, so TPOT and ITL cannot be measured",
-            advice="check whether the server or a proxy waits for the complete response",
+            advice="find out what waits for the complete response: the server or a hop before it",
         )
     return Finding(
         check="streaming",
@@ -813,42 +783,3 @@ def check_arrival_timestamps(trial: Trial) -> Finding:
     observed = "loadgen timestamps responses when it reads them"
     meaning = "a busy client makes latencies longer; a run reports this as timestamp uncertainty"
     return Finding("timestamps", NOTE, observed, meaning)
-
-
-# -- The report -----------------------------------------------------------------------------------
-
-
-def report(title: str, findings: Sequence[Finding]) -> Report:
-    """Return a report with a table of the findings and, at its end, their number by state."""
-    rows = [(finding.state, finding.check, _describe_finding(finding)) for finding in findings]
-    return Report(
-        title=title,
-        made_by="loadgen doctor",
-        answer=[_summarize_states(findings)],
-        answer_last=True,
-        sections=[section("", Table(("", "check", "observed, and what it means"), rows, "words"))],
-    )
-
-
-def _describe_finding(finding: Finding) -> str:
-    """Return the text of a finding, such as "9 open files: too few -> raise the limit"."""
-    text = f"{finding.observed}: {finding.meaning}"
-    if finding.advice:
-        text += f" -> {finding.advice}"
-    return text
-
-
-def _summarize_states(findings: Sequence[Finding]) -> Paragraph:
-    """Return a paragraph such as "1 fault, 2 warnings", coloured by the most serious state."""
-    counts = Counter(finding.state for finding in findings)
-    texts = []
-    for state in (FAULT, WARNING, UNKNOWN, NOTE):
-        if not counts[state]:
-            continue
-        # "unknown" is an adjective and has no plural.
-        text = f"{counts[state]} {state}"
-        texts.append(text if state == UNKNOWN else format.counted(counts[state], state))
-    if not texts:
-        return Paragraph("nothing stands in the way", "good")
-    kind: Kind = "bad" if counts[FAULT] else "warn"
-    return Paragraph(", ".join(texts), kind)
