@@ -403,7 +403,11 @@ VLLM, GENERIC = SERVER_PROFILES["vllm"], SERVER_PROFILES["generic"]
             UNKNOWN,
             "busy host",
         ),  # a busy host
-        (target_checks.check_prefix_cache(Trial(cached_tokens=None), 256), UNKNOWN, "does not report"),
+        (
+            target_checks.check_prefix_cache(Trial(cached_tokens=None), 256),
+            UNKNOWN,
+            "does not report",
+        ),
         (target_checks.check_prefix_cache(Trial(cached_tokens=240), 256), NOTE, "240 of about 256"),
         (target_checks.check_authentication(True, 200, 200), NOTE, "without it"),
         (target_checks.check_authentication(False, 403, None), FAULT, "OPENAI_API_KEY"),
