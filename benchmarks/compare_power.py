@@ -67,19 +67,19 @@ def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
 
 
 def side(name: str, found: NDArray[np.void]) -> Side:
-    header = RunManifest(
+    manifest = RunManifest(
         run=name,
         state="finished",
         targets=(TargetFacts(simulated=True),),
         stages=(StagePlan(name="load", arrival="poisson", slots=len(found)),),
         fingerprints=Fingerprints(recipe="1"),
     )
-    summary = summarize(header, found)
+    summary = summarize(manifest, found)
     summary = msgspec.structs.replace(
         summary, verdict=msgspec.structs.replace(summary.verdict, valid=True)
     )
     return Side(
-        name=name, runs=(ComparedRun(name=name, summary=summary, header=header, rows=found),)
+        name=name, runs=(ComparedRun(name=name, summary=summary, manifest=manifest, rows=found),)
     )
 
 

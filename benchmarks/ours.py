@@ -60,8 +60,8 @@ def _drive(
         found = runner.run(probe_url(settings, workload.timeout_ns / 1e9))
         context = PreparationContext(folder=folder)
         plan, starts = prepare_plan(workload, settings, (found,), context)
-        header = run_manifest.create_manifest(plan, workload, starts)
-        store.replace(folder / "run.json", encode_manifest(header))
+        manifest = run_manifest.create_manifest(plan, workload, starts)
+        store.replace(folder / "run.json", encode_manifest(manifest))
         recorder = Compactor(folder)
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         recorded = [0.0]
@@ -83,7 +83,7 @@ def _drive(
         share = runner.run(run_worker(plan, 0, 1, gate, seen.append))
         window.end()
         recorder_cpu = sum(_cpu_of(int(pid)) for pid in children) - recorded[0]
-    summary = run.finish_run(plan, header, share, recorder)
+    summary = run.finish_run(plan, manifest, share, recorder)
     rows = store.read_run(folder).rows
     events = int(rows["output_events"].sum())
     reads = seen[0]._reactor.reads

@@ -48,10 +48,10 @@ def run(
         ),
     )
     rows = made.records[:]
-    header = RunManifest(
+    manifest = RunManifest(
         state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),)
     )
-    grows = summarize(header, rows).sustainable
+    grows = summarize(manifest, rows).sustainable
     trace = mlperf.trace({name: rows[name].copy() for name in mlperf_run.COLUMNS})
     judged = mlperf.reduce(trace, test, target_qps=rate, simulated=True)
     return {

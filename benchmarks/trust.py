@@ -408,7 +408,7 @@ def side(
     runs = []
     for seed in seeds:
         made = rows(kind, seed, length_s, slower=slower, number=number)
-        header = RunManifest(
+        manifest = RunManifest(
             run=f"{name}{seed}",
             state="finished",
             targets=(TargetFacts(simulated=True),),
@@ -416,7 +416,9 @@ def side(
             fingerprints=Fingerprints(recipe="1"),
         )
         runs.append(
-            ComparedRun(name=f"r{seed}", summary=summarize(header, made), header=header, rows=made)
+            ComparedRun(
+                name=f"r{seed}", summary=summarize(manifest, made), manifest=manifest, rows=made
+            )
         )
     return Side(name=name, runs=tuple(runs))
 

@@ -208,7 +208,7 @@ class Result:
                 "unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}"
             )
         stored = request_gaps.read(self.folder)
-        table = request_table(stored.header, stored.rows, stored.texts, unit, stored.each_gap)
+        table = request_table(stored.manifest, stored.rows, stored.texts, unit, stored.each_gap)
         if library in ("pandas", "polars") and find_spec(library) is None:
             hint = f'pip install {library}, or frame("pyarrow"), which is here'
             raise UserError(

@@ -141,7 +141,7 @@ def rented_gpus() -> Inputs:
     )
     boundary = int(rows["due_ns"][warm])
     gaps, timeline = seen(rows, 2)
-    header = RunManifest(
+    manifest = RunManifest(
         run="20261121-101500-rag-7f3a",
         name="rag on one ND GB300 v6",
         started="2026-11-21T10:15:00.000000+00:00",
@@ -202,7 +202,7 @@ def rented_gpus() -> Inputs:
         workers=2,
         host=HOST,
     )
-    return header, rows, gaps, timeline, samples(100, 2, 0.31), []
+    return manifest, rows, gaps, timeline, samples(100, 2, 0.31), []
 
 
 def token_priced() -> Inputs:
@@ -266,7 +266,7 @@ def token_priced() -> Inputs:
             rows["done_ns"][hit] = rows["sent_ns"][hit] + 30 * MS
             rows["bytes_received"][hit] = 420
     gaps, timeline = seen(rows, 1)
-    header = RunManifest(
+    manifest = RunManifest(
         run="20261121-113000-qa-02c1",
         name="qa on an API",
         started="2026-11-21T11:30:00.000000+00:00",
@@ -309,7 +309,7 @@ def token_priced() -> Inputs:
         workers=1,
         host=HOST,
     )
-    return header, rows, gaps, timeline, samples(120, 1, 0.06), texts
+    return manifest, rows, gaps, timeline, samples(120, 1, 0.06), texts
 
 
 EXAMPLES = {

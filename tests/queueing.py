@@ -88,7 +88,7 @@ def run(
     folder: str = "load/r1",
 ) -> RecordedRun:
     """Return the rows as a run of one measured stage, with the limits of `loadgen validate`."""
-    header = RunManifest(
+    manifest = RunManifest(
         run=folder,
         state="finished",
         stages=(StagePlan(name="load", arrival="poisson 10/s", slots=len(found), rate=10.0),),
@@ -102,8 +102,8 @@ def run(
     gaps.add(np.repeat(found["max_gap_ns"][ok], TOKENS - 1))
     return RecordedRun(
         folder=folder,
-        header=header,
-        summary=summarize(header, found, [gaps]),
+        manifest=manifest,
+        summary=summarize(manifest, found, [gaps]),
         rows=found,
         gaps=gaps,
     )

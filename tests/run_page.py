@@ -15,12 +15,12 @@ from loadgen.runs.page_data import Figures
 
 def render(
     summary: Summary,
-    header: RunManifest | None = None,
+    manifest: RunManifest | None = None,
     figures: Figures | None = None,
     said: Sequence[MetricSample] = (),
     additions: Sequence[ExtraSections] = (),
 ) -> str:
     data = figures
     return html.render(
-        text.report(summary, header, None if data is None else lambda: data, said, additions)
+        text.report(summary, manifest, None if data is None else lambda: data, said, additions)
     )

@@ -77,7 +77,7 @@ def frozen_at_birth(module: str, count: int) -> Iterator[list[int]]:
         watching.join()
 
 
-def header(name: str, n: int, **changed: object) -> RunManifest:
+def manifest(name: str, n: int, **changed: object) -> RunManifest:
     """Of one measured stage with an SLO that queueing's rows meet."""
     told: dict[str, object] = {
         "run": name,
@@ -128,7 +128,7 @@ def write(
     """A folder that `store.read` reads, as a worker leaves it."""
     found = rows(1, 300) if found is None else found
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_bytes(encode_manifest(header(folder.name, len(found), **changed)))
+    (folder / "run.json").write_bytes(encode_manifest(manifest(folder.name, len(found), **changed)))
     spool = Spool(folder, 0)
     for text in texts:
         spool.text(text)

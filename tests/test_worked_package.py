@@ -265,9 +265,9 @@ def test_a_run_with_its_backend_and_its_server(acme: Path, tmp_path: Path, capsy
         num_requests=3,
         warmup=0,
     )
-    header = read_run(out).header
-    assert (header.targets[0].server, header.targets[0].model) == ("acme", "small")
-    used = {(one.table, one.name, one.package, one.version) for one in header.plugins}
+    manifest = read_run(out).manifest
+    assert (manifest.targets[0].server, manifest.targets[0].model) == ("acme", "small")
+    used = {(one.table, one.name, one.package, one.version) for one in manifest.plugins}
     assert used == {
         ("loadgen.backends", "acme", "acme-loadgen", "1.0"),
         ("loadgen_sdk.servers", "acme", "acme-loadgen", "1.0"),
@@ -331,7 +331,7 @@ def test_no_name_that_stands_in_a_folder_is_imported(site: Path, tmp_path: Path)
     (site / "acme_loadgen.py").write_text(
         "raise SystemExit('imported')"
     )  # a module, and no entry point
-    header = {
+    manifest = {
         "plugins": [
             {
                 "table": "loadgen.results",
@@ -341,7 +341,7 @@ def test_no_name_that_stands_in_a_folder_is_imported(site: Path, tmp_path: Path)
             }
         ]
     }
-    (tmp_path / "run.json").write_text(json.dumps(header | {"state": "acme_loadgen:SOAK"}))
+    (tmp_path / "run.json").write_text(json.dumps(manifest | {"state": "acme_loadgen:SOAK"}))
     with pytest.raises(UserError):
         print(loadgen.load(tmp_path).headline)
     assert "acme_loadgen" not in sys.modules

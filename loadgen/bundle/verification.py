@@ -278,13 +278,13 @@ def _metrics_of_missing_plugins(file: Path) -> dict[str, str]:
 
     The keys are paths in the summary, and the values are the packages that the run names.
     """
-    header_file = file.with_name("run.json")
-    if file.name != run_folder.SUMMARY or not header_file.is_file():
+    manifest_file = file.with_name("run.json")
+    if file.name != run_folder.SUMMARY or not manifest_file.is_file():
         return {}
     content = file.read_bytes()
     loaded = {row.name for row in METRICS.available()}
     packages: dict[str, str] = {}
-    for plugin in decode_manifest(header_file.read_bytes(), str(header_file)).plugins:
+    for plugin in decode_manifest(manifest_file.read_bytes(), str(manifest_file)).plugins:
         if plugin.table != METRICS.group or plugin.name in loaded:
             continue
         for field in (plugin.name, f"{plugin.name}_ms"):

@@ -220,7 +220,7 @@ class VirtualTimeNotice:
 
         if self._is_printed or not isinstance(event, RunPlanned):
             return
-        if event.header.client == "virtual":
+        if event.manifest.client == "virtual":
             self._is_printed = True
             say(
                 f"note: {self._flags} sends nothing of a run in virtual time, which ends before "

@@ -138,7 +138,7 @@ def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOr
 
 def _estimate_goodput(side: Side, records: list[Columns], value: float) -> EstimateOrReason:
     """Return the share of requests that met the SLO, with its error by blocks of time."""
-    slo = next((run.header.slo for run in side.runs if run.header is not None), None)
+    slo = next((run.manifest.slo for run in side.runs if run.manifest is not None), None)
     if slo is None:
         return EstimateOrReason(None, "each class has an SLO of its own")
     good_marks = [marks(columns, outcomes.meets(columns, slo), slo) for columns in records]

@@ -99,21 +99,21 @@ def _restrict_run(run: ComparedRun, part: ComparedPart) -> ComparedRun:
     part_summary = part.summary_in(run.summary)
     part_blocks = {block: getattr(part_summary, block) for block in part.blocks}
     summary = msgspec.structs.replace(run.summary, **part_blocks)
-    header = run.header
+    manifest = run.manifest
     rows = run.rows
-    if header is None or rows is None:
-        return ComparedRun(name=run.name, summary=summary, header=header, rows=rows)
+    if manifest is None or rows is None:
+        return ComparedRun(name=run.name, summary=summary, manifest=manifest, rows=rows)
     if part.kind == "classes":
-        rows = rows[is_of_class(header, part.class_name, rows)]
-        slo = next(plan.slo for plan in header.classes if plan.name == part.class_name)
-        header = msgspec.structs.replace(header, slo=slo)
+        rows = rows[is_of_class(manifest, part.class_name, rows)]
+        slo = next(plan.slo for plan in manifest.classes if plan.name == part.class_name)
+        manifest = msgspec.structs.replace(manifest, slo=slo)
     else:
-        step_of_row = step_indices(header, rows["request"], rows["turn"])
-        rows = rows[step_of_row == _step_index(header, part)]
-    return ComparedRun(name=run.name, summary=summary, header=header, rows=rows)
+        step_of_row = step_indices(manifest, rows["request"], rows["turn"])
+        rows = rows[step_of_row == _step_index(manifest, part)]
+    return ComparedRun(name=run.name, summary=summary, manifest=manifest, rows=rows)
 
 
-def _step_index(header: RunManifest, part: ComparedPart) -> int:
+def _step_index(manifest: RunManifest, part: ComparedPart) -> int:
     """Return the position of a step in the plan of a run, by which its records are marked."""
-    steps = [(plan.of_class, plan.name) for plan in header.steps]
+    steps = [(plan.of_class, plan.name) for plan in manifest.steps]
     return steps.index((part.class_name, part.step_name))

@@ -102,8 +102,8 @@ def _load_differences(first: Side, other: Side) -> Iterator[str]:
 def _limit_differences(first: Side, other: Side) -> Iterator[str]:
     """Yield each limit of the load, such as the timeout, that differs between two runs."""
     for name, field in _LIMITS.items():
-        limit_first = getattr(first.runs[0].header, field, None)
-        limit_other = getattr(other.runs[0].header, field, None)
+        limit_first = getattr(first.runs[0].manifest, field, None)
+        limit_other = getattr(other.runs[0].manifest, field, None)
         if limit_first != limit_other:
             yield f"{name}: {_against(_format_limit(limit_first), _format_limit(limit_other))}"
 
@@ -128,11 +128,11 @@ def _planned_s(side: Side) -> float | None:
 
     It was not planned if a stage ends after a number of requests, which has no end in the manifest.
     """
-    header = side.runs[0].header
-    if header is None:
+    manifest = side.runs[0].manifest
+    if manifest is None:
         return None
     duration_ns = 0
-    for stage in header.stages:
+    for stage in manifest.stages:
         if not stage.measured:
             continue
         if not stage.end_ns or stage.end_ns == stage.start_ns:

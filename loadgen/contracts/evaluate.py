@@ -290,7 +290,7 @@ class TermEvaluator:
             EstimateError: There is one node, or so many requests failed at one that it has no such
                 quantile.
         """
-        node_count = len(self.runs[0].header.targets)
+        node_count = len(self.runs[0].manifest.targets)
         if node_count < 2:
             raise EstimateError("there was one target: nothing to compare between nodes")
         pair_count = node_count * (node_count - 1) / 2
@@ -433,7 +433,7 @@ class TermEvaluator:
         Each share may be anywhere in its own interval. That all are at their ends at once is rarer
         than that one is, so the interval of the index has at least the confidence of theirs.
         """
-        request_classes = self.runs[0].header.classes
+        request_classes = self.runs[0].manifest.classes
         class_names_by_tenant = fairness.tenants_of(
             {request_class.name: request_class.tenant for request_class in request_classes}
         )
@@ -640,7 +640,7 @@ def _metrics_behind(term: ContractTerm, run: RecordedRun) -> list[str]:
     if not term.requires("slo") and not term.requires("task_slo"):
         metric = term.of or term.metric
         return ["tokens" if metric in TOKEN_METRICS else metric]
-    slo = run.header.slo
+    slo = run.manifest.slo
     if slo is None:
         return []
     missing_reasons = not_here([slo])
@@ -688,7 +688,7 @@ def _estimate_with_check(
 def _slo_misses(loaded_run: LoadedRun) -> TimedValues:
     """Return 1.0 for each request that misses the SLO of its run and 0.0 for each that meets it."""
     run, columns = loaded_run
-    mask = counted_requests(columns, run.header.slo)
+    mask = counted_requests(columns, run.manifest.slo)
     return steady_samples.order_by_due_time(
         columns, mask, (~meets_slo(run, columns)).astype(np.float64)
     )

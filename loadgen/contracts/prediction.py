@@ -164,8 +164,10 @@ class OrderedRun(NamedTuple):
         A conversation or task that has begun is part of a run as a whole.
         """
         began_ns = run.rows["due_ns"]
-        if run.header.turns > 1:
-            _, session_of_row = np.unique(run.rows["slot"] // run.header.turns, return_inverse=True)
+        if run.manifest.turns > 1:
+            _, session_of_row = np.unique(
+                run.rows["slot"] // run.manifest.turns, return_inverse=True
+            )
             session_count = session_of_row.max(initial=-1) + 1
             first_due_ns = np.full(session_count, np.iinfo(np.int64).max)
             np.minimum.at(first_due_ns, session_of_row, began_ns)
@@ -180,9 +182,9 @@ class OrderedRun(NamedTuple):
 
         It keeps the requests whose session began before that, and computes their summary anew.
         """
-        header = self.run.header
-        measured_stages = [number for number, stage in enumerate(header.stages) if stage.measured]
-        start_ns = min((header.stages[number].start_ns for number in measured_stages), default=0)
+        manifest = self.run.manifest
+        measured_stages = [number for number, stage in enumerate(manifest.stages) if stage.measured]
+        start_ns = min((manifest.stages[number].start_ns for number in measured_stages), default=0)
         end_ns = start_ns + round(length_s * NS_PER_S)
         count = int(np.searchsorted(self.began_ns, end_ns))
         rows: Any = self.rows.part(slice(count))
@@ -192,9 +194,9 @@ class OrderedRun(NamedTuple):
                 slots=int((rows["stage"] == number).sum()),
                 end_ns=None if stage.end_ns is None else min(stage.end_ns, end_ns),
             )
-            for number, stage in enumerate(header.stages)
+            for number, stage in enumerate(manifest.stages)
         )
-        header = replace(header, stages=stages)
+        manifest = replace(manifest, stages=stages)
         # The gaps are not recorded per request, so those of the whole run stand for the shorter
         # one.
         first_measured = measured_stages[0] if measured_stages else 0
@@ -202,8 +204,8 @@ class OrderedRun(NamedTuple):
             self.run.gaps if number == first_measured else Histogram()
             for number in range(len(stages))
         ]
-        summary = summarize(header, rows, gaps, explained=False)
-        return replace(self.run, header=header, rows=rows, summary=summary)
+        summary = summarize(manifest, rows, gaps, explained=False)
+        return replace(self.run, manifest=manifest, rows=rows, summary=summary)
 
 
 def _length_factor(plan: LevelPlan, max_factor: float) -> float:
@@ -256,7 +258,7 @@ def measured_length_s(run: RecordedRun) -> float:
     """
     planned_ns = [
         stage.end_ns - stage.start_ns
-        for stage in run.header.stages
+        for stage in run.manifest.stages
         if stage.measured and stage.end_ns is not None
     ]
     if planned_ns:

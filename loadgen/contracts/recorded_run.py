@@ -46,14 +46,14 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         folder: The directory of the run, relative to that of the validation.
-        header: The manifest of the run.
+        manifest: The manifest of the run.
         summary: The summary of the run.
         rows: The records of all stages (`record.ROW`), or an object with the same columns.
         gaps: The gaps between events of the measured stages.
     """
 
     folder: str
-    header: RunManifest
+    manifest: RunManifest
     summary: Summary
     rows: NDArray[np.void]
     gaps: Histogram
@@ -70,7 +70,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     def columns(self) -> Columns:
         """Return the columns of the records of the measured stages."""
-        return Columns(self.rows, is_measured(self.header, self.rows))
+        return Columns(self.rows, is_measured(self.manifest, self.rows))
 
     def without_dropped(self) -> RecordedRun:
         """Return the run without the requests that the client dropped at its in-flight limit."""
@@ -88,7 +88,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     def has_class(self, class_name: str) -> bool:
         """Return whether the run has a class of requests with this name."""
-        return any(plan.name == class_name for plan in self.header.classes)
+        return any(plan.name == class_name for plan in self.manifest.classes)
 
     def only_class(self, class_name: str) -> RecordedRun:
         """Return the run with the requests of one class, and with the SLO of this class.
@@ -98,13 +98,13 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.has_class(class_name):
             raise EstimateError(f"the run has no class {class_name}")
-        class_plan = next(plan for plan in self.header.classes if plan.name == class_name)
+        class_plan = next(plan for plan in self.manifest.classes if plan.name == class_name)
         class_summary = next(
             summary for summary in self.summary.classes if summary.name == class_name
         )
         return replace(
-            self._filtered(is_of_class(self.header, class_name, self.rows)),
-            header=replace(self.header, slo=class_plan.slo),
+            self._filtered(is_of_class(self.manifest, class_name, self.rows)),
+            manifest=replace(self.manifest, slo=class_plan.slo),
             summary=replace(
                 self.summary, goodput=class_summary.goodput, sessions=class_summary.sessions
             ),
@@ -121,9 +121,9 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         sessions = self.summary.sessions
         if sessions is None:
             raise EstimateError("there were no tasks and no conversations")
-        rows = task_rows(tasks.tabulate_tasks(Columns(self.rows), self.header.turns))
-        header = replace(self.header, slo=_task_slo(self.header.slo), turns=1)
-        run = replace(self, header=header, rows=rows)
+        rows = task_rows(tasks.tabulate_tasks(Columns(self.rows), self.manifest.turns))
+        manifest = replace(self.manifest, slo=_task_slo(self.manifest.slo), turns=1)
+        run = replace(self, manifest=manifest, rows=rows)
         columns = run.columns()
         _require_finished_tasks(columns)
         return replace(run, summary=_task_summary(self.summary, sessions, columns))
@@ -225,7 +225,7 @@ def load_in_residences(runs: Sequence[RecordedRun]) -> LoadLength | None:
     Return None for closed loops, in which the number of requests in the system does not vary, and
     without a load.
     """
-    if not runs or any(stage.closed for stage in runs[0].header.stages if stage.measured):
+    if not runs or any(stage.closed for stage in runs[0].manifest.stages if stage.measured):
         return None
     residences = 0.0
     load_s = 0.0

@@ -59,7 +59,7 @@ def find_wrong_cache_state(level: ContractLevel, run: RecordedRun) -> str:
         return ""
     cached_share = run.summary.tokens.cached_share
     if cached_share is None:
-        has_unique_prompts = run.header.new_prompts and not run.header.shares_prompts
+        has_unique_prompts = run.manifest.new_prompts and not run.manifest.shares_prompts
         if level.cache == "cold" and has_unique_prompts:
             return ""  # unique prompts are in no cache, whether the server reports it or not
         return (
@@ -86,13 +86,13 @@ def find_short_pause(level: ContractLevel, runs: Sequence[RecordedRun]) -> str:
     if len(runs) < 2:
         return f"there is one run; the contract asks for runs {required} apart"
     for before, after in pairwise(runs):
-        if not before.header.ended or not after.header.started:
+        if not before.manifest.ended or not after.manifest.started:
             return (
                 f"when {before.folder} ended or {after.folder} began is not known; "
                 f"the contract asks for {required} apart"
             )
-        ended = datetime.fromisoformat(before.header.ended)
-        started = datetime.fromisoformat(after.header.started)
+        ended = datetime.fromisoformat(before.manifest.ended)
+        started = datetime.fromisoformat(after.manifest.started)
         pause_s = (started - ended).total_seconds()
         if pause_s < required_s - PAUSE_TOLERANCE_S:
             pause = format.duration(max(pause_s, 0.0))
@@ -139,8 +139,8 @@ def _find_answers_without_tpot(run: RecordedRun, term: ContractTerm) -> str:
     answers came in one piece, the TPOT of the others does not represent them.
     """
     metrics = {term.of or term.kind}
-    if term.requires("slo") and run.header.slo is not None:
-        metrics.update(slo_term.metric for slo_term in run.header.slo.terms)
+    if term.requires("slo") and run.manifest.slo is not None:
+        metrics.update(slo_term.metric for slo_term in run.manifest.slo.terms)
     summary = run.summary
     without_tpot = summary.tpot_no_span + summary.tpot_no_output
     if "tpot" not in metrics or without_tpot <= NO_SPAN_SHARE * summary.requests.ok:

@@ -101,8 +101,8 @@ def read_original_command(directory: Path) -> list[str]:
     if not (directory / FACTS_FILE).is_file() or first_run is None:
         text = "no validation with a run in this folder"
         raise UserError("no_result", text, str(directory), _WRONG_FOLDER_HINT)
-    header = decode_manifest(first_run.read_bytes(), str(first_run))
-    return _without_option(header.command[1:], "--bundle")
+    manifest = decode_manifest(first_run.read_bytes(), str(first_run))
+    return _without_option(manifest.command[1:], "--bundle")
 
 
 def _without_option(arguments: tuple[str, ...] | list[str], option: str) -> list[str]:
@@ -299,8 +299,8 @@ def read_run(
     stored = store.read_run(run_dir, most=max_rows_in_memory, by_stage=False)
     return RecordedRun(
         folder=str(run_dir.relative_to(validation_dir)),
-        header=stored.header,
+        manifest=stored.manifest,
         summary=run_folder.kept_summary(run_dir),
         rows=stored.rows,
-        gaps=pool_measured_gaps(stored.header, stored.gaps),
+        gaps=pool_measured_gaps(stored.manifest, stored.gaps),
     )

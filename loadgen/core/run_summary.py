@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def summarize(
-    header: RunManifest,
+    manifest: RunManifest,
     rows: NDArray[np.void],
     gaps: Sequence[Histogram] = (),
     timeline: Sequence[NDArray[np.int64]] = (),
@@ -46,7 +46,7 @@ def summarize(
     """Compute the summary of a run from its records, every figure exact.
 
     Args:
-        header: The header of the run.
+        manifest: The manifest of the run.
         rows: The records (`record.ROW`) of all workers, in any order.
         gaps: Per stage, a histogram of the gaps between output events.
         timeline: Per stage, counts of output events in bins of `BIN_NS` from the start of the run.
@@ -56,40 +56,40 @@ def summarize(
         server_samples: What the metrics pages of the servers said.
         explained: Whether to compute also what only readers need: causes, breakdowns, intervals and growth.
     """
-    data = RunData(header, gaps, timeline, seconds, event_errors, server_samples)
-    run = measure_run(data, RunAccumulator(header, rows, texts), explained=explained)
-    summary = _with_sections_of_records(run, header, server_samples, explained)
+    data = RunData(manifest, gaps, timeline, seconds, event_errors, server_samples)
+    run = measure_run(data, RunAccumulator(manifest, rows, texts), explained=explained)
+    summary = _with_sections_of_records(run, manifest, server_samples, explained)
     summary = msgspec.structs.replace(
         summary,
         speculation=speculation.of_rows(run.measured.columns, server_samples),
         fairness=fairness.of_classes(summary.classes),
     )
     if explained:
-        checks = load_fidelity.checks(header, summary, run.verdict_inputs, run.measured.columns)
+        checks = load_fidelity.checks(manifest, summary, run.verdict_inputs, run.measured.columns)
         summary = msgspec.structs.replace(summary, stimulus=checks)
-    return apply_verdict(header, run, summary, seconds)
+    return apply_verdict(manifest, run, summary, seconds)
 
 
 def _with_sections_of_records(
     run: MeasuredRun,
-    header: RunManifest,
+    manifest: RunManifest,
     server_samples: Sequence[MetricSample],
     explained: bool,
 ) -> Summary:
     """Return the summary with the sections that need all records at once."""
     measured = run.measured.columns
     summary = msgspec.structs.replace(
-        run.summary, recovery=recovery.of_rows(measured, header, server_samples)
+        run.summary, recovery=recovery.of_rows(measured, manifest, server_samples)
     )
     if not explained:
         return summary
     warmup = run.accumulated.warmup.columns
-    differences = replica_differences.of_rows(measured, summary.window.steady, header)
+    differences = replica_differences.of_rows(measured, summary.window.steady, manifest)
     return msgspec.structs.replace(
         summary,
-        splits=latency_breakdown.of_rows(measured, header),
-        slowest=latency_breakdown.slowest(measured, warmup, header),
+        splits=latency_breakdown.of_rows(measured, manifest),
+        slowest=latency_breakdown.slowest(measured, warmup, manifest),
         between=replica_differences.without(differences, summary.metrics_without("mean")),
-        causes=causes.explain(measured, header, server_samples, summary.metrics_without("p50")),
-        within=within_run_variance.metric_intervals(measured, summary, header.slo, run.tokens_in),
+        causes=causes.explain(measured, manifest, server_samples, summary.metrics_without("p50")),
+        within=within_run_variance.metric_intervals(measured, summary, manifest.slo, run.tokens_in),
     )

@@ -20,4 +20,4 @@ def with_records(evidence: Evidence) -> Evidence:
 
 def _read_runs(folders: Sequence[str]) -> list[RunRecords]:
     runs = [store.read_run(Path(folder)) for folder in folders]
-    return [RunRecords(run.rows, run.header) for run in runs]
+    return [RunRecords(run.rows, run.manifest) for run in runs]

@@ -42,7 +42,7 @@ def write(summary: Summary, stored: RunRows) -> Iterator[bytes]:
 
 def _records(source: ExportSource) -> Iterator[dict[str, Any]]:
     columns, run = source.columns, source.summary.run.id
-    zero_ns = round(datetime.fromisoformat(source.header.started).timestamp() * 1e9)
+    zero_ns = round(datetime.fromisoformat(source.manifest.started).timestamp() * 1e9)
     metrics = _metrics(source)
     of_rows = _rows_of([*(columns[name] for name in FIELDS), source.ok])
     for slot, session, turn, worker, sent, first_byte, done, kind, status, is_ok in of_rows:

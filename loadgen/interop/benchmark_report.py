@@ -178,7 +178,7 @@ def _load(summary: Summary, source: ExportSource) -> dict[str, Any]:
         "standardized": {
             "tool": "loadgen",
             "tool_version": summary.run.version,
-            "parallelism": max(source.header.workers, 1),
+            "parallelism": max(source.manifest.workers, 1),
             "source": "unknown",
             "input_seq_len": length(source.column("input_tokens")),
             "output_seq_len": length(source.column("output_tokens")),

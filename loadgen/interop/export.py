@@ -34,7 +34,7 @@ class RunRows(Protocol):
     """What is written of a run (`core.results.store.Stored`)."""
 
     @property
-    def header(self) -> RunManifest: ...
+    def manifest(self) -> RunManifest: ...
     @property
     def rows(self) -> NDArray[np.void]: ...
     @property
@@ -45,12 +45,12 @@ class ExportSource:
     """A run with its columns, and its samples by the definitions of `tool`."""
 
     def __init__(self, summary: Summary, stored: RunRows, tool: str) -> None:
-        header, rows, gaps = stored.header, stored.rows, stored.gaps
-        self.summary, self.header, self.tool = summary, header, tool
-        self.columns, self.ok = chosen(header, rows)
-        self.samples: Theirs | None = theirs(header, rows, gaps).get(tool)
+        manifest, rows, gaps = stored.manifest, stored.rows, stored.gaps
+        self.summary, self.manifest, self.tool = summary, manifest, tool
+        self.columns, self.ok = chosen(manifest, rows)
+        self.samples: Theirs | None = theirs(manifest, rows, gaps).get(tool)
         self.each_gap: Mapping[int, NDArray[np.int64]] | None = getattr(stored, "each_gap", None)
-        self.stage = next((stage for stage in header.stages if stage.measured), None)
+        self.stage = next((stage for stage in manifest.stages if stage.measured), None)
         self.sent_requests = benchmark_windows.span_of_sent_requests(self.columns)
 
     def column(self, name: str) -> NDArray[np.int64]:
@@ -130,20 +130,20 @@ def _load_pattern(source: ExportSource) -> str | None:
 
 def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
     """The file of `vllm bench serve --save-result --save-detailed` without texts, `itls` where gaps were kept."""
-    source, header = ExportSource(summary, stored, "vllm bench serve"), stored.header
+    source, manifest = ExportSource(summary, stored, "vllm bench serve"), stored.manifest
     rate = source.stage.rate if source.stage is not None else None
     tokens, benchmark = summary.tokens, source.sent_requests
     document: dict[str, Any] = {
-        "date": "".join(c for c in header.started[:19] if c.isalnum()).replace("T", "-"),
-        "endpoint_type": "openai-chat" if header.api == "chat" else "openai",
-        "backend": "openai-chat" if header.api == "chat" else "openai",
+        "date": "".join(c for c in manifest.started[:19] if c.isalnum()).replace("T", "-"),
+        "endpoint_type": "openai-chat" if manifest.api == "chat" else "openai",
+        "backend": "openai-chat" if manifest.api == "chat" else "openai",
         "label": None,
         "model_id": summary.target.model,
-        "tokenizer_id": header.tokenizer,
+        "tokenizer_id": manifest.tokenizer,
         "num_prompts": summary.requests.scheduled,
         "request_rate": rate if rate is not None and math.isfinite(rate) else "inf",
         "burstiness": _burstiness(source.stage),
-        "max_concurrency": source.lanes or header.max_in_flight,
+        "max_concurrency": source.lanes or manifest.max_in_flight,
         "duration": benchmark.duration_s,
         "completed": summary.requests.ok,
         "failed": source.failed,
@@ -187,7 +187,7 @@ def vllm(summary: Summary, stored: RunRows) -> dict[str, Any]:
 
 def aiperf(summary: Summary, stored: RunRows) -> dict[str, Any]:
     """`profile_export_aiperf.json`, schema 1.4."""
-    source, header = ExportSource(summary, stored, "AIPerf"), stored.header
+    source, manifest = ExportSource(summary, stored, "AIPerf"), stored.manifest
     tokens = summary.tokens
     benchmark = benchmark_windows.span_of_successful_requests(source.columns, source.ok)
     document: dict[str, Any] = {"schema_version": "1.4", "benchmark_id": summary.run.id}
@@ -236,20 +236,20 @@ def aiperf(summary: Summary, stored: RunRows) -> dict[str, Any]:
     ):
         if value is not None:
             document[key] = {"unit": unit, "avg": value}
-    api = "chat" if header.api == "chat" else "completions"
+    api = "chat" if manifest.api == "chat" else "completions"
     return {
         **document,
         "input_config": {
             "models": {"items": [{"name": summary.target.model}]},
-            "endpoint": {"urls": [summary.target.url], "type": api, "streaming": header.stream},
+            "endpoint": {"urls": [summary.target.url], "type": api, "streaming": manifest.stream},
         },
         "was_cancelled": summary.run.state == "interrupted",
         "is_complete": summary.run.state == "finished",
         "error_summary": [
             {"type": kind, "count": e.count} for kind, e in summary.requests.by_error.items()
         ],
-        "start_time": header.started,
-        "end_time": header.ended,
+        "start_time": manifest.started,
+        "end_time": manifest.ended,
         "loadgen": source.note,
     }
 

@@ -39,11 +39,11 @@ def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
     """What other tools would have reported of a run of ours; None without its records."""
     if run.stored is None:
         return None
-    header, rows, gaps, *_ = run.stored
+    manifest, rows, gaps, *_ = run.stored
 
     return ExtraSections(
         appendix=lambda: words.of_our_run(
-            other_definitions.reported(run.summary, header, rows, gaps)
+            other_definitions.reported(run.summary, manifest, rows, gaps)
         )
     )
 

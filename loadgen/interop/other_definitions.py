@@ -163,26 +163,26 @@ class ToolFigures(NamedTuple):
     figures: tuple[Pair, ...]
 
 
-def chosen(header: RunManifest, rows: NDArray[np.void]) -> tuple[Columns, NDArray[np.bool_]]:
+def chosen(manifest: RunManifest, rows: NDArray[np.void]) -> tuple[Columns, NDArray[np.bool_]]:
     """The measured rows, and which of them are ok and have output: the requests that other tools count."""
-    columns = Columns(rows, is_measured(header, rows))
+    columns = Columns(rows, is_measured(manifest, rows))
     return columns, columns.where(OK) & (columns["first_token_ns"] >= 0)
 
 
 def theirs(
-    header: RunManifest, rows: NDArray[np.void], gaps: Sequence[Histogram]
+    manifest: RunManifest, rows: NDArray[np.void], gaps: Sequence[Histogram]
 ) -> dict[str, Theirs]:
     """The samples of each tool, by its name in `formats.FORMATS`; {} when no request is ok."""
-    columns, ok = chosen(header, rows)
+    columns, ok = chosen(manifest, rows)
     if not ok.any():
         return {}
     known = as_selection(ok)
-    pooled = pool_measured_gaps(header, gaps)
+    pooled = pool_measured_gaps(manifest, gaps)
 
     def of(name: str) -> NDArray[np.int64]:
         if name != "role_event":
             return columns[name][known]
-        role = of("first_event_ns" if header.api == "chat" else "first_token_ns")
+        role = of("first_event_ns" if manifest.api == "chat" else "first_token_ns")
         return np.where(role < 0, of("first_token_ns"), role) if role.min(initial=0) < 0 else role
 
     @cache
@@ -246,10 +246,10 @@ def _divided(span: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.fl
 
 
 def reported(
-    summary: Summary, header: RunManifest, rows: NDArray[np.void], gaps: Sequence[Histogram]
+    summary: Summary, manifest: RunManifest, rows: NDArray[np.void], gaps: Sequence[Histogram]
 ) -> list[ToolFigures]:
     """The figures of loadgen, then of each tool; [] when no request is ok."""
-    by_tool = theirs(header, rows, gaps)
+    by_tool = theirs(manifest, rows, gaps)
     if not by_tool:
         return []
     counts = (

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class RunRecords(NamedTuple):
-    """The records of a run and the header that describes them."""
+    """The records of a run and the manifest that describes them."""
 
     rows: NDArray[np.void]
-    header: RunManifest
+    manifest: RunManifest
 
 
 class TokenAmounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ def _count_long_prompts_in_run(run: RunRecords, above_prompt_tokens: int) -> Tok
     columns = Columns(run.rows)
     was_sent = columns.where(OK) | columns.where(FAILED)
     has_long_prompt = columns["input_tokens"] > above_prompt_tokens
-    is_priced = _is_measured(columns, run.header) & _is_on_main_target(columns, run.header)
+    is_priced = _is_measured(columns, run.manifest) & _is_on_main_target(columns, run.manifest)
     is_counted = was_sent & has_long_prompt & is_priced
 
     def select(column: str) -> NDArray[np.int64]:
@@ -123,28 +123,28 @@ def _count_long_prompts_in_run(run: RunRecords, above_prompt_tokens: int) -> Tok
     )
 
 
-def _is_measured(columns: Columns, header: RunManifest) -> NDArray[np.bool_]:
+def _is_measured(columns: Columns, manifest: RunManifest) -> NDArray[np.bool_]:
     """Return a mask of the requests in measured stages, which leaves out warm-up stages.
 
     All requests of a run without stages are measured.
     """
     stage_indexes = columns["stage"]
-    if not header.stages:
+    if not manifest.stages:
         return np.ones(len(stage_indexes), dtype=np.bool_)
-    is_stage_measured = np.array([stage.measured for stage in header.stages])
+    is_stage_measured = np.array([stage.measured for stage in manifest.stages])
     return is_stage_measured[stage_indexes]
 
 
-def _is_on_main_target(columns: Columns, header: RunManifest) -> NDArray[np.bool_]:
+def _is_on_main_target(columns: Columns, manifest: RunManifest) -> NDArray[np.bool_]:
     """Return a mask of the requests to the main targets of a run.
 
     The other targets serve single steps of a task, such as an embedding model. They have prices of
     their own, which `step_cost` uses.
     """
     target_indexes = columns["target"]
-    if not header.targets:
+    if not manifest.targets:
         return np.ones(len(target_indexes), dtype=np.bool_)
-    is_main_target = np.array([not target.serves for target in header.targets])
+    is_main_target = np.array([not target.serves for target in manifest.targets])
     # A request that was never sent has the target -1. Any valid index will do for it, because the
     # caller leaves such requests out by their status.
     return is_main_target[np.maximum(target_indexes, 0)]

@@ -19,7 +19,7 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     summary: Summary
-    header: RunManifest | None = None
+    manifest: RunManifest | None = None
     rows: NDArray[np.void] | None = None
 
     @property
@@ -28,9 +28,9 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     def measured(self) -> Columns | None:
         """The rows of measured stages as columns; None without rows."""
-        if self.rows is None or self.header is None:
+        if self.rows is None or self.manifest is None:
             return None
-        return Columns(self.rows, is_measured(self.header, self.rows))
+        return Columns(self.rows, is_measured(self.manifest, self.rows))
 
 
 class SideFacts(msgspec.Struct, frozen=True, kw_only=True):

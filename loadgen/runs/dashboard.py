@@ -74,8 +74,8 @@ class LiveStatus:
     advances it.
     """
 
-    def __init__(self, header: RunManifest) -> None:
-        self.header = header
+    def __init__(self, manifest: RunManifest) -> None:
+        self.manifest = manifest
         self.now_s = 0.0
         self.ok = 0
         self.error_counts = np.zeros(len(KINDS), np.int64)
@@ -97,9 +97,9 @@ class LiveStatus:
         self.error_counts += np.bincount(columns["kind"][failed], minlength=len(KINDS))
         for name, histogram in self._histograms.items():
             histogram.add(metrics.drop_undefined(columns.measure(name)[ok]))
-        if self.header.slo is not None:
-            self._counted += int(outcomes.is_counted(columns, self.header.slo).sum())
-            self._good += int(outcomes.meets(columns, self.header.slo).sum())
+        if self.manifest.slo is not None:
+            self._counted += int(outcomes.is_counted(columns, self.manifest.slo).sum())
+            self._good += int(outcomes.meets(columns, self.manifest.slo).sum())
         self._recent = joined((self._recent, rows))
 
     def add_worker_samples(self, seconds: Iterable[WorkerSample]) -> None:
@@ -152,20 +152,20 @@ class LiveStatus:
     @property
     def planned(self) -> int | None:
         """Number of requests of the schedule; None where the load ends by time."""
-        slots = [stage.slots for stage in self.header.stages if stage.slots is not None]
-        is_known = len(slots) == len(self.header.stages) and slots
+        slots = [stage.slots for stage in self.manifest.stages if stage.slots is not None]
+        is_known = len(slots) == len(self.manifest.stages) and slots
         return sum(slots) if is_known else None
 
     @property
     def stage(self) -> StagePlan | None:
         """The stage that runs at `now_s`."""
-        started = [stage for stage in self.header.stages if stage.start_ns <= self.now_s * 1e9]
+        started = [stage for stage in self.manifest.stages if stage.start_ns <= self.now_s * 1e9]
         return started[-1] if started else None
 
     @property
     def load_left_s(self) -> float | None:
         """Seconds until the load ends, 0 during the drain; None without a fixed end."""
-        end_ns = self.header.stages[-1].end_ns if self.header.stages else None
+        end_ns = self.manifest.stages[-1].end_ns if self.manifest.stages else None
         return None if end_ns is None else max(end_ns / 1e9 - self.now_s, 0.0)
 
     @property
@@ -192,7 +192,7 @@ class LiveStatus:
 
     def _objective(self, name: str) -> Term | None:
         """Return the objective of the highest percentile for a metric, or None without one."""
-        terms = self.header.slo.terms if self.header.slo is not None else ()
+        terms = self.manifest.slo.terms if self.manifest.slo is not None else ()
         of_metric = [term for term in terms if term.metric == name]
         return max(of_metric, key=lambda term: term.quantile, default=None)
 

@@ -137,9 +137,9 @@ def export(
     finally:
         if not whole and out.is_file():
             out.unlink()
-    simulated = any(target.simulated for target in stored.header.targets)
+    simulated = any(target.simulated for target in stored.manifest.targets)
     others = (
-        [stage.name or "load" for stage in stored.header.stages if not stage.measured]
+        [stage.name or "load" for stage in stored.manifest.stages if not stage.measured]
         if form == "csv"
         else []
     )

@@ -52,13 +52,13 @@ def headline(run: StoredRun) -> str:
 def report(run: StoredRun) -> Report:
     if run.stored is None:
         return words.report(run.summary, additions=run.additions)
-    header, rows, gaps, timeline, seconds, *_ = run.stored
+    manifest, rows, gaps, timeline, seconds, *_ = run.stored
 
     @cache
     def drawing() -> Figures:
-        return page_data.figures(header, rows, gaps, timeline, seconds, store.heat(run.folder))
+        return page_data.figures(manifest, rows, gaps, timeline, seconds, store.heat(run.folder))
 
-    return words.report(run.summary, header, drawing, store.server(run.folder), run.additions)
+    return words.report(run.summary, manifest, drawing, store.server(run.folder), run.additions)
 
 
 def document(run: StoredRun) -> bytes:
@@ -120,7 +120,9 @@ def compared(folder: Path) -> ComparedRun:
     summary, stored = run_folder.open_run(folder)
     if stored is None:
         return ComparedRun(name=folder.name, summary=summary)
-    return ComparedRun(name=folder.name, summary=summary, header=stored.header, rows=stored.rows)
+    return ComparedRun(
+        name=folder.name, summary=summary, manifest=stored.manifest, rows=stored.rows
+    )
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:

@@ -178,7 +178,7 @@ def errors(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly]:
         yield from _drawn(figures, charts.errors, "Errors over time", "errors-time")
 
 
-def end(summary: Summary, header: RunManifest | None) -> Iterator[Section]:
+def end(summary: Summary, manifest: RunManifest | None) -> Iterator[Section]:
     """What the words mean, and how to do it again."""
     run, fingerprints = summary.run, summary.fingerprints
     host, limits = run.host, summary.verdict.limits
@@ -192,7 +192,7 @@ def end(summary: Summary, header: RunManifest | None) -> Iterator[Section]:
     again = facts(
         Seed="" if run.seed is None else str(run.seed),
         Schedule="" if run.schedule_seed is None else f"seed {run.schedule_seed}",
-        Salt=header.salt if header is not None else "",
+        Salt=manifest.salt if manifest is not None else "",
         Recipe=fingerprints.recipe,
         Prompts=fingerprints.prompts,
         Timetable=fingerprints.timetable,
@@ -227,7 +227,7 @@ def end(summary: Summary, header: RunManifest | None) -> Iterator[Section]:
         page_only=True,
         id="again",
     )
-    source = header.source_text if header is not None else ""
+    source = manifest.source_text if manifest is not None else ""
     yield section(f"Workload file, {run.workload}", Quoted(source), folded=True, page_only=True)
     note = (
         "Equal recipes may be compared; equal prompts and timetable are the same load to the byte. Without a seed each "

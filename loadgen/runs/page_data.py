@@ -137,7 +137,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(
-    header: RunManifest,
+    manifest: RunManifest,
     rows: NDArray[np.void],
     gaps: Sequence[Histogram] = (),
     timeline: Sequence[NDArray[np.int64]] = (),
@@ -150,7 +150,7 @@ def figures(
     """
     columns = Columns(rows)
     ok = columns.where(OK)
-    is_counted = is_measured(header, rows) & ok
+    is_counted = is_measured(manifest, rows) & ok
     length_s = _length_s(rows, timeline)
     of = columns.measure  # made again where it is needed: each is as large as a column
     ttft_curve, name = curve("TTFT", of("ttft")[is_counted]), "TTFT from sent"
@@ -164,7 +164,7 @@ def figures(
         "ttft": ttft_curve,
         "ttft_from_sent": from_sent,
         "tpot": curve("TPOT", of("tpot")[is_counted]),
-        "inter_chunk": curve_of_histogram("gap between events", pool_measured_gaps(header, gaps)),
+        "inter_chunk": curve_of_histogram("gap between events", pool_measured_gaps(manifest, gaps)),
         "max_gap": curve("largest gap of a request", of("max_gap")[is_counted]),
         "e2e": curve("E2E", of("e2e")[is_counted]),
     }
@@ -183,7 +183,7 @@ def figures(
     del ttft
     return Figures(
         length_s=round_to(length_s, 6),
-        stages=tuple(_stage_spans(header, rows, length_s)),
+        stages=tuple(_stage_spans(manifest, rows, length_s)),
         curves={
             name: percentile_curve
             for name, percentile_curve in curves.items()
@@ -194,7 +194,7 @@ def figures(
         in_flight=_in_flight(columns, length_s),
         load=_load(columns, length_s),
         errors=_errors(columns, length_s),
-        good=_good(columns, header, length_s),
+        good=_good(columns, manifest, length_s),
         cached=_cached(columns, length_s),
         client=_client(columns, seconds, length_s),
         ttft_by_input=ttft_by_input,
@@ -297,9 +297,9 @@ def _length_s(rows: NDArray[np.void], timeline: Sequence[NDArray[np.int64]]) -> 
 
 
 def _stage_spans(
-    header: RunManifest, rows: NDArray[np.void], length_s: float
+    manifest: RunManifest, rows: NDArray[np.void], length_s: float
 ) -> Iterator[StageSpan]:
-    for i, stage in enumerate(header.stages):
+    for i, stage in enumerate(manifest.stages):
         due = rows["due_ns"][(rows["stage"] == i) & (rows["due_ns"] >= 0)]
         start = (
             stage.start_ns / 1e9 if stage.start_ns or i == 0 else float(due.min(initial=0)) / 1e9
@@ -386,8 +386,8 @@ def _errors(columns: Columns, length_s: float) -> Bins:
     )
 
 
-def _good(columns: Columns, header: RunManifest, length_s: float) -> Bins | None:
-    slo = header.slo
+def _good(columns: Columns, manifest: RunManifest, length_s: float) -> Bins | None:
+    slo = manifest.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None) or length_s <= 0:
         return None
     counted = outcomes.is_counted(columns, slo)

@@ -125,8 +125,8 @@ class ProgressLine:
 
     def __call__(self, event: RunEvent) -> None:
         match event:
-            case RunPlanned(plan, header) if header.client != "virtual":
-                drain_ns = None if header.grace_s is None else round(header.grace_s * 1e9)
+            case RunPlanned(plan, manifest) if manifest.client != "virtual":
+                drain_ns = None if manifest.grace_s is None else round(manifest.grace_s * 1e9)
                 schedule = plan.schedule
                 self._progress = Progress(
                     schedule.slot_count,

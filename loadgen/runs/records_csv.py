@@ -29,11 +29,11 @@ def write(
 
     from loadgen.runs.request_table import request_table
 
-    targets = stored.header.targets
+    targets = stored.manifest.targets
     each_gap = getattr(stored, "each_gap", None)
     for first in range(0, max(len(stored.rows), 1), block_rows):
         rows = stored.rows[first : first + block_rows]
-        table = request_table(stored.header, rows, stored.texts, "ms", each_gap)
+        table = request_table(stored.manifest, rows, stored.texts, "ms", each_gap)
         is_simulated = [targets[number].simulated for number in rows["target"].tolist()]
         table = table.append_column("simulated", pa.array(is_simulated, pa.bool_()))
         columns = [_to_text(column) for column in table.columns]

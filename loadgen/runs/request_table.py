@@ -25,7 +25,7 @@ NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def request_table(
-    header: RunManifest,
+    manifest: RunManifest,
     rows: NDArray[np.void],
     texts: list[str],
     unit: Unit,
@@ -39,8 +39,8 @@ def request_table(
     table = to_table(rows, texts)
     columns = Columns(rows)
     named: dict[str, Any] = {name: table[name] for name in ("slot", "status", "kind")}
-    if header.stages:
-        stages = [stage.name or str(number) for number, stage in enumerate(header.stages)]
+    if manifest.stages:
+        stages = [stage.name or str(number) for number, stage in enumerate(manifest.stages)]
         named["stage"] = pa.array([stages[number] for number in rows["stage"]])
     for row in METRICS.shown_in("requests"):
         values, is_time = columns.measure(row.name), row.unit == "ms"

@@ -288,7 +288,7 @@ class Show:
 
     def _forecast(self, planned: RunPlanned) -> None:
         """Say what a run will send and cost, where it is long or paid. Raises UserError over the limit of money."""
-        plan, header = planned
+        plan, manifest = planned
         virtual = plan.job.settings.virtual
         if virtual and self._budget is None:
             return
@@ -301,10 +301,10 @@ class Show:
         )
         measured, load = forecasts(plan.schedule, tokens, answer_s)
         if self._budget is not None:
-            self._planned = load, header.targets
+            self._planned = load, manifest.targets
         cost = None
         if self._budget is not None:
-            cost = self._budget.forecast_cost(load, header.targets)
+            cost = self._budget.forecast_cost(load, manifest.targets)
             if not virtual:
                 self._budget.check_limit(cost or Decimal())
         promised, _ = judge_slo(plan.job.workload.slo, plan.job.settings)
@@ -343,37 +343,37 @@ class Show:
         loop.call_soon(look)
 
     def _announce(self, planned: RunPlanned) -> None:
-        plan, header = planned
+        plan, manifest = planned
         if self._quiet:
             return
-        target, *other_targets = header.targets
+        target, *other_targets = manifest.targets
         target_text = target.url
         if target.simulated:
             target_text = f"{target.name} (a SIMULATED server, not a measurement of any real one)"
         self._say_once(
-            f"target: {target_text}, model {target.model}, server {target.server}, api {header.api}"
+            f"target: {target_text}, model {target.model}, server {target.server}, api {manifest.api}"
         )
         for other in other_targets:
             own = f"{other.serves} of the tasks: {other.url}, model {other.model}, server {other.server}"
             self._say_once(f"        {own if other.serves else other.name or other.url}")
         self._announce_stages(planned)
-        for line in slo_lines(header.slo, {one.name: one.slo for one in header.classes}):
+        for line in slo_lines(manifest.slo, {one.name: one.slo for one in manifest.classes}):
             self._say_once(line)
-        for target in header.targets:
+        for target in manifest.targets:
             if target.software:
                 self._say_once(f"software: {', '.join(target.software)}")
-        for head, texts in format.said(header.metadata).items():
+        for head, texts in format.said(manifest.metadata).items():
             self._say_once(f"{head.lower()}: {', '.join(texts)}")
-        if header.server_pages is not None:
-            self._say_once(f"server metrics: {', '.join(header.server_pages) or 'none'}")
-        for note in header.notes:
+        if manifest.server_pages is not None:
+            self._say_once(f"server metrics: {', '.join(manifest.server_pages) or 'none'}")
+        for note in manifest.notes:
             self._say_once(f"note: {note}")
-        say(f"repeat with {seeds.words(header.seed, header.salt)}  results: {plan.job.folder}")
+        say(f"repeat with {seeds.words(manifest.seed, manifest.salt)}  results: {plan.job.folder}")
 
     def _announce_stages(self, planned: RunPlanned) -> None:
         """Print a line for each stage of the load."""
-        plan, header = planned
-        for index, stage in enumerate(header.stages):
+        plan, manifest = planned
+        for index, stage in enumerate(manifest.stages):
             bounds = describe_bounds(stage, plan.schedule, index, plan.job.workload)
             note = "" if stage.measured else ", warm-up, not measured"
             if stage.name == staggered_start.FIRST_ROUND:

@@ -72,12 +72,12 @@ def render(summary: Summary, *, color: bool = False) -> str:
 
 def report(
     summary: Summary,
-    header: RunManifest | None = None,
+    manifest: RunManifest | None = None,
     figures: Callable[[], Figures] | None = None,
     said: Sequence[MetricSample] = (),
     additions: Sequence[ExtraSections] = (),
 ) -> Report:
-    """The whole report. Without `header` and `figures` (when only a summary was kept) a page has no charts.
+    """The whole report. Without `manifest` and `figures` (when only a summary was kept) a page has no charts.
 
     said: samples of the servers' own metrics. additions: what other kinds of results say of this run.
     """
@@ -121,7 +121,7 @@ def report(
             *parts(summary),
             *_client(summary, figures),
             *(addition.appendix for addition in additions if addition.appendix is not None),
-            *page.end(summary, header),
+            *page.end(summary, manifest),
         ],
     )
 

@@ -138,7 +138,7 @@ def recompute_result(output_dir: Path, result: TrialResult, *, mlperf: bool) -> 
     if result.ended_early:
         return recomputed
     stored = store.read_run(run_dir)
-    goal = Goal(slo=stored.header.slo or Slo(terms=()), mlperf=mlperf)
+    goal = Goal(slo=stored.manifest.slo or Slo(terms=()), mlperf=mlperf)
     records = TrialRecords(summary, select_measured(stored.rows, summary))
     decision = judge_search_trial(goal, result.trial, records, None)
     growth = _growth(summary)

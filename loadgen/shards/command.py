@@ -48,7 +48,7 @@ def merge(
     found = read_parts(parts)
     for position in locate_parts(found):
         say(_describe(position))
-    with new_run_folder(out, found[0].header.workload, datetime.now().astimezone()) as folder:
+    with new_run_folder(out, found[0].manifest.workload, datetime.now().astimezone()) as folder:
         summary = merge_parts(found, folder)
     print_report(text.report(summary))
     say(f"results in {folder}")
@@ -59,6 +59,6 @@ def _describe(position: PartPosition) -> str:
     """Return one line about a part: where it ran, when it started, how it ended."""
     if position.part is None:
         return f"{position.name}: missing"
-    host = position.part.header.host.name
+    host = position.part.manifest.host.name
     start = f"started {position.delay_ms:,.1f} ms after the common start"
     return f"{position.name} on {host}: {start}, {position.state}"

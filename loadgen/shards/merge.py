@@ -20,8 +20,8 @@ from loadgen.core.results.manifest import WorkerSample
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.results.spool import HEAT
 from loadgen.core.server_metrics import series
-from loadgen.core.sidecars.hearers import write_header
-from loadgen.shards.header import merged_header
+from loadgen.core.sidecars.hearers import write_manifest
+from loadgen.shards.merged_manifest import merge_manifests
 from loadgen.shards.parts import PartPosition, RunPart, locate_parts
 from loadgen.shards.records import find_lost_slots, record_tables
 
@@ -50,8 +50,8 @@ def merge_parts(parts: Sequence[RunPart], folder: Path) -> Summary:
             _copy_event_timelines(position, position.part, folder)
     _write_worker_samples(positions, folder)
     _write_server_metrics(positions, folder)
-    header = merged_header(positions, lost, folder.name)
-    write_header(folder, header)
+    manifest = merge_manifests(positions, lost, folder.name)
+    write_manifest(folder, manifest)
     summary = run_folder.summary(folder)
     store.replace(folder / "summary.json", dump_summary(summary))
     checksums.write(folder)

@@ -18,10 +18,10 @@ HINT = "a part is the folder of one loadgen run --shard"
 
 @dataclass(frozen=True)
 class RunPart:
-    """One part of a run: its folder, its header, and which part it is."""
+    """One part of a run: its folder, its manifest, and which part it is."""
 
     folder: Path
-    header: RunManifest
+    manifest: RunManifest
     shard: ShardPart
 
 
@@ -50,10 +50,10 @@ class PartPosition:
 
     @property
     def state(self) -> str:
-        """How the part ended: the state in its header, or "killed" or "missing"."""
+        """How the part ended: the state in its manifest, or "killed" or "missing"."""
         if self.part is None:
             return "missing"
-        return "killed" if self.part.header.state == "running" else self.part.header.state
+        return "killed" if self.part.manifest.state == "running" else self.part.manifest.state
 
     @property
     def is_incomplete(self) -> bool:
@@ -86,7 +86,7 @@ def locate_parts(parts: Sequence[RunPart]) -> list[PartPosition]:
     next_worker = 0
     for index in range(1, part_count + 1):
         part = part_by_index.get(index)
-        worker_count = WORKERS_OF_MISSING_PART if part is None else part.header.workers
+        worker_count = WORKERS_OF_MISSING_PART if part is None else part.manifest.workers
         positions.append(
             PartPosition(
                 index=index,
@@ -131,28 +131,28 @@ def read_part(folder: Path) -> RunPart:
     path = folder / "run.json"
     if not path.is_file():
         raise UserError("no_result", "there is no run in this folder", str(folder), HINT)
-    header = decode_manifest(path.read_bytes(), str(path))
-    if header.shard is None:
+    manifest = decode_manifest(path.read_bytes(), str(path))
+    if manifest.shard is None:
         raise UserError("wrong_format", "a whole run, not a part of one", str(folder), HINT)
-    return RunPart(folder, header, header.shard)
+    return RunPart(folder, manifest, manifest.shard)
 
 
 COMPARED: dict[str, Callable[[RunPart], object]] = {
-    "version of loadgen": lambda part: part.header.version,
+    "version of loadgen": lambda part: part.manifest.version,
     "number of parts": lambda part: part.shard.count,
     "start": lambda part: part.shard.start_at,
-    "seed": lambda part: part.header.seed,
-    "schedule seed": lambda part: part.header.schedule_seed,
-    "salt": lambda part: part.header.salt,
-    "workload": lambda part: part.header.fingerprints.recipe,
-    "schedule": lambda part: part.header.fingerprints.timetable,
+    "seed": lambda part: part.manifest.seed,
+    "schedule seed": lambda part: part.manifest.schedule_seed,
+    "salt": lambda part: part.manifest.salt,
+    "workload": lambda part: part.manifest.fingerprints.recipe,
+    "schedule": lambda part: part.manifest.fingerprints.timetable,
     "stages": lambda part: [_without_ramp(stage) for stage in part.shard.stages],
-    "API": lambda part: (part.header.api, part.header.stream, part.header.client),
-    "models": lambda part: [target.model for target in part.header.targets],
-    "tokenizer": lambda part: (part.header.tokenizer, part.header.tokenizer_sha256),
-    "tokens of the chat template": lambda part: part.header.template_tokens,
-    "SLO": lambda part: part.header.slos,
-    "limits of validity": lambda part: part.header.limits,
+    "API": lambda part: (part.manifest.api, part.manifest.stream, part.manifest.client),
+    "models": lambda part: [target.model for target in part.manifest.targets],
+    "tokenizer": lambda part: (part.manifest.tokenizer, part.manifest.tokenizer_sha256),
+    "tokens of the chat template": lambda part: part.manifest.template_tokens,
+    "SLO": lambda part: part.manifest.slos,
+    "limits of validity": lambda part: part.manifest.limits,
 }
 """What must be the same in all parts of a run: its name in messages, and how it is read."""
 

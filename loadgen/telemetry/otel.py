@@ -104,8 +104,8 @@ def export_run(folder: Path, option: str, source: RawIOBase) -> None:
     start_line = source.readline()
     if not start_line.strip():
         return
-    header = decode_manifest((folder / "run.json").read_bytes())
-    senders = _create_senders(header, _unix_time_ns(int(start_line)), option)
+    manifest = decode_manifest((folder / "run.json").read_bytes())
+    senders = _create_senders(manifest, _unix_time_ns(int(start_line)), option)
     reader = _NewRecordReader(folder)
     has_ended = False
     while not has_ended:
@@ -152,14 +152,14 @@ class _Senders(NamedTuple):
             print(f"--otel: {self.spans.lost:,} spans could not be delivered", file=sys.stderr)
 
 
-def _create_senders(header: RunManifest, start_unix_ns: int, option: str) -> _Senders:
+def _create_senders(manifest: RunManifest, start_unix_ns: int, option: str) -> _Senders:
     """Return the senders of the requested signals.
 
     Without a URL in the option, the exporters read the address of the collector from the variables
     of OpenTelemetry. The packages are imported here, because they are optional.
 
     Args:
-        header: The manifest of the run.
+        manifest: The manifest of the run.
         start_unix_ns: The wall-clock time at which the load began.
         option: The value of `--otel`.
     """
@@ -174,8 +174,8 @@ def _create_senders(header: RunManifest, start_unix_ns: int, option: str) -> _Se
     resource = Resource.create(
         {
             "service.name": "loadgen",
-            "service.version": header.version,
-            "loadgen.simulated": any(target.simulated for target in header.targets),
+            "service.version": manifest.version,
+            "loadgen.simulated": any(target.simulated for target in manifest.targets),
         }
     )
     spans: SpanSender | None = None
@@ -183,11 +183,11 @@ def _create_senders(header: RunManifest, start_unix_ns: int, option: str) -> _Se
     if has_traces(option):
         endpoint = f"{collector_url}/v1/traces" if collector_url else None
         span_exporter = OTLPSpanExporter(endpoint=endpoint, timeout=TIMEOUT_S)
-        spans = SpanSender(header, resource, start_unix_ns, span_exporter)
+        spans = SpanSender(manifest, resource, start_unix_ns, span_exporter)
     if has_metrics(option):
         endpoint = f"{collector_url}/v1/metrics" if collector_url else None
         metric_exporter = OTLPMetricExporter(endpoint=endpoint, timeout=TIMEOUT_S)
-        metrics = MetricsSender(header, resource, metric_exporter, TIMEOUT_S)
+        metrics = MetricsSender(manifest, resource, metric_exporter, TIMEOUT_S)
     return _Senders(spans, metrics)
 
 

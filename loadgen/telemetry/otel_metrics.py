@@ -27,19 +27,19 @@ class MetricsSender:
     """Records the metrics of a run and sends them to a collector.
 
     Args:
-        header: The manifest of the run.
+        manifest: The manifest of the run.
         resource: The attributes that name this program in every export.
         exporter: Sends metrics to the collector.
         timeout_s: The time limit of one export.
     """
 
     def __init__(
-        self, header: RunManifest, resource: Resource, exporter: MetricExporter, timeout_s: float
+        self, manifest: RunManifest, resource: Resource, exporter: MetricExporter, timeout_s: float
     ) -> None:
-        self._header = header
+        self._manifest = manifest
         self._timeout_ms = timeout_s * 1e3
         self._target_attributes = [
-            target_attributes(header, target) for target in range(len(header.targets))
+            target_attributes(manifest, target) for target in range(len(manifest.targets))
         ]
         reader = PeriodicExportingMetricReader(
             exporter,
@@ -48,7 +48,7 @@ class MetricsSender:
         )
         # `close` shuts the provider down with a time limit, so it is not done once more at exit.
         self._provider = MeterProvider([reader], resource, shutdown_on_exit=False)
-        self._meter = self._provider.get_meter("loadgen", header.version, SCHEMA_URL)
+        self._meter = self._provider.get_meter("loadgen", manifest.version, SCHEMA_URL)
         self._duration = self._create_histogram("gen_ai.client.operation.duration")
         self._ttft = self._create_histogram("gen_ai.client.operation.time_to_first_chunk")
         self._tokens = self._create_histogram(
@@ -98,7 +98,7 @@ class MetricsSender:
             self._duration.record(duration_s, {**attributes, "error.type": request.error})
             return
         self._duration.record(duration_s, attributes)
-        if request.ttft != UNDEFINED and self._header.stream:
+        if request.ttft != UNDEFINED and self._manifest.stream:
             self._ttft.record((request.first_token_ns - request.sent_ns) / NS_PER_S, attributes)
         if request.tpot != UNDEFINED:
             self._tpot.record(request.tpot / NS_PER_S, attributes)
@@ -115,14 +115,14 @@ class MetricsSender:
         A closed-loop stage has no planned rate, so nothing is recorded for it. The time of the run
         is that of the latest sample, because this process has no other clock of the run.
         """
-        attributes = {"loadgen.run": self._header.run}
+        attributes = {"loadgen.run": self._manifest.run}
         in_flight = sum(sample.in_flight for sample in samples.values())
         self._in_flight.set(in_flight, attributes)
         elapsed_ns = max((sample.t_s for sample in samples.values()), default=0.0) * NS_PER_S
-        started_stages = [stage for stage in self._header.stages if stage.start_ns <= elapsed_ns]
+        started_stages = [stage for stage in self._manifest.stages if stage.start_ns <= elapsed_ns]
         if not started_stages:
             return
         rate_per_s = started_stages[-1].rate
         if rate_per_s is not None:
-            rate_attributes = {**attributes, "loadgen.of": rate_unit(self._header)}
+            rate_attributes = {**attributes, "loadgen.of": rate_unit(self._manifest)}
             self._offered.set(rate_per_s, rate_attributes)

@@ -62,20 +62,20 @@ def sent_requests(columns: Columns) -> Iterator[SentRequest]:
                 yield request
 
 
-def operation_name(header: RunManifest) -> str:
+def operation_name(manifest: RunManifest) -> str:
     """Return the operation that all requests of a run are, such as "chat"."""
-    return "chat" if header.api in ("chat", "messages") else "text_completion"
+    return "chat" if manifest.api in ("chat", "messages") else "text_completion"
 
 
-def target_attributes(header: RunManifest, target: int) -> dict[str, Any]:
+def target_attributes(manifest: RunManifest, target: int) -> dict[str, Any]:
     """Return the attributes that all requests to a target share."""
-    facts = header.targets[target]
+    facts = manifest.targets[target]
     url = urlsplit(facts.url)
     return {
-        "gen_ai.operation.name": operation_name(header),
+        "gen_ai.operation.name": operation_name(manifest),
         "gen_ai.provider.name": facts.server or "unknown",
         "gen_ai.request.model": facts.model,
         "server.address": url.hostname or "",
         "server.port": url.port or 0,
-        "loadgen.run": header.run,
+        "loadgen.run": manifest.run,
     }

@@ -35,7 +35,7 @@ class SpanSender:
     that the request carried to the server. Spans of the server are therefore in the same trace.
 
     Args:
-        header: The manifest of the run.
+        manifest: The manifest of the run.
         resource: The attributes that name this program in every export.
         start_unix_ns: The wall-clock time at which the load began. Times of records count from it.
         exporter: Sends spans to the collector.
@@ -45,15 +45,15 @@ class SpanSender:
     """
 
     def __init__(
-        self, header: RunManifest, resource: Resource, start_unix_ns: int, exporter: SpanExporter
+        self, manifest: RunManifest, resource: Resource, start_unix_ns: int, exporter: SpanExporter
     ) -> None:
-        self._header = header
+        self._manifest = manifest
         self._resource = resource
         self._start_unix_ns = start_unix_ns
         self._exporter = exporter
-        self._operation = operation_name(header)
-        self._trace = TraceContext(header.run)
-        self._scope = InstrumentationScope("loadgen", header.version, SCHEMA_URL)
+        self._operation = operation_name(manifest)
+        self._trace = TraceContext(manifest.run)
+        self._scope = InstrumentationScope("loadgen", manifest.version, SCHEMA_URL)
         self.lost = 0
 
     def send(self, parts: Sequence[Columns]) -> None:
@@ -99,7 +99,7 @@ class SpanSender:
 
     def _attributes(self, request: SentRequest) -> dict[str, Any]:
         """Return the attributes of a request. Those that are not known are left out."""
-        attributes = target_attributes(self._header, request.target)
+        attributes = target_attributes(self._manifest, request.target)
         attributes["loadgen.slot"] = request.slot
         attributes["loadgen.due_ms"] = request.due_ns / NS_PER_MS
         attributes["loadgen.send_lag_ms"] = (request.sent_ns - request.due_ns) / NS_PER_MS

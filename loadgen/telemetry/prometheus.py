@@ -55,7 +55,7 @@ class RunCollector(Collector):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()  # Each scrape has a thread.
-        self._header: RunManifest | None = None
+        self._manifest: RunManifest | None = None
         self._tail = Tail(folder)
         self._histograms = {row: Histogram() for row in METRICS.shown_in("prometheus")}
         self._status_counts = np.zeros(len(STATUSES), np.int64)
@@ -70,23 +70,23 @@ class RunCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics. There are none before the run has begun."""
         with self._lock:
-            header = self._read_header()
-            if header is None:
+            manifest = self._read_header()
+            if manifest is None:
                 return
             self._read_records()
-            yield from self._run_metrics(header)
+            yield from self._run_metrics(manifest)
             yield from self._request_metrics()
-            yield from self._load_metrics(header)
+            yield from self._load_metrics(manifest)
             yield from self._latency_metrics()
 
     def _read_header(self) -> RunManifest | None:
         """Return the manifest of the run, or None as long as it has not been written."""
-        if self._header is None:
+        if self._manifest is None:
             try:
-                self._header = decode_manifest((self._folder / "run.json").read_bytes())
+                self._manifest = decode_manifest((self._folder / "run.json").read_bytes())
             except (OSError, UserError):
                 return None
-        return self._header
+        return self._manifest
 
     def _read_records(self) -> None:
         """Add the new records of the run to all counts and histograms."""
@@ -107,12 +107,12 @@ class RunCollector(Collector):
         self._kind_counts += _count_values(columns["kind"][is_failed], len(KINDS))
         self._output_tokens += int(columns["output_tokens"][is_ok].clip(0).sum())
 
-    def _run_metrics(self, header: RunManifest) -> Iterator[Metric]:
+    def _run_metrics(self, manifest: RunManifest) -> Iterator[Metric]:
         """Yield a metric whose labels describe the run. Dashboards join it with the other ones."""
-        target = header.targets[0]
+        target = manifest.targets[0]
         labels = {
-            "run": header.run,
-            "workload": header.workload,
+            "run": manifest.run,
+            "workload": manifest.workload,
             "model": target.model,
             "server": target.server,
             "target": target.name or target.url,
@@ -143,7 +143,7 @@ class RunCollector(Collector):
             "loadgen_output_tokens", "Output tokens of ok requests.", value=self._output_tokens
         )
 
-    def _load_metrics(self, header: RunManifest) -> Iterator[Metric]:
+    def _load_metrics(self, manifest: RunManifest) -> Iterator[Metric]:
         """Yield the load: requests sent and in flight, the planned rate, and the CPU use.
 
         A closed-loop stage has no planned rate. The time of the run is that of the latest sample.
@@ -156,12 +156,12 @@ class RunCollector(Collector):
             "loadgen_in_flight", "Requests that are being answered.", value=in_flight
         )
         elapsed_ns = max((sample.t_s for sample in samples), default=0.0) * NS_PER_S
-        started_stages = [stage for stage in header.stages if stage.start_ns <= elapsed_ns]
+        started_stages = [stage for stage in manifest.stages if stage.start_ns <= elapsed_ns]
         if started_stages and started_stages[-1].rate is not None:
             offered = GaugeMetricFamily(
                 "loadgen_offered_per_second", "Rate of the stage, and of what.", labels=["of"]
             )
-            offered.add_metric([rate_unit(header)], started_stages[-1].rate)
+            offered.add_metric([rate_unit(manifest)], started_stages[-1].rate)
             yield offered
         cpu_share = max((sample.cpu_share for sample in samples), default=0.0)
         yield GaugeMetricFamily(
@@ -200,12 +200,12 @@ class RunCollector(Collector):
         return merged
 
 
-def rate_unit(header: RunManifest) -> str:
+def rate_unit(manifest: RunManifest) -> str:
     """Return what the rate of a stage counts.
 
     It is requests, or starts of conversations and tasks, which send several requests each.
     """
-    return "starts" if header.turns > 1 else "requests"
+    return "starts" if manifest.turns > 1 else "requests"
 
 
 class ListenAddress(NamedTuple):

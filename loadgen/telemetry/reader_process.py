@@ -60,7 +60,7 @@ class SidecarStarter:
     def __call__(self, event: RunEvent) -> None:
         """Start or stop the sidecar if the event is the beginning or the end of a run."""
         match event:
-            case RunPlanned(plan, header) if header.client != "virtual":
+            case RunPlanned(plan, manifest) if manifest.client != "virtual":
                 self._process = self._start(plan.job.folder)
             case LoadStarted(start_ns) if self._process is not None:
                 self._process.begin(start_ns)

@@ -387,13 +387,13 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
 
 def _placed(out: Path) -> None:
     """A worker on each node; and the clocks being one clock, the truth is within the bound."""
-    header = decode_manifest((out / "run.json").read_bytes())
-    cluster = header.cluster
+    manifest = decode_manifest((out / "run.json").read_bytes())
+    cluster = manifest.cluster
     assert cluster is not None
     assert sorted(one.hot_path for one in cluster.workers) == sorted(
         [compiled.RUNS] * 2 + ["python"]
     )
-    assert header.host.hot_path == "python", "one of them"
+    assert manifest.host.hot_path == "python", "one of them"
     assert cluster.nodes == len(cluster.workers) == 3
     assert cluster.drift_ms is not None
     assert cluster.start_bound_ms == max(one.bound_ms for one in cluster.workers) > 0
@@ -454,10 +454,10 @@ def _a_search_ends_its_trial_early_there_too(tmp_path: Path, nodes: Any) -> None
         check_interval_s=0.2,
     )
     result = runs.run(PlannedTrial(number=0, load=40.0, kind="probe", may_pass_early=True))
-    header = decode_manifest((tmp_path / "s" / result.run_name / "run.json").read_bytes())
-    assert header.cluster is not None and len(header.cluster.workers) == 2
+    manifest = decode_manifest((tmp_path / "s" / result.run_name / "run.json").read_bytes())
+    assert manifest.cluster is not None and len(manifest.cluster.workers) == 2
     if result.outcome != "invalid":  # a busy host's senders are late, which decides nothing
-        assert (header.state, result.duration_s < 30) == ("decided", True)
+        assert (manifest.state, result.duration_s < 30) == ("decided", True)
 
 
 def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None:
@@ -472,14 +472,14 @@ def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None
     summary, out = run.execute(
         workload(tmp_path, request_rate="40", num_requests="40"), asked, (hear,)
     )
-    header = decode_manifest((out / "run.json").read_bytes())
+    manifest = decode_manifest((out / "run.json").read_bytes())
     assert (
-        header.cluster is not None
-        and header.cluster.nodes == 1
-        and len(header.cluster.workers) == 2
+        manifest.cluster is not None
+        and manifest.cluster.nodes == 1
+        and len(manifest.cluster.workers) == 2
     )
     assert summary.requests.ok == summary.requests.scheduled == 40
-    before = [note for note in header.notes if "was lost before the load" in note]
+    before = [note for note in manifest.notes if "was lost before the load" in note]
     assert sum(gone[0][:6] in note for note in before) == 1, (
         "nodes of one machine: their names differ by their id"
     )

@@ -62,8 +62,8 @@ def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
 
 
 def run(found: NDArray[np.void], name: str = "r", **changed: object) -> ComparedRun:
-    header = runs.header(name, len(found), **changed)
-    return ComparedRun(name=name, summary=summarize(header, found), header=header, rows=found)
+    manifest = runs.manifest(name, len(found), **changed)
+    return ComparedRun(name=name, summary=summarize(manifest, found), manifest=manifest, rows=found)
 
 
 def side(name: str, *found: NDArray[np.void], **changed: object) -> Side:

@@ -193,7 +193,9 @@ def test_runs_closer_in_time_than_required_are_inconclusive(second: str, verdict
 
 def with_times(recorded_run: RecordedRun, started: str, ended: str) -> RecordedRun:
     """Return a run that began and ended at these times (ISO 8601)."""
-    return replace(recorded_run, header=replace(recorded_run.header, started=started, ended=ended))
+    return replace(
+        recorded_run, manifest=replace(recorded_run.manifest, started=started, ended=ended)
+    )
 
 
 def test_one_run_is_not_apart_in_time() -> None:

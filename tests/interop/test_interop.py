@@ -187,7 +187,7 @@ def test_definitions_of_others_on_rows_worked_by_hand() -> None:
         ("output_tokens", (5 / ms, 5 / ms)),
     ):
         found[field] = np.array([round(value * ms) for value in values])
-    made = other_definitions.theirs(runs.header("r", 2), found, [])
+    made = other_definitions.theirs(runs.manifest("r", 2), found, [])
     vllm, guidellm, sglang = (
         made["vllm bench serve"],
         made["GuideLLM"],
@@ -207,7 +207,7 @@ def test_definitions_of_others_on_rows_worked_by_hand() -> None:
     assert made["AIPerf"].tpot is None and made["genai-bench"].itl is None
     assert made["inference-perf"].tpot is not None
     assert made["inference-perf"].tpot.values.tolist() == [40 * ms / 4, 80 * ms / 4]
-    completions = other_definitions.theirs(runs.header("r", 2, api="completions"), found, [])[
+    completions = other_definitions.theirs(runs.manifest("r", 2, api="completions"), found, [])[
         "vllm bench serve"
     ]
     assert completions.ttft.values.tolist() == [100 * ms, 100 * ms]  # no role event there
@@ -266,7 +266,7 @@ def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, too
     assert back.figures["requests.ok"] == summary.requests.ok
     assert back.figures["requests.failed"] == summary.requests.failed
     assert back.figures["tokens.output_per_s"] > 0
-    theirs = other_definitions.theirs(stored.header, stored.rows, stored.gaps)[tool]
+    theirs = other_definitions.theirs(stored.manifest, stored.rows, stored.gaps)[tool]
     if form != "mlcommons":  # which takes elements of the sample
         assert back.figures["ttft_ms.p99"] == pytest.approx(theirs.ttft.stats()["p99"])
     assert back.figures["ttft_ms.p50"] == pytest.approx(theirs.ttft.stats()["p50"], rel=0.01)

@@ -37,9 +37,9 @@ from loadgen.runs.dashboard import (
 S = 1_000_000_000
 
 
-def status_of(records: NDArray[np.void], now_s: float, **header: object) -> LiveStatus:
+def status_of(records: NDArray[np.void], now_s: float, **manifest: object) -> LiveStatus:
     """Return the status after the records were added in several parts, in order of their end."""
-    status = LiveStatus(runs.header("r", len(records), **header))
+    status = LiveStatus(runs.manifest("r", len(records), **manifest))
     for part in np.array_split(records[np.argsort(records["done_ns"])], 7):
         status.add_records(part)
     status.now_s = now_s
@@ -56,7 +56,7 @@ def test_numbers_since_the_start_are_those_of_the_summary() -> None:
     records = rows(1, 800)
     fail(records, 0.05)
     slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 5),))
-    summary = summarize(runs.header("r", 800, slo=slo), records)
+    summary = summarize(runs.manifest("r", 800, slo=slo), records)
     status = status_of(records, float(records["done_ns"].max()) / 1e9, slo=slo)
     assert SUPPORT["p99"] < 800
     for name, distribution in (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms)):
@@ -88,7 +88,7 @@ def test_stage_time_left_and_worker_samples() -> None:
         StagePlan(name="warm-up", arrival="poisson 5/s", measured=False, slots=50, end_ns=10 * S),
         StagePlan(name="load", arrival="poisson 10/s", start_ns=10 * S, slots=250, end_ns=35 * S),
     )
-    status = LiveStatus(runs.header("r", 300, stages=stages))
+    status = LiveStatus(runs.manifest("r", 300, stages=stages))
     status.add_worker_samples(
         WorkerSample(t_s=t, worker=worker, in_flight=3, cpu_share=0.1 * worker)
         for t in range(1, 21)
@@ -110,13 +110,13 @@ def test_objectives_are_judged_since_the_start() -> None:
     status = status_of(records, float(records["done_ns"].max()) / 1e9, slo=slo)
     assert status.latency("ttft").is_met is False
     assert status.latency("tpot").is_met is True
-    empty = LiveStatus(runs.header("r", 0, slo=slo))
+    empty = LiveStatus(runs.manifest("r", 0, slo=slo))
     assert empty.latency("ttft").is_met is None
     assert empty.attainment is None
 
 
 def test_queue_and_cache_of_the_servers_are_their_last_samples() -> None:
-    status = LiveStatus(runs.header("r", 600))
+    status = LiveStatus(runs.manifest("r", 600))
     for second in range(1, 100):
         status.add_server_samples(
             MetricSample(
@@ -150,7 +150,7 @@ def test_every_quantity_has_a_line_and_fits_the_terminal(width: int) -> None:
 
 
 def test_a_run_without_records_is_drawn() -> None:
-    status = LiveStatus(runs.header("r", 0, stages=()))
+    status = LiveStatus(runs.manifest("r", 0, stages=()))
     status.now_s = 0.1
     assert "- / -" in text_of(status)
 

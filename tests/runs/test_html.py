@@ -54,12 +54,12 @@ def page_of(folder: Path) -> str:
     summary = with_server(store.server(folder), summarize(*stored))
     made = run_data.figures(*stored[:5], store.heat(folder))
     added = result_kinds.additions_to(folder, OpenedRun(summary, stored))
-    return run_page.render(summary, stored.header, made, store.server(folder), added)
+    return run_page.render(summary, stored.manifest, made, store.server(folder), added)
 
 
 def summary_of(found: np.ndarray, **changed: object) -> Summary:
     gaps, timeline = runs.gaps_of(found)
-    return summarize(runs.header("r", len(found), **changed), found, [gaps], [timeline])
+    return summarize(runs.manifest("r", len(found), **changed), found, [gaps], [timeline])
 
 
 # -- words ---------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_what_was_lost_with_a_killed_client_is_no_miss_of_the_server(
     if failing:
         fail(found, 0.5)
     sent = [] if failing else [WorkerSample(t_s=2, sent=400)]  # 100 of them have no record
-    summary = summarize(runs.header("r", len(found), state="running"), found, seconds=sent)
+    summary = summarize(runs.manifest("r", len(found), state="running"), found, seconds=sent)
     assert summary.run.state == "cut_off" and summary.verdict.valid is failing
     assert (summary.requests.lost, summary.requests.failed > 0) == (0 if failing else 100, failing)
     assert ("SLO missed" in run_headline.sentence(summary)) is said
@@ -187,7 +187,7 @@ def test_a_curve_is_made_of_samples() -> None:
 
 def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
     found = rows(3, 40)
-    bins = run_data.figures(runs.header("r", 40), found).in_flight
+    bins = run_data.figures(runs.manifest("r", 40), found).in_flight
     width = round(bins.width_s * S)
     for i in (0, 7, len(bins.series["in flight"]) - 1):
         low, high = i * width, (i + 1) * width
@@ -211,7 +211,7 @@ def test_loads_tokens_and_errors_add_up() -> None:
     found = rows(5, 400)
     fail(found, 0.2)
     gaps, timeline = runs.gaps_of(found)
-    made = run_data.figures(runs.header("r", 400), found, [gaps], [timeline])
+    made = run_data.figures(runs.manifest("r", 400), found, [gaps], [timeline])
     ok = int((found["status"] == 0).sum())
     assert sum(v or 0 for v in made.load.series["ok"]) * made.load.width_s == pytest.approx(
         ok, rel=1e-3
@@ -231,7 +231,9 @@ def test_many_rows_make_no_larger_page() -> None:
     sizes = [
         len(
             run_page.render(
-                summary_of_rows(found), None, run_data.figures(runs.header("r", len(found)), found)
+                summary_of_rows(found),
+                None,
+                run_data.figures(runs.manifest("r", len(found)), found),
             )
         )
         for found in (few, many)
@@ -240,7 +242,7 @@ def test_many_rows_make_no_larger_page() -> None:
 
 
 def summary_of_rows(found: np.ndarray) -> Summary:
-    return summarize(runs.header("r", len(found)), found)
+    return summarize(runs.manifest("r", len(found)), found)
 
 
 def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
@@ -572,10 +574,10 @@ def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Pat
 def test_where_each_request_was_sent_when_it_was_due_its_curve_is_made_once() -> None:
     """In virtual time, of millions: they were measured and put in order twice."""
     found = rows(2, 50)
-    late = run_data.figures(runs.header("r", 50), found).curves
+    late = run_data.figures(runs.manifest("r", 50), found).curves
     assert late["ttft_from_sent"].ms != late["ttft"].ms
     found["sent_ns"] = found["due_ns"]
-    at_once = run_data.figures(runs.header("r", 50), found).curves
+    at_once = run_data.figures(runs.manifest("r", 50), found).curves
     assert (
         at_once["ttft_from_sent"].ms is at_once["ttft"].ms
         and at_once["ttft_from_sent"].name == "TTFT from sent"

@@ -41,7 +41,7 @@ def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summ
     made = []
     for seed, factor in zip(seeds, by, strict=False):
         found = rows(seed, 300, 8.0, factor)
-        made.append(summarize(runs.header(f"r{seed}", len(found)), found))
+        made.append(summarize(runs.manifest(f"r{seed}", len(found)), found))
     return made
 
 

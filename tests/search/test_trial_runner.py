@@ -58,7 +58,7 @@ def test_trials_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None
         one.run_name for one in told
     ]  # each once, also what ended early
     stored = store.read_run(written[1])
-    assert stored.header.state == "decided"
+    assert stored.manifest.state == "decided"
     assert 0 < stored.rows["due_ns"][stored.rows["sent_ns"] >= 0].max() < 60 * S
     assert experiment.read_results(tmp_path) == told
     assert (tmp_path / told[0].run_name / "summary.json").is_file()

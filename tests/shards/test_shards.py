@@ -82,7 +82,7 @@ def rows_by_slot(folder: Path) -> NDArray[np.void]:
     return rows[np.argsort(rows["slot"])]
 
 
-def header_of(folder: Path) -> RunManifest:
+def manifest_of(folder: Path) -> RunManifest:
     return decode_manifest((folder / "run.json").read_bytes())
 
 
@@ -124,10 +124,12 @@ def test_parts_together_are_the_run_of_one_process(
     ):
         assert rows[column].tolist() == expected[column].tolist(), column
     assert len(np.unique(rows["worker"])) == sum(workers) if workers else count
-    header, whole_header = header_of(merged), header_of(whole_folder)
-    without_ramp = [replace(one, ramp_s=None, ramp_from="") for one in header.stages]
-    assert without_ramp == [replace(one, ramp_s=None, ramp_from="") for one in whole_header.stages]
-    assert header.shard is None and header.workers == sum(workers or [1] * count)
+    manifest, whole_manifest = manifest_of(merged), manifest_of(whole_folder)
+    without_ramp = [replace(one, ramp_s=None, ramp_from="") for one in manifest.stages]
+    assert without_ramp == [
+        replace(one, ramp_s=None, ramp_from="") for one in whole_manifest.stages
+    ]
+    assert manifest.shard is None and manifest.workers == sum(workers or [1] * count)
     assert checksums.changed(merged) == {}
     assert run_folder.open_run(merged).summary.ttft_ms == summary.ttft_ms
 
@@ -137,7 +139,7 @@ def test_a_late_part_is_moved_to_its_place_in_time(tmp_path: Path) -> None:
     workload = make_workload(tmp_path, request_rate="100", num_requests="40")
     parts = run_parts(tmp_path, workload, 2)
     summary, merged = merge(tmp_path, parts)
-    late = header_of(parts[1]).shard
+    late = manifest_of(parts[1]).shard
     assert late is not None and late.start_delay_ms is not None and late.start_delay_ms > 100
     rows, part_rows = rows_by_slot(merged), rows_by_slot(parts[1])
     moved = rows[rows["worker"] == 1]
@@ -177,7 +179,7 @@ def test_the_requests_of_a_missing_part_are_lost(
     assert not summary.verdict.valid
     node = "part 2 of 2 (missing)"
     assert says(summary.verdict.codes, "worker_died", worker=1, node=node)
-    assert [(one.index, one.state) for one in header_of(merged).parts] == [
+    assert [(one.index, one.state) for one in manifest_of(merged).parts] == [
         (1, "finished"),
         (2, "missing"),
     ]
@@ -187,7 +189,7 @@ def test_the_requests_of_a_missing_part_are_lost(
 def test_each_user_of_a_missing_part_has_lost_a_request(tmp_path: Path) -> None:
     """A stage that its duration limits has no number of requests that could all be lost."""
     parts = run_parts(tmp_path, make_workload(tmp_path, concurrency="4", duration="0.3s"), 2)
-    assert header_of(parts[0]).fingerprints == header_of(parts[1]).fingerprints
+    assert manifest_of(parts[0]).fingerprints == manifest_of(parts[1]).fingerprints
     _, merged = merge(tmp_path, parts[1:])
     rows = rows_by_slot(merged)
     lost = rows[rows["status"] == STATUS["lost"]]
@@ -210,15 +212,15 @@ def test_parts_of_different_runs_are_refused(tmp_path: Path) -> None:
     execute(make_workload(tmp_path, request_rate="200", num_requests="8"), settings_for(whole))
     with refused(CombinedError, "wrong_format", where="whole"):
         read_parts([whole])
-    header = header_of(parts[1])
-    assert header.shard is not None
+    manifest = manifest_of(parts[1])
+    assert manifest.shard is not None
     for name, changed in {
-        "seed": replace(header, seed=8),
-        "salt": replace(header, salt="other"),
-        "number of parts": replace(header, shard=replace(header.shard, count=3)),
-        "start": replace(header, shard=replace(header.shard, start_at="2026-12-01T10:00:00Z")),
-        "workload": replace(header, fingerprints=replace(header.fingerprints, recipe="other")),
-        "tokens of the chat template": replace(header, template_tokens=99),
+        "seed": replace(manifest, seed=8),
+        "salt": replace(manifest, salt="other"),
+        "number of parts": replace(manifest, shard=replace(manifest.shard, count=3)),
+        "start": replace(manifest, shard=replace(manifest.shard, start_at="2026-12-01T10:00:00Z")),
+        "workload": replace(manifest, fingerprints=replace(manifest.fingerprints, recipe="other")),
+        "tokens of the chat template": replace(manifest, template_tokens=99),
     }.items():
         (parts[1] / "run.json").write_bytes(encode_manifest(changed))
         with refused(CombinedError, "mismatch", where=str(parts[1])) as caught:
@@ -372,8 +374,8 @@ def test_eight_processes_of_which_one_is_killed_and_one_is_late(tmp_path: Path) 
     assert set(lost["slot"].tolist()) <= set(of_third["slot"].tolist())
     assert summary.requests.ok == len(rows) - len(lost)
     assert says(summary.verdict.codes, "worker_died", worker=2)
-    states = {one.index: one.state for one in header_of(merged).parts}
+    states = {one.index: one.state for one in manifest_of(merged).parts}
     assert states == dict.fromkeys(range(1, 9), "finished") | {3: "killed"}
-    late = header_of(merged).parts[7]
+    late = manifest_of(merged).parts[7]
     assert late.start_delay_ms is not None and late.start_delay_ms > 500
     assert json.loads((merged / "summary.json").read_bytes())["requests"]["lost"] == len(lost)

@@ -162,17 +162,17 @@ def ran(one: Workload, tmp_path: Path, target: str = TARGET) -> tuple[Summary, P
 def test_virtual_run_writes_a_run_directory_labelled_as_simulated(tmp_path: Path) -> None:
     one = load("qa", read_flags(num_requests="400", request_rate="200", seed="5"))
     summary, folder = ran(one, tmp_path)
-    header = json.loads((folder / "run.json").read_bytes())
-    assert header["targets"][0]["simulated"] is True
-    assert header["targets"][0]["name"] == "simulated: gb300-vm"
-    assert header["state"] == "finished" and header["targets"][0]["gpus"] == 4
-    assert header["host"]["python"] and header["host"]["hot_path"] == "", "no socket was read"
+    manifest = json.loads((folder / "run.json").read_bytes())
+    assert manifest["targets"][0]["simulated"] is True
+    assert manifest["targets"][0]["name"] == "simulated: gb300-vm"
+    assert manifest["state"] == "finished" and manifest["targets"][0]["gpus"] == 4
+    assert manifest["host"]["python"] and manifest["host"]["hot_path"] == "", "no socket was read"
     assert says(summary.verdict.warning_codes, "virtual_time")
     assert says(summary.verdict.warning_codes, "extrapolated")
     assert summary.target.simulated and summary.verdict.valid
     assert summary.requests.ok == 400 and summary.tokens.output == 400 * 500
     assert summary.itl_ms is not None and summary.itl_ms.count == 400 * 499
-    again = summarize(*store.read_run(folder))  # Parquet, flows and header alone say the same
+    again = summarize(*store.read_run(folder))  # Parquet, flows and manifest alone say the same
     assert again == summary
     assert json.loads((folder / "summary.json").read_bytes())["target"]["simulated"] is True
 

@@ -76,13 +76,13 @@ class _Case(msgspec.Struct, frozen=True):
         str, float
     ]  # part of TTFT -> its share of what the slow took longer; {}: too few are slow
     pages: dict[str, series.MetricCurve]  # quantity of the servers' metrics pages -> its values
-    header: RunManifest
+    manifest: RunManifest
     samples: Sequence[MetricSample]  # of the pages of servers and hardware
 
 
 def explain(
     measured: Sequence[Columns],
-    header: RunManifest,
+    manifest: RunManifest,
     samples: Sequence[MetricSample] = (),
     unsound: Collection[str] = (),
 ) -> Explanation:
@@ -90,7 +90,7 @@ def explain(
 
     Args:
         measured: The measured records.
-        header: The header of the run.
+        manifest: The manifest of the run.
         samples: What the metrics pages of the servers said.
         unsound: Metrics that are withheld, so that they are no evidence.
     """
@@ -98,7 +98,7 @@ def explain(
     streamed = everything.measure("ttft") != UNDEFINED
     requests = int(np.count_nonzero(streamed))
     if requests < FEWEST:
-        return _explain_few(measured, requests, header, samples)
+        return _explain_few(measured, requests, manifest, samples)
     due, slot = everything["due_ns"], everything["slot"]
     if streamed.all():
         in_order = order_by_time(due, slot)
@@ -123,7 +123,7 @@ def explain(
         stride,
         _excess(rows, served, late, own_slow, own_fast) if is_own else {},
         series.curves(samples),
-        header,
+        manifest,
         samples,
     )
     left_out = (_power, _batch) if "tpot" in unsound else ()
@@ -137,7 +137,7 @@ def explain(
     elif found and (share := float(late.mean() / ttft.mean())) >= BESIDE:
         found.append(_client(share, f" too, by {share:.0%} of the mean TTFT", "possible"))
     if not found:
-        queue = _queue_of_missed_ttft(rows, ttft, late, header, samples)
+        queue = _queue_of_missed_ttft(rows, ttft, late, manifest, samples)
         return Explanation(
             slow=int(slow.sum()),
             text="" if queue is None else f"{queue.sure.capitalize()}: {queue.evidence}.",
@@ -150,7 +150,10 @@ def explain(
 
 
 def _explain_few(
-    measured: Sequence[Columns], requests: int, header: RunManifest, samples: Sequence[MetricSample]
+    measured: Sequence[Columns],
+    requests: int,
+    manifest: RunManifest,
+    samples: Sequence[MetricSample],
 ) -> Explanation:
     """Return what is known of too few requests to compare slow ones with fast ones.
 
@@ -166,7 +169,7 @@ def _explain_few(
         return Explanation(not_examined=too_few)
     everything = JoinedColumns(measured, ok=True, keep=False)
     rows = JoinedColumns(measured, ok=True, order=queue_of_few.in_order_of_due(everything))
-    queue = _queue_of_missed_ttft(rows, rows.measure("ttft"), _late(rows), header, samples)
+    queue = _queue_of_missed_ttft(rows, rows.measure("ttft"), _late(rows), manifest, samples)
     if queue is None:
         return Explanation(not_examined=too_few)
     text = f"{queue.sure.capitalize()}: {queue.evidence}."
@@ -177,11 +180,11 @@ def _queue_of_missed_ttft(
     rows: JoinedColumns,
     ttft: Ints,
     late: Ints,
-    header: RunManifest,
+    manifest: RunManifest,
     samples: Sequence[MetricSample],
 ) -> Cause | None:
     """Return the queue if the run missed a TTFT objective and a queue explains most of it."""
-    limit_ns = queue_of_few.missed_ttft_limit(ttft, header.slo)
+    limit_ns = queue_of_few.missed_ttft_limit(ttft, manifest.slo)
     if limit_ns is None:
         return None
     return queue_of_few.find_queue(queue_of_few.MissedTtft(rows, ttft, late, limit_ns, samples))
@@ -319,7 +322,7 @@ def _target(case: _Case) -> Cause | None:
     share, usual = float(of_slow[worst]), float(counts[worst] / len(case.part))
     if share < CLEARLY or share < 1.5 * usual:
         return None
-    name = replica_name(int(names[worst]), case.header)
+    name = replica_name(int(names[worst]), case.manifest)
     return _cause(
         "target",
         share,
@@ -463,7 +466,9 @@ def _growth(case: _Case) -> str:
 def _missed(case: _Case, metric: str, values: Ints) -> float:
     """The tightest limit of the SLO for this metric that these values miss, in ms; 0 where none is missed."""
     terms = [
-        term for term in (case.header.slo.terms if case.header.slo else ()) if term.metric == metric
+        term
+        for term in (case.manifest.slo.terms if case.manifest.slo else ())
+        if term.metric == metric
     ]
     missed = [
         term.limit_ns for term in terms if (values > term.limit_ns).mean() > 1 - term.quantile

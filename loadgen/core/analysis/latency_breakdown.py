@@ -41,7 +41,7 @@ CLASSES = (0.25, 0.5, 0.75)  # of the prompt lengths, where classes of them end
 SHOWN = 5  # slowest requests that are listed, by TTFT and by E2E each
 
 
-def of_rows(measured: Sequence[Columns], header: RunManifest) -> Splits:
+def of_rows(measured: Sequence[Columns], manifest: RunManifest) -> Splits:
     """The splits of the measured rows of a run."""
     for columns in measured:
         columns.forget()  # here a run of millions would hold most
@@ -52,7 +52,7 @@ def of_rows(measured: Sequence[Columns], header: RunManifest) -> Splits:
     )
     if not len(has_account):
         return Splits(why="no request ended ok")
-    found = list(_groups(requests, header))
+    found = list(_groups(requests, manifest))
     due = requests["due_ns"]
     near = {}
     for metric in ("ttft", "e2e"):
@@ -85,7 +85,7 @@ def of_rows(measured: Sequence[Columns], header: RunManifest) -> Splits:
     return Splits(
         accounted=int(has_account.sum()),
         groups=groups,
-        why=_why(bool(has_account.any()), queue_known, header),
+        why=_why(bool(has_account.any()), queue_known, manifest),
     )
 
 
@@ -116,30 +116,30 @@ def _gathered(
     return iter(found)
 
 
-def _why(has_account: bool, queue_known: bool, header: RunManifest) -> str:
+def _why(has_account: bool, queue_known: bool, manifest: RunManifest) -> str:
     if has_account:
         return (
             ""
             if queue_known
             else "the server does not say how long a request waits: its queue is in the rest"
         )
-    if header.server_timing:
+    if manifest.server_timing:
         return "the server was asked for an account of its time (--server-timing) and gave none: docs/reference/servers.md"
     return "the server gives no account of its time; some do with --server-timing: docs/reference/servers.md"
 
 
 def _groups(
-    requests: JoinedColumns, header: RunManifest
+    requests: JoinedColumns, manifest: RunManifest
 ) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
     """All requests, and where there are several: those of each target, class of requests, class of prompt length."""
     target, tokens = requests["target"], requests["input_tokens"]
     yield "all", "", np.ones(len(target), bool)
-    if len(header.targets) > 1:
-        for number, facts in enumerate(header.targets):
+    if len(manifest.targets) > 1:
+        for number, facts in enumerate(manifest.targets):
             yield "target", facts.name or facts.url or str(number), target == number
-    if header.classes:
-        drawn = class_indices(header, requests["request"] // header.turns)
-        for number, plan in enumerate(header.classes):
+    if manifest.classes:
+        drawn = class_indices(manifest, requests["request"] // manifest.turns)
+        for number, plan in enumerate(manifest.classes):
             yield "class", plan.name, drawn == number
     known = tokens[as_selection(tokens >= 0)]
     edges = sorted(set(np.quantile(known, CLASSES, method="lower").tolist())) if len(known) else []
@@ -210,7 +210,7 @@ def _e2e(near: Gathered, at: Near) -> E2eSplit:
 
 
 def slowest(
-    measured: Sequence[Columns], others: Sequence[Columns], header: RunManifest
+    measured: Sequence[Columns], others: Sequence[Columns], manifest: RunManifest
 ) -> tuple[SlowRequest, ...]:
     """The slowest measured requests by TTFT, then those by E2E, the slowest first. `others`: the other stages' rows."""
     requests = JoinedColumns(measured, ok=True, keep=False)
@@ -231,7 +231,7 @@ def slowest(
     for block in (block for part in (*measured, *others) for block in part.blocks()):
         counts += np.array([_beside(block, *one) for one in found], np.int64).reshape(counts.shape)
     return tuple(
-        _slow(by, place, of_them, flying, waiting, header)
+        _slow(by, place, of_them, flying, waiting, manifest)
         for place, ((by, _), (flying, waiting)) in enumerate(
             zip(listed, counts.tolist(), strict=True)
         )
@@ -252,7 +252,12 @@ def _beside(columns: Columns, sent_ns: int, target: int, slot: int) -> tuple[int
 
 
 def _slow(
-    by: str, place: int, requests: JoinedColumns, in_flight: int, waiting: int, header: RunManifest
+    by: str,
+    place: int,
+    requests: JoinedColumns,
+    in_flight: int,
+    waiting: int,
+    manifest: RunManifest,
 ) -> SlowRequest:
     def of(name: str) -> int:
         return int(requests[name][place])
@@ -265,11 +270,11 @@ def _slow(
 
     due, sent, first, last = of("due_ns"), of("sent_ns"), of("first_token_ns"), of("last_token_ns")
     able = int(sendable_ns(requests)[place])
-    facts = header.targets[of("target")] if len(header.targets) > 1 else None
+    facts = manifest.targets[of("target")] if len(manifest.targets) > 1 else None
     return SlowRequest(
         by=by,
         slot=of("slot"),
-        id=f"{header.run}-{of('slot')}" if header.client != "virtual" else "",
+        id=f"{manifest.run}-{of('slot')}" if manifest.client != "virtual" else "",
         session=count("session"),
         turn=of("turn") if of("session") >= 0 else None,
         target="" if facts is None else facts.name or facts.url,

@@ -36,24 +36,24 @@ CLOSE = 0.01  # a rate within so much of the one asked for is that rate, whateve
 
 
 def checks(
-    header: RunManifest, summary: Any, signs: VerdictInputs, columns: Sequence[Columns]
+    manifest: RunManifest, summary: Any, signs: VerdictInputs, columns: Sequence[Columns]
 ) -> tuple[StimulusCheck, ...]:
     """Return the checks that apply to this load. `columns`: the measured records of each stage."""
     if not signs.sends:
         return ()
     return (
-        *_arrivals(header, summary, columns),
-        *_mix(header, summary),
-        *_tokens(header, summary, signs),
+        *_arrivals(manifest, summary, columns),
+        *_mix(manifest, summary),
+        *_tokens(manifest, summary, signs),
     )
 
 
 def _arrivals(
-    header: RunManifest, summary: Any, columns: Sequence[Columns]
+    manifest: RunManifest, summary: Any, columns: Sequence[Columns]
 ) -> Iterator[StimulusCheck]:
-    measured = [stage for stage in header.stages if stage.measured]
+    measured = [stage for stage in manifest.stages if stage.measured]
     load, sent = summary.load, summary.requests.scheduled - summary.requests.dropped
-    gaps = join_arrays([_gaps(part, header) for part in columns])
+    gaps = join_arrays([_gaps(part, manifest) for part in columns])
     if len(gaps) >= LEAST:
         farthest, p = _from_exponential(gaps)
         yield StimulusCheck(code="arrivals", seen=farthest, ok=p >= CHANCE, n=len(gaps), p=p)
@@ -75,10 +75,10 @@ def _arrivals(
         yield StimulusCheck(code="rate", asked=stage.rate, seen=load.achieved_rps, ok=close, n=sent)
 
 
-def _gaps(columns: Columns, header: RunManifest) -> NDArray[np.float64]:
+def _gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]:
     """The gaps between sends of Poisson stages, in mean gaps of their rate. Later turns wait, so they do not count."""
     parts = []
-    for number, stage in enumerate(header.stages):
+    for number, stage in enumerate(manifest.stages):
         if stage.rate and stage.arrival.startswith("poisson"):
             own = (columns["stage"] == number) & (columns["turn"] == 0) & (columns["sent_ns"] >= 0)
             parts.append(np.diff(np.sort(columns["sent_ns"][as_selection(own)])) * stage.rate / 1e9)
@@ -100,7 +100,7 @@ def _exponential(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
     return law
 
 
-def _mix(header: RunManifest, summary: Any) -> Iterator[StimulusCheck]:
+def _mix(manifest: RunManifest, summary: Any) -> Iterator[StimulusCheck]:
     """The class whose share is farthest from the one asked for."""
     everyone = sum(part.starts for part in summary.classes)
     if not everyone:
@@ -113,7 +113,7 @@ def _mix(header: RunManifest, summary: Any) -> Iterator[StimulusCheck]:
     )
 
 
-def _tokens(header: RunManifest, summary: Any, signs: VerdictInputs) -> Iterator[StimulusCheck]:
+def _tokens(manifest: RunManifest, summary: Any, signs: VerdictInputs) -> Iterator[StimulusCheck]:
     tokens, ok = summary.tokens, summary.requests.ok
     asked, got = float(signs.requested_tokens), float(signs.received_tokens)
     if asked:
@@ -127,12 +127,12 @@ def _tokens(header: RunManifest, summary: Any, signs: VerdictInputs) -> Iterator
         yield StimulusCheck(
             code="prompts", asked=0.0, seen=signs.prompt_count_difference, ok=agree, n=ok
         )
-    if header.cache_asked is not None:
+    if manifest.cache_asked is not None:
         share = tokens.cached_share
-        close = None if share is None else abs(share - header.cache_asked) <= CACHED_SHARE
-        yield StimulusCheck(code="cache", asked=header.cache_asked, seen=share, ok=close, n=ok)
+        close = None if share is None else abs(share - manifest.cache_asked) <= CACHED_SHARE
+        yield StimulusCheck(code="cache", asked=manifest.cache_asked, seen=share, ok=close, n=ok)
         return
-    if header.shares_prompts:
+    if manifest.shares_prompts:
         yield StimulusCheck(code="cache", seen=tokens.cached_share, ok=None, n=ok)
         return
     yield StimulusCheck(

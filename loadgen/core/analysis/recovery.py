@@ -45,14 +45,14 @@ class _Cut(NamedTuple):
 
 
 def of_rows(
-    measured: Sequence[Columns], header: RunManifest, server_samples: Sequence[MetricSample] = ()
+    measured: Sequence[Columns], manifest: RunManifest, server_samples: Sequence[MetricSample] = ()
 ) -> tuple[Recovery, ...]:
     """One for each event, in their order; none without an SLO of the whole run that limits values of requests."""
-    slo = header.slo
+    slo = manifest.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None):
         return ()
     cuts = sorted(
-        [*_spikes(header.stages), *_of_replicas(measured, header, server_samples)],
+        [*_spikes(manifest.stages), *_of_replicas(measured, manifest, server_samples)],
         key=lambda cut: cut.at_ns,
     )
     worse = [
@@ -88,7 +88,7 @@ def _after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
 
 
 def _of_replicas(
-    measured: Sequence[Columns], header: RunManifest, server_samples: Sequence[MetricSample]
+    measured: Sequence[Columns], manifest: RunManifest, server_samples: Sequence[MetricSample]
 ) -> Iterator[_Cut]:
     """The events of replicas and targets within the measured load."""
     due = [part["due_ns"] for part in measured if len(part["due_ns"])]
@@ -106,7 +106,7 @@ def _of_replicas(
         if before != now
     ]
     if not events:  # else it would be told twice
-        gone = [code.values for code in header.note_codes.values() if code.code == "target_gone"]
+        gone = [code.values for code in manifest.note_codes.values() if code.code == "target_gone"]
         events = [(round(one["at_s"] * 1e9), "loss", str(one["target"]), "gone") for one in gone]
     for at_ns, event, before, after in sorted(one for one in events if first < one[0] <= last):
         yield _Cut(

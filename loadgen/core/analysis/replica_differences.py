@@ -28,12 +28,12 @@ ODD_SHARE = 0.1  # of the nodes that may stand out; of more, the others are no m
 LEAST_CHANGE = 0.01  # of the mean of the others: a smaller difference is not worth a name
 
 
-def of_rows(measured: Sequence[Columns], steady: Span, header: RunManifest) -> BetweenNodes:
+def of_rows(measured: Sequence[Columns], steady: Span, manifest: RunManifest) -> BetweenNodes:
     """Compare the nodes of the measured rows of a run."""
-    if not are_interchangeable(header.targets):
+    if not are_interchangeable(manifest.targets):
         return BetweenNodes(why="the targets serve different steps of the tasks")
     requests = JoinedColumns(measured, ok=True, keep=False)
-    unit, names, of_row = _units(requests, header)
+    unit, names, of_row = _units(requests, manifest)
     if len(names) < 2:
         return BetweenNodes()
     if steady.start_s is None or steady.end_s is None or not steady.duration_s:
@@ -107,10 +107,10 @@ def without(found: BetweenNodes, unsound: Collection[str]) -> BetweenNodes:
 
 
 def _units(
-    requests: JoinedColumns, header: RunManifest
+    requests: JoinedColumns, manifest: RunManifest
 ) -> tuple[str, list[str], NDArray[np.int64]]:
     """What is compared, the names of all of them, and the number of the one of each row."""
-    targets = header.targets
+    targets = manifest.targets
     nodes = [target.node or target.name or target.url or str(i) for i, target in enumerate(targets)]
     if len(set(nodes)) > 1:
         names = list(dict.fromkeys(nodes))
@@ -118,7 +118,7 @@ def _units(
         unit = "node" if any(target.node for target in targets) else "target"
         return unit, names, number[requests["target"]]
     keys, of_row = number_keys(replica_keys(requests))
-    return "replica", [replica_name(key, header) for key in keys.tolist()], of_row
+    return "replica", [replica_name(key, manifest) for key in keys.tolist()], of_row
 
 
 def _cells(

@@ -71,7 +71,7 @@ class ManifestCreated(Struct, frozen=True):
     There is no such event in virtual time.
     """
 
-    header: RunManifest
+    manifest: RunManifest
 
 
 class RunPlanned(NamedTuple):
@@ -81,7 +81,7 @@ class RunPlanned(NamedTuple):
     """
 
     plan: Plan
-    header: RunManifest
+    manifest: RunManifest
 
 
 class WorkersPlaced(Struct, frozen=True):
@@ -136,7 +136,7 @@ class LoadEnded(Struct, frozen=True):
     A listener may return a changed manifest. The manifest is None if the run has failed.
     """
 
-    header: RunManifest | None
+    manifest: RunManifest | None
 
 
 class RunEnded(Struct, frozen=True):
@@ -175,21 +175,21 @@ def broadcast(listeners: Sequence[EventHandler]) -> Emit:
     return emit
 
 
-def complete_manifest(listeners: Sequence[EventHandler], header: RunManifest) -> RunManifest:
+def complete_manifest(listeners: Sequence[EventHandler], manifest: RunManifest) -> RunManifest:
     """Return a manifest with what the listeners add to it before the load.
 
     A listener that returns None leaves the manifest as it is.
     """
     for listener in listeners:
-        header = listener(ManifestCreated(header)) or header
-    return header
+        manifest = listener(ManifestCreated(manifest)) or manifest
+    return manifest
 
 
-def conclude_manifest(listeners: Sequence[EventHandler], header: RunManifest) -> RunManifest:
+def conclude_manifest(listeners: Sequence[EventHandler], manifest: RunManifest) -> RunManifest:
     """Return a manifest with what the listeners add to it after the load.
 
     A listener that returns None leaves the manifest as it is.
     """
     for listener in listeners:
-        header = listener(LoadEnded(header)) or header
-    return header
+        manifest = listener(LoadEnded(manifest)) or manifest
+    return manifest

@@ -50,13 +50,13 @@ from loadgen.core.sidecars import server_accounts
 from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.sidecars.hearers import (
     CacheReset,
-    HeaderFile,
+    ManifestFile,
     Names,
     Pages,
     Profiling,
     ShardStart,
     StopWatch,
-    write_header,
+    write_manifest,
 )
 from loadgen.core.workload import Workload
 
@@ -91,9 +91,9 @@ def execute(
     # An object store that cannot be reached is reported before the run, not after it.
     remote = None if settings.store is None else object_store.open(settings.store)
     stored_at = None
-    header_file = HeaderFile()
+    manifest_file = ManifestFile()
     all_listeners: Sequence[events.EventHandler] = (
-        header_file,
+        manifest_file,
         *listeners,
         Pages(),
         Profiling(),
@@ -104,7 +104,7 @@ def execute(
     )
     emit = events.broadcast(all_listeners)
     try:
-        with _run_folder(workload, settings, folder) as run_dir, header_file.of_a_load(run_dir):
+        with _run_folder(workload, settings, folder) as run_dir, manifest_file.of_a_load(run_dir):
             run_without_http = backend.run_function(settings)
             if run_without_http is not None:
                 summary = run_without_http(workload, settings, run_dir, emit)
@@ -113,7 +113,7 @@ def execute(
                     workload=workload,
                     folder=run_dir,
                     listeners=all_listeners,
-                    header_file=header_file,
+                    manifest_file=manifest_file,
                     probe_cache={} if probe_cache is None else probe_cache,
                 )
                 summary = http_run.execute(settings)
@@ -127,7 +127,7 @@ def execute(
 
 def finish_run(
     plan: Plan,
-    run_header: RunManifest,
+    manifest: RunManifest,
     result: WorkerResult,
     compactor: Compactor,
     load: events.RunningLoad | None = None,
@@ -138,7 +138,7 @@ def finish_run(
 
     Args:
         plan: The plan of the run.
-        run_header: The manifest as it was before the load.
+        manifest: The manifest as it was before the load.
         result: What the workers reported.
         compactor: Stores the records, perhaps in a process of its own.
         load: Says whether and why the tool ended the run. Without it, an interrupted run was
@@ -146,8 +146,8 @@ def finish_run(
     """
     folder = plan.job.folder
     release_blocks_above(LARGEST_KEPT_BLOCK)
-    run_header = _final_manifest(plan, run_header, result, load)
-    write_header(folder, run_header)
+    manifest = _final_manifest(plan, manifest, result, load)
+    write_manifest(folder, manifest)
     # A worker with many records writes several segments. Only then does one begin after record 0,
     # and the compactor deletes each segment that it has stored.
     compactor_deletes_records = any(segment.first for segment in segments(folder))
@@ -160,14 +160,14 @@ def finish_run(
         join_problem = server_accounts.join(folder)
         if join_problem is not None:
             notes = reasons.make_note("accounts_unjoined", join_problem)
-            run_header = run_manifest.add_notes(run_header, notes)
-            write_header(folder, run_header)
+            manifest = run_manifest.add_notes(manifest, notes)
+            write_manifest(folder, manifest)
     summary = run_folder.summary(folder)
     if is_compacted is None:
         is_compacted = compactor.finish()
     if not is_compacted:
         notes = reasons.make_note("store_died", {"why": compactor.died})
-        write_header(folder, run_manifest.add_notes(run_header, notes))
+        write_manifest(folder, run_manifest.add_notes(manifest, notes))
         summary = run_folder.summary(folder)
     store.replace(folder / "summary.json", dump_summary(summary))
     if plan.job.settings.keep == "gaps":
@@ -215,7 +215,7 @@ class _HttpRun:
     workload: Workload
     folder: Path
     listeners: Sequence[events.EventHandler]
-    header_file: HeaderFile
+    manifest_file: ManifestFile
     probe_cache: ProbeCache
 
     def execute(self, settings: Settings) -> Summary:
@@ -236,13 +236,11 @@ class _HttpRun:
             on_failure = cleanup.enter_context(contextlib.ExitStack())
             prepared = self._prepare(settings, known_target, senders, runner, on_failure)
             plan = prepared.plan
-            run_header = run_manifest.create_manifest(plan, self.workload, prepared.starts)
+            manifest = run_manifest.create_manifest(plan, self.workload, prepared.starts)
             worker_notes = runner.run(senders.place(plan, self._emit))
-            run_header = msgspec.structs.replace(
-                run_header, notes=(*run_header.notes, *worker_notes)
-            )
-            run_header = events.complete_manifest(self.listeners, run_header)
-            self._emit(events.RunPlanned(plan, run_header))
+            manifest = msgspec.structs.replace(manifest, notes=(*manifest.notes, *worker_notes))
+            manifest = events.complete_manifest(self.listeners, manifest)
+            self._emit(events.RunPlanned(plan, manifest))
             if settings.shard is not None:
                 shard_schedule.write(self.folder, complete_schedule(plan.schedule))
                 self._emit(events.WaitingFor(f"the common start at {settings.shard.start_at}"))
@@ -252,10 +250,10 @@ class _HttpRun:
             result = runner.run(senders.run(plan, self._emit))
             # The load has not failed, so the callbacks for that case are dropped.
             on_failure.pop_all()
-            run_header = events.conclude_manifest(self.listeners, run_header)
+            manifest = events.conclude_manifest(self.listeners, manifest)
             # Its threads and sockets are not needed while the summary is computed.
             runner.close()
-            return finish_run(plan, run_header, result, compactor, self.header_file.load)
+            return finish_run(plan, manifest, result, compactor, self.manifest_file.load)
 
     @property
     def _emit(self) -> events.Emit:
@@ -297,7 +295,7 @@ class _HttpRun:
 
 def _final_manifest(
     plan: Plan,
-    run_header: RunManifest,
+    manifest: RunManifest,
     result: WorkerResult,
     load: events.RunningLoad | None,
 ) -> RunManifest:
@@ -306,22 +304,22 @@ def _final_manifest(
     That is how it ended, the prompts that were sent, and notes on late bodies and failed targets.
     """
     late_bodies = {"bodies": result.late} if result.late else None
-    run_header = run_manifest.add_notes(run_header, reasons.make_note("bodies_late", late_bodies))
-    run_header = msgspec.structs.replace(run_header, notes=(*run_header.notes, *result.notes))
+    manifest = run_manifest.add_notes(manifest, reasons.make_note("bodies_late", late_bodies))
+    manifest = msgspec.structs.replace(manifest, notes=(*manifest.notes, *result.notes))
     for target_index, at_s in sorted(result.down.items()):
-        target = run_header.targets[target_index]
+        target = manifest.targets[target_index]
         values = {"target": target.name or target.url, "at_s": at_s}
-        run_header = run_manifest.add_notes(run_header, reasons.make_note("target_gone", values))
-    hot_path = result.hot_path or run_header.host.hot_path
+        manifest = run_manifest.add_notes(manifest, reasons.make_note("target_gone", values))
+    hot_path = result.hot_path or manifest.host.hot_path
     return msgspec.structs.replace(
-        run_header,
+        manifest,
         ended=host_facts.current_time(),
         state=_final_state(result, load),
         stopped_by=None if load is None else load.stopped_by,
-        fingerprints=_with_sent_prompts(run_header.fingerprints, plan, result),
+        fingerprints=_with_sent_prompts(manifest.fingerprints, plan, result),
         cluster=result.cluster,
-        shard=_with_digests(run_header.shard, result),
-        host=msgspec.structs.replace(run_header.host, hot_path=hot_path),
+        shard=_with_digests(manifest.shard, result),
+        host=msgspec.structs.replace(manifest.host, hot_path=hot_path),
     )
 
 

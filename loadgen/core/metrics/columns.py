@@ -126,69 +126,69 @@ def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
 # -- measured stages, classes and steps ------------------------------------------------------------
 
 
-def is_measured(header: RunManifest, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+def is_measured(manifest: RunManifest, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return which records belong to a measured stage.
 
     A manifest without stages has one measured stage. Raises IndexError for records of stages that
     the manifest does not have.
     """
-    is_stage_measured = np.array([stage.measured for stage in header.stages] or [True])
+    is_stage_measured = np.array([stage.measured for stage in manifest.stages] or [True])
     mask: NDArray[np.bool_] = is_stage_measured[rows["stage"]]
     return mask
 
 
-def pool_measured_gaps(header: RunManifest, gaps: Sequence[Histogram]) -> Histogram:
+def pool_measured_gaps(manifest: RunManifest, gaps: Sequence[Histogram]) -> Histogram:
     """Return the gaps between events of the measured stages. `gaps`: one histogram per stage."""
     return merge_histograms(
         histogram
         for i, histogram in enumerate(gaps)
-        if not header.stages or header.stages[i].measured
+        if not manifest.stages or manifest.stages[i].measured
     )
 
 
-def class_indices(header: RunManifest, start_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the class of each task, conversation or request as an index of `header.classes`.
+def class_indices(manifest: RunManifest, start_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the class of each task, conversation or request as an index of `manifest.classes`.
 
     The class is not recorded. It is drawn again from the seed of the run.
 
     Args:
-        header: The manifest of the run.
+        manifest: The manifest of the run.
         start_ids: The ids of tasks, conversations or single requests: the id of any of their
             requests divided by the turns of the run.
     """
-    shares = [request_class.share for request_class in header.classes]
-    return seeds.classes(header.seed or 0, shares, start_ids)
+    shares = [request_class.share for request_class in manifest.classes]
+    return seeds.classes(manifest.seed or 0, shares, start_ids)
 
 
-def is_of_class(header: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+def is_of_class(manifest: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return which records are requests of a class."""
-    class_names = [request_class.name for request_class in header.classes]
-    start_ids = rows["request"] // header.turns
-    mask: NDArray[np.bool_] = class_indices(header, start_ids) == class_names.index(name)
+    class_names = [request_class.name for request_class in manifest.classes]
+    start_ids = rows["request"] // manifest.turns
+    mask: NDArray[np.bool_] = class_indices(manifest, start_ids) == class_names.index(name)
     return mask
 
 
 def step_indices(
-    header: RunManifest, request_ids: NDArray[np.int64], turns: NDArray[np.int64]
+    manifest: RunManifest, request_ids: NDArray[np.int64], turns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the step of each request as an index of `header.steps`, NO_STEP without one.
+    """Return the step of each request as an index of `manifest.steps`, NO_STEP without one.
 
     A step is a named group of turns in the tasks of one class, such as "plan" or "write code". So
     the class of a request and its turn, the position within its task, determine its step.
 
     Args:
-        header: The manifest of the run.
-        request_ids: The id of each request. A task has `header.turns` ids, one after the other.
+        manifest: The manifest of the run.
+        request_ids: The id of each request. A task has `manifest.turns` ids, one after the other.
         turns: The turn of each request, from 0.
     """
-    class_names = [request_class.name for request_class in header.classes]
-    if header.classes:
-        class_of_request = class_indices(header, request_ids // header.turns)
+    class_names = [request_class.name for request_class in manifest.classes]
+    if manifest.classes:
+        class_of_request = class_indices(manifest, request_ids // manifest.turns)
     else:
         class_names = [""]  # `of_class` of the steps of a run without classes
         class_of_request = np.zeros_like(request_ids)
-    step_of_turn = np.full((len(class_names), header.turns), NO_STEP)
-    for step_index, step in enumerate(header.steps):
+    step_of_turn = np.full((len(class_names), manifest.turns), NO_STEP)
+    for step_index, step in enumerate(manifest.steps):
         class_index = class_names.index(step.of_class)
         step_of_turn[class_index, list(step.turns)] = step_index
     steps: NDArray[np.int64] = step_of_turn[class_of_request, turns]

@@ -84,7 +84,7 @@ def measure_replicas(
     measured: Sequence[Columns],
     warmup: Sequence[Columns],
     time: TestedTime,
-    header: RunManifest,
+    manifest: RunManifest,
 ) -> list[ReplicaSeries]:
     """Return the series of each target, or of each replica where the records name one.
 
@@ -105,7 +105,7 @@ def measure_replicas(
     in_flight = _count_in_flight([*measured, *warmup], time)
     return [
         ReplicaSeries(
-            name=replica_name(key, header),
+            name=replica_name(key, manifest),
             due_requests=len(rows),
             in_flight=in_flight[key].reshape(BLOCKS, SAMPLES_PER_BLOCK).mean(axis=1),
             ttft_ns=_block_means(ttft_ns[rows], block_of_request[rows], missing=UNDEFINED),

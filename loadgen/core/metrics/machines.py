@@ -48,7 +48,7 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_machines(
-    header: RunManifest,
+    manifest: RunManifest,
     window: Window,
     scale_ms: float | None,
     measured: Sequence[Columns],
@@ -57,25 +57,25 @@ def summarize_machines(
     """Return a summary of each machine; () if one alone sent, and none was lost.
 
     Args:
-        header: The manifest of the run.
+        manifest: The manifest of the run.
         window: The measurement window.
         scale_ms: The latency by which lateness is judged, see `run_evidence.LatenessScale`.
         measured: The measured records.
         samples: The samples that each worker takes of itself.
     """
-    if header.cluster is None:
+    if manifest.cluster is None:
         return ()
     workers_of_machine: dict[str, list[Placed]] = {}
-    for worker in header.cluster.workers:
+    for worker in manifest.cluster.workers:
         workers_of_machine.setdefault(f"{worker.node} ({worker.address})", []).append(worker)
     lost_machines = [
         MachineSummary(name=name, workers=0, state="lost before the load")
-        for name in header.cluster.lost
+        for name in manifest.cluster.lost
     ]
     if len(workers_of_machine) + len(lost_machines) < 2:
         return ()
     full_seconds = full_seconds_within(samples, window)
-    limit_ns = None if scale_ms is None else header.limits.send_lag_share * scale_ms * 1e6
+    limit_ns = None if scale_ms is None else manifest.limits.send_lag_share * scale_ms * 1e6
     requests = _MachineRequests(measured, limit_ns)
     machines = [
         _summarize_machine(name, workers, requests, full_seconds)

@@ -84,7 +84,7 @@ class RunData:
     """What is stored of a run beside its records.
 
     Attributes:
-        header: The manifest of the run.
+        manifest: The manifest of the run.
         gaps: Per stage, a histogram of the gaps between output events.
         timeline: Per stage, counts of output events in bins of `BIN_NS` from the start of the run.
         worker_samples: The samples that each worker takes of itself.
@@ -93,7 +93,7 @@ class RunData:
         server_samples: The samples of the metrics pages of the servers.
     """
 
-    header: RunManifest
+    manifest: RunManifest
     gaps: Sequence[Histogram] = ()
     timeline: Sequence[NDArray[np.int64]] = ()
     worker_samples: Sequence[WorkerSample] = ()
@@ -103,7 +103,7 @@ class RunData:
     @property
     def stage_plans(self) -> Sequence[StagePlan]:
         """The plans of the stages; a run without any has one stage, which is measured."""
-        return self.header.stages or (StagePlan(),)
+        return self.manifest.stages or (StagePlan(),)
 
     def gaps_of_stage(self, stage: int) -> Histogram:
         """Return the gaps between output events of a stage."""
@@ -153,10 +153,10 @@ def measure_run(data: RunData, accumulator: RunAccumulator, *, explained: bool) 
 
 
 def apply_verdict(
-    header: RunManifest, run: MeasuredRun, summary: Summary, samples: Sequence[WorkerSample]
+    manifest: RunManifest, run: MeasuredRun, summary: Summary, samples: Sequence[WorkerSample]
 ) -> Summary:
     """Return the complete summary with its verdict, and as the verdict lets it be read."""
-    verdict = validity.judge_run(RunEvidence(header, summary, run.verdict_inputs, samples))
+    verdict = validity.judge_run(RunEvidence(manifest, summary, run.verdict_inputs, samples))
     return without_outcomes_if_invalid(msgspec.structs.replace(summary, verdict=verdict))
 
 
@@ -166,13 +166,13 @@ class _RunMeasurement:
     def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
         """Compute what the sections share, from the window to the statistics that are shown."""
         self._data = data
-        self._header = data.header
+        self._manifest = data.manifest
         self._accumulator = accumulator
         self.accumulated = accumulator.measured_and_warmup()
         self._measured = self.accumulated.measured
         self._measured_stages = [i for i, plan in enumerate(data.stage_plans) if plan.measured]
         self._window = self._measure_window()
-        self._target = combine_targets(self._header.targets)
+        self._target = combine_targets(self._manifest.targets)
         self._unrecorded = count_unrecorded(data, accumulator.stages)
         self._unrecorded_measured = sum(self._unrecorded[i] for i in self._measured_stages)
         self._read_events()
@@ -181,10 +181,10 @@ class _RunMeasurement:
         self._scale = LatenessScale.of_samples(ttft, self._distributions["e2e"])
         self._shown = self._select_statistics()
         self._parts = PartSummarizer(
-            self._header,
+            self._manifest,
             accumulator,
             self._measured,
-            undecidable_metrics=self._shown.undecided_metrics(self._header),
+            undecidable_metrics=self._shown.undecided_metrics(self._manifest),
         )
 
     def _read_events(self) -> None:
@@ -226,39 +226,41 @@ class _RunMeasurement:
             is_read_at_once=is_read_at_once(
                 self._distributions["client_lag"], self._distributions["event_error"]
             ),
-            is_local=is_local(self._header),
+            is_local=is_local(self._manifest),
             samples=self._data.worker_samples,
             window=self._window,
         )
         return select_statistics(
-            self._header, self._measured, self._distributions, self._gap_bounds, evidence
+            self._manifest, self._measured, self._distributions, self._gap_bounds, evidence
         )
 
     def summarize(self, *, explained: bool) -> Summary:
         """Return the summary without the sections of `core.analysis` and without a verdict."""
-        header = self._header
+        manifest = self._manifest
         measured = self._measured
         metrics = self._measure_whole()
-        stages = tuple(self._summarize_stage(stage, metrics) for stage in range(len(header.stages)))
-        step_times = measure_step_times(measured.columns, header)
+        stages = tuple(
+            self._summarize_stage(stage, metrics) for stage in range(len(manifest.stages))
+        )
+        step_times = measure_step_times(measured.columns, manifest)
         parts = self._parts.summarize_all(self._window, step_times, self._target.model)
         tasks = summarize_tasks(measured, self._accumulator.count_cut_conversations(), self._window)
         summary = Summary(
             schema=SCHEMA,
-            run=_run_facts(header),
+            run=_run_facts(manifest),
             target=self._target,
             window=self._window,
             bytes=total_bytes(measured),
-            fingerprints=header.fingerprints,
-            verdict=Verdict(valid=True, limits=header.limits),
+            fingerprints=manifest.fingerprints,
+            verdict=Verdict(valid=True, limits=manifest.limits),
             requests=metrics.requests,
             warmup=self._count_warmup(),
             load=metrics.load,
             tokens=metrics.tokens,
             goodput=self._combine_goodput(metrics, parts, tasks),
             tpot_undefined=measured.sum("tpot_undefined"),
-            tpot_no_span=measured.sum("tpot_no_span") if header.stream else 0,
-            tpot_no_output=measured.sum("tpot_no_output") if header.stream else 0,
+            tpot_no_span=measured.sum("tpot_no_span") if manifest.stream else 0,
+            tpot_no_output=measured.sum("tpot_no_output") if manifest.stream else 0,
             itl_ms=None if self._shown.itl_absent else self._shown.distributions["inter_chunk"],
             itl_absent=self._shown.itl_absent,
             unsound=self._shown.unsound,
@@ -267,7 +269,7 @@ class _RunMeasurement:
             event_unsure_share=self._unsure_event_share,
             sessions=tasks,
             client=summarize_client_use(
-                measured, self._data.worker_samples, self._window, header.workers
+                measured, self._data.worker_samples, self._window, manifest.workers
             ),
             stages=stages,
             hardware=hardware.of_samples(self._data.server_samples),
@@ -276,7 +278,7 @@ class _RunMeasurement:
             sustainable=self._judge_load() if explained else Sustainable(),
             percentiles=self._requested_percentiles(),
             machines=self._summarize_machines(),
-            **{field: getattr(header, field) for field in _FIELDS_OF_HEADER},
+            **{field: getattr(manifest, field) for field in _FIELDS_OF_HEADER},
             **parts._asdict(),
             **_metric_fields(self._shown.distributions),
         )
@@ -309,7 +311,7 @@ class _RunMeasurement:
         return StageSummary(
             window=window,
             inter_chunk_ms=uncertainty.shown_gap_distribution(
-                gaps, gap_bounds, self._header.limits
+                gaps, gap_bounds, self._manifest.limits
             ),
             **shared_fields(self._data.stage_plans[stage], StageSummary),
             **metrics._asdict(),
@@ -343,13 +345,13 @@ class _RunMeasurement:
         self, metrics: PartMetrics, parts: SummaryParts, tasks: Sessions | None
     ) -> Goodput:
         """Return the goodput of the run: under its SLO, or under the SLOs of its classes."""
-        if self._header.slo is None:
+        if self._manifest.slo is None:
             return combine_class_goodput([part.goodput for part in parts.classes])
         return include_task_outcome(metrics.goodput, tasks)
 
     def _summarize_rack(self, parts: SummaryParts, metrics: PartMetrics) -> RackTokens | None:
         """Return the output rates over all targets, or None unless they are interchangeable."""
-        if not are_interchangeable(self._header.targets):
+        if not are_interchangeable(self._manifest.targets):
             return None
         return summarize_rack(parts.targets, metrics.tokens.output_per_s)
 
@@ -361,12 +363,12 @@ class _RunMeasurement:
     def _judge_load(self) -> Sustainable:
         """Return whether the servers kept up with the load."""
         measured, warmup = self.accumulated
-        return judge_load(measured.columns, warmup.columns, self._window, self._header)
+        return judge_load(measured.columns, warmup.columns, self._window, self._manifest)
 
     def _summarize_machines(self) -> tuple[MachineSummary, ...]:
         """Return what each machine of a cluster sent."""
         return summarize_machines(
-            self._header,
+            self._manifest,
             self._window,
             self._scale.p50_ms,
             self._measured.columns,
@@ -375,7 +377,7 @@ class _RunMeasurement:
 
     def _requested_percentiles(self) -> dict[str, dict[str, float]]:
         """Return the percentiles that the user requested, without those that are too uncertain."""
-        if not self._header.percentiles:
+        if not self._manifest.percentiles:
             return {}
         percentiles = {}
         for definition in METRICS.shown_in("latency"):
@@ -394,7 +396,7 @@ class _RunMeasurement:
         else:
             sample = self._measured.sample(definition.name)
             sample_bounds = uncertainty.bound_metric(self._measured.columns, definition.name)
-        quantiles = uncertainty.certain_quantiles(sample, sample_bounds, definition, self._header)
+        quantiles = uncertainty.certain_quantiles(sample, sample_bounds, definition, self._manifest)
         return quantiles_ms(sample, quantiles)
 
     def verdict_inputs(self) -> VerdictInputs:
@@ -411,7 +413,9 @@ class _RunMeasurement:
             scale=self._scale,
             dead_workers=sorted(dead_workers),
             sends=measured.sum("sent"),
-            prompt_count_difference=prompt_count_difference(measured, self._header.template_tokens),
+            prompt_count_difference=prompt_count_difference(
+                measured, self._manifest.template_tokens
+            ),
             repeated_prompts=count_repeated_prompts(measured),
             requested_tokens=measured.sum("requested_tokens") if are_tokens_counted else 0,
             received_tokens=measured.sum("received_tokens"),
@@ -422,14 +426,14 @@ class _RunMeasurement:
         )
 
 
-def _run_facts(header: RunManifest) -> RunFacts:
+def _run_facts(manifest: RunManifest) -> RunFacts:
     """Return the block `run` of the summary.
 
     A manifest that still says "running" belongs to a run that ended without writing its end.
     """
-    facts = shared_fields(header, RunFacts)
-    facts["state"] = "cut_off" if header.state == "running" else header.state
-    return RunFacts(id=header.run, **facts)
+    facts = shared_fields(manifest, RunFacts)
+    facts["state"] = "cut_off" if manifest.state == "running" else manifest.state
+    return RunFacts(id=manifest.run, **facts)
 
 
 def _metric_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
@@ -455,7 +459,7 @@ def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list
     such a run only requests that had been sent count.
     """
     recorded = [stage.sum("recorded") for stage in stages]
-    if data.header.state == "running":
+    if data.manifest.state == "running":
         dropped = sum(stage.sum("dropped") for stage in stages)
         return _count_unrecorded_of_cut_run(data.worker_samples, recorded, dropped)
     planned = [plan.slots or 0 for plan in data.stage_plans]

@@ -257,7 +257,7 @@ class PartSummarizer:
 
     def __init__(
         self,
-        header: RunManifest,
+        manifest: RunManifest,
         accumulator: RunAccumulator,
         measured: MetricAccumulator,
         undecidable_metrics: Mapping[str, str],
@@ -265,12 +265,12 @@ class PartSummarizer:
         """Take what the parts share.
 
         Args:
-            header: The manifest of the run.
+            manifest: The manifest of the run.
             accumulator: The records of the run, by part.
             measured: All measured requests.
             undecidable_metrics: Metrics on which no SLO term can be decided, with the reason.
         """
-        self._header = header
+        self._manifest = manifest
         self._accumulator = accumulator
         self._measured = measured
         self._undecidable = undecidable_metrics
@@ -292,16 +292,16 @@ class PartSummarizer:
             gaps,
             unrecorded,
             undecidable_metrics=self._undecidable,
-            limits=self._header.limits,
+            limits=self._manifest.limits,
         )
         return self._measure(sample, scope)
 
     def _measure(self, sample: SloSample, scope: Scope) -> PartMetrics:
         """Return the metrics of the requests that an SLO is judged by."""
         accumulator = sample.accumulator
-        limits = self._header.limits
+        limits = self._manifest.limits
         load = summarize_load(
-            accumulator, scope.everything, scope.window, self._header.stages, scope.whole
+            accumulator, scope.everything, scope.window, self._manifest.stages, scope.whole
         )
         return PartMetrics(
             requests=count_requests(accumulator, sample.unrecorded),
@@ -339,7 +339,7 @@ class PartSummarizer:
             gaps=Histogram(),
             unrecorded=0,
             undecidable_metrics=self._undecidable_in_parts,
-            limits=self._header.limits,
+            limits=self._manifest.limits,
             counts_dropped=counts_dropped,
         )
 
@@ -354,7 +354,7 @@ class PartSummarizer:
             gaps,
             unrecorded,
             undecidable_metrics=self._undecidable,
-            limits=self._header.limits,
+            limits=self._manifest.limits,
             counts_dropped=False,
         )
         return is_slo_missed(all_requests) or any(
@@ -369,14 +369,14 @@ class PartSummarizer:
 
         `model` is that of a class that names none.
         """
-        header = self._header
+        manifest = self._manifest
         classes = tuple(
-            self._summarize_class(index, window) for index in range(len(header.classes))
+            self._summarize_class(index, window) for index in range(len(manifest.classes))
         )
         return SummaryParts(
             targets=tuple(
                 self._summarize_target(target, pair, window)
-                for target, pair in zip(header.targets, self._accumulator.targets, strict=False)
+                for target, pair in zip(manifest.targets, self._accumulator.targets, strict=False)
             ),
             regions=self._summarize_target_groups("region", window),
             nodes=self._summarize_target_groups("node", window),
@@ -385,7 +385,7 @@ class PartSummarizer:
             steps=tuple(
                 self._summarize_step(plan, pair, window, time)
                 for plan, pair, time in zip(
-                    header.steps, self._accumulator.steps, step_times, strict=True
+                    manifest.steps, self._accumulator.steps, step_times, strict=True
                 )
             ),
         )
@@ -405,12 +405,12 @@ class PartSummarizer:
         """Return a summary of the targets of each region or node."""
         return tuple(
             self._summarize_target(facts, self._accumulator.of_targets(indices), window)
-            for facts, indices in _group_targets(self._header.targets, by)
+            for facts, indices in _group_targets(self._manifest.targets, by)
         )
 
     def _summarize_class(self, index: int, window: Window) -> ClassSummary:
         """Return the summary of a request class with its conversations and tasks."""
-        plan = self._header.classes[index]
+        plan = self._manifest.classes[index]
         pair = self._accumulator.classes[index]
         metrics = self._measure_part(pair, window)
         cut = self._accumulator.count_cut_conversations(index)
@@ -428,7 +428,7 @@ class PartSummarizer:
     ) -> tuple[ModelSummary, ...]:
         """Return the summary of each model; () if the classes do not request several."""
         classes_of_model: dict[str, list[int]] = {}
-        for index, plan in enumerate(self._header.classes):
+        for index, plan in enumerate(self._manifest.classes):
             classes_of_model.setdefault(plan.model or default_model, []).append(index)
         if len(classes_of_model) < 2:
             return ()
@@ -452,7 +452,7 @@ class PartSummarizer:
         """Return the summary of a step of tasks, which has no SLO of its own."""
         metrics = self._measure_part(pair, window)
         del metrics["goodput"]  # an SLO is about all requests and about tasks, not about steps
-        targets = [self._header.targets[number] for number in plan.targets]
+        targets = [self._manifest.targets[number] for number in plan.targets]
         names = tuple(target.name or target.url for target in targets if target.serves)
         facts = shared_fields(plan, StepSummary) | {"targets": names}
         return StepSummary(**facts, **metrics, **msgspec.structs.asdict(time))

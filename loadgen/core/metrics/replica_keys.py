@@ -35,14 +35,14 @@ def replica_keys(requests: Columns | JoinedColumns) -> NDArray[np.int32]:
     return targets * REPLICAS_PER_TARGET + requests["replica"].astype(np.int32) + 1
 
 
-def replica_name(key: int, header: RunManifest) -> str:
+def replica_name(key: int, manifest: RunManifest) -> str:
     """Return the name of a replica or target for readers, or "" for the only target of a run."""
     target_index, replica_number = divmod(key, REPLICAS_PER_TARGET)
     if replica_number:
         return f"replica {replica_number - 1}"
-    if len(header.targets) < 2:
+    if len(manifest.targets) < 2:
         return ""
-    target = header.targets[target_index]
+    target = manifest.targets[target_index]
     return f"target {target.name or target.url or target_index}"
 
 

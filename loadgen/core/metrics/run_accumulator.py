@@ -50,15 +50,15 @@ class RunAccumulator:
     `count_cut_conversations` alone.
     """
 
-    def __init__(self, header: RunManifest, rows: NDArray[np.void], texts: Sequence[str]) -> None:
+    def __init__(self, manifest: RunManifest, rows: NDArray[np.void], texts: Sequence[str]) -> None:
         """Add up all records of a run. `rows["text"]` indexes `texts`."""
-        self._header = header
-        self._plans = header.stages or (StagePlan(),)
-        target_count = len(header.targets) if len(header.targets) > 1 else 0
-        self.stages = [MetricAccumulator(header.slo) for _ in self._plans]
-        self.targets = _new_pairs([header.slo] * target_count)
-        self.classes = _new_pairs([plan.slo for plan in header.classes])
-        self.steps = _new_pairs([None] * len(header.steps))
+        self._manifest = manifest
+        self._plans = manifest.stages or (StagePlan(),)
+        target_count = len(manifest.targets) if len(manifest.targets) > 1 else 0
+        self.stages = [MetricAccumulator(manifest.slo) for _ in self._plans]
+        self.targets = _new_pairs([manifest.slo] * target_count)
+        self.classes = _new_pairs([plan.slo for plan in manifest.classes])
+        self.steps = _new_pairs([None] * len(manifest.steps))
         self._cut_conversations: list[NDArray[np.int64]] = []
         self._cut_is_cancelled: list[NDArray[np.bool_]] = []
         for stage in range(len(self._plans)):
@@ -78,7 +78,7 @@ class RunAccumulator:
         if not len(columns):
             return
         self._add_conversations(stage, columns)
-        turns = self._header.turns
+        turns = self._manifest.turns
         accumulator.sample("user_end").add(columns["done_ns"][last_round(columns, plan, turns)])
         accumulator.add_maximum("user_start", columns["due_ns"][first_round(columns, plan, turns)])
         for pairs, part_of_row in self._parts_of_rows(columns):
@@ -99,10 +99,10 @@ class RunAccumulator:
         if self.classes:
             yield (
                 self.classes,
-                class_indices(self._header, columns["request"] // self._header.turns),
+                class_indices(self._manifest, columns["request"] // self._manifest.turns),
             )
         if self.steps:
-            yield self.steps, step_indices(self._header, columns["request"], columns["turn"])
+            yield self.steps, step_indices(self._manifest, columns["request"], columns["turn"])
 
     def _add_conversations(self, stage: int, columns: Columns) -> None:
         """Add the conversations and tasks of a stage, and set those aside that the load cut off.
@@ -110,7 +110,7 @@ class RunAccumulator:
         The end of the load cuts a conversation if its last turn was never scheduled. It has no
         outcome, and is only counted.
         """
-        table = tasks.tabulate_tasks(columns, self._header.turns)
+        table = tasks.tabulate_tasks(columns, self._manifest.turns)
         if not len(table.numbers):
             return
         plan = self._plans[stage]
@@ -121,7 +121,7 @@ class RunAccumulator:
         ended = table.columns.select(table.has_ended)
         _add_ended_tasks(self.stages[stage], ended)
         if self.classes:
-            class_index = class_indices(self._header, table.numbers[table.has_ended])
+            class_index = class_indices(self._manifest, table.numbers[table.has_ended])
             for index, pair in enumerate(self.classes):
                 _add_ended_tasks(pair.of_stage(plan), ended.select(class_index == index))
 
@@ -130,7 +130,7 @@ class RunAccumulator:
         numbers = np.concatenate([np.zeros(0, np.int64), *self._cut_conversations])
         is_cancelled = np.concatenate([np.zeros(0, bool), *self._cut_is_cancelled])
         if class_index is not None and len(numbers):
-            is_cancelled = is_cancelled[class_indices(self._header, numbers) == class_index]
+            is_cancelled = is_cancelled[class_indices(self._manifest, numbers) == class_index]
         cancelled = int(is_cancelled.sum())
         return CutConversations(len(is_cancelled) - cancelled, cancelled)
 
@@ -146,7 +146,7 @@ class RunAccumulator:
         """Return what several accumulators add up to. A single one is not copied."""
         if len(accumulators) == 1:
             return accumulators[0]
-        total = MetricAccumulator(self._header.slo)
+        total = MetricAccumulator(self._manifest.slo)
         for accumulator in accumulators:
             total.merge(accumulator)
         return total

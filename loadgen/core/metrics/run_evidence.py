@@ -77,13 +77,13 @@ class RunEvidence:
     """What a run is judged by.
 
     Attributes:
-        header: The manifest of the run.
+        manifest: The manifest of the run.
         summary: The summary, complete but for the verdict.
         inputs: What the verdict needs beside the summary.
         worker_samples: The samples that each worker takes of itself.
     """
 
-    header: RunManifest
+    manifest: RunManifest
     summary: Summary
     inputs: VerdictInputs
     worker_samples: Sequence[WorkerSample]
@@ -96,7 +96,7 @@ class RunEvidence:
     @property
     def largest_concurrency(self) -> int:
         """The number of virtual users of the largest measured closed loop, or 0 without one."""
-        measured = (stage for stage in self.header.stages if stage.measured)
+        measured = (stage for stage in self.manifest.stages if stage.measured)
         return max((stage.concurrency or 0 for stage in measured), default=0)
 
     @property
@@ -121,7 +121,7 @@ class RunEvidence:
         template.
         """
         difference = self.inputs.prompt_count_difference
-        if difference is None or self.header.template_tokens is None:
+        if difference is None or self.manifest.template_tokens is None:
             return False
-        are_generated = self.header.prompt_lengths_requested or self.header.random_words
+        are_generated = self.manifest.prompt_lengths_requested or self.manifest.random_words
         return are_generated and abs(difference) > limits.PROMPT_LENGTHS

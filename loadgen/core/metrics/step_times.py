@@ -53,19 +53,19 @@ class _TurnTimes(NamedTuple):
     pauses_ns: NDArray[np.int64]  # one row for each task
 
 
-def measure_step_times(measured: Sequence[Columns], header: RunManifest) -> list[StepTime]:
+def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> list[StepTime]:
     """Return, for each step, the share of the time of the measured tasks that ended ok.
 
     A task is a sequence of requests, its turns, by an agent. A step is a named group of its turns.
     """
-    times = [UNKNOWN] * len(header.steps)
-    if not header.steps:
+    times = [UNKNOWN] * len(manifest.steps)
+    if not manifest.steps:
         return times
     requests = JoinedColumns(measured, ok=False)
-    step_of_request = step_indices(header, requests["request"], requests["turn"])
-    for class_name in dict.fromkeys(step.of_class for step in header.steps):
-        indices = [i for i, step in enumerate(header.steps) if step.of_class == class_name]
-        steps = [header.steps[i] for i in indices]
+    step_of_request = step_indices(manifest, requests["request"], requests["turn"])
+    for class_name in dict.fromkeys(step.of_class for step in manifest.steps):
+        indices = [i for i, step in enumerate(manifest.steps) if step.of_class == class_name]
+        steps = [manifest.steps[i] for i in indices]
         is_of_class = np.isin(step_of_request, indices)
         times_of_steps = _measure_class(requests, is_of_class, steps)
         for step_index, step_time in zip(indices, times_of_steps, strict=True):

@@ -91,7 +91,7 @@ class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_load(
-    measured: Sequence[Columns], warmup: Sequence[Columns], window: Window, header: RunManifest
+    measured: Sequence[Columns], warmup: Sequence[Columns], window: Window, manifest: RunManifest
 ) -> Sustainable:
     """Judge whether the measured load of a run was sustained.
 
@@ -99,13 +99,13 @@ def judge_load(
         measured: The records of each measured stage.
         warmup: The records of each other stage, whose requests are in flight too.
         window: The measurement window.
-        header: The manifest of the run.
+        manifest: The manifest of the run.
     """
-    stages = [stage for stage in header.stages if stage.measured]
-    reason = _reason_not_to_judge(stages, header)
+    stages = [stage for stage in manifest.stages if stage.measured]
+    reason = _reason_not_to_judge(stages, manifest)
     if reason:
         return Sustainable(why=reason)
-    by_growth = _judge_by_growth(measured, warmup, window, header)
+    by_growth = _judge_by_growth(measured, warmup, window, manifest)
     is_open_loop = not any(stage.closed for stage in stages)
     if by_growth.sustained is not False and is_open_loop:
         shortfall = find_shortfall(measured)
@@ -116,9 +116,9 @@ def judge_load(
     return _without_failures(by_growth, measured) if by_growth.sustained else by_growth
 
 
-def _reason_not_to_judge(stages: Sequence[StagePlan], header: RunManifest) -> str:
+def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> str:
     """Return why the load of a run cannot be judged, or "" if it can."""
-    if header.state not in ("finished", "running"):
+    if manifest.state not in ("finished", "running"):
         return "the run did not come to its end"
     if len(stages) > 1:
         return "several loads were measured one after the other"
@@ -144,7 +144,7 @@ def _without_failures(sustained: Sustainable, measured: Sequence[Columns]) -> Su
 
 
 def _judge_by_growth(
-    measured: Sequence[Columns], warmup: Sequence[Columns], window: Window, header: RunManifest
+    measured: Sequence[Columns], warmup: Sequence[Columns], window: Window, manifest: RunManifest
 ) -> Sustainable:
     """Test the second half of the load for growth, if it is long enough to show any.
 
@@ -162,7 +162,7 @@ def _judge_by_growth(
     median_e2e_ns = float(np.median(e2e_ns))
     if time.end_ns - time.start_ns < MIN_DURATIONS * median_e2e_ns:
         return _too_short(load_s=end_s - start_s, request_s=median_e2e_ns / 1e9)
-    return _judge_series(measure_replicas(measured, warmup, time, header), time)
+    return _judge_series(measure_replicas(measured, warmup, time, manifest), time)
 
 
 def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:

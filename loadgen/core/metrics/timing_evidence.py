@@ -126,8 +126,8 @@ def is_read_at_once(client_lag: Distribution, event_error: Distribution) -> bool
     return lag.value_ms <= MAX_READ_LAG_SHARE * error.value_ms
 
 
-def is_local(header: RunManifest) -> bool:
+def is_local(manifest: RunManifest) -> bool:
     """Return True if a target runs on the host of the client."""
-    hosts = {urlsplit(target.url).hostname or "" for target in header.targets}
-    local_names = {"localhost", "::1", header.host.name} - {""}
+    hosts = {urlsplit(target.url).hostname or "" for target in manifest.targets}
+    local_names = {"localhost", "::1", manifest.host.name} - {""}
     return any(host in local_names or host.startswith("127.") for host in hosts)

@@ -336,15 +336,15 @@ def certain_quantiles(
     sample: Values | Histogram,
     sample_bounds: SampleBounds | None,
     definition: MetricDefinition,
-    header: RunManifest,
+    manifest: RunManifest,
 ) -> tuple[float, ...]:
     """Return the percentiles that the user requested and that are certain enough."""
     if sample_bounds is None or not sample.count:
-        return header.percentiles
-    limit = _uncertainty_limit(definition, header.limits)
+        return manifest.percentiles
+    limit = _uncertainty_limit(definition, manifest.limits)
     return tuple(
         probability
-        for probability in header.percentiles
+        for probability in manifest.percentiles
         if not sample_bounds.quantile(probability).exceeds(sample.quantile(probability), limit)
     )
 

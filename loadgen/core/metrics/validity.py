@@ -38,7 +38,7 @@ REQUESTS_PER_USER = 5
 def judge_run(evidence: RunEvidence) -> Verdict:
     """Return the verdict on a run, whose summary is complete but for the verdict."""
     return make_verdict(
-        evidence.header.limits,
+        evidence.manifest.limits,
         reasons=find_reasons(evidence),
         warnings=find_warnings(evidence),
         caveats=find_caveats(evidence),
@@ -62,24 +62,24 @@ def reasons_of_state(state: str) -> tuple[ReasonCode, ...]:
 
 def find_reasons(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield why a run is INVALID, in the order in which reports show it."""
-    header = evidence.header
+    manifest = evidence.manifest
     requests = evidence.summary.requests
     yield from _too_few_requests(requests)
     yield from _late_client(evidence)
     yield from _busy_worker(evidence)
     if (
-        requests.dropped_share > header.limits.not_offered_share
+        requests.dropped_share > manifest.limits.not_offered_share
         and not evidence.inputs.is_slo_missed
     ):
         yield make_code(
-            "dropped", **_dropped_values(requests), limit=header.limits.not_offered_share
+            "dropped", **_dropped_values(requests), limit=manifest.limits.not_offered_share
         )
     yield from _too_many_failures(evidence, "client_failures", requests.failed_by_client)
     yield from _dead_workers(evidence)
-    if header.stopped_by is None:
+    if manifest.stopped_by is None:
         yield from reasons_of_state(evidence.summary.run.state)
     else:
-        yield header.stopped_by
+        yield manifest.stopped_by
 
 
 def _too_few_requests(requests: RequestCounts) -> Iterator[ReasonCode]:
@@ -101,16 +101,18 @@ def _late_client(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
     Each is an error of the client, which matters if it is a large share of the measured latency.
     """
-    header = evidence.header
+    manifest = evidence.manifest
     summary = evidence.summary
     errors = (
-        ("sent_late", summary.send_lag_ms, header.limits.send_lag_share),
-        ("arrivals_unsure", summary.stamp_error_ms, header.limits.stamp_error_share),
+        ("sent_late", summary.send_lag_ms, manifest.limits.send_lag_share),
+        ("arrivals_unsure", summary.stamp_error_ms, manifest.limits.stamp_error_share),
     )
     for code, error_ms, limit in errors:
         excess = _excess_values(error_ms, evidence.inputs.scale, limit)
         if excess is not None:
-            remedy = find_remedy(evidence.worker_samples, summary.window, is_local=is_local(header))
+            remedy = find_remedy(
+                evidence.worker_samples, summary.window, is_local=is_local(manifest)
+            )
             yield make_code(code, **excess, **remedy)
 
 
@@ -135,7 +137,7 @@ def _excess_values(
 def _busy_worker(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield that a worker used more of its core than the limit allows."""
     busiest = worst_second(evidence.worker_samples, evidence.summary.window, "cpu_share")
-    limit = evidence.header.limits.cpu_share
+    limit = evidence.manifest.limits.cpu_share
     if busiest is not None and busiest.cpu_share > limit:
         yield make_code(
             "generator_busy",
@@ -155,7 +157,7 @@ def _too_many_failures(
     for failures of the server, which are a caveat.
     """
     requests = evidence.summary.requests.decided
-    limit = evidence.header.limits.failure_share
+    limit = evidence.manifest.limits.failure_share
     if requests and failed_requests > limit * requests:
         yield make_code(
             code,
@@ -168,7 +170,7 @@ def _too_many_failures(
 
 def _dead_workers(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield each worker that died, with its node in a cluster."""
-    cluster = evidence.header.cluster
+    cluster = evidence.manifest.cluster
     node_of_worker = {}
     if cluster:
         node_of_worker = {
@@ -228,7 +230,7 @@ def _load_not_offered(evidence: RunEvidence) -> Iterator[ReasonCode]:
     It is no reason if few were dropped, or if the SLO is missed also without them.
     """
     requests = evidence.summary.requests
-    share_limit = evidence.header.limits.not_offered_share
+    share_limit = evidence.manifest.limits.not_offered_share
     is_no_reason = evidence.inputs.is_slo_missed or requests.dropped_share <= share_limit
     if requests.dropped_share > limits.NOT_OFFERED and is_no_reason:
         yield make_code("not_offered", **_dropped_values(requests))

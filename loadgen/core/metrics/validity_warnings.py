@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 
 def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield what else to know about a run, in the order in which reports show it."""
-    header = evidence.header
+    manifest = evidence.manifest
     summary = evidence.summary
-    yield from _notes(header, summary.hardware)
-    yield from _hardware_differences(header.metadata, summary.hardware)
+    yield from _notes(manifest, summary.hardware)
+    yield from _hardware_differences(manifest.metadata, summary.hardware)
     if summary.run.state == "cut_off":
         yield make_code("cut_off")
-    yield from _unfinished_requests(header, summary)
-    yield from _changed_limits(header.limits)
+    yield from _unfinished_requests(manifest, summary)
+    yield from _changed_limits(manifest.limits)
     yield from _token_counts(evidence)
     yield from _changed_replicas(summary)
     for remark, responses in evidence.inputs.remarks.items():
         yield make_code(
             "responses_remarked", responses=responses, ok=summary.requests.ok, remark=remark
         )
-    yield from _missing_server_timing(header, summary)
-    if summary.speculation is not None and header.random_words:
+    yield from _missing_server_timing(manifest, summary)
+    if summary.speculation is not None and manifest.random_words:
         yield make_code("drafts_random")
     yield from _terms_without_support(summary)
     yield from _differing_gaps(evidence)
     yield from _missing_steady_state(evidence)
 
 
-def _notes(header: RunManifest, hardware: SeenHardware | None) -> Iterator[ReasonCode]:
+def _notes(manifest: RunManifest, hardware: SeenHardware | None) -> Iterator[ReasonCode]:
     """Yield the notes that were made when the run started, without what is disclosed since."""
-    for text in header.notes:
-        note = header.note_codes.get(text)
+    for text in manifest.notes:
+        note = manifest.note_codes.get(text)
         if note is None:
             yield make_code("note", text=text)
         elif note.code == "undisclosed":
@@ -92,7 +92,7 @@ def _hardware_differences(
             yield make_code("hardware_differs", key=f"accelerator.{key}", said=declared, seen=seen)
 
 
-def _unfinished_requests(header: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
+def _unfinished_requests(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
     """Yield that requests were unfinished at the end of the drain, and if the SLO is undecided.
 
     The drain is the time after the last due request in which the client waits for responses. A
@@ -106,14 +106,14 @@ def _unfinished_requests(header: RunManifest, summary: Summary) -> Iterator[Reas
         "unfinished": unfinished,
         "requests": not_cancelled,
         "share": unfinished / not_cancelled,
-        "drain_s": header.grace_s,
+        "drain_s": manifest.grace_s,
     }
     if outcomes.is_undecided(unfinished, not_cancelled):
         yield make_code(
             "unfinished_undecided",
             **values,
             limit=limits.UNFINISHED_SHARE,
-            timeout_s=header.timeout_s,
+            timeout_s=manifest.timeout_s,
         )
     else:
         yield make_code("unfinished", **values)
@@ -146,7 +146,7 @@ def _count_sources(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield that token counts do not come from the server, although it was asked for them."""
     ok = evidence.summary.requests.ok
     sources = evidence.summary.tokens.sources
-    if evidence.header.usage_asked:
+    if evidence.manifest.usage_asked:
         output_not_requested = sources.output.get("unasked", 0)
         missing = ok - output_not_requested - sources.output.get("server", 0)
         if missing:
@@ -166,7 +166,7 @@ def _prompt_count_difference(evidence: RunEvidence) -> Iterator[ReasonCode]:
             "prompt_counts_differ",
             share=difference,
             limit=limits.COUNT_DISAGREEMENT,
-            template_known=evidence.header.template_tokens is not None,
+            template_known=evidence.manifest.template_tokens is not None,
         )
 
 
@@ -176,7 +176,7 @@ def _cached_prompts(evidence: RunEvidence) -> Iterator[ReasonCode]:
     Without a requested share, prompts that do not share text should not be served from a cache.
     """
     cached_share = evidence.summary.tokens.cached_share
-    requested_share = evidence.header.cache_asked
+    requested_share = evidence.manifest.cache_asked
     if cached_share is None:
         if requested_share is not None:
             yield make_code("cache_unsaid", asked=requested_share)
@@ -188,7 +188,7 @@ def _cached_prompts(evidence: RunEvidence) -> Iterator[ReasonCode]:
         yield make_code(
             "cache_differs", asked=requested_share, share=cached_share, limit=limits.CACHED_SHARE
         )
-    elif cached_share > limits.CACHED_SHARE and not evidence.header.shares_prompts:
+    elif cached_share > limits.CACHED_SHARE and not evidence.manifest.shares_prompts:
         yield make_code("cached", share=cached_share)
 
 
@@ -227,14 +227,14 @@ def _replica_changes(recovery: tuple[Recovery, ...]) -> list[tuple[str, str, flo
     ]
 
 
-def _missing_server_timing(header: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
+def _missing_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
     """Yield that no response had the timing that the server was asked for.
 
     A note of the start of the run may say so already.
     """
-    is_noted = any(note.code == "server_timing_missing" for note in header.note_codes.values())
+    is_noted = any(note.code == "server_timing_missing" for note in manifest.note_codes.values())
     has_none = summary.requests.ok and not summary.splits.accounted
-    if header.server_timing and has_none and not is_noted:
+    if manifest.server_timing and has_none and not is_noted:
         yield make_code("server_timing_missing", server=summary.target.server or "it")
 
 

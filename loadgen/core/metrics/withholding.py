@@ -46,12 +46,12 @@ class ShownStatistics(NamedTuple):
     unsound: dict[str, str]
     withheld: dict[str, WithheldStatistics]
 
-    def undecided_metrics(self, header: RunManifest) -> dict[str, str]:
+    def undecided_metrics(self, manifest: RunManifest) -> dict[str, str]:
         """Return the metrics on which no term of an SLO can be decided, with the reason."""
         no_itl = {"itl": f"there is no ITL: {self.itl_absent}"} if self.itl_absent else {}
         uncertain_gaps = {
             term.metric: "it is too uncertain to be reported"
-            for slo in header.slos
+            for slo in manifest.slos
             for term in slo.terms
             if term.metric in pooled_metrics()
             and term.metric in self.withheld
@@ -61,7 +61,7 @@ class ShownStatistics(NamedTuple):
 
 
 def select_statistics(
-    header: RunManifest,
+    manifest: RunManifest,
     measured: MetricAccumulator,
     distributions: Mapping[str, Distribution],
     gap_bounds: GapBounds | None,
@@ -72,7 +72,7 @@ def select_statistics(
     A statistic is too uncertain if its range, by the errors of timestamps and token counts, is wide
     against its value. A metric is unsound if no statistic of it can be trusted.
     """
-    limits = header.limits
+    limits = manifest.limits
     ranges = uncertainty.find_withheld(distributions, measured, gap_bounds, limits)
     by_first_event = "tpot" in ranges and uncertainty.is_tpot_limited_by_first_event(
         measured, distributions["tpot"], limits
@@ -85,19 +85,19 @@ def select_statistics(
     itl_absent = itl_absent_reason(measured, distributions["inter_chunk"])
     if "inter_chunk" in withheld and not itl_absent:
         withheld["itl"] = withheld["inter_chunk"]
-    unsound = _find_unsound(header, measured, evidence)
+    unsound = _find_unsound(manifest, measured, evidence)
     partly = {metric: found for metric, found in withheld.items() if metric not in unsound}
     return ShownStatistics(shown, itl_absent, unsound, partly)
 
 
 def _find_unsound(
-    header: RunManifest, measured: MetricAccumulator, evidence: TimingEvidence
+    manifest: RunManifest, measured: MetricAccumulator, evidence: TimingEvidence
 ) -> dict[str, str]:
     """Return the metrics of which no statistic can be trusted, with the reason."""
-    unsound = untrusted_metrics.token_count_conflicts(measured) | not_here(header.slos)
-    if header.stream:
+    unsound = untrusted_metrics.token_count_conflicts(measured) | not_here(manifest.slos)
+    if manifest.stream:
         unsound |= untrusted_metrics.without_first_token(measured)
-    if uncertainty.are_stalls_uncertain(measured, header.limits):
+    if uncertainty.are_stalls_uncertain(measured, manifest.limits):
         unsound["stalls"] = timing_evidence.timing_reason(evidence)
     return unsound
 

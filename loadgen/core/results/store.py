@@ -2,7 +2,7 @@
 
 Does IO. `record.py` defines the rows, `manifest.py` defines `run.json`, and `spool.py` writes the files of a worker.
 
-    run.json                      the header (manifest.RunManifest)
+    run.json                      the manifest (manifest.RunManifest)
     requests/*.parquet            rows: small complete files during the run, one `requests.parquet` after it
     spool/w0.rows                 binary rows (record.ROW), appended by worker 0; w0.N.rows continues from row N.
                                   The compactor deletes a file that is complete and that it has read to the end
@@ -62,7 +62,7 @@ LAZY_ROWS = (
 class Stored(NamedTuple):
     """Everything that a summary is computed from, read back from a run's folder."""
 
-    header: RunManifest
+    manifest: RunManifest
     rows: NDArray[np.void]
     gaps: list[Histogram]
     timeline: list[NDArray[np.int64]]
@@ -86,7 +86,7 @@ def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Store
         raise UserError(
             "no_result", "not the folder of a run: it has no run.json", str(folder), hint
         )
-    header = decode_manifest(path.read_bytes(), str(path))
+    manifest = decode_manifest(path.read_bytes(), str(path))
     with undamaged(folder):
         merged = folder / "requests" / MERGED
         if (
@@ -99,7 +99,7 @@ def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Store
         else:
             rows, texts = _read_rows(folder)
             check(rows)
-        stages = max(len(header.stages), 1)
+        stages = max(len(manifest.stages), 1)
         gaps = [Histogram() for _ in range(stages)]
         timeline = [np.zeros(0, np.int64) for _ in range(stages)]
         for file in sorted((folder / "flows").glob("w*.*.*")):
@@ -118,7 +118,7 @@ def read_run(folder: Path, *, most: float = inf, by_stage: bool = True) -> Store
             number = file.name.partition(STAMPS)[2]
             if number.isdigit() and int(number) < stages:
                 event_errors[int(number)].merge(Histogram.from_bytes(file.read_bytes()))
-        return Stored(header, rows, gaps, timeline, _read_seconds(folder), texts, event_errors)
+        return Stored(manifest, rows, gaps, timeline, _read_seconds(folder), texts, event_errors)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """What `execute` itself has going along with a run: each hears the events of the run and acts on those that it needs.
 
-Of a hearer that is told `ManifestCreated` or `LoadEnded`, the header that it gives back is that of the run from then on.
+Of a hearer that is told `ManifestCreated` or `LoadEnded`, the manifest that it gives back is that of the run from then on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from loadgen.core.sidecars.scraper import Scraper
 LOOKUP_S = 5.0  # longest wait for what a name means
 
 
-class HeaderFile:
+class ManifestFile:
     """`run.json` while the run goes: a run that is killed has its workers and its steps. `load`: once it goes."""
 
     def __init__(self) -> None:
@@ -41,18 +41,18 @@ class HeaderFile:
 
     def __call__(self, event: events.RunEvent) -> None:
         match event:
-            case events.RunPlanned(plan, header):
+            case events.RunPlanned(plan, manifest):
                 self._planned = event
-                write_header(plan.job.folder, header)
+                write_manifest(plan.job.folder, manifest)
             case events.WorkersPlaced(cluster) if self._planned is not None:
-                plan, header = self._planned
-                write_header(plan.job.folder, msgspec.structs.replace(header, cluster=cluster))
+                plan, manifest = self._planned
+                write_manifest(plan.job.folder, msgspec.structs.replace(manifest, cluster=cluster))
             case events.LoadStarted(_, load):
                 self.load = load
 
     @contextmanager
     def of_a_load(self, folder: Path) -> Iterator[None]:
-        """A Fault or a Ctrl-C inside before the load starts removes the header: nothing was measured."""
+        """A Fault or a Ctrl-C inside before the load starts removes the manifest: nothing was measured."""
         try:
             yield
         except (LoadgenError, CombinedError, KeyboardInterrupt):
@@ -79,16 +79,16 @@ class Pages:
                     for one in found
                     if settings.server_timing and not one.reports_server_timing
                 ]
-            case events.ManifestCreated(header) if self._scraper is not None:
+            case events.ManifestCreated(manifest) if self._scraper is not None:
                 pages = self._scraper.found()
-                header = msgspec.structs.replace(
-                    header, server_pages=self._scraper.pages(), energy_pages=pages.energy
+                manifest = msgspec.structs.replace(
+                    manifest, server_pages=self._scraper.pages(), energy_pages=pages.energy
                 )
                 lacking = (
                     {"server": self._silent[0]} if self._silent and not pages.accounts else None
                 )
                 return run_manifest.add_notes(
-                    header, reasons.make_note("server_timing_missing", lacking)
+                    manifest, reasons.make_note("server_timing_missing", lacking)
                 )
             case events.LoadStarted(start_ns) if self._scraper is not None:
                 self._scraper.begin(start_ns)
@@ -103,20 +103,20 @@ class Profiling:
     def __init__(self) -> None:
         self._asked: ProfilerOptions | None = None
         self._profiler: Profiler | None = None
-        self._header: RunManifest | None = None
+        self._manifest: RunManifest | None = None
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
         match event:
             case events.TargetsProbed(_, settings, found) if settings.profile is not None:
                 self._asked, self._profiler = settings.profile, Profiler(settings.pages, found)
-            case events.ManifestCreated(header) if self._asked is not None:
-                self._header = header
-                span(self._asked, header.stages)  # refuses a stage that there is not
-            case events.LoadStarted(start_ns) if self._asked and self._profiler and self._header:
-                self._profiler.begin(start_ns, self._header.stages, self._asked)
-            case events.LoadEnded(header) if self._profiler is not None:
+            case events.ManifestCreated(manifest) if self._asked is not None:
+                self._manifest = manifest
+                span(self._asked, manifest.stages)  # refuses a stage that there is not
+            case events.LoadStarted(start_ns) if self._asked and self._profiler and self._manifest:
+                self._profiler.begin(start_ns, self._manifest.stages, self._asked)
+            case events.LoadEnded(manifest) if self._profiler is not None:
                 notes = self._profiler.notes()
-                return None if header is None else run_manifest.add_notes(header, notes)
+                return None if manifest is None else run_manifest.add_notes(manifest, notes)
         return None
 
 
@@ -197,22 +197,22 @@ class Names:
                 )
             case events.LoadStarted(start_ns):
                 self._start_ns = start_ns
-            case events.LoadEnded(header) if header is not None:
+            case events.LoadEnded(manifest) if manifest is not None:
                 for name, after in self._look_up(self._before).items():
                     before, at_s = self._before[name], (monotonic_ns() - self._start_ns) / 1e9
                     if before and not {*before} & {
                         *after
                     }:  # a part of many may be what was told this time
                         moved = {"name": name, "before": before, "after": after, "at_s": at_s}
-                        header = run_manifest.add_notes(
-                            header, reasons.make_note("name_moved", moved)
+                        manifest = run_manifest.add_notes(
+                            manifest, reasons.make_note("name_moved", moved)
                         )
-                return header
+                return manifest
         return None
 
 
 class ShardStart:
-    """Records in the header of a shard when its load started, also of a part that is killed later."""
+    """Records in the manifest of a shard when its load started, also of a part that is killed later."""
 
     def __init__(self) -> None:
         self._planned: events.RunPlanned | None = None
@@ -223,27 +223,27 @@ class ShardStart:
             case events.RunPlanned(plan) if plan.job.settings.shard is not None:
                 self._planned = event
             case events.LoadStarted(start_ns) if self._planned is not None:
-                plan, header = self._planned
+                plan, manifest = self._planned
                 assert plan.job.settings.shard is not None
                 self._delay_ns = shard.start_delay_ns(plan.job.settings.shard, start_ns)
-                write_header(plan.job.folder, self._with_delay(header))
-            case events.LoadEnded(header) if header is not None and self._planned is not None:
-                return self._with_delay(header)
+                write_manifest(plan.job.folder, self._with_delay(manifest))
+            case events.LoadEnded(manifest) if manifest is not None and self._planned is not None:
+                return self._with_delay(manifest)
         return None
 
-    def _with_delay(self, header: RunManifest) -> RunManifest:
-        assert header.shard is not None
-        start = datetime.datetime.fromisoformat(header.shard.start_at)
+    def _with_delay(self, manifest: RunManifest) -> RunManifest:
+        assert manifest.shard is not None
+        start = datetime.datetime.fromisoformat(manifest.shard.start_at)
         started = start + datetime.timedelta(microseconds=self._delay_ns / 1000)
         return msgspec.structs.replace(
-            header,
+            manifest,
             started=started.astimezone().isoformat(timespec="milliseconds"),
             shard=msgspec.structs.replace(
-                header.shard, start_delay_ms=round(self._delay_ns / 1e6, 3)
+                manifest.shard, start_delay_ms=round(self._delay_ns / 1e6, 3)
             ),
         )
 
 
-def write_header(folder: Path, header: RunManifest) -> None:
-    """Write the header of a run."""
-    store.replace(folder / "run.json", encode_manifest(header))
+def write_manifest(folder: Path, manifest: RunManifest) -> None:
+    """Write the manifest of a run."""
+    store.replace(folder / "run.json", encode_manifest(manifest))

@@ -51,8 +51,8 @@ def rows(n: int = 1000, **columns: Any) -> np.ndarray[Any, Any]:
     return made
 
 
-def summary(made: np.ndarray[Any, Any], **header: Any) -> Summary:
-    return summarize(RunManifest(run="r", stages=(StagePlan(slots=len(made)),), **header), made)
+def summary(made: np.ndarray[Any, Any], **manifest: Any) -> Summary:
+    return summarize(RunManifest(run="r", stages=(StagePlan(slots=len(made)),), **manifest), made)
 
 
 def test_the_parts_add_up_to_the_mean_near_the_quantile() -> None:

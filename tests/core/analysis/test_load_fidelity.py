@@ -21,7 +21,7 @@ S = 1_000_000_000
 def checked(found: Any, **changed: object) -> dict[str, StimulusCheck]:
     return {
         check.code: check
-        for check in summarize(runs.header("r", len(found), **changed), found).stimulus
+        for check in summarize(runs.manifest("r", len(found), **changed), found).stimulus
     }
 
 

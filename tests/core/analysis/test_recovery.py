@@ -60,13 +60,13 @@ def found(
     codes: dict[str, ReasonCode] | None = None,
 ) -> tuple[Recovery, ...]:
     """Ten requests a second over the stages; those due in `late` have a TTFT of 2 s, the others one of 0.1 s."""
-    header = RunManifest(state="finished", stages=tuple(stages), slo=slo, note_codes=codes or {})
-    return recovery.of_rows([Columns(rows_of(late, until_s, stages))], header, said)
+    manifest = RunManifest(state="finished", stages=tuple(stages), slo=slo, note_codes=codes or {})
+    return recovery.of_rows([Columns(rows_of(late, until_s, stages))], manifest, said)
 
 
 def figures_of(start_s: float, end_s: float, stages: Sequence[StagePlan]) -> Figures:
-    header = RunManifest(state="finished", stages=tuple(stages), slo=SLO)
-    return figures(header, rows_of((start_s, end_s), 60.0, stages))
+    manifest = RunManifest(state="finished", stages=tuple(stages), slo=SLO)
+    return figures(manifest, rows_of((start_s, end_s), 60.0, stages))
 
 
 def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses_it() -> None:

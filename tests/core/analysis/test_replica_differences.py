@@ -145,7 +145,9 @@ def test_compare_says_which_node_of_a_side_stands_out() -> None:
         Side(
             name=name,
             runs=(
-                ComparedRun(name=name, summary=_summary(_rows(18, factor)), header=None, rows=None),
+                ComparedRun(
+                    name=name, summary=_summary(_rows(18, factor)), manifest=None, rows=None
+                ),
             ),
         )
         for name, factor in (("before", {}), ("after", {7: 1.08}))

@@ -69,8 +69,8 @@ COUNTED = [
 
 def summary(made: Any, said: Sequence[MetricSample] = (), *, random_words: bool = True) -> Summary:
     stages = (StagePlan(name="load", arrival="poisson 1/s", rate=1.0, end_ns=len(made) * S),)
-    header = RunManifest(state="finished", stages=stages, random_words=random_words)
-    return summarize(header, made, server_samples=said)
+    manifest = RunManifest(state="finished", stages=stages, random_words=random_words)
+    return summarize(manifest, made, server_samples=said)
 
 
 def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:

@@ -116,12 +116,12 @@ def test_a_backend_of_another_package_starts_the_target(kitchen: None, tmp_path:
     result = loadgen.run(
         "qa", url="kitchen:soup", input_tokens=8, output_tokens=4, out=tmp_path / "run", **asked
     )  # type: ignore[arg-type]
-    header = read_run(tmp_path / "run").header
-    target = header.targets[0]
+    manifest = read_run(tmp_path / "run").manifest
+    target = manifest.targets[0]
     assert (target.name, target.model, target.simulated) == ("kitchen: soup", "soup", True), (
         "it says that it is"
     )
-    assert "it was started for this run" in header.notes
+    assert "it was started for this run" in manifest.notes
     assert result.summary.requests.ok == 3
 
 

@@ -186,7 +186,7 @@ def test_other_signals_are_one_ctrl_c(
     code, _, err = ended(process)
     assert (code, "Traceback" in err) == (130, False), err
     stored = store.read_run(tmp_path / "out")
-    assert stored.header.state == "interrupted"
+    assert stored.manifest.state == "interrupted"
     assert set(outcomes(stored.rows)) == {("ok", ""), ("cancelled", "interrupted")}
     assert (tmp_path / "out" / "summary.json").exists()
 

@@ -193,7 +193,7 @@ def test_a_clean_run_says_what_the_server_says(tmp_path: Path, endpoint: Embedde
     assert summary.tokens.output == 480
     assert np.diff(rows[np.argsort(rows["slot"])]["due_ns"]).min() > 0
     assert (rows["first_token_ns"] - rows["due_ns"]).min() >= 5_000_000
-    assert (stored.header.state, stored.header.seed) == ("finished", 7)
+    assert (stored.manifest.state, stored.manifest.seed) == ("finished", 7)
     assert sum(gaps.count for gaps in stored.gaps) == 60 * 7
     assert sum(int(bins.sum()) for bins in stored.timeline) == 480
 
@@ -327,27 +327,27 @@ def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(
         folder.mkdir()
         log(endpoint)
         _, stored = go(folder, endpoint.url, request_rate="500", num_requests="20", **flags)
-        return bodies(endpoint), stored.header
+        return bodies(endpoint), stored.manifest
 
-    first, header = received("first", seed=None)
-    again, repeated = received("again", seed=str(header.seed), settings={"workers": 2})
+    first, manifest = received("first", seed=None)
+    again, repeated = received("again", seed=str(manifest.seed), settings={"workers": 2})
     assert first == again
     assert len(first) == 20
-    assert (header.seed, header.salt, header.fingerprints) == (
+    assert (manifest.seed, manifest.salt, manifest.fingerprints) == (
         repeated.seed,
         repeated.salt,
         repeated.fingerprints,
     )
-    other, salted = received("other", seed=str(header.seed), salt="blue")
+    other, salted = received("other", seed=str(manifest.seed), salt="blue")
     assert not set(first) & set(other)
     assert salted.salt == "blue"
-    assert salted.fingerprints.recipe == header.fingerprints.recipe
-    assert salted.fingerprints.timetable == header.fingerprints.timetable
-    assert salted.fingerprints.prompts != header.fingerprints.prompts
-    assert salted.fingerprints.bodies != header.fingerprints.bodies
-    fresh, drawn = received("fresh", seed=str(header.seed), salt="fresh")
+    assert salted.fingerprints.recipe == manifest.fingerprints.recipe
+    assert salted.fingerprints.timetable == manifest.fingerprints.timetable
+    assert salted.fingerprints.prompts != manifest.fingerprints.prompts
+    assert salted.fingerprints.bodies != manifest.fingerprints.bodies
+    fresh, drawn = received("fresh", seed=str(manifest.seed), salt="fresh")
     assert not set(first) & set(fresh)
-    repeat, _ = received("drawn", seed=str(header.seed), salt=drawn.salt)
+    repeat, _ = received("drawn", seed=str(manifest.seed), salt=drawn.salt)
     assert repeat == fresh
 
 
@@ -458,7 +458,7 @@ def test_interrupted_once_it_drains_and_reports(
     assert set(found) == {("ok", ""), ("cancelled", "interrupted")}
     assert sum(found.values()) == 4000
     assert found[("ok", "")] >= 20
-    assert stored.header.state == "interrupted"
+    assert stored.manifest.state == "interrupted"
     assert "interrupted" in out
 
 
@@ -509,7 +509,7 @@ def test_killed_it_leaves_a_readable_folder(
     for pid in others:  # nothing goes on without it: no load, no recorder
         gone(pid)
     stored = store.read_run(tmp_path / "out")
-    assert (stored.header.state, stored.header.host.hot_path) == ("running", compiled.RUNS)
+    assert (stored.manifest.state, stored.manifest.host.hot_path) == ("running", compiled.RUNS)
     assert set(outcomes(stored.rows)) <= {
         ("ok", ""),
         ("cancelled", "interrupted"),

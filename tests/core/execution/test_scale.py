@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from queueing import rows
 from refusals import refused
-from runs import gaps_of, header, when_started
+from runs import gaps_of, manifest, when_started
 from servers import log, shared, start
 
 from loadgen.core.errors import CombinedError
@@ -134,7 +134,7 @@ def test_files_of_many_workers_say_what_one_would(
     whole["worker"] = draw.integers(0, workers, count)
     with tempfile.TemporaryDirectory() as scratch, open(os.devnull) as ended:
         folder = Path(scratch)
-        told = header("whole", count, workers=workers)
+        told = manifest("whole", count, workers=workers)
         (folder / "run.json").write_bytes(encode_manifest(told))
         for worker in range(workers):
             mine = draw.permutation(whole[whole["worker"] == worker])

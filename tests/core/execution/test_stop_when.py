@@ -205,7 +205,7 @@ def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) 
         "stopped_by_latency",
         3,
     )
-    assert stored.header.stopped_by == reason
+    assert stored.manifest.stopped_by == reason
     at_ns = round(reason.values["at_s"] * S)
     assert 0 < at_ns < 120 * S
     sent = stored.rows["sent_ns"] >= 0
@@ -241,7 +241,7 @@ def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulat
         Settings(url="sim:gb300-vm", out=tmp_path / "whole"),
     )
     found = first_breach(one.stop_when, store.read_run(whole).rows, S)
-    assert found is not None and store.read_run(folder).header.stopped_by == found[1]
+    assert found is not None and store.read_run(folder).manifest.stopped_by == found[1]
 
 
 @pytest.mark.processes
@@ -264,4 +264,4 @@ def test_over_http_errors_end_the_run_soon(tmp_path: Path, workers: int) -> None
     assert "stopped_by_errors" in [code.code for code in summary.verdict.codes]
     assert (summary.window.whole.duration_s or 99) < 10
     assert summary.requests.scheduled == 3000 and summary.requests.cancelled > 2000
-    assert store.read_run(folder).header.stopped_by is not None
+    assert store.read_run(folder).manifest.stopped_by is not None

@@ -166,10 +166,10 @@ def test_what_the_hardware_says_is_not_missing_and_what_it_says_otherwise_is_war
     }
     coded = reasons.make_note("undisclosed", {"missing": missing})
     told = {"system.accelerator.power_limit_w": "500", "system.accelerator.driver": "580.65"}
-    header = runs.header("r", 200, notes=tuple(coded), note_codes=coded, metadata=told)
+    manifest = runs.manifest("r", 200, notes=tuple(coded), note_codes=coded, metadata=told)
     rows = queueing.rows(1, 200)
-    plain = summarize(header, rows)
-    seen = summarize(header, rows, server_samples=_samples("http://node-7:9400/metrics", DCGM))
+    plain = summarize(manifest, rows)
+    seen = summarize(manifest, rows, server_samples=_samples("http://node-7:9400/metrics", DCGM))
     by_code = {code.code: code.values for code in seen.verdict.warning_codes}
     assert by_code["undisclosed"]["missing"] == {"a second measurement": ["model.kv_cache"]}
     assert by_code["hardware_differs"] == {

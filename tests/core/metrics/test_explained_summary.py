@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from make_examples import blank, stream
-from test_summary import HEADER, handmade_records
+from test_summary import MANIFEST, handmade_records
 
 from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
 from loadgen.core.results.record import KINDS, SOURCES, STATUSES
@@ -60,24 +60,24 @@ def conversations() -> tuple[Any, ...]:
     for name in unsent:
         rows[name][cut & (rows["turn"] == 2)] = -1
     rows = rows[~((rows["session"] >= 58) & (rows["turn"] == 2))]
-    header = RunManifest(
+    manifest = RunManifest(
         state="finished",
         turns=3,
         stages=(StagePlan(name="all", arrival="constant 10/s"),),
         targets=(TargetFacts(name="a"), TargetFacts(name="b")),
         slo=Slo(terms=(Term(metric="ttft", limit_ns=300 * MS, quantile=0.9),)),
     )
-    return header, rows, [Histogram()], [], [], []
+    return manifest, rows, [Histogram()], [], [], []
 
 
 def examples() -> list[tuple[Any, ...]]:
     priced = make_examples.token_priced()
-    header, rows, gaps, _, _, texts = priced
+    manifest, rows, gaps, _, _, texts = priced
     return [
         make_examples.rented_gpus(),
         priced,
-        (header, rows, gaps, [], [], texts),  # without a timeline
-        (HEADER, handmade_records(), [Histogram()] * 2, [], [], ["", "says no"]),
+        (manifest, rows, gaps, [], [], texts),  # without a timeline
+        (MANIFEST, handmade_records(), [Histogram()] * 2, [], [], ["", "says no"]),
         conversations(),
     ]
 
@@ -86,9 +86,9 @@ def examples() -> list[tuple[Any, ...]]:
 def test_a_summary_without_explanations_lacks_the_explained_sections_only(
     which: int,
 ) -> None:
-    header, rows, *rest = examples()[which]
+    manifest, rows, *rest = examples()[which]
     whole, judged = (
-        summarize(header, rows, *rest, explained=explained) for explained in (True, False)
+        summarize(manifest, rows, *rest, explained=explained) for explained in (True, False)
     )
     of_readers = ("sustainable", "splits", "slowest", "between", "causes", "within", "stimulus")
     defaults = {name: getattr(judged, name) for name in of_readers}

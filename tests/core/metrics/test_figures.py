@@ -56,8 +56,8 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("LOADGEN_PLUGINS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    header, rows, *rest = EXAMPLES["summary_example_qa_api.json"]()
-    before = summarize(header, rows, *rest)
+    manifest, rows, *rest = EXAMPLES["summary_example_qa_api.json"]()
+    before = summarize(manifest, rows, *rest)
     assert "thinking_ms" not in before.figures
     with forgetting(METRICS, "thinking"):
         install(
@@ -66,7 +66,7 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
             {"thinking": MODULE},
             {"loadgen.figures": {"thinking": "thinking:ROW"}},
         )
-        summary = summarize(header, rows, *rest)
+        summary = summarize(manifest, rows, *rest)
         found = summary.figures["thinking_ms"]
         assert found.count == summary.requests.ok
         assert (
@@ -86,7 +86,7 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
         )
         assert parse_stop_rule("thinking:p50:2s").metric == "thinking"
         promised = summarize(
-            replace(header, slo=Slo(terms=(Term(metric="thinking", limit_ns=1),))), rows, *rest
+            replace(manifest, slo=Slo(terms=(Term(metric="thinking", limit_ns=1),))), rows, *rest
         )
         (term,) = promised.goodput.slo
         assert term.over == term.count and term.promise.startswith("Time to think p99")

@@ -9,7 +9,7 @@ import json
 import numpy as np
 import run_page
 from queueing import rows
-from runs import header
+from runs import manifest
 
 from loadgen.core.metrics.columns import LOST
 from loadgen.core.metrics.machines import MachineSummary
@@ -39,7 +39,7 @@ def summary_of_machines(*workers: Placed, lost: tuple[str, ...] = ()) -> Summary
         for w in range(4)
     ]
     cluster = Cluster(address="auto", nodes=3, workers=workers, lost=lost)
-    return summarize(header("r", 400, workers=4, cluster=cluster), found, seconds=seconds)
+    return summarize(manifest("r", 400, workers=4, cluster=cluster), found, seconds=seconds)
 
 
 SEVERAL = (

@@ -121,7 +121,7 @@ def handmade_records() -> NDArray[np.void]:
     return rows
 
 
-HEADER = RunManifest(
+MANIFEST = RunManifest(
     run="r",
     state="finished",
     stages=(
@@ -140,7 +140,7 @@ HEADER = RunManifest(
 
 
 def handmade_summary() -> Summary:
-    return summarize(HEADER, handmade_records(), texts=["", "too many in flight"])
+    return summarize(MANIFEST, handmade_records(), texts=["", "too many in flight"])
 
 
 def statistics_of(distribution: Any) -> tuple[int, list[float]]:
@@ -253,10 +253,10 @@ def test_goodput_equals_that_computed_by_hand() -> None:
 
 
 def test_slots_without_a_record_are_lost() -> None:
-    header = msgspec.structs.replace(
-        HEADER, stages=(HEADER.stages[0], StagePlan(name="main", slots=12))
+    manifest = msgspec.structs.replace(
+        MANIFEST, stages=(MANIFEST.stages[0], StagePlan(name="main", slots=12))
     )
-    s = summarize(header, handmade_records())
+    s = summarize(manifest, handmade_records())
     assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (
         12,
         4,
@@ -267,30 +267,30 @@ def test_slots_without_a_record_are_lost() -> None:
 
 
 def test_a_stage_without_a_planned_number_of_slots_loses_none() -> None:
-    stages = (*HEADER.stages, StagePlan(name="timed", concurrency=2))
-    summary = summarize(msgspec.structs.replace(HEADER, stages=stages), handmade_records())
+    stages = (*MANIFEST.stages, StagePlan(name="timed", concurrency=2))
+    summary = summarize(msgspec.structs.replace(MANIFEST, stages=stages), handmade_records())
     assert (summary.requests.scheduled, summary.requests.lost) == (9, 1)
 
 
 def test_a_resent_request_counts_once() -> None:
     rows = handmade_records()
     rows["resent"][1] = 2
-    counts = summarize(HEADER, rows).requests
+    counts = summarize(MANIFEST, rows).requests
     assert (counts.scheduled, counts.ok, counts.resent) == (9, 5, 2)
 
 
 def test_slots_of_the_warm_up_without_a_record_are_lost_there() -> None:
-    warm_up = msgspec.structs.replace(HEADER.stages[0], slots=6)
-    header = msgspec.structs.replace(HEADER, stages=(warm_up, StagePlan(name="main", slots=12)))
-    summary = summarize(header, handmade_records())
+    warm_up = msgspec.structs.replace(MANIFEST.stages[0], slots=6)
+    manifest = msgspec.structs.replace(MANIFEST, stages=(warm_up, StagePlan(name="main", slots=12)))
+    summary = summarize(manifest, handmade_records())
     assert (summary.requests.scheduled, summary.requests.lost) == (12, 4)
     assert (summary.warmup.scheduled, summary.warmup.lost) == (6, 5)
 
 
 def test_requests_of_a_run_cut_off_that_were_sent_without_a_record_are_lost() -> None:
     """What was due after the cut was counted as lost, and as over every limit."""
-    stages = (HEADER.stages[0], StagePlan(name="main", slots=5000))
-    header = msgspec.structs.replace(HEADER, state="running", stages=stages)
+    stages = (MANIFEST.stages[0], StagePlan(name="main", slots=5000))
+    manifest = msgspec.structs.replace(MANIFEST, state="running", stages=stages)
     rows = handmade_records()
     sent = len(rows) - 1  # one was dropped
     samples = [
@@ -298,14 +298,14 @@ def test_requests_of_a_run_cut_off_that_were_sent_without_a_record_are_lost() ->
         WorkerSample(t_s=1, sent=4),
         WorkerSample(t_s=2, sent=sent),
     ]
-    s = summarize(header, rows, seconds=samples)
+    s = summarize(manifest, rows, seconds=samples)
     assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (
         12,
         4,
         3,
     )
     assert (s.goodput.counted, s.goodput.good) == (11, 4)
-    assert summarize(header, rows).requests.scheduled == 9, "nothing is known of what was sent"
+    assert summarize(manifest, rows).requests.scheduled == 9, "nothing is known of what was sent"
     assert s.run.state == "cut_off"
     assert says(s.verdict.warning_codes, "cut_off")
 
@@ -330,9 +330,11 @@ def test_the_summary_does_not_depend_on_the_order_of_records() -> None:
     halves[0].add(events[:200])
     halves[1].add(events[200:])
     halves[0].merge(halves[1])
-    header = msgspec.structs.replace(HEADER, stages=(HEADER.stages[0], StagePlan(name="main")))
-    one = summarize(header, rows, [Histogram(), whole])
-    assert one == summarize(header, draw.permutation(rows), [Histogram(), halves[0]])
+    manifest = msgspec.structs.replace(
+        MANIFEST, stages=(MANIFEST.stages[0], StagePlan(name="main"))
+    )
+    one = summarize(manifest, rows, [Histogram(), whole])
+    assert one == summarize(manifest, draw.permutation(rows), [Histogram(), halves[0]])
     assert one.inter_chunk_ms.count == 500
 
 
@@ -360,7 +362,7 @@ def test_the_rates_of_targets_add_up_to_the_rate_of_the_run() -> None:
         TargetFacts(url="http://a", gpus=4, model="m"),
         TargetFacts(url="http://b", gpus=8, model="m"),
     )
-    s = summarize(msgspec.structs.replace(HEADER, targets=targets), rows)
+    s = summarize(msgspec.structs.replace(MANIFEST, targets=targets), rows)
     assert (s.target.gpus, s.target.model, s.target.url) == (12, "m", "")
     assert [part.requests.scheduled for part in s.targets] == [4, 5]
     assert sum(part.tokens.output_per_s or 0 for part in s.targets) == pytest.approx(
@@ -373,7 +375,7 @@ def test_the_rates_of_targets_add_up_to_the_rate_of_the_run() -> None:
 def test_a_run_without_measured_requests_is_not_valid(n: int) -> None:
     rows = blank(n)
     rows["status"] = LOST
-    s = summarize(RunManifest(slo=HEADER.slo), rows)
+    s = summarize(RunManifest(slo=MANIFEST.slo), rows)
     assert not s.verdict.valid
     assert load_summary(dump_summary(s)) == s
 
@@ -398,7 +400,7 @@ def valid_records(n: int = 1000) -> NDArray[np.void]:
 def summarize_changed_records(
     change: dict[str, tuple[int, Any]] | None = None,
     seconds: list[WorkerSample] | None = None,
-    **header: Any,
+    **manifest: Any,
 ) -> Summary:
     """A sound run with fields of its first k rows changed: {field: (k, value)}."""
     rows = valid_records()
@@ -407,7 +409,7 @@ def summarize_changed_records(
     gaps = Histogram()
     gaps.add(np.full(4000, 10 * MS))
     return summarize(
-        RunManifest(**({"state": "finished", "template_tokens": 0} | header)),
+        RunManifest(**({"state": "finished", "template_tokens": 0} | manifest)),
         rows,
         [gaps],
         [],
@@ -423,7 +425,7 @@ BUSY = WorkerSample(t_s=5.0, worker=3, cpu_share=0.91)
 
 
 @pytest.mark.parametrize(
-    ("change", "seconds", "header", "reason"),
+    ("change", "seconds", "manifest", "reason"),
     [
         ({}, [], {}, None),
         (
@@ -483,10 +485,10 @@ BUSY = WorkerSample(t_s=5.0, worker=3, cpu_share=0.91)
 def test_each_validity_limit_is_exclusive(
     change: dict[str, Any],
     seconds: list[WorkerSample],
-    header: dict[str, Any],
+    manifest: dict[str, Any],
     reason: tuple[str, dict[str, Any]] | None,
 ) -> None:
-    s = summarize_changed_records(change, seconds, **header)
+    s = summarize_changed_records(change, seconds, **manifest)
     assert s.verdict.valid is (reason is None), s.verdict.reasons
     assert reason is None or says(s.verdict.codes[:1], reason[0], **reason[1])
 
@@ -556,7 +558,7 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
 
 
 @pytest.mark.parametrize(
-    ("change", "header", "warning"),
+    ("change", "manifest", "warning"),
     [
         (
             {"output_source": (3, SOURCES.index("tokenizer"))},
@@ -619,9 +621,9 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
     ],
 )
 def test_each_warning_appears_beyond_its_limit_only(
-    change: dict[str, Any], header: dict[str, Any], warning: tuple[str, dict[str, Any]] | None
+    change: dict[str, Any], manifest: dict[str, Any], warning: tuple[str, dict[str, Any]] | None
 ) -> None:
-    warnings = summarize_changed_records(change, **header).verdict.warning_codes
+    warnings = summarize_changed_records(change, **manifest).verdict.warning_codes
     assert len(warnings) == (warning is not None), warnings
     assert warning is None or says(warnings, warning[0], **warning[1]), warnings
 
@@ -688,11 +690,11 @@ def stopped_client(
         Term(metric=metric, limit_ns=300 * MS, quantile=0.5)
         for metric in ("ttft", "tpot", "itl", "max_gap")
     )
-    header = RunManifest(
+    manifest = RunManifest(
         state="finished", template_tokens=0, slo=Slo(terms=terms), percentiles=(0.5, 0.255)
     )
     return summarize(
-        header, made, [timeline.gaps], [timeline.bins[: timeline.used]], (), (), [timeline.errors]
+        manifest, made, [timeline.gaps], [timeline.bins[: timeline.used]], (), (), [timeline.errors]
     )
 
 
@@ -741,11 +743,11 @@ def test_gaps_are_withheld_if_the_client_stops_reading_for_a_while() -> None:
 def test_the_remedy_for_uncertain_times_fits_their_cause(
     unsure_share: float, read_at_once: bool, url: str, remedy: str
 ) -> None:
-    header = RunManifest(targets=(TargetFacts(url=url),))
+    manifest = RunManifest(targets=(TargetFacts(url=url),))
     evidence = timing_evidence.TimingEvidence(
         unsure_share=unsure_share,
         is_read_at_once=read_at_once,
-        is_local=timing_evidence.is_local(header),
+        is_local=timing_evidence.is_local(manifest),
         samples=[WorkerSample(t_s=float(t), cpu_share=0.2, waited_share=0.3) for t in range(1, 9)],
         window=Window(start_s=0.0, end_s=9.0),
     )
@@ -1025,7 +1027,7 @@ def test_the_stored_examples_equal_the_output_of_their_script(name: str) -> None
 
 
 def test_a_manifest_is_read_as_written_and_unknown_fields_are_ignored() -> None:
-    assert decode_manifest(encode_manifest(HEADER)) == HEADER
+    assert decode_manifest(encode_manifest(MANIFEST)) == MANIFEST
     assert decode_manifest(b'{"schema": 1, "run": "x", "unknown": [1]}') == RunManifest(run="x")
     assert [
         second.t_s for second in decode_worker_samples(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')
@@ -1198,7 +1200,7 @@ def test_the_steady_input_rate_counts_a_prompt_read_at_the_start_of_the_window()
 
 
 @pytest.mark.parametrize(
-    ("counted", "header", "caveat"),
+    ("counted", "manifest", "caveat"),
     [
         (253, {"random_words": True}, "prompt_lengths"),
         (104, {"random_words": True}, None),
@@ -1217,9 +1219,9 @@ def test_the_steady_input_rate_counts_a_prompt_read_at_the_start_of_the_window()
     ],
 )
 def test_generated_prompts_of_another_length_are_a_caveat(
-    counted: int, header: dict[str, Any], caveat: str | None
+    counted: int, manifest: dict[str, Any], caveat: str | None
 ) -> None:
-    s = summarize_changed_records({"input_tokens": (1000, counted)}, **header)
+    s = summarize_changed_records({"input_tokens": (1000, counted)}, **manifest)
     assert s.verdict.valid
     expected = [] if caveat is None else [caveat]
     assert [code.code for code in s.verdict.caveat_codes] == expected

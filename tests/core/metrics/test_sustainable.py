@@ -158,14 +158,14 @@ def simulate_queues(
 
 def judge_records(rows: Any, **stage: Any) -> Sustainable:
     plan = StagePlan(name="load", arrival="poisson 40/s", rate=40.0)
-    header = RunManifest(
+    manifest = RunManifest(
         state="finished",
         stages=(msgspec.structs.replace(plan, **stage),),
         targets=tuple(TargetFacts(name=name) for name in ("A", "B", "C")),
     )
     columns, none = Columns(rows), Columns(rows[:0])
     steady = Span(start_s=rows["due_ns"].min() / 1e9, end_s=rows["due_ns"].max() / 1e9)
-    return sustainable.judge_load([columns], [none], Window(steady=steady), header)
+    return sustainable.judge_load([columns], [none], Window(steady=steady), manifest)
 
 
 def test_the_one_target_that_is_overloaded_is_named() -> None:

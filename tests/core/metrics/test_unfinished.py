@@ -52,7 +52,7 @@ SLO = Slo(
         Term(metric="e2e", limit_ns=60 * S, quantile=0.95),
     )
 )
-HEADER = RunManifest(
+MANIFEST = RunManifest(
     run="r",
     state="finished",
     stages=(StagePlan(name="load", arrival="poisson 10/s"),),
@@ -92,7 +92,7 @@ def records_with_unfinished(ok: int, unfinished: int, over: int = 0) -> NDArray[
 
 def summary_of(ok: int, unfinished: int, over: int = 0, **changed: Any) -> Summary:
     return summarize(
-        msgspec.structs.replace(HEADER, **changed), records_with_unfinished(ok, unfinished, over)
+        msgspec.structs.replace(MANIFEST, **changed), records_with_unfinished(ok, unfinished, over)
     )
 
 
@@ -232,7 +232,7 @@ def test_a_search_counts_unfinished_requests_as_a_run_does() -> None:
     rows = records_with_unfinished(1000, 10, 4)
     misses = Goal(slo=SLO).find_misses(rows)
     assert misses.sum(axis=1).tolist() == [
-        term.over for term in summarize(HEADER, rows).goodput.slo
+        term.over for term in summarize(MANIFEST, rows).goodput.slo
     ]
 
 
@@ -257,9 +257,9 @@ def test_a_stored_interrupted_run_is_reported_as_not_valid(
         exits("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--seed", "1", "-o", str(folder))
         == OK
     )
-    header = decode_manifest((folder / "run.json").read_bytes())
+    manifest = decode_manifest((folder / "run.json").read_bytes())
     (folder / "run.json").write_bytes(
-        encode_manifest(msgspec.structs.replace(header, state="interrupted"))
+        encode_manifest(msgspec.structs.replace(manifest, state="interrupted"))
     )
     capsys.readouterr()
     assert exits("report", str(folder), "--no-html") == UNSOUND
@@ -543,7 +543,7 @@ def test_an_attainment_that_the_unfinished_request_could_just_reach_is_undecided
 
     def met(share: float) -> bool | None:
         slo = Slo(terms=(easy_term,), goodput_share=share)
-        return summarize(msgspec.structs.replace(HEADER, slo=slo), rows).goodput.met
+        return summarize(msgspec.structs.replace(MANIFEST, slo=slo), rows).goodput.met
 
     assert met(0.5) is None
     assert met(0.51) is False

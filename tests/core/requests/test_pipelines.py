@@ -211,10 +211,10 @@ def test_the_shipped_pipeline_runs_against_one_simulated_server(
 def by_hand(folder: Path, summary: Summary) -> dict[str, float]:
     """The share of each step and pause, walking back through each task."""
     stored = store.read_run(folder)
-    steps = {turn: step for step in stored.header.steps for turn in step.turns}
+    steps = {turn: step for step in stored.manifest.steps for turn in step.turns}
     waits = {
         turn: after
-        for step in stored.header.steps
+        for step in stored.manifest.steps
         for turn, after in zip(step.turns, step.after, strict=True)
     }
     spent: dict[str, float] = {}

@@ -489,7 +489,7 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
             number: headers["x-session-id"] for number, _, headers in heard_requests(server)
         }
     rows = {int(row["slot"]): row for row in store.read_run(folder).rows}
-    assert store.read_run(folder).header.session_header == "X-Session-ID"
+    assert store.read_run(folder).manifest.session_header == "X-Session-ID"
     made = prompts(one)
     assert summary.requests.ok == len(rows) and sorted(heard) == sorted(rows)
     assert sessions == {number: f"wire-{number // made.turns}" for number in heard}

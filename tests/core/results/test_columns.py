@@ -328,7 +328,7 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
         [to_table(rows[at : at + 300], texts) for at in range(0, 1_000, 300)],
     )
     frame = Frame([tmp_path / "rows.parquet"])
-    chosen, header = (
+    chosen, manifest = (
         rows["stage"] == 1,
         RunManifest(stages=(StagePlan(measured=False), StagePlan())),
     )
@@ -346,7 +346,7 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
         said = np.array([*frame.texts, ""])[frame["text"]]
         assert (said == np.array([*texts, ""])[rows["text"]]).all()
         assert (frame.within("text", 250, 650) == frame["text"][250:650]).all()
-    assert summarize(header, frame) == summarize(header, rows)
+    assert summarize(manifest, frame) == summarize(manifest, rows)
 
 
 def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_same_as_one(
@@ -358,8 +358,8 @@ def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_sa
         [to_table(rows[at : at + 1_000], []) for at in range(0, 3_000, 1_000)],
     )
     frame = CountedFrame([tmp_path / "rows.parquet"])
-    header = RunManifest(stages=(StagePlan(measured=False), StagePlan()))
-    assert summarize(header, cast("NDArray[np.void]", frame)) == summarize(header, rows)
+    manifest = RunManifest(stages=(StagePlan(measured=False), StagePlan()))
+    assert summarize(manifest, cast("NDArray[np.void]", frame)) == summarize(manifest, rows)
     assert frame.most_kept <= KEPT_BYTES * len(rows)
     read = {name for name, _ in frame.reads}
     assert not read & {

@@ -77,9 +77,9 @@ def answered(schedule: Schedule, run: Run) -> tuple[RunManifest, NDArray[np.void
 def summary_of(*stages: Stage, seed: int = 1) -> Summary:
     """Return the summary of a run of these stages."""
     schedule = build_schedule(workload(*stages), seed)
-    header, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
-    gaps, timeline = seen(rows, len(header.stages))
-    return summarize(header, rows, gaps, timeline)
+    manifest, rows = answered(schedule, drive(Dispatcher(schedule), lambda start: (TAKES_NS, True)))
+    gaps, timeline = seen(rows, len(manifest.stages))
+    return summarize(manifest, rows, gaps, timeline)
 
 
 # -- a warm-up before a closed loop ----------------------------------------------------------------------------------

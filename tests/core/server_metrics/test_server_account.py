@@ -276,11 +276,11 @@ def test_a_server_that_gives_none_though_it_is_asked_is_told_before_the_load(
     assert codes.count("server_timing_missing") == 1
     assert any(
         "generic" in note and "--server-timing" in note
-        for note in decode_header(tmp_path / "run").notes
+        for note in read_manifest(tmp_path / "run").notes
     )
 
 
-def decode_header(folder: Path) -> RunManifest:
+def read_manifest(folder: Path) -> RunManifest:
     return decode_manifest((folder / "run.json").read_bytes())
 
 

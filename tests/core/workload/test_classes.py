@@ -252,9 +252,9 @@ def test_the_server_counts_the_requested_tokens_of_each_class(tmp_path: Path) ->
     assert len(rows) == summary.requests.ok == 80
     assert (rows["output_tokens"] == lengths[:, 1]).all()
     assert (rows["built_tokens"] == lengths[:, 0]).all()
-    header = msgspec.json.decode((folder / "run.json").read_bytes())
-    assert [plan["share"] for plan in header["classes"]] == list(SHARES.values())
-    assert header["shares_prompts"] is True
+    manifest = msgspec.json.decode((folder / "run.json").read_bytes())
+    assert [plan["share"] for plan in manifest["classes"]] == list(SHARES.values())
+    assert manifest["shares_prompts"] is True
 
 
 @pytest.mark.processes
@@ -308,7 +308,7 @@ def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> Non
     }
     assert summary.fairness.ok_index == summary.fairness.good_index == 1
     rows = store.read_run(folder).rows
-    share = [plan.share for plan in store.read_run(folder).header.classes]
+    share = [plan.share for plan in store.read_run(folder).manifest.classes]
     drawn = seeds.classes(2, share, rows["request"])
     for model, part in found.items():
         own = rows[
@@ -452,7 +452,7 @@ def test_slo_headers_state_the_objectives_of_each_class(tmp_path: Path) -> None:
                 slo_headers=True,
             )
             summary, folder = execute(workload_from_mapping(file | what, read_flags(seed=2)), asked)
-            assert store.read_run(folder).header.slo_headers
+            assert store.read_run(folder).manifest.slo_headers
             names = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
             heard = [tuple(hear.headers.get(name, "") for name in names) for hear in server.heard]
         return Counter(each for each in heard if any(each)), summary

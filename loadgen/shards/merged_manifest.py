@@ -19,45 +19,47 @@ MAX_DELAY_MS = 100.0
 DIGEST_BITS = 128
 
 
-def merged_header(
+def merge_manifests(
     positions: Sequence[PartPosition], lost: Sequence[LostSlots], run_id: str
 ) -> RunManifest:
-    """Return the header of the run that these parts make."""
+    """Return the manifest of the run that these parts make."""
     parts = [position.part for position in positions if position.part is not None]
-    headers = [part.header for part in parts]
+    manifests = [part.manifest for part in parts]
     earliest = min(parts, key=lambda part: part.shard.start_delay_ms or 0.0)
-    first = headers[0]
-    header = replace(
+    first = manifests[0]
+    manifest = replace(
         first,
         run=run_id,
-        started=earliest.header.started,
-        ended=max(header.ended for header in headers),
-        state=_merged_state(headers),
+        started=earliest.manifest.started,
+        ended=max(manifest.ended for manifest in manifests),
+        state=_merged_state(manifests),
         command=_command_of_whole_run(first.command),
         stages=parts[0].shard.stages,
         workers=sum(position.workers for position in positions),
-        host=replace(first.host, hot_path=max(header.host.hot_path for header in headers)),
-        notes=tuple(dict.fromkeys(note for header in headers for note in header.notes)),
-        note_codes={note: code for header in headers for note, code in header.note_codes.items()},
+        host=replace(first.host, hot_path=max(manifest.host.hot_path for manifest in manifests)),
+        notes=tuple(dict.fromkeys(note for manifest in manifests for note in manifest.notes)),
+        note_codes={
+            note: code for manifest in manifests for note, code in manifest.note_codes.items()
+        },
         cluster=_cluster(positions),
         shard=None,
         parts=tuple(map(_merged_part, positions)),
         fingerprints=_merged_fingerprints(parts, is_complete=not lost),
     )
     for code, values in _warnings(positions, lost):
-        header = add_notes(header, reasons.make_note(code, values))
-    return header
+        manifest = add_notes(manifest, reasons.make_note(code, values))
+    return manifest
 
 
-def _merged_state(headers: Sequence[RunManifest]) -> str:
+def _merged_state(manifests: Sequence[RunManifest]) -> str:
     """Return `finished`, unless a part ended in another way, such as by a signal.
 
     The state of a killed part is still `running`. It does not count here, because a warning and
     lost requests stand for it.
     """
-    for header in headers:
-        if header.state not in ("running", "finished"):
-            return header.state
+    for manifest in manifests:
+        if manifest.state not in ("running", "finished"):
+            return manifest.state
     return "finished"
 
 
@@ -78,7 +80,7 @@ def _command_of_whole_run(command: Sequence[str]) -> tuple[str, ...]:
 
 def _merged_fingerprints(parts: Sequence[RunPart], *, is_complete: bool) -> Fingerprints:
     """Return the fingerprints of the run; those of prompts and bodies only if nothing is lost."""
-    fingerprints = parts[0].header.fingerprints
+    fingerprints = parts[0].manifest.fingerprints
     if not is_complete:
         return replace(fingerprints, prompts="", bodies="")
     if fingerprints.prompts.startswith("first"):  # a large run: only its first prompts are hashed
@@ -122,7 +124,7 @@ def _cluster(positions: Sequence[PartPosition]) -> Cluster:
 
 def _place_worker(position: PartPosition, worker_in_part: int) -> Placed:
     """Return on which host a worker ran. The host of a missing part is not known."""
-    host = None if position.part is None else position.part.header.host
+    host = None if position.part is None else position.part.manifest.host
     return Placed(
         worker=position.first_worker + worker_in_part,
         node=position.name,
@@ -139,7 +141,7 @@ def _merged_part(position: PartPosition) -> MergedPart:
     return MergedPart(
         index=position.index,
         state=position.state,
-        host=position.part.header.host.name,
+        host=position.part.manifest.host.name,
         workers=position.workers,
         start_delay_ms=position.part.shard.start_delay_ms,
     )
