@@ -32,7 +32,9 @@ IGNORED = (
 def page() -> str:
     """The whole page."""
     sections = [section("", Paragraph(SAID)), *_each_note_once(make() for make in SECTIONS)]
-    told = markdown.render(Report(title="Published figures", made_by="loadgen", sections=sections))
+    told = markdown.render(
+        Report(title="Published figures", generated_by="loadgen", sections=sections)
+    )
     return re.sub("(?m)^##(#+ )", r"\1", told)
 
 
@@ -68,7 +70,7 @@ def _section(
         Paragraph(
             f"source: {source.source}; date: {source.date}; quality: {source.quality}", "soft"
         ),
-        Table(head, rows, left=left),
+        Table(head, rows, label_columns=left),
         Bullets(after),
         Bullets(published.notes_of(source), "warn"),
     )

@@ -546,7 +546,7 @@ def test_what_both_sides_sign_is_one_printed_page(browser: Browser, pages: dict[
     bottom = "document.querySelector('.signed + p').getBoundingClientRect().bottom + scrollY"
     assert browser.evaluate(bottom) <= 1032
     assert browser.evaluate("document.querySelector('.bars').offsetHeight") > 0
-    more = """for (const rows of document.querySelectorAll('#used + .bars, h2:not([id]) ~ .scroll .words tbody'))
+    more = """for (const rows of document.querySelectorAll('#used + .bars, h2:not([id]) ~ .scroll .prose tbody'))
       while (rows.children.length < 12 && !rows.closest('#annex ~ *'))
         rows.append(rows.firstElementChild.cloneNode(true));"""
     browser.evaluate(
@@ -565,5 +565,5 @@ def test_what_both_sides_sign_is_one_printed_page(browser: Browser, pages: dict[
 def test_a_phone_shows_every_word_of_the_promises(browser: Browser, pages: dict[str, Path]) -> None:
     browser.look(width=390)
     browser.open(pages["validation"])
-    hidden = "[...document.querySelectorAll('.words')].map(t => t.parentNode.scrollWidth - t.parentNode.clientWidth)"
+    hidden = "[...document.querySelectorAll('.prose')].map(t => t.parentNode.scrollWidth - t.parentNode.clientWidth)"
     assert max(browser.evaluate(hidden)) <= 0

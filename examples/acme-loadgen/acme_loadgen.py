@@ -122,7 +122,7 @@ def soak_report(value):
     """Return the report, which is rendered as text, Markdown and page."""
     answer = Paragraph(soak_headline(value), "good" if value["hours"] >= 24 else "bad")
     figures = section("Figures", Table(("", "hours"), [("held", str(value["hours"]))]))
-    return Report(title="Soak", made_by="acme-loadgen", answer=[answer], sections=[figures])
+    return Report(title="Soak", generated_by="acme-loadgen", headline=[answer], sections=[figures])
 
 
 def soak_document(value):

@@ -17,9 +17,9 @@ from loadgen.render.section import (
     Report,
     Section,
     Table,
-    facts,
+    named_facts,
     section,
-    simulated,
+    simulated_notice,
 )
 
 VERDICT_KINDS: dict[bool | None, Kind] = {True: "good", False: "bad", None: "warn"}
@@ -34,20 +34,20 @@ def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
     other = f"{result.against_model} at {result.against}" if result.against else ""
     warned = []
     if result.simulated:
-        warned.append(simulated("texts are random words, not those of a real server"))
+        warned.append(simulated_notice("texts are random words, not those of a real server"))
     return Report(
         title=f"{result.dataset}: {prompts}, greedy",
-        made_by="loadgen answers",
-        warned=warned,
-        answer=[
+        generated_by="loadgen answers",
+        notices=warned,
+        headline=[
             Paragraph(sentence, VERDICT_KINDS[result.verdict], large=True)
             for sentence in _answers(result)
         ],
-        answer_last=True,
+        headline_last=True,
         sections=[
             section(
                 "",
-                facts(A=f"{result.model} at {result.url}", B=other),
+                named_facts(A=f"{result.model} at {result.url}", B=other),
                 Bullets([*_missing_answers(result, prompts), *result.notes], "warn"),
                 Bullets(failures),
             ),

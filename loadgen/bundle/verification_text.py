@@ -41,10 +41,10 @@ def report(verification: Verification) -> Report:
             f"{verification.bundle}: {manifest.kind} {manifest.name}, by loadgen "
             f"{manifest.version}, {manifest.made}"
         ),
-        made_by="loadgen verify",
-        answer=[Paragraph(_ANSWERS[verified], _KINDS[verified])],
-        answer_last=True,
-        sections=[section("", Table(("checked", ""), list(_rows(verification)), "words"))],
+        generated_by="loadgen verify",
+        headline=[Paragraph(_ANSWERS[verified], _KINDS[verified])],
+        headline_last=True,
+        sections=[section("", Table(("checked", ""), list(_rows(verification)), "prose"))],
     )
 
 

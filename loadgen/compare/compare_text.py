@@ -13,7 +13,7 @@ from loadgen.compare.judgement import EQUIVALENT_CHANGE, EQUIVALENT_POINTS
 from loadgen.compare.thresholds import ThresholdOutcome, format_interval
 from loadgen.core import format
 from loadgen.core.metrics.reasons import format_reason
-from loadgen.render.junit import OF_MET, Case
+from loadgen.render.junit import OUTCOME_OF_MET, Case
 from loadgen.render.page import Bar
 from loadgen.render.section import (
     Bars,
@@ -22,10 +22,10 @@ from loadgen.render.section import (
     Report,
     Section,
     Table,
-    Warned,
-    facts,
+    Notice,
+    named_facts,
     section,
-    simulated,
+    simulated_notice,
 )
 from loadgen.runs import recovery
 
@@ -60,18 +60,18 @@ def report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = ()) ->
     ]
     return Report(
         title=f"{first} with {', '.join(others)}",
-        made_by="loadgen compare",
-        warned=list(_warnings(comparison)),
-        answer=[Paragraph(_answer(comparison, side), large=True) for side in others],
+        generated_by="loadgen compare",
+        notices=list(_warnings(comparison)),
+        headline=[Paragraph(_answer(comparison, side), large=True) for side in others],
         sections=[
             section("What is compared", _fact_table(comparison)),
-            section("", facts(Work=_describe_work(comparison), Judged=comparison.scope)),
+            section("", named_facts(Work=_describe_work(comparison), Judged=comparison.scope)),
             *(_side_section(comparison, side) for side in others),
             section("", Paragraph(_legend(comparison), "soft")),
             section("Back within the SLO", _recovery_table(comparison)),
             section("Notes", Bullets(comparison.notes)),
             section(
-                "Conditions", Table(("", "condition", "side", "came out"), conditions, "words")
+                "Conditions", Table(("", "condition", "side", "came out"), conditions, "prose")
             ),
         ],
     )
@@ -105,7 +105,7 @@ def junit_cases(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) ->
         yield Case(
             name=outcome.condition,
             group=f"loadgen compare {outcome.side}",
-            outcome=OF_MET[is_met],
+            outcome=OUTCOME_OF_MET[is_met],
             text=outcome.text,
         )
     if not outcomes:
@@ -123,11 +123,11 @@ def _difference_case(difference: Difference) -> Case:
     )
 
 
-def _warnings(comparison: Comparison) -> Iterator[Warned]:
+def _warnings(comparison: Comparison) -> Iterator[Notice]:
     if comparison.simulated:
-        yield simulated(_describe_simulated(comparison))
+        yield simulated_notice(_describe_simulated(comparison))
     for run, codes in comparison.codes.items():
-        yield Warned("INVALID", f"{run}: {'; '.join(map(format_reason, codes))}", "bad")
+        yield Notice("INVALID", f"{run}: {'; '.join(map(format_reason, codes))}", "bad")
 
 
 def _describe_simulated(comparison: Comparison) -> str:
@@ -167,7 +167,7 @@ def _fact_table(comparison: Comparison) -> Table:
         values = [getattr(side, field) for side in comparison.facts]
         if any(values):
             rows.append((name, *(str(value) if value else format.NONE for value in values)))
-    return Table(("", *(side.name for side in comparison.facts)), rows, "words")
+    return Table(("", *(side.name for side in comparison.facts)), rows, "prose")
 
 
 def _describe_work(comparison: Comparison) -> str:
@@ -263,7 +263,7 @@ def _recovery_table(comparison: Comparison) -> Table:
         _recovery_row(event, recoveries, comparison.sides)
         for (event, _number), recoveries in recoveries_by_event.items()
     ]
-    return Table(("after", "before it", "then", *comparison.sides, "seen to within"), rows, "words")
+    return Table(("after", "before it", "then", *comparison.sides, "seen to within"), rows, "prose")
 
 
 def _recovery_row(

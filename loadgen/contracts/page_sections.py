@@ -212,14 +212,14 @@ def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Secti
     repeats = levels_table(list(inputs.repeats.items()))
     repeats_note = Paragraph(f"{OF_LEVELS}." if repeats.rows else "", "soft")
     yield section("How the runs of a level differ", repeats, repeats_note, page_only=True)
-    finding_table = Table(("", "check", "found", "means"), inputs.findings, "words")
+    finding_table = Table(("", "check", "found", "means"), inputs.findings, "prose")
     yield section("What the doctor found before the first request", finding_table, page_only=True)
     load_checks = [
         (run, *row)
         for run, summary in inputs.summaries.items()
         for row in stimulus.rows(summary.stimulus)
     ]
-    load_table = Table(("run", *stimulus.HEAD), load_checks, "words")
+    load_table = Table(("run", *stimulus.HEAD), load_checks, "prose")
     yield section("The load that was delivered", load_table, folded=True, page_only=True)
     contract = Quoted(inputs.contract_text)
     yield section("The contract as written", contract, folded=True, page_only=True)

@@ -45,10 +45,10 @@ from loadgen.render.section import (
     Report,
     Section,
     Table,
-    Warned,
-    facts,
+    Notice,
+    named_facts,
     section,
-    simulated,
+    simulated_notice,
 )
 from loadgen.runs.rates import headline
 
@@ -87,21 +87,23 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
     sentence = f"{validation.verdict}: {validation.sentence}."
     return Report(
         title=" · ".join(part for part in title_parts if part),
-        tab=f"{validation.verdict}: {validation.contract}",
-        made_by=f"loadgen {validation.version} validation",
-        warned=list(_warnings(validation)),
-        answer=[Paragraph(sentence, VERDICT_COLORS[validation.verdict], large=True)],
-        answer_last=True,
+        page_title=f"{validation.verdict}: {validation.contract}",
+        generated_by=f"loadgen {validation.version} validation",
+        notices=list(_warnings(validation)),
+        headline=[Paragraph(sentence, VERDICT_COLORS[validation.verdict], large=True)],
+        headline_last=True,
         sections=sections,
     )
 
 
-def _warnings(validation: Validation) -> Iterator[Warned]:
+def _warnings(validation: Validation) -> Iterator[Notice]:
     """Yield what a reader must know before the verdict."""
     if validation.simulated:
-        yield simulated("a model of a server answered, no real one: this verdict is an exercise")
+        yield simulated_notice(
+            "a model of a server answered, no real one: this verdict is an exercise"
+        )
     if validation.interrupted:
-        yield Warned("INTERRUPTED", "the user broke it off: what was not run is not known")
+        yield Notice("INTERRUPTED", "the user broke it off: what was not run is not known")
 
 
 def _introduction(validation: Validation, inputs: PageInputs | None) -> Section:
@@ -138,7 +140,7 @@ def _level_section(
         Paragraph(_load_text(level), "soft"),
         Paragraph(throughput),
         Paragraph(failure, "warn"),
-        Table(("verdict", "", "promise", "measured"), rows, "words"),
+        Table(("verdict", "", "promise", "measured"), rows, "prose"),
         Paragraph(validity_sentence, "soft"),
         Bullets(level_notes, "warn"),
     )
@@ -270,7 +272,7 @@ def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Fact
         "Made by": (f"loadgen {validation.version}", python),
         "Contract": f"SHA-256 {validation.contract_sha256}",
     }
-    return facts(**values_by_label)
+    return named_facts(**values_by_label)
 
 
 def _hardware_texts(summary: Summary | None, contract_gpus: int | None) -> list[str]:
@@ -318,7 +320,7 @@ def build_forecast_report(
     )
     return Report(
         title=f"What each term needs for a decision, on a simulated {preset}",
-        made_by="loadgen validate --dry-run",
+        generated_by="loadgen validate --dry-run",
         sections=[*map(_forecast_section, forecasts), section("", note)],
     )
 
@@ -342,7 +344,7 @@ def _forecast_section(forecast: LevelForecast) -> Section:
     return section(
         f"level {forecast.name}{load}",
         forecast.failure_reason,
-        Table(("", "term", "needs", "in this time"), rows, left=2),
+        Table(("", "term", "needs", "in this time"), rows, label_columns=2),
         Bullets([f"{term.term}: {term.reason}" for term in forecast.terms if term.reason]),
     )
 

@@ -29,10 +29,10 @@ def report(comparison: CostComparison) -> Report:
     """Return the whole report of a comparison of costs."""
     return Report(
         title="What a request costs",
-        tab=f"What a request costs ({comparison.prices.currency})",
-        made_by="loadgen cost",
-        warned=list(cost_text.warnings(comparison)),
-        answer=[Paragraph(sentence, large=True) for sentence in cost_text.answers(comparison)],
+        page_title=f"What a request costs ({comparison.prices.currency})",
+        generated_by="loadgen cost",
+        notices=list(cost_text.warnings(comparison)),
+        headline=[Paragraph(sentence, large=True) for sentence in cost_text.answers(comparison)],
         sections=list(_sections(comparison)),
     )
 

@@ -38,7 +38,7 @@ from loadgen.pricing.units import (
     TOTAL,
     UNITS,
 )
-from loadgen.render.section import Table, Warned
+from loadgen.render.section import Table, Notice
 from loadgen.repeated.capacity import Capacity
 from loadgen.runs.headline import missed_by
 from loadgen.runs.rates import MEASUREMENT_WINDOW, STEADY_STATE_WINDOW
@@ -188,7 +188,7 @@ def marked_names(comparison: CostComparison) -> list[str]:
     ]
 
 
-def warnings(comparison: CostComparison) -> Iterator[Warned]:
+def warnings(comparison: CostComparison) -> Iterator[Notice]:
     """Yield the warnings to show before any amount.
 
     They are about what makes the amounts useless as they are: a simulated server, a missed SLO, a
@@ -196,21 +196,21 @@ def warnings(comparison: CostComparison) -> Iterator[Warned]:
     """
     simulated = [result.name for result in comparison.results if result.evidence.simulated]
     if simulated:
-        yield Warned("SIMULATED", f"no real server was measured: {', '.join(simulated)}")
+        yield Notice("SIMULATED", f"no real server was measured: {', '.join(simulated)}")
     for result in comparison.results:
         yield from _warnings_of_runs(result)
     bounded = [result.name for result in comparison.results if has_lower_bound(result)]
     if bounded:
-        yield Warned(
+        yield Notice(
             "A LOWER BOUND",
             f"all that is known of the capacity of {', '.join(bounded)}; costs at most",
         )
     prices = comparison.prices
     if prices.sample:
-        yield Warned("SAMPLE PRICES", f"nobody's offer ({prices.file}). {prices.notes}")
+        yield Notice("SAMPLE PRICES", f"nobody's offer ({prices.file}). {prices.notes}")
 
 
-def _warnings_of_runs(result: PricedResult) -> Iterator[Warned]:
+def _warnings_of_runs(result: PricedResult) -> Iterator[Notice]:
     """Yield what makes a price meaningless: a missed SLO, or a load that cannot be sustained.
 
     A load that cannot be sustained matters only for prices by the hour, because its rate is too
@@ -221,13 +221,13 @@ def _warnings_of_runs(result: PricedResult) -> Iterator[Warned]:
         missed_terms = [term for summary in summaries for term in missed_by(summary)]
         # Repeats of a run often miss the same terms, so each is named once.
         unique_terms = dict.fromkeys(missed_terms)
-        yield Warned("SLO MISSED", f"{result.name}: {'; '.join(unique_terms)}", "bad")
+        yield Notice("SLO MISSED", f"{result.name}: {'; '.join(unique_terms)}", "bad")
     if isinstance(result.price, PerToken):
         return
     for note in result.note_codes:
         if note.code in HEADINGS_OF_SUSTAINED_NOTES:
             heading = HEADINGS_OF_SUSTAINED_NOTES[note.code]
-            yield Warned(heading, f"{result.name}: {note.values['why']}")
+            yield Notice(heading, f"{result.name}: {note.values['why']}")
 
 
 def is_slo_missed(result: PricedResult) -> bool:
@@ -444,7 +444,9 @@ def unit_cost_table(comparison: CostComparison) -> Table:
                 "" if cost is None else format_interval_of(cost, printed.quantity) for cost in costs
             ]
             rows.append(("", *intervals))
-    return Table((f"{comparison.prices.currency} per", *marked_names(comparison)), rows, split=True)
+    return Table(
+        (f"{comparison.prices.currency} per", *marked_names(comparison)), rows, wrap_columns=True
+    )
 
 
 def unit_explanations(comparison: CostComparison) -> Iterator[str]:
@@ -473,7 +475,7 @@ def part_table(comparison: CostComparison) -> Table:
     totals = [None if cost is None else cost.total for cost in rounded]
     rows.append(("total", *map(_format_exact, totals)))
     head = (f"{comparison.prices.currency} per {unit.name}", *marked_names(comparison))
-    return Table(head, rows, split=True)
+    return Table(head, rows, wrap_columns=True)
 
 
 def _format_exact(amount: Decimal | None) -> str:
@@ -644,4 +646,4 @@ def sensitivity_table(comparison: CostComparison) -> Table:
         for sensitivity in comparison.sensitivities
     ]
     head = (f"{comparison.prices.currency} per {unit.name}", "input", "moved by", "down", "up")
-    return Table(head, rows, left=3)
+    return Table(head, rows, label_columns=3)

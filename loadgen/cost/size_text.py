@@ -16,7 +16,7 @@ from loadgen.cost.size_result import SizedSource, Sizing
 from loadgen.cost.sizing import HOURS_PER_DAY, HOURS_PER_MONTH, Need
 from loadgen.pricing.estimate import Estimate, format_interval
 from loadgen.pricing.reasons import texts
-from loadgen.render.page import Bar, Number
+from loadgen.render.page import Bar, Tile
 from loadgen.render.section import (
     Bars,
     Bullets,
@@ -25,10 +25,10 @@ from loadgen.render.section import (
     Section,
     Table,
     Tiles,
-    Warned,
-    facts,
+    Notice,
+    named_facts,
     section,
-    simulated,
+    simulated_notice,
 )
 
 NEARLY_FULL = 0.95
@@ -56,10 +56,10 @@ def report(sizing: Sizing) -> Report:
     need = describe_need(sizing.need)
     return Report(
         title=f"{sizing.workload} · {need}",
-        tab=f"{sizing.workload}: machines for {need}",
-        made_by=f"loadgen {sizing.version} report of a size",
-        warned=list(_warnings(sizing.sizes)),
-        answer=[
+        page_title=f"{sizing.workload}: machines for {need}",
+        generated_by=f"loadgen {sizing.version} report of a size",
+        notices=list(_warnings(sizing.sizes)),
+        headline=[
             Paragraph(f"{answer(size, sizing.need, sizing.currency)}.", large=True)
             for size in sizing.sizes
         ],
@@ -151,7 +151,7 @@ def _at_most(size: SizedSource) -> str:
     return "at most " if size.source.lower_bound else ""
 
 
-def _warnings(sizes: Sequence[SizedSource]) -> Iterator[Warned]:
+def _warnings(sizes: Sequence[SizedSource]) -> Iterator[Notice]:
     """Yield the warnings to show before the numbers of machines.
 
     They name the sources that were simulated or published instead of measured, and those whose load
@@ -159,13 +159,13 @@ def _warnings(sizes: Sequence[SizedSource]) -> Iterator[Warned]:
     """
     simulated_names = [size.source.name for size in sizes if size.simulated]
     if simulated_names:
-        yield simulated(
+        yield simulated_notice(
             "a model of a server was searched, nothing was measured on hardware: "
             f"{', '.join(simulated_names)}"
         )
     published_names = [size.source.name for size in sizes if size.estimate]
     if published_names:
-        yield Warned(
+        yield Notice(
             "AN ESTIMATE",
             "from published figures: another mix of lengths, other limits, no interval: "
             f"{', '.join(published_names)}",
@@ -174,7 +174,7 @@ def _warnings(sizes: Sequence[SizedSource]) -> Iterator[Warned]:
         yield from _warnings_of_source(size)
 
 
-def _warnings_of_source(size: SizedSource) -> Iterator[Warned]:
+def _warnings_of_source(size: SizedSource) -> Iterator[Notice]:
     """Yield a warning for each note that makes the number of machines useless.
 
     They are in the order of `HEADINGS_OF_SERIOUS_NOTES`, the worst first.
@@ -183,7 +183,7 @@ def _warnings_of_source(size: SizedSource) -> Iterator[Warned]:
         for note in size.note_codes:
             if note.code == code:
                 (sentence,) = texts([note])
-                yield Warned(heading, f"{size.source.name}: {sentence}")
+                yield Notice(heading, f"{size.source.name}: {sentence}")
 
 
 def _summary_section(sizing: Sizing) -> Section:
@@ -245,7 +245,7 @@ def _comparison_table(sizing: Sizing) -> Table:
     return Table(
         ("", *(size.source.name for size in sizing.sizes)),
         [(row.name, *map(row.text_of, sizing.sizes)) for row in rows],
-        split=True,
+        wrap_columns=True,
     )
 
 
@@ -349,7 +349,7 @@ def _source_section(size: SizedSource, need: Need) -> Section:
     source = size.source
     gpus = format.counted(source.gpus, "GPU")
     rate = f"{format.quantity(source.rate.mid)} {source.noun}/s on {gpus}"
-    evidence = facts(
+    evidence = named_facts(
         Measured=f"{rate}, {source.basis}",
         SLO=size.slo,
         Evidence=source.folder,
@@ -419,15 +419,15 @@ def _describe_failure(size: SizedSource, need: Need, serving: int) -> str:
     )
 
 
-def _tiles(size: SizedSource, currency: str) -> Iterator[Number]:
+def _tiles(size: SizedSource, currency: str) -> Iterator[Tile]:
     """Yield the large numbers at the top of the page of a single source."""
-    yield Number("Machines", format.count(size.machines), "", _machine_interval(size))
-    yield Number("For the load itself", format.count(size.carrying), "", "without the spare ones")
-    yield Number("In use", _format_utilization(size), "", "of the capacity of all machines")
-    yield Number("One machine serves", _format_machine_rate(size), "/s", size.source.kind)
+    yield Tile("Machines", format.count(size.machines), "", _machine_interval(size))
+    yield Tile("For the load itself", format.count(size.carrying), "", "without the spare ones")
+    yield Tile("In use", _format_utilization(size), "", "of the capacity of all machines")
+    yield Tile("One machine serves", _format_machine_rate(size), "/s", size.source.kind)
     if size.per_month is not None:
         per_thousand = f"{_format_small_amount(size.per_thousand)} per 1,000"
-        yield Number("A month", _format_whole_amount(size.per_month), currency, per_thousand)
+        yield Tile("A month", _format_whole_amount(size.per_month), currency, per_thousand)
 
 
 def _machine_bars(sizing: Sizing) -> Iterator[Bar]:

@@ -24,7 +24,7 @@ def report(groups: Sequence[Calls]) -> Report:
     legend = "Milliseconds, of the calls that are ok. ~: too few of them for this quantile."
     return Report(
         title="Calls of an application",
-        made_by="loadgen report of calls",
+        generated_by="loadgen report of calls",
         sections=[*tables, section("", Paragraph(legend, "soft"))],
     )
 

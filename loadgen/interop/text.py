@@ -15,8 +15,8 @@ from loadgen.render.section import (
     Report,
     Section,
     Table,
-    Warned,
-    facts,
+    Notice,
+    named_facts,
     section,
 )
 
@@ -63,16 +63,16 @@ def report(result: ForeignResult) -> Report:
     latencies, rates = list(_latencies(result)), list(_rates(result))
     return Report(
         title=" · ".join(filter(None, (result.tool, result.model, result.load))),
-        tab=f"{result.tool}: {result.file}",
-        made_by=f"loadgen report of a file by {result.tool}",
-        warned=[
-            Warned(
+        page_title=f"{result.tool}: {result.file}",
+        generated_by=f"loadgen report of a file by {result.tool}",
+        notices=[
+            Notice(
                 "FOREIGN",
                 f"figures of {result.tool}, under its definitions: not ours, and not checked",
             )
         ],
         sections=[
-            section("", facts(**_about(result))),
+            section("", named_facts(**_about(result))),
             section("Latencies", Table(("ms, as it calls them", *STATS), latencies)),
             section("Rates and counts", Table(("", ""), rates)),
             section("How it counts", f"{result.counts}.", Bullets(result.notes)),
@@ -116,7 +116,7 @@ def of_our_run(others: Sequence[ToolFigures]) -> tuple[Section, ...]:
         ),
         section(
             "What each of them counts",
-            Table(("tool", "counts"), counts, "words"),
+            Table(("tool", "counts"), counts, "prose"),
             folded=True,
             page_only=True,
         ),

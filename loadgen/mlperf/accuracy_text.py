@@ -11,10 +11,10 @@ from loadgen.render.section import (
     Paragraph,
     Report,
     Table,
-    Warned,
-    facts,
+    Notice,
+    named_facts,
     section,
-    simulated,
+    simulated_notice,
 )
 
 NAMES = {
@@ -39,19 +39,19 @@ def report(result: AccuracyResult, reasons: Sequence[str] = ()) -> Report:
     word, _, meaning = result.disclosure.partition(": ")
     return Report(
         title=f"MLPerf-style (unofficial) accuracy · {result.benchmark} · round {result.round}",
-        made_by="loadgen mlperf accuracy",
-        warned=[*([simulated()] if result.simulated else []), Warned(word, meaning)],
-        answer=[
+        generated_by="loadgen mlperf accuracy",
+        notices=[*([simulated_notice()] if result.simulated else []), Notice(word, meaning)],
+        headline=[
             Paragraph(f"{tier * 100:g} % of the reference: {_verdict(result, tier)}", large=True)
             for tier in TIERS
         ],
-        answer_last=True,
+        headline_last=True,
         sections=[
-            section("", facts(Data=result.dataset, Answers=answered), Bullets(reasons)),
+            section("", named_facts(Data=result.dataset, Answers=answered), Bullets(reasons)),
             section("Means", Table(head, [_row(mean, result.targets) for mean in result.means])),
             section(
                 "Compliance",
-                facts(TEST06=_test06(result)),
+                named_facts(TEST06=_test06(result)),
                 f"Compliance tests that the rules ask for with {result.benchmark}: "
                 f"{', '.join(result.compliance) or 'none'}",
                 Bullets([*result.warnings, *([trial] if missing else [])], "warn"),

@@ -24,5 +24,5 @@ def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
         from loadgen.search import experiment
 
         if experiment.read_plan(folder).is_by_mlperf_rules:
-            return ExtraSections(warned=(text.warned(),))  # a search for a peak that has none yet
+            return ExtraSections(notices=(text.warned(),))  # a search for a peak that has none yet
     return None

@@ -15,7 +15,7 @@ from loadgen.mlperf.loadgen_spread import PERCENTILES
 from loadgen.mlperf.log_files import checker_text
 from loadgen.mlperf.result import DISCLOSURE, MlperfResult
 from loadgen.render.additions import ExtraSections
-from loadgen.render.page import Bar, Number
+from loadgen.render.page import Bar, Tile
 from loadgen.render.section import (
     Bars,
     Bullets,
@@ -23,10 +23,10 @@ from loadgen.render.section import (
     Report,
     Section,
     Table,
-    Warned,
-    facts,
+    Notice,
+    named_facts,
     section,
-    simulated,
+    simulated_notice,
 )
 
 
@@ -36,10 +36,10 @@ def report(
     """The whole answer. `parts`: of each of several stages, classes and targets (`runs.text.parts`)."""
     return Report(
         title=f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}",
-        tab=f"mlperf-{result.benchmark}-{result.scenario}",
-        made_by="loadgen report of an MLPerf-style result",
-        warned=[*([simulated()] if result.simulated else []), warned(result.disclosure)],
-        answer=[Paragraph(sentence(result), "good" if result.valid else "bad", large=True)],
+        page_title=f"mlperf-{result.benchmark}-{result.scenario}",
+        generated_by="loadgen report of an MLPerf-style result",
+        notices=[*([simulated_notice()] if result.simulated else []), warned(result.disclosure)],
+        headline=[Paragraph(sentence(result), "good" if result.valid else "bad", large=True)],
         sections=[
             *parts,
             *sections(result, gpus),
@@ -58,7 +58,7 @@ def sections(result: MlperfResult, gpus: int | None) -> tuple[Section, ...]:
         if result.scenario != "offline"
         else ""
     )
-    said = facts(
+    said = named_facts(
         Test=f"{result.benchmark} {result.scenario}, round {result.round}",
         Target_rate=f"{result.target_qps:,.6g}/s" if result.target_qps else "",
         Data=result.dataset,
@@ -215,10 +215,10 @@ def _latencies(result: MlperfResult) -> Table:
 # -- on the page of a run, and on that of a search for a peak ----------------------------------------------------------
 
 
-def warned(disclosure: str = DISCLOSURE) -> Warned:
+def warned(disclosure: str = DISCLOSURE) -> Notice:
     """The disclosure, for the top."""
     word, _, meaning = disclosure.partition(": ")
-    return Warned(word, meaning)
+    return Notice(word, meaning)
 
 
 def addition(result: MlperfResult, gpus: int | None) -> ExtraSections:
@@ -228,18 +228,16 @@ def addition(result: MlperfResult, gpus: int | None) -> ExtraSections:
         filter(None, (f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu))
     )
     return ExtraSections(
-        warned=(warned(result.disclosure),),
-        sentence=sentence(result),
-        good=result.valid,
-        numbers=lambda numbers: tuple(_with_rates(numbers, result, gpus)),
-        figures=f"{said}.",
+        notices=(warned(result.disclosure),),
+        verdict_text=sentence(result),
+        is_good=result.valid,
+        replace_tiles=lambda numbers: tuple(_with_rates(numbers, result, gpus)),
+        metrics=f"{said}.",
         sections=sections(result, gpus),
     )
 
 
-def _with_rates(
-    numbers: Sequence[Number], mlperf: MlperfResult, gpus: int | None
-) -> Iterator[Number]:
+def _with_rates(numbers: Sequence[Tile], mlperf: MlperfResult, gpus: int | None) -> Iterator[Tile]:
     """The headline numbers with the rates that the MLPerf-style report prints: of LoadGen's windows."""
     tokens, samples = rates(mlperf, gpus)
     for number in numbers:
@@ -248,4 +246,4 @@ def _with_rates(
             yield number
         else:
             beside = ", ".join(filter(None, (rate.per_gpu, rate.window)))
-            yield number._replace(value=rate.value, beside=beside)
+            yield number._replace(value=rate.value, note=beside)

@@ -26,15 +26,15 @@ from loadgen.render.section import (
 
 def render(report: Report) -> str:
     """The text of the whole file."""
-    sheet = Page(report.tab or report.title, report.made_by)
-    for one in (*([report.verdict] if report.verdict is not None else []), *report.warned):
-        sheet.mark(one.word, one.words, one.kind)
+    sheet = Page(report.page_title or report.title, report.generated_by)
+    for one in (*([report.verdict] if report.verdict is not None else []), *report.notices):
+        sheet.mark(one.label, one.text, one.kind)
     sheet.heading(report.title)
-    for said in report.answer:
-        sheet.say(said.words, f"sentence {said.kind}".rstrip())
+    for said in report.headline:
+        sheet.say(said.text, f"sentence {said.kind}".rstrip())
     sections = list(_made(report.sections))
     _contents(sheet, sections)
-    add(sheet, sections)
+    add_sections(sheet, sections)
     return sheet.render()
 
 
@@ -58,7 +58,7 @@ def _contents(sheet: Page, sections: Sequence[Section]) -> None:
         sheet.add(f'<nav class="soft" aria-label="contents">{links}</nav>')
 
 
-def add(sheet: Page, sections: Iterable[Section | PageOnly]) -> None:
+def add_sections(sheet: Page, sections: Iterable[Section | PageOnly]) -> None:
     """Append sections to a page."""
     for section in _made(sections):
         if section.folded:
@@ -78,7 +78,7 @@ def _is_there(part: Part) -> bool:
         case str():
             return bool(part)
         case Paragraph():
-            return bool(part.words)
+            return bool(part.text)
         case Bullets():
             return bool(part.sentences)
         case Facts():
@@ -92,7 +92,7 @@ def _is_there(part: Part) -> bool:
         case Signatures():
             return bool(part.names)
         case Tiles():
-            return bool(part.numbers)
+            return bool(part.tiles)
         case Charts():
             return bool(part.charts)
 
@@ -103,7 +103,7 @@ def _parts(sheet: Page, section: Section) -> None:
             case str():
                 sheet.say(part)
             case Paragraph():
-                sheet.say(part.words, f"sentence {part.kind}".rstrip() if part.large else part.kind)
+                sheet.say(part.text, f"sentence {part.kind}".rstrip() if part.large else part.kind)
             case Bullets():
                 sheet.listed(part.sentences, part.kind)
             case Facts():
@@ -116,7 +116,7 @@ def _parts(sheet: Page, section: Section) -> None:
                 links = ", ".join(
                     f'<a href="{escape(where)}">{escape(name)}</a>' for name, where in part.rows
                 )
-                sheet.add(f"<p>{escape(part.words)}: {links}.</p>")
+                sheet.add(f"<p>{escape(part.text)}: {links}.</p>")
             case Signatures():
                 lines = (
                     f"<div><b>{escape(party)}</b> {escape(name)}{_TO_SIGN}"
@@ -124,7 +124,7 @@ def _parts(sheet: Page, section: Section) -> None:
                 )
                 sheet.add(f'<div class="signed">{"".join(lines)}</div>')
             case Tiles():
-                sheet.tiles(part.numbers)
+                sheet.tiles(part.tiles)
             case Bars():
                 _bars(sheet, part)
             case Charts():

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 Outcome = Literal["passed", "failed", "error", "skipped"]
-OF_MET: dict[bool | None, Outcome] = {True: "passed", False: "failed", None: "skipped"}
+OUTCOME_OF_MET: dict[bool | None, Outcome] = {True: "passed", False: "failed", None: "skipped"}
 """Whether a promise was met -> the outcome of its case."""
 
 

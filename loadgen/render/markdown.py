@@ -21,15 +21,15 @@ from loadgen.render.section import (
 
 def render(report: Report) -> str:
     """The whole report, ending in a newline; what a page alone draws is left out."""
-    blocks = [f"**{one.word}**: {escape(one.words)}" for one in report.warned]
+    blocks = [f"**{one.label}**: {escape(one.text)}" for one in report.notices]
     blocks.append(f"### {escape(report.title)}")
-    blocks += [f"**{escape(said.words)}**" for said in report.answer]
+    blocks += [f"**{escape(said.text)}**" for said in report.headline]
     if report.verdict is not None:
-        blocks.append(f"**{escape(f'{report.verdict.word}: {report.verdict.words}')}**")
-    return "\n\n".join([*blocks, *of_sections(report.sections)]) + "\n"
+        blocks.append(f"**{escape(f'{report.verdict.label}: {report.verdict.text}')}**")
+    return "\n\n".join([*blocks, *render_sections(report.sections)]) + "\n"
 
 
-def of_sections(sections: Sequence[Section | PageOnly]) -> list[str]:
+def render_sections(sections: Sequence[Section | PageOnly]) -> list[str]:
     """The blocks of sections, to be set apart by an empty line; [] where they are empty."""
     return [
         block for section in sections if isinstance(section, Section) for block in _section(section)
@@ -56,7 +56,7 @@ def _part(part: Part) -> Iterator[str]:
         case str():
             yield escape(part)
         case Paragraph():
-            words = escape(part.words)
+            words = escape(part.text)
             yield f"**{words}**" if part.large and words else words
         case Bullets():
             yield from (f"- {escape(sentence)}" for sentence in part.sentences)
@@ -64,10 +64,10 @@ def _part(part: Part) -> Iterator[str]:
             yield from (f"- {escape(name)}: {escape(words)}" for name, words in part.rows if words)
         case Table():
             if part.rows:
-                left = len(part.head) if part.kind == "words" else part.left
+                left = len(part.head) if part.kind == "prose" else part.label_columns
                 rows = [[escape(cell) for cell in row] for row in part.rows]
                 head = [escape(cell) for cell in part.head]
-                yield table.markdown(head, rows, left, remarks=bool(part.kind)).rstrip()
+                yield table.format_markdown(head, rows, left, remarks=bool(part.kind)).rstrip()
         case Quoted():
             fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", part.text))])
             yield f"{fence}text\n{part.text.rstrip()}\n{fence}"

@@ -90,7 +90,7 @@
     }
     if (high <= low) { const pad = Math.abs(low) * 0.05 || 1; high = low + pad; if (spec.min === undefined) low -= pad; }
     else if (spec.pad) { const pad = (high - low) * 0.05; if (spec.min === undefined) low = Math.max(low - pad, low >= 0 ? 0 : -Infinity); if (spec.max === undefined) high += pad; }
-    const ticks = spec.format === "nines" ? ninesTicks(low, high) : spec.format === "time" ? timeTicks(low, high, most) : linearTicks(low, high, most, spec.whole);
+    const ticks = spec.format === "nines" ? ninesTicks(low, high) : spec.format === "time" ? timeTicks(low, high, most) : linearTicks(low, high, most, spec.integer_ticks);
     if (spec.max === undefined && spec.format !== "nines" && spec.format !== "time" && ticks.length > 1) {
       const step = ticks[1] - ticks[0];
       const top = Math.ceil(high / step - 1e-6) * step;
@@ -240,7 +240,7 @@
         xs.push(x);
         if (inside(x)) for (const list of [s.y, s.low || [], s.high || []]) if (list[i] !== undefined) ys.push(list[i]);
       });
-      for (const mark of spec.marks || []) { if (mark.y !== undefined && mark.fit) ys.push(mark.y); }
+      for (const mark of spec.marks || []) { if (mark.y !== undefined && mark.extends_axis) ys.push(mark.y); }
       for (const band of spec.bands || []) { if (band.across) ys.push(band.from, band.to); }
       if (spec.stack) for (let i = 0; i < (shown[0] ? shown[0].y.length : 0); i++) ys.push(shown.reduce((sum, s) => sum + (s.y[i] || 0), 0));
       this.y = axis(spec.y, ys, Math.max(3, Math.floor(height / 48)));
@@ -364,7 +364,7 @@
         const stroke = `var(--${s.color})`;
         const common = {fill: "none", stroke, "stroke-width": s.width || 1.8, "stroke-linejoin": "round", "stroke-linecap": "round"};
         let solid = s.x.length;
-        if (s.carried !== undefined) { solid = s.x.findIndex(x => x > s.carried); if (solid < 0) solid = s.x.length; }
+        if (s.solid_until !== undefined) { solid = s.x.findIndex(x => x > s.solid_until); if (solid < 0) solid = s.x.length; }
         if (s.width !== 0) draw("path", {...common, d: this.path(s.x, s.y, 0, solid), "stroke-dasharray": s.dash}, this.svg);
         (s.low || []).forEach((low, i) => {
           if (low === null || s.high[i] === null) return;
@@ -461,7 +461,7 @@
       const unit = this.spec.y.unit ? " " + this.spec.y.unit : "";
       const lines = this.shown.map(s => {
         const i = this.nearest(s.x, this.px(at));
-        const few = s.carried !== undefined && s.x[i] > s.carried ? " (too few samples)" : "";
+        const few = s.solid_until !== undefined && s.x[i] > s.solid_until ? " (too few samples)" : "";
         const label = s.labels && s.labels[i] ? `${s.labels[i]}: ` : "";
         return [s.color, `${s.name || ""} ${label}${format(this.spec.y)(s.y[i])}${unit}${few}`];
       });

@@ -49,11 +49,11 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min: float | None = None
     max: float | None = None
     pad: bool = False
-    whole: bool = False  # it counts: no tick between two whole numbers
+    integer_ticks: bool = False  # it counts: no tick between two whole numbers
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line, or one kind of bar or point. Where x > `carried`, a line is dashed: too few samples support it.
+    """One line, or one kind of bar or point. Where x > `solid_until`, a line is dashed: too few samples support it.
 
     `width` 0: dots only. `low`, `high`: the interval of each y.
     """
@@ -64,7 +64,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     dash: str = ""
     width: float = 1.8
-    carried: float | None = None
+    solid_until: float | None = None
     dots: bool = False
     labels: tuple[str, ...] = ()
     links: tuple[str, ...] = ()  # where each point leads: a place on this page, or a file beside it
@@ -83,13 +83,13 @@ class Band(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A dashed line at one x or one y. With `fit`, the y axis is extended to include it."""
+    """A dashed line at one x or one y. With `extends_axis`, the y axis is extended to include it."""
 
     x: float | None = None
     y: float | None = None
     label: str = ""
     color: str = ""
-    fit: bool = False
+    extends_axis: bool = False
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -110,13 +110,13 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     height: int = 0  # in pixels; 0: the usual one
 
 
-class Number(NamedTuple):
+class Tile(NamedTuple):
     """One headline number: its name, value and unit, and the text beside it."""
 
     name: str
     value: str
     unit: str = ""
-    beside: str = ""
+    note: str = ""
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -152,12 +152,12 @@ class Page:
         """Append a large box with what the reader has to know first: `word` in bold, then `text`."""
         self.add(f'<div class="mark {kind}" role="note"><b>{escape(word)}</b>{escape(text)}</div>')
 
-    def tiles(self, numbers: Sequence[Number]) -> None:
+    def tiles(self, numbers: Sequence[Tile]) -> None:
         """Append the headline numbers, each in a card."""
         cards = (
             f"<div><dt>{escape(n.name)}</dt>"
             f"<dd>{escape(n.value)} <small>{escape(n.unit if n.value != format.NONE else '')}</small></dd>"
-            f"<p>{escape(n.beside)}</p></div>"
+            f"<p>{escape(n.note)}</p></div>"
             for n in numbers
         )
         self.add(f'<dl class="five">{"".join(cards)}</dl>')
@@ -180,18 +180,18 @@ class Page:
         self,
         head: Sequence[str],
         rows: Sequence[Sequence[str]],
-        kind: Literal["", "words", "remarks"] = "",
+        kind: Literal["", "prose", "remarks"] = "",
         ids: Sequence[str] = (),
     ) -> None:
         """Append a table of plain-text cells; nothing without rows.
 
-        `kind`: "words", every cell is a sentence, which wraps; "remarks", the last column is. `ids`: of the rows, for
+        `kind`: "prose", every cell is a sentence, which wraps; "remarks", the last column is. `ids`: of the rows, for
         links to them.
         """
         if rows:
             heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
             marks = [f' id="{escape(id)}"' for id in ids] or [""] * len(rows)
-            wide = " wide" if kind != "words" and len(head) > FEW else ""
+            wide = " wide" if kind != "prose" and len(head) > FEW else ""
             names = [f' data-head="{escape(name)}"' if wide else "" for name in head]
             cells = ("".join(map(_cell, row, names)) for row in rows)
             body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, cells, strict=True))

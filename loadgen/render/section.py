@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from loadgen.core import format
-from loadgen.render.page import Bar, Chart, Number
+from loadgen.render.page import Bar, Chart, Tile
 
 Kind = Literal["", "good", "bad", "warn", "soft"]
 """How words are coloured, on a page and on a terminal that has colours; "soft": a legend."""
@@ -21,7 +21,7 @@ Kind = Literal["", "good", "bad", "warn", "soft"]
 class Paragraph(msgspec.Struct, frozen=True):
     """A paragraph. `large`: it is an answer."""
 
-    words: str
+    text: str
     kind: Kind = ""
     large: bool = False
 
@@ -42,16 +42,16 @@ class Facts(msgspec.Struct, frozen=True):
 class Table(msgspec.Struct, frozen=True):
     """Rows of cells under a head; nothing without rows.
 
-    left: columns that begin with words, the others are figures. kind: "remarks", the last column is a sentence;
-    "words", every column is. split: one column for each thing compared, so that those without room may follow below.
+    label_columns: columns that begin with words, the others are figures. kind: "remarks", the last column is a sentence;
+    "prose", every column is. wrap_columns: one column for each thing compared, so that those without room may follow below.
     ids: a place on the page for each row.
     """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    kind: Literal["", "remarks", "words"] = ""
-    left: int = 1
-    split: bool = False
+    kind: Literal["", "remarks", "prose"] = ""
+    label_columns: int = 1
+    wrap_columns: bool = False
     ids: Sequence[str] = ()
 
 
@@ -64,7 +64,7 @@ class Quoted(msgspec.Struct, frozen=True):
 class Links(msgspec.Struct, frozen=True):
     """Words, and behind them names that lead to files beside the page. Text and Markdown leave it out, as the next."""
 
-    words: str
+    text: str
     rows: Sequence[tuple[str, str]]
 
 
@@ -77,7 +77,7 @@ class Signatures(msgspec.Struct, frozen=True):
 class Tiles(msgspec.Struct, frozen=True):
     """The few numbers to see first, drawn large on a page. They stand in another part too: text leaves these out."""
 
-    numbers: Sequence[Number]
+    tiles: Sequence[Tile]
 
 
 class Bars(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,43 +149,43 @@ PageOnly = Callable[[], Iterable[Section]]
 """Sections that only a page has, and that take work to make: they are made when a page is written."""
 
 
-class Warned(msgspec.Struct, frozen=True):
+class Notice(msgspec.Struct, frozen=True):
     """What a reader has to know before any figure: SIMULATED, INVALID, and what that means here."""
 
-    word: str
-    words: str
+    label: str
+    text: str
     kind: Literal["good", "bad", "warn"] = "warn"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One answer: what has to be known first, the answer itself, and the sections below it.
 
-    title: of page and Markdown, and of a text that does not begin with its answer. answer_last: a text says it at its
-    end, since what stands above is long. made_by: the command and its version, at the top of a page. tab: the name of
+    title: of page and Markdown, and of a text that does not begin with its answer. headline_last: a text says it at its
+    end, since what stands above is long. generated_by: the command and its version, at the top of a page. page_title: the name of
     the page in a browser, where it is not the title. verdict: whether the measurement is sound: first on a
     page, behind the answer in a text. brief: the few lines that a terminal prints by default, in place of everything
     but the warnings. Pages, Markdown and `--full` ignore it.
     """
 
     title: str
-    made_by: str
+    generated_by: str
     sections: Sequence[Section | PageOnly]
-    warned: Sequence[Warned] = ()
-    answer: Sequence[Paragraph] = ()
-    answer_last: bool = False
-    verdict: Warned | None = None
-    tab: str = ""
+    notices: Sequence[Notice] = ()
+    headline: Sequence[Paragraph] = ()
+    headline_last: bool = False
+    verdict: Notice | None = None
+    page_title: str = ""
     brief: Sequence[Section] = ()
 
 
-def simulated(
-    words: str = "a model of a server answered: nothing here was measured on hardware",
-) -> Warned:
+def simulated_notice(
+    text: str = "a model of a server answered: nothing here was measured on hardware",
+) -> Notice:
     """The warning of every result that a simulated server gave."""
-    return Warned("SIMULATED", words)
+    return Notice("SIMULATED", text)
 
 
-def facts(**named: str | Iterable[str]) -> Facts:
+def named_facts(**named: str | Iterable[str]) -> Facts:
     """Facts by name (`_` for a space). Several values are joined; what is empty is left out."""
     rows = []
     for name, value in named.items():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 WIDTH = 100  # columns of a report on a terminal
 
 
-def text(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+def format_text(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     """Lines of a text table, each column as wide as its widest cell.
 
     The first `left` columns are left-aligned; the others are right-aligned.
@@ -24,7 +24,7 @@ def text(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> l
     return lines
 
 
-def markdown(
+def format_markdown(
     head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, *, remarks: bool = False
 ) -> str:
     """The same as Markdown, ending in a newline. `remarks`: the last column is left-aligned too."""
@@ -37,7 +37,7 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
-def wrapped(words: str, first: str = "", rest: str = "", width: int = WIDTH) -> list[str]:
+def wrap_text(words: str, first: str = "", rest: str = "", width: int = WIDTH) -> list[str]:
     """Lines of at most `width` columns: the first begins with `first`, the others with `rest`.
 
     No word is cut, at its hyphens or elsewhere: flags, names and URLs stay whole.

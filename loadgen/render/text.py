@@ -18,7 +18,7 @@ from loadgen.render.section import (
     Section,
     Table,
 )
-from loadgen.render.table import WIDTH, wrapped
+from loadgen.render.table import WIDTH, wrap_text
 
 LABEL = 11  # least width of the names of facts
 ROOM = 36  # least width of a last column of sentences; longer ones that have less stand below their row
@@ -36,26 +36,26 @@ def render(report: Report, *, full: bool = False, color: bool = False, width: in
     paint = painter(color)
     lines = [
         line
-        for one in report.warned
-        for line in _warned(one.word, one.words, one.kind, paint, width)
+        for one in report.notices
+        for line in _warned(one.label, one.text, one.kind, paint, width)
     ]
     if report.brief and not full:
         lines += _below(report.brief, paint, width, begun=bool(lines))
         return "\n".join(lines) + "\n"
-    answer = [line for said in report.answer for line in _part(said, paint, width, "")]
-    if answer and not report.answer_last:
+    answer = [line for said in report.headline for line in _part(said, paint, width, "")]
+    if answer and not report.headline_last:
         lines += answer
     else:
-        lines += [paint(line, "bold") for line in wrapped(report.title, width=width)]
+        lines += [paint(line, "bold") for line in wrap_text(report.title, width=width)]
     lines += _below(report.sections, paint, width, begun=True)
-    lines += ["", *answer] if answer and report.answer_last else []
+    lines += ["", *answer] if answer and report.headline_last else []
     if report.verdict is not None:
-        words = f"{report.verdict.word}: {report.verdict.words}"
-        lines += [paint(line, report.verdict.kind) for line in wrapped(words, width=width)]
+        words = f"{report.verdict.label}: {report.verdict.text}"
+        lines += [paint(line, report.verdict.kind) for line in wrap_text(words, width=width)]
     return "\n".join(lines) + "\n"
 
 
-def of_sections(
+def render_sections(
     sections: Sequence[Section | PageOnly], *, color: bool = False, width: int = WIDTH
 ) -> str:
     """Sections as they stand below another text, ending in a newline; "" where they are empty."""
@@ -73,7 +73,7 @@ def painter(color: bool) -> Paint:
 
 
 def _warned(word: str, words: str, kind: str, paint: Paint, width: int) -> Iterator[str]:
-    first, *others = wrapped(f"{word}: {words}", rest="  ", width=width)
+    first, *others = wrap_text(f"{word}: {words}", rest="  ", width=width)
     yield first.replace(word, paint(word, kind), 1)
     yield from others
 
@@ -91,7 +91,7 @@ def _below(
         ):
             continue
         lines += [""] * ((begun or bool(lines)) and not section.small)
-        lines += [paint(line, "bold") for line in wrapped(section.head, width=width)] + own
+        lines += [paint(line, "bold") for line in wrap_text(section.head, width=width)] + own
     return lines
 
 
@@ -109,19 +109,19 @@ def _section(section: Section, paint: Paint, width: int) -> list[str]:
 def _part(part: Part, paint: Paint, width: int, indent: str) -> Iterator[str]:
     match part:
         case str():
-            yield from wrapped(part, indent, indent, width)
+            yield from wrap_text(part, indent, indent, width)
         case Paragraph():
             yield from (
-                paint(line, part.kind) for line in wrapped(part.words, indent, indent, width)
+                paint(line, part.kind) for line in wrap_text(part.text, indent, indent, width)
             )
         case Bullets():
             lead = f"  {'!' if part.kind == 'warn' else '-'} "
             for sentence in part.sentences:
-                yield from wrapped(sentence, lead, "    ", width)
+                yield from wrap_text(sentence, lead, "    ", width)
         case Facts():
             label = max([LABEL, *(len(name) + 2 for name, words in part.rows if words)])
             for name, words in part.rows:
-                yield from wrapped(words, f"{name:<{label}}", " " * label, width)
+                yield from wrap_text(words, f"{name:<{label}}", " " * label, width)
         case Table():
             if part.rows:
                 yield from _table(part, paint, width)
@@ -132,13 +132,13 @@ def _part(part: Part, paint: Paint, width: int, indent: str) -> Iterator[str]:
 
 
 def _table(part: Table, paint: Paint, width: int) -> Iterator[str]:
-    if part.split:
+    if part.wrap_columns:
         yield from _in_columns(part, paint, width)
     elif part.kind:
         yield from _with_sentences(part, paint, width)
     else:
-        above, lines = _fitted(part.head, part.rows, part.left, width)
-        if max(map(len, (*above, *lines))) > width and len(part.head) > part.left + 1:
+        above, lines = _fitted(part.head, part.rows, part.label_columns, width)
+        if max(map(len, (*above, *lines))) > width and len(part.head) > part.label_columns + 1:
             yield from _in_columns(part, paint, width)
         else:
             yield from above
@@ -159,11 +159,11 @@ def _fitted(
     """The lines of the head, and those of the rows. Of a table that is too wide the head takes two lines: the last word
     of each name of a figure stands below the others.
     """
-    first, *lines = table.text(head, rows, left)
+    first, *lines = table.format_text(head, rows, left)
     if max(map(len, (first, *lines))) <= width or not any(" " in name for name in head[left:]):
         return [first], lines
     parts = [("", "", name) if i < left else name.rpartition(" ") for i, name in enumerate(head)]
-    upper, lower, *lines = table.text(
+    upper, lower, *lines = table.format_text(
         [part[0] for part in parts], [[part[2] for part in parts], *rows], left
     )
     return [upper, lower], lines
@@ -185,7 +185,7 @@ def _coloured(row: Sequence[str], line: str, paint: Paint) -> str:
 
 def _with_sentences(part: Table, paint: Paint, width: int) -> Iterator[str]:
     """A table whose last column is sentences: they wrap in the room they have, or else stand below their row."""
-    left = len(part.head) - 1 if part.kind == "words" else part.left
+    left = len(part.head) - 1 if part.kind == "prose" else part.label_columns
     rows = [row[:-1] for row in part.rows]
     needed = min(ROOM, max(len(row[-1]) for row in part.rows))
     above, lines = [""], [""] * len(rows)
@@ -204,7 +204,7 @@ def _with_sentences(part: Table, paint: Paint, width: int) -> Iterator[str]:
     first = f"{last:<{at}}{part.head[-1]}" if beside else last
     yield from [first.rstrip()] if first.strip() else []
     for row, whole in zip(part.rows, lines, strict=True):
-        said = wrapped(row[-1], width=room if beside else width - 4)
+        said = wrap_text(row[-1], width=room if beside else width - 4)
         if not beside:
             yield _coloured(row[:-1], whole, paint)
             yield from (f"    {line}" for line in said)
@@ -217,13 +217,13 @@ def _with_sentences(part: Table, paint: Paint, width: int) -> Iterator[str]:
 def _with_sentences_below(part: Table, paint: Paint, width: int) -> Iterator[str]:
     """Yield a table whose figures do not fit beside each other, then the sentence of each row."""
     rows = [row[:-1] for row in part.rows]
-    left = 1 if part.kind == "words" else part.left
-    yield from _in_columns(Table(part.head[:-1], rows, left=left), paint, width)
+    left = 1 if part.kind == "prose" else part.label_columns
+    yield from _in_columns(Table(part.head[:-1], rows, label_columns=left), paint, width)
     sentences = [(row[0].strip(), row[-1]) for row in part.rows if row[-1]]
     if sentences:
         yield ""
     for label, sentence in sentences:
-        yield from wrapped(f"{label}: {sentence}", "", "    ", width)
+        yield from wrap_text(f"{label}: {sentence}", "", "    ", width)
 
 
 def _in_columns(part: Table, paint: Paint, width: int) -> Iterator[str]:
@@ -231,7 +231,7 @@ def _in_columns(part: Table, paint: Paint, width: int) -> Iterator[str]:
 
     The columns that do not fit follow below, and each block begins with the columns of labels.
     """
-    labels = list(range(max(part.left, 1)))
+    labels = list(range(max(part.label_columns, 1)))
     widths = [max(map(len, column)) for column in zip(part.head, *part.rows, strict=True)]
     first = len(labels)
     while first < len(part.head):

@@ -64,7 +64,7 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
                     x=curve.nines,
                     y=curve.ms,
                     color=COLORS[i],
-                    carried=curve.carried,
+                    solid_until=curve.carried,
                     dash="5 4" if name == "ttft_from_sent" else "",
                 )
                 for i, (name, curve) in enumerate(named_curves)
@@ -74,7 +74,7 @@ def curves(figures: Figures, summary: Summary) -> Iterator[Chart]:
                     y=term.limit_ms,
                     label=f"limit {term.limit_ms:,.10g} ms at p{term.quantile * 100:g}",
                     color=met_color(term.met),
-                    fit=term.met is False or term.limit_ms < 3 * max(values),
+                    extends_axis=term.met is False or term.limit_ms < 3 * max(values),
                 )
                 for term in terms
             )
@@ -158,7 +158,7 @@ def latency_over_time(figures: Figures, summary: Summary) -> Iterator[Chart]:
                 y=t.limit_ms,
                 label=f"limit at p{t.quantile * 100:g}",
                 color=met_color(t.met),
-                fit=True,
+                extends_axis=True,
             )
             for t in seen
         )

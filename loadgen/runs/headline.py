@@ -26,7 +26,7 @@ from loadgen.core.server_metrics.energy import EnergyUse
 from loadgen.core.server_metrics.series import Served
 from loadgen.core.stats.quantiles import SUPPORT, Distribution
 from loadgen.figures import METRICS, MetricDefinition
-from loadgen.render.page import Number
+from loadgen.render.page import Tile
 from loadgen.runs.rates import headline, headline_requests_per_s
 
 
@@ -301,7 +301,7 @@ def shown_quantile(summary: Summary, metric: str, distribution: Distribution) ->
     return next((name for name in ("p99", "p95", "p90") if name in distribution.supported), "p50")
 
 
-def five(summary: Summary) -> tuple[Number, ...]:
+def five(summary: Summary) -> tuple[Tile, ...]:
     """TTFT, TPOT, output tokens/s, completed requests/s, and the share within the SLO (without one: that succeeded)."""
     load, goodput, shown = summary.load, summary.goodput, headline(summary)
     per_gpu = (
@@ -312,7 +312,7 @@ def five(summary: Summary) -> tuple[Number, ...]:
     offered = f"{format.rate(load.offered_rps)} offered" if is_offered else ""
     in_flight = f"{format.quantity(load.in_flight_mean)} in flight"
     if goodput.share is not None:
-        success = Number(
+        success = Tile(
             "SLO attainment",
             format.percent(goodput.share),
             "",
@@ -321,7 +321,7 @@ def five(summary: Summary) -> tuple[Number, ...]:
     else:
         decided = summary.requests.decided
         share = summary.requests.ok / decided if decided else None
-        success = Number(
+        success = Tile(
             "Succeeded",
             format.percent(share),
             "",
@@ -330,13 +330,13 @@ def five(summary: Summary) -> tuple[Number, ...]:
     return (
         _latency_number(summary, "ttft", "TTFT", summary.ttft_ms),
         _latency_number(summary, "tpot", "TPOT", summary.tpot_ms),
-        Number(
+        Tile(
             "Output tokens",
             format.quantity(shown.output),
             "/s",
             ", ".join(filter(None, (per_gpu, f"in the {shown.window}"))),
         ),
-        Number(
+        Tile(
             "Completed",
             format.quantity(shown.requests),
             "req/s",
@@ -346,7 +346,7 @@ def five(summary: Summary) -> tuple[Number, ...]:
     )
 
 
-def _latency_number(summary: Summary, metric: str, name: str, distribution: Distribution) -> Number:
+def _latency_number(summary: Summary, metric: str, name: str, distribution: Distribution) -> Tile:
     quantile = shown_quantile(summary, metric, distribution)
     value = quantile_ms(distribution, quantile)
     beside = f"p50 {format.milliseconds(distribution.p50)} ms"
@@ -354,7 +354,7 @@ def _latency_number(summary: Summary, metric: str, name: str, distribution: Dist
         beside = format.counted(distribution.count, "sample")
     if value.startswith("~"):
         beside += f"; too few samples for {quantile}"
-    return Number(f"{name} {quantile.replace('_', '.')}", value, "ms", beside)
+    return Tile(f"{name} {quantile.replace('_', '.')}", value, "ms", beside)
 
 
 # -- cells of tables -----------------------------------------------------------------------------------------------

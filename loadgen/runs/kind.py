@@ -45,7 +45,7 @@ def load(folder: Path) -> StoredRun:
 
 
 def headline(run: StoredRun) -> str:
-    own = (addition.sentence for addition in run.additions if addition.sentence)
+    own = (addition.verdict_text for addition in run.additions if addition.verdict_text)
     return next(own, run_headline.sentence(run.summary))
 
 
@@ -67,7 +67,7 @@ def document(run: StoredRun) -> bytes:
 
 
 def code(run: StoredRun, strict: bool) -> int:
-    of_additions = [one.code(strict) for one in run.additions if one.code]
+    of_additions = [one.exit_code(strict) for one in run.additions if one.exit_code]
     return most_severe([exit_code(run.summary, strict=strict, reported=True), *of_additions])
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from loadgen.core import format
 from loadgen.core.metrics.part_summaries import ClassSummary
 from loadgen.core.metrics.summary import Summary, fails_by_errors
-from loadgen.render.junit import OF_MET, Case, Outcome
-from loadgen.render.markdown import of_sections
+from loadgen.render.junit import OUTCOME_OF_MET, Case, Outcome
+from loadgen.render.markdown import render_sections
 from loadgen.runs import headline as run_headline
 from loadgen.runs import sections, text
 from loadgen.runs.headline import is_judged, judged_parts, judged_word, promises_of, term_cells
@@ -65,7 +65,7 @@ class _Objective(NamedTuple):
 
 def _objective_case(summary: Summary, objective: _Objective, group: str, *, strict: bool) -> Case:
     """Return the case of an objective, with `strict` an error if the run cannot decide it."""
-    outcome = OF_MET[objective.met]
+    outcome = OUTCOME_OF_MET[objective.met]
     text = objective.measured
     if not is_judged(summary, objective.met):
         outcome = "skipped"
@@ -150,7 +150,7 @@ def markdown(named: Named, more: Sequence[Case] = ()) -> str:
         )
         parts.append(f"### loadgen: {name}: {verdict}{slo}\n")
         parts += [f"- {reason}" for reason in summary.verdict.reasons or summary.verdict.caveats]
-        parts += ["", *of_sections([sections.slo(summary)])]
+        parts += ["", *render_sections([sections.slo(summary)])]
         parts.append(
             f"\n<details><summary>Report</summary>\n\n```text\n{text.render(summary)}```\n\n</details>\n"
         )

@@ -23,7 +23,7 @@ from loadgen.render.section import (
     Quoted,
     Section,
     Table,
-    facts,
+    named_facts,
     section,
 )
 from loadgen.runs import charts, headline, stimulus
@@ -119,7 +119,7 @@ def delivered(summary: Summary, figures: Drawing) -> Iterator[Section | PageOnly
     """Whether the load was the one asked for, and what lengths it had."""
     if figures is None:
         return
-    rows = Table(stimulus.HEAD, stimulus.rows(summary.stimulus), "words")
+    rows = Table(stimulus.HEAD, stimulus.rows(summary.stimulus), "prose")
     yield section("The load that was delivered", rows, folded=True, page_only=True, id="delivered")
     data = figures
     yield lambda: [_lengths(summary, data())]
@@ -184,12 +184,12 @@ def end(summary: Summary, manifest: RunManifest | None) -> Iterator[Section]:
     host, limits = run.host, summary.verdict.limits
     yield section(
         "Definitions",
-        Table(("metric", "is"), DEFINITIONS, "words"),
+        Table(("metric", "is"), DEFINITIONS, "prose"),
         folded=True,
         page_only=True,
         id="words",
     )
-    again = facts(
+    again = named_facts(
         Seed="" if run.seed is None else str(run.seed),
         Schedule="" if run.schedule_seed is None else f"seed {run.schedule_seed}",
         Salt=manifest.salt if manifest is not None else "",

@@ -23,7 +23,7 @@ def sections(
     ]
     head = "Back within the SLO"
     yield section(
-        head, Table(("after", "before it", "then", "at", "the SLO"), rows, "words"), small=True
+        head, Table(("after", "before it", "then", "at", "the SLO"), rows, "prose"), small=True
     )
     if found and figures is not None:
         yield lambda: [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadgen.core import format
-from loadgen.render.page import Axis, Band, Chart, Mark, Number, Series
+from loadgen.render.page import Axis, Band, Chart, Mark, Tile, Series
 from loadgen.render.section import (
     Charts,
     Kind,
@@ -15,9 +15,9 @@ from loadgen.render.section import (
     Section,
     Table,
     Tiles,
-    Warned,
+    Notice,
     section,
-    simulated,
+    simulated_notice,
 )
 from loadgen.repeated import repeats_text
 from loadgen.repeated.repeats import RepeatedMetric, RepeatSummary
@@ -28,7 +28,7 @@ from loadgen.runs.sweep_curve import SweepCurve
 def report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
     """Of repeats of one load. `runs`: each run as a level."""
     tiles = [
-        Number(one.name, repeats_text.value_words(one, one.mean), one.unit, _beside(one))
+        Tile(one.name, repeats_text.value_words(one, one.mean), one.unit, _beside(one))
         for one in repeats_text.main_figures(repeats)
     ]
     return _report(
@@ -101,21 +101,21 @@ def _report(
     seeds = {
         run: seed for one in made.values() for run, seed in zip(one.runs, one.seeds, strict=True)
     }
-    marks = [simulated()] if any(one.simulated for one in made.values()) else []
+    marks = [simulated_notice()] if any(one.simulated for one in made.values()) else []
     marks += [
-        Warned("INVALID", repeats_text.left_out_text(one), "warn")
+        Notice("INVALID", repeats_text.left_out_text(one), "warn")
         for one in made.values()
         if one.excluded_runs
     ]
     return Report(
         title=" · ".join(filter(None, (runs.workload, runs.model, what))),
-        tab=f"{runs.workload}: {what}",
-        made_by=f"loadgen {runs.version} report of repeats",
-        verdict=Warned("VALID", "the means are those of valid measurements", "good")
+        page_title=f"{runs.workload}: {what}",
+        generated_by=f"loadgen {runs.version} report of repeats",
+        verdict=Notice("VALID", "the means are those of valid measurements", "good")
         if valid
-        else Warned("INVALID", repeats_text.NO_VALID_RUN, "bad"),
-        warned=marks,
-        answer=answer,
+        else Notice("INVALID", repeats_text.NO_VALID_RUN, "bad"),
+        notices=marks,
+        headline=answer,
         sections=[*sections, _runs(runs, seeds)],
     )
 
@@ -150,13 +150,13 @@ def _charts(repeats: RepeatSummary) -> Iterator[Chart]:
             note=f"a point for each run; shaded: the {repeats.confidence:.0%} interval of the mean".replace(
                 "%", " %"
             ),
-            x=Axis(label="run", min=0.5, max=len(numbers) + 0.5, whole=True),
+            x=Axis(label="run", min=0.5, max=len(numbers) + 0.5, integer_ticks=True),
             y=Axis(label=one.unit, unit=one.unit),
             series=(dots,),
             bands=()
             if low is None or high is None
             else (Band(start=low, end=high, color="good", across=True),),
-            marks=(Mark(y=one.mean, label="mean", color="good", fit=True),),
+            marks=(Mark(y=one.mean, label="mean", color="good", extends_axis=True),),
         )
 
 

@@ -264,7 +264,7 @@ class Show:
             }
             say(json.dumps({"finished": verdict | figures(summary)}))
         elif self._form != "off" and self._steps is not None and self._steps.spent_s >= SHORTEST_S:
-            table = as_text.of_sections([text.levels(self._done)], width=columns_of(sys.stderr))
+            table = as_text.render_sections([text.levels(self._done)], width=columns_of(sys.stderr))
             say(table.rstrip())
 
     def hear(self, event: RunEvent) -> None:

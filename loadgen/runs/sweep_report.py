@@ -18,10 +18,10 @@ from loadgen.render.section import (
     Report,
     Section,
     Table,
-    Warned,
-    facts,
+    Notice,
+    named_facts,
     section,
-    simulated,
+    simulated_notice,
 )
 from loadgen.runs import sweep_curve
 from loadgen.runs.headline import met_word
@@ -264,7 +264,9 @@ def table(curve: SweepCurve) -> Table:
     ]
     head = [_HEAD[i] for i in kept]
     cells = [tuple(row[i] for i in kept) for row in rows]
-    return Table(head, cells, "remarks" if head[-1] == "" else "", left=1 + head.index("verdict"))
+    return Table(
+        head, cells, "remarks" if head[-1] == "" else "", label_columns=1 + head.index("verdict")
+    )
 
 
 UNITS = (
@@ -280,15 +282,15 @@ WORDS = (
 def report(curve: SweepCurve) -> Report:
     """Return the report of a sweep: the result, what was measured, the load points, the charts."""
     all_levels = format.counted(len(curve.levels), "level")
-    warned = [simulated()] if any(level.simulated for level in curve.levels) else []
+    warned = [simulated_notice()] if any(level.simulated for level in curve.levels) else []
     if invalid := [level.label for level in curve.levels if not level.valid]:
-        warned.append(Warned("INVALID", f"do not rely on: {'; '.join(invalid)}", "bad"))
+        warned.append(Notice("INVALID", f"do not rely on: {'; '.join(invalid)}", "bad"))
     return Report(
         title=" · ".join(filter(None, (curve.workload, curve.model, all_levels))),
-        tab=f"{curve.workload}: {all_levels}",
-        made_by=f"loadgen {curve.version} report of a sweep",
-        warned=warned,
-        answer=[Paragraph(sentence, large=True) for sentence in sentences(curve)],
+        page_title=f"{curve.workload}: {all_levels}",
+        generated_by=f"loadgen {curve.version} report of a sweep",
+        notices=warned,
+        headline=[Paragraph(sentence, large=True) for sentence in sentences(curve)],
         sections=[
             section("", measured(curve)),
             section("Levels", table(curve), Paragraph(UNITS, "soft"), Paragraph(WORDS, "soft")),
@@ -320,7 +322,7 @@ def _chart_sections(curve: SweepCurve) -> Iterator[Section]:
 
 def measured(curve: SweepCurve) -> Facts:
     """What was measured, by which version, and what the user said of it."""
-    return facts(
+    return named_facts(
         Target=curve.target,
         Model=curve.model,
         GPUs=str(curve.gpus or ""),

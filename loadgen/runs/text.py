@@ -27,7 +27,7 @@ from loadgen.core.stats.quantiles import Distribution, needed_samples
 from loadgen.figures import MetricDefinition
 from loadgen.render import text as as_text
 from loadgen.render.additions import ExtraSections
-from loadgen.render.page import Number
+from loadgen.render.page import Tile
 from loadgen.render.section import (
     Bullets,
     Facts,
@@ -37,10 +37,10 @@ from loadgen.render.section import (
     Section,
     Table,
     Tiles,
-    Warned,
-    facts,
+    Notice,
+    named_facts,
     section,
-    simulated,
+    simulated_notice,
 )
 from loadgen.repeated.capacity import rate_unit
 from loadgen.runs import (
@@ -82,26 +82,26 @@ def report(
     said: samples of the servers' own metrics. additions: what other kinds of results say of this run.
     """
     run = summary.run
-    numbers: Sequence[Number] = run_headline.five(summary)
-    added = [one for addition in additions for one in addition.answer()]
+    numbers: Sequence[Tile] = run_headline.five(summary)
+    added = [one for addition in additions for one in addition.headline()]
     verdict = _verdict(summary)  # what others say of the run comes behind it, and is the last word
     before = (
-        () if verdict is None else (Paragraph(f"{verdict.word}: {verdict.words}", verdict.kind),)
+        () if verdict is None else (Paragraph(f"{verdict.label}: {verdict.text}", verdict.kind),)
     )
     for addition in additions:
-        numbers = numbers if addition.numbers is None else addition.numbers(numbers)
+        numbers = numbers if addition.replace_tiles is None else addition.replace_tiles(numbers)
     return Report(
         title=" · ".join(
             filter(None, (_target(summary.target), summary.target.model, summary.load.arrival))
         ),
-        tab=f"{run.workload or run.name}: {run.id}",
-        made_by=f"loadgen {run.version} report",
-        warned=[
-            *(Warned(*note) for note in run_headline.marks(summary)),
-            *(one for addition in additions for one in addition.warned),
+        page_title=f"{run.workload or run.name}: {run.id}",
+        generated_by=f"loadgen {run.version} report",
+        notices=[
+            *(Notice(*note) for note in run_headline.marks(summary)),
+            *(one for addition in additions for one in addition.notices),
         ],
-        answer=[*_answer(summary), *(before if added else ()), *added],
-        answer_last=True,
+        headline=[*_answer(summary), *(before if added else ()), *added],
+        headline_last=True,
         verdict=None if added else verdict,
         sections=[
             section("", Tiles(numbers), page_only=True),
@@ -152,10 +152,10 @@ def levels(summaries: Sequence[Summary]) -> Section:
     needs = run_headline.needed(
         [d for s in summaries for d in (s.ttft_ms, s.tpot_ms, s.e2e_ms)], OF_LEVELS
     )
-    mark = simulated()
+    mark = simulated_notice()
     return section(
         "",
-        f"{mark.word}: {mark.words}"
+        f"{mark.label}: {mark.text}"
         if any(summary.target.simulated for summary in summaries)
         else "",
         Table(
@@ -218,20 +218,20 @@ def _answer(summary: Summary) -> Iterator[Paragraph]:
         yield Paragraph(f"INVALID: {'; '.join(verdict.reasons)}", "bad")
 
 
-def _verdict(summary: Summary) -> Warned | None:
+def _verdict(summary: Summary) -> Notice | None:
     """That the measurement is sound; of one that is not the answer says it, with the reasons."""
     if not summary.verdict.valid:
         return None
     if caveats := summary.verdict.caveats:
-        return Warned("VALID, with a reservation", "; ".join(caveats))
-    return Warned("VALID", "the measurement is sound", "good")
+        return Notice("VALID, with a reservation", "; ".join(caveats))
+    return Notice("VALID", "the measurement is sound", "good")
 
 
 def _facts(summary: Summary) -> Facts:
     run, target, window = summary.run, summary.target, summary.window
     rtt = run_headline.connect(summary)
     rtt = f"connect time {rtt}" if rtt else ""
-    return facts(
+    return named_facts(
         Target=_target(target),
         Model=target.model,
         Run=(
@@ -623,7 +623,7 @@ def _classes(summary: Summary) -> Section:
             "model",
             ((f"{part.model} ({', '.join(part.classes)})", part) for part in summary.models),
         ),
-        Table(columns, asked, "words"),
+        Table(columns, asked, "prose"),
         Paragraph(f"Shares are of the {of_what}.", "soft"),
         id="classes",
     )

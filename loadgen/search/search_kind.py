@@ -12,7 +12,7 @@ from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.run_folder import OpenedRun
 from loadgen.render.additions import ExtraSections
-from loadgen.render.section import Paragraph, Quoted, Report, Warned, section
+from loadgen.render.section import Paragraph, Quoted, Report, Notice, section
 from loadgen.repeated import capacity
 from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions, additions_to
 from loadgen.runs import run_directory_kind
@@ -111,12 +111,12 @@ def report(search: OpenedSearch) -> Report:
         additions=search.additions,
     )
     complete = render_search_report(source)
-    warnings = [] if found is None else [Warned("WARNING", text) for text in found.warnings]
+    warnings = [] if found is None else [Notice("WARNING", text) for text in found.warnings]
     sections = list(complete.sections)
     if resume_command:
         sections.append(section("Go on with", Quoted(resume_command)))
     return msgspec.structs.replace(
-        complete, warned=[*complete.warned, *warnings], sections=sections
+        complete, notices=[*complete.notices, *warnings], sections=sections
     )
 
 
@@ -124,14 +124,14 @@ def _report_unfinished(search: OpenedSearch, resume_command: str) -> Report:
     """Return the report of a search that has not ended: its trials as load points."""
     so_far = run_directory_kind.report(search.as_runs)
     sections = list(so_far.sections)
-    warnings = list(so_far.warned)
+    warnings = list(so_far.notices)
     for addition in search.additions:
         sections += addition.sections
-        warnings += addition.warned
+        warnings += addition.notices
     sections.append(section("Go on with", Quoted(resume_command)))
     unfinished = Paragraph(_describe_unfinished(search.output_dir), "warn", large=True)
     return msgspec.structs.replace(
-        so_far, warned=warnings, answer=[unfinished, *so_far.answer], sections=sections
+        so_far, notices=warnings, headline=[unfinished, *so_far.headline], sections=sections
     )
 
 

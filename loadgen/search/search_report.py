@@ -11,7 +11,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.render.additions import ExtraSections
-from loadgen.render.page import Axis, Band, Chart, Mark, Number, Series
+from loadgen.render.page import Axis, Band, Chart, Mark, Tile, Series
 from loadgen.render.section import (
     Charts,
     Kind,
@@ -20,7 +20,7 @@ from loadgen.render.section import (
     Section,
     Tiles,
     section,
-    simulated,
+    simulated_notice,
 )
 from loadgen.runs import sweep_report
 from loadgen.runs.headline import judged
@@ -87,21 +87,21 @@ def render_search_report(source: SearchReportInput) -> Report:
     sweep_curve = None
     if source.runs:
         sweep_curve = msgspec.structs.replace(curve(source.runs), best=source.evidence)
-    warnings = [simulated()] if source.search.simulated else []
+    warnings = [simulated_notice()] if source.search.simulated else []
     headline = search_text.headline(
         source.result, source.trials, source.search.term_names, source.unit
     )
     answer = [Paragraph(headline, _headline_kind(source.result), large=True)]
     for addition in source.additions:
-        warnings += addition.warned
-        answer += addition.answer()
+        warnings += addition.notices
+        answer += addition.headline()
     name = "highest load within the SLO"
     return Report(
         title=name if sweep_curve is None else " · ".join(_title_parts(sweep_curve, name)),
-        tab="search" if sweep_curve is None else f"{sweep_curve.workload}: search",
-        made_by=_describe_version(sweep_curve),
-        warned=warnings,
-        answer=answer,
+        page_title="search" if sweep_curve is None else f"{sweep_curve.workload}: search",
+        generated_by=_describe_version(sweep_curve),
+        notices=warnings,
+        headline=answer,
         sections=_sections(source, sweep_curve),
     )
 
@@ -164,7 +164,7 @@ def _trials_section(source: SearchReportInput) -> Section:
 # Headline numbers
 
 
-def _numbers(source: SearchReportInput) -> Iterator[Number]:
+def _numbers(source: SearchReportInput) -> Iterator[Tile]:
     """Yield the headline numbers: capacity, confirmed load, interval, tokens and effort."""
     result = source.result
     trials = source.trials
@@ -174,7 +174,7 @@ def _numbers(source: SearchReportInput) -> Iterator[Number]:
     confirmed = result.confirmed_load
     start = "after a warm-up" if result.warmup_s else "from empty"
     doubt = "" if label == "Confirmed" else "; not seen to last"
-    yield Number(
+    yield Tile(
         label,
         format.NONE if confirmed is None else f"{confirmed:.4g}",
         unit,
@@ -182,22 +182,22 @@ def _numbers(source: SearchReportInput) -> Iterator[Number]:
     )
     if result.load is not None and result.interval is not None:
         bounds = f"95 % interval {result.interval.low:.4g} to {result.interval.high:.4g}"
-        yield Number("Half of runs pass", f"{result.load:.4g}", unit, f"on the way: {bounds}")
+        yield Tile("Half of runs pass", f"{result.load:.4g}", unit, f"on the way: {bounds}")
     tokens = format.quantity(_output_tokens_per_s(result, trials))
-    yield Number("Output tokens", tokens, "/s", "in the run at this load")
-    yield Number("Spent", format.duration(result.duration_s), "", f"{len(trials)} trials")
+    yield Tile("Output tokens", tokens, "/s", "in the run at this load")
+    yield Tile("Spent", format.duration(result.duration_s), "", f"{len(trials)} trials")
 
 
-def _capacity_number(source: SearchReportInput) -> Number:
+def _capacity_number(source: SearchReportInput) -> Tile:
     """Return the capacity as a headline number, with its state."""
     load, state = capacity_and_state(source.result, source.trials)
     unit = source.unit.strip()
     if load is None or state == "stopped":
         text = search_text.describe_capacity(source.result, source.trials, source.unit)
-        return Number("Capacity", text, "", "within the SLO")
+        return Tile("Capacity", text, "", "within the SLO")
     if source.result.is_lower_bound:
-        return Number("Capacity", f"at least {load:.4g}", unit, "the highest load that was allowed")
-    return Number("Capacity", f"{load:.4g}", unit, state)
+        return Tile("Capacity", f"at least {load:.4g}", unit, "the highest load that was allowed")
+    return Tile("Capacity", f"{load:.4g}", unit, state)
 
 
 def _output_tokens_per_s(result: SearchResult, trials: Sequence[TrialResult]) -> float | None:
@@ -321,7 +321,7 @@ def _charts_of_terms(source: SearchReportInput) -> Iterator[Chart]:
             x=Axis(label=f"load, {source.unit.strip()}", pad=True),
             y=y_axis,
             series=tuple(_dots_by_outcome(trials, loads, values)),
-            marks=(Mark(y=term.limit_ms, label="limit", color="bad", fit=True),),
+            marks=(Mark(y=term.limit_ms, label="limit", color="bad", extends_axis=True),),
         )
 
 

@@ -360,7 +360,9 @@ def _start_label(result: SearchResult) -> str:
 
 def trial_table(trials: Sequence[TrialResult]) -> Table:
     """Return a table with a row for each trial. The last column explains its outcome."""
-    return Table(TRIAL_TABLE_HEADER, [_trial_row(trial) for trial in trials], "remarks", left=0)
+    return Table(
+        TRIAL_TABLE_HEADER, [_trial_row(trial) for trial in trials], "remarks", label_columns=0
+    )
 
 
 def _trial_row(trial: TrialResult) -> tuple[str, ...]:

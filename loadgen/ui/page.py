@@ -113,7 +113,9 @@ def render_text(results: Sequence[StoredResult]) -> str:
     """The list for a terminal, ending in a newline."""
     head = HEAD[:3] + HEAD[5:]
     rows = [row[:3] + row[5:] for row in map(_row, results)]
-    return "\n".join(table.text(head, rows, left=3)) + "\nlatencies in ms; ~: too few samples\n"
+    return (
+        "\n".join(table.format_text(head, rows, left=3)) + "\nlatencies in ms; ~: too few samples\n"
+    )
 
 
 # -- the list ------------------------------------------------------------------------------------------------------

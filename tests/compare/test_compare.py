@@ -723,7 +723,7 @@ def test_junit_is_xml_whatever_is_in_it(told: list[tuple[str, str, str]]) -> Non
 
 
 def test_markdown_cells_cannot_break_the_table() -> None:
-    assert table.markdown(("a", "b"), [("x|y\nz", "1")]).splitlines()[2] == "| x\\|y z | 1 |"
+    assert table.format_markdown(("a", "b"), [("x|y\nz", "1")]).splitlines()[2] == "| x\\|y z | 1 |"
 
 
 # -- the command ---------------------------------------------------------------------------------------------------

@@ -508,7 +508,7 @@ def test_a_run_that_missed_its_slo_has_no_price_in_the_headline():
     found = compare_costs([priced(MISSED, rent("60"))], book(rent("60")))
     (sentence,) = report.answers(found)
     assert "USD" not in sentence
-    assert "SLO MISSED" in [warned.word for warned in report.warnings(found)]
+    assert "SLO MISSED" in [warned.label for warned in report.warnings(found)]
     assert found.results[0].costs[REQUEST] is not None
     shown = printed(found)
     assert shown.index("SLO MISSED") < shown.index("USD")

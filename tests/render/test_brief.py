@@ -6,13 +6,13 @@ from pathlib import Path
 
 from golden import normalize
 from loadgen.render import html, markdown, text
-from loadgen.render.section import Paragraph, Report, Table, Warned, section
+from loadgen.render.section import Paragraph, Report, Table, Notice, section
 
 REPORT = Report(
     title="Title",
-    made_by="loadgen test",
-    warned=(Warned("SIMULATED", "no hardware"),),
-    answer=(Paragraph("The long answer."),),
+    generated_by="loadgen test",
+    notices=(Notice("SIMULATED", "no hardware"),),
+    headline=(Paragraph("The long answer."),),
     sections=(section("Details", "A section."),),
     brief=(
         section("", "rag on gb300-vm"),
@@ -41,7 +41,7 @@ def test_pages_and_markdown_have_every_section() -> None:
 
 
 def test_report_without_brief_form_is_printed_in_full() -> None:
-    report = Report(title="Title", made_by="", sections=(section("Details", "A section."),))
+    report = Report(title="Title", generated_by="", sections=(section("Details", "A section."),))
 
     assert text.render(report) == text.render(report, full=True) == "Title\n\nDetails\nA section.\n"
 

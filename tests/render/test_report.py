@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from said import figures, of_page
 
 from loadgen.render import html, markdown, text
-from loadgen.render.page import Axis, Bar, Chart, Number, Series
+from loadgen.render.page import Axis, Bar, Chart, Tile, Series
 from loadgen.render.section import (
     Bars,
     Bullets,
@@ -22,19 +22,21 @@ from loadgen.render.section import (
     Report,
     Table,
     Tiles,
-    Warned,
-    facts,
+    Notice,
+    named_facts,
     section,
 )
 
 CHART = Chart(title="drawn", x=Axis(), y=Axis(), series=(Series(x=[1.0], y=[7777.0], color="c1"),))
 WHOLE = Report(
     title="A title 1",
-    made_by="loadgen x",
-    warned=[Warned("SIMULATED", "a model 2")],
-    answer=[Paragraph("It held 3/s.", "good", large=True)],
+    generated_by="loadgen x",
+    notices=[Notice("SIMULATED", "a model 2")],
+    headline=[Paragraph("It held 3/s.", "good", large=True)],
     sections=[
-        section("", Tiles([Number("Rate", "3", "/s")]), facts(Made_by=("a", "", "b"), Left_out="")),
+        section(
+            "", Tiles([Tile("Rate", "3", "/s")]), named_facts(Made_by=("a", "", "b"), Left_out="")
+        ),
         section(
             "Levels",
             Charts([CHART]),
@@ -48,7 +50,7 @@ WHOLE = Report(
         section("No rows, no head", Table(("a",), [])),
         section(
             "Offers",
-            Table(("USD per", "a", "b"), [("request", "8", "9")], split=True),
+            Table(("USD per", "a", "b"), [("request", "8", "9")], wrap_columns=True),
             Bullets(["10 of 11"]),
         ),
         section("Quoted", Quoted("$ command 12"), small=True),
@@ -72,14 +74,14 @@ def test_text_begins_with_what_has_to_be_known_and_the_answer() -> None:
     assert lines[:2] == ["SIMULATED: a model 2", "It held 3/s."]
     last = Report(
         title="T",
-        made_by="",
+        generated_by="",
         sections=[section("s", "x")],
-        answer=[Paragraph("A")],
-        answer_last=True,
+        headline=[Paragraph("A")],
+        headline_last=True,
     )
     assert text.render(last) == "T\n\ns\nx\n\nA\n"
-    assert text.of_sections([section("s", "x"), section("t", "")]) == "s\nx\n"
-    assert text.of_sections([section("t", "", Bullets([]))]) == ""
+    assert text.render_sections([section("s", "x"), section("t", "")]) == "s\nx\n"
+    assert text.render_sections([section("t", "", Bullets([]))]) == ""
 
 
 def test_colours_are_those_of_the_verdicts() -> None:
@@ -98,7 +100,7 @@ def test_the_head_of_a_table_that_is_too_wide_takes_two_lines() -> None:
         (f"{i}/s", *("1,234" for _ in names), "a remark that is longer than the room beside it")
         for i in (1, 2)
     ]
-    lines = text.of_sections(
+    lines = text.render_sections(
         [section("", Table(("load", *names, ""), rows, "remarks"))]
     ).splitlines()
     assert lines[0].split() == ["a", "metric"] * 9 and lines[1].split() == ["load", *"012345678"]
@@ -109,7 +111,7 @@ def test_the_head_of_a_table_that_is_too_wide_takes_two_lines() -> None:
         "a",
     ]  # the remark stands below
     assert max(map(len, lines)) <= 100
-    narrow = text.of_sections(
+    narrow = text.render_sections(
         [section("", Table(("load", *names[:3]), [("1/s", "1", "2", "3")]))]
     ).splitlines()
     assert narrow[0].split("  ")[-1] == "a metric 2"
@@ -117,11 +119,13 @@ def test_the_head_of_a_table_that_is_too_wide_takes_two_lines() -> None:
 
 def test_a_sentence_in_a_table_wraps_beside_its_row_or_stands_below_it() -> None:
     said = "word " * 30
-    beside = text.of_sections([section("", Table(("a", "b", ""), [("1", "2", said)], "remarks"))])
+    beside = text.render_sections(
+        [section("", Table(("a", "b", ""), [("1", "2", said)], "remarks"))]
+    )
     assert len(beside.splitlines()) == 3 and all(
         line.startswith(("a", "1", "      ")) for line in beside.splitlines()
     )
-    below = text.of_sections([section("", Table(("a", "why"), [("x" * 80, said)], "words"))])
+    below = text.render_sections([section("", Table(("a", "why"), [("x" * 80, said)], "prose"))])
     assert below.splitlines()[1] == "x" * 80 and all(
         line.startswith("    w") for line in below.splitlines()[2:]
     )
@@ -129,8 +133,8 @@ def test_a_sentence_in_a_table_wraps_beside_its_row_or_stands_below_it() -> None
 
 def test_columns_without_room_follow_below() -> None:
     names = [f"results/number-{i}" for i in range(9)]
-    lines = text.of_sections(
-        [section("", Table(("per", *names), [("cost", *"123456789")], split=True))]
+    lines = text.render_sections(
+        [section("", Table(("per", *names), [("cost", *"123456789")], wrap_columns=True))]
     ).splitlines()
     assert max(map(len, lines)) <= text.WIDTH and sum(line.startswith("cost") for line in lines) > 1
     assert all(any(name in line for line in lines) for name in names)
@@ -168,7 +172,7 @@ def tags(page: str) -> list[str]:
 @given(st.lists(parts, max_size=4), words)
 def test_no_outside_words_break_a_page_or_a_table(found: list[Part], head: str) -> None:
     def report(of: list[Part], name: str) -> Report:
-        return Report(title=name, made_by=name, sections=[section(name, *of)])
+        return Report(title=name, generated_by=name, sections=[section(name, *of)])
 
     plain = [_plain(part) for part in found]
     assert tags(html.render(report(found, head or "x"))) == tags(html.render(report(plain, "x")))
@@ -187,7 +191,7 @@ def _plain(part: Part) -> Part:
         case str():
             return plain(part)
         case Paragraph():
-            return Paragraph(plain(part.words), part.kind)
+            return Paragraph(plain(part.text), part.kind)
         case Bullets():
             return Bullets(["x" for _ in part.sentences])
         case Facts():

@@ -52,7 +52,7 @@ def test_no_line_of_a_report_is_wider_than_the_terminal(name: str, width: int) -
 def test_a_table_that_is_too_wide_continues_below_with_its_labels() -> None:
     head = ("metric", *(f"column {number}" for number in range(9)))
     rows = [("TTFT", *("1,234.5" for _ in range(9))), ("TPOT", *("6.7" for _ in range(9)))]
-    report = Report(title="t", made_by="", sections=[section("", Table(head, rows))])
+    report = Report(title="t", generated_by="", sections=[section("", Table(head, rows))])
     lines = as_text.render(report, width=60).splitlines()
     assert all(len(line) <= 60 for line in lines)
     assert sum(line.startswith("TTFT") for line in lines) > 1

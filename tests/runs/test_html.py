@@ -146,7 +146,7 @@ def test_the_sentence_says_what_was_promised_and_what_came() -> None:
 
 def test_a_number_on_too_few_samples_is_marked() -> None:
     few = run_headline.five(summary_of(rows(1, 300)))[0]  # promised at p99, which needs 662
-    assert few.value.startswith("~") and "too few samples for p99" in few.beside
+    assert few.value.startswith("~") and "too few samples for p99" in few.note
     assert not run_headline.five(summary_of(rows(1, 700)))[0].value.startswith("~")
 
 
@@ -158,11 +158,11 @@ def test_the_headline_numbers_are_of_one_window() -> None:
     goodput = msgspec.structs.replace(summary.goodput, share=1.0, rps=7.0, steady_rps=8.0)
     summary = msgspec.structs.replace(summary, load=load, goodput=goodput)
     *_, completed, within = run_headline.five(summary)
-    assert (completed.value, within.beside) == ("8.00", "goodput 8.00/s")
-    assert "9.00/s offered" in completed.beside
+    assert (completed.value, within.note) == ("8.00", "goodput 8.00/s")
+    assert "9.00/s offered" in completed.note
     talk = Sessions(count=7, ok=7, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=Distribution())
     *_, completed, within = run_headline.five(msgspec.structs.replace(summary, sessions=talk))
-    assert "offered" not in completed.beside
+    assert "offered" not in completed.note
 
 
 # -- figures -------------------------------------------------------------------------------------------------------

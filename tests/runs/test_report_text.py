@@ -28,7 +28,7 @@ replace = msgspec.structs.replace
 
 
 def shown_levels(summaries: list[Summary]) -> str:
-    return as_text.of_sections([text.levels(summaries)])
+    return as_text.render_sections([text.levels(summaries)])
 
 
 @pytest.mark.parametrize("summary", [RAG, API], ids=["rag", "api"])

@@ -95,7 +95,7 @@ def add_outcome(search: LoadSearch, outcome: Outcome, **changes: Any) -> Planned
 def render_confirmation(result: SearchResult, trials: Sequence[TrialResult]) -> str:
     """Return how the result of a search was confirmed, as text."""
     confirmation = search_text.confirmation_section(result, trials, "/s", simulated=False)
-    return as_text.of_sections([confirmation])
+    return as_text.render_sections([confirmation])
 
 
 def workload_at(load: float) -> Workload:

@@ -61,7 +61,7 @@ def test_who_got_least_is_named() -> None:
         TenantShare(name="y", classes=("b",), decided=10, ok_share=1.0, good_share=1.0),
     )
     found = Fairness(tenants=shares, ok_index=1.0, good_index=0.9, worst="x")
-    lines = text.render(Report(title="", made_by="", sections=(tenants(found),)))
+    lines = text.render(Report(title="", generated_by="", sections=(tenants(found),)))
     assert (
         "1.000 by the share answered; 0.900 by the share within the SLO. Least got x."
         in " ".join(lines.split())

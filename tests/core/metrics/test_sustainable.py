@@ -366,7 +366,7 @@ def run_search(*, steady: float, **options: Any) -> LoadSearch:
 
 
 def confirmation_text(answer: SearchResult, told: Sequence[TrialResult], *, simulated: bool) -> str:
-    return as_text.of_sections(
+    return as_text.render_sections(
         [search_text.confirmation_section(answer, told, "/s", simulated=simulated)]
     )
 
