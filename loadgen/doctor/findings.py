@@ -58,8 +58,8 @@ def build_report(title: str, findings: Sequence[Finding]) -> Report:
     result = _summarize(findings)
     return Report(
         title=title,
-        made_by="loadgen doctor",
-        answer=[result],
+        generated_by="loadgen doctor",
+        headline=[result],
         sections=[section("", _table(findings))],
         brief=_brief_sections(title, result, findings),
     )
@@ -89,7 +89,7 @@ def _table(findings: Sequence[Finding]) -> Table:
     rows = [
         (STATE_LABELS[finding.state], finding.check, _describe(finding)) for finding in findings
     ]
-    return Table(("", "check", "result"), rows, "words")
+    return Table(("", "check", "result"), rows, "prose")
 
 
 def _describe(finding: Finding) -> str:
