@@ -1,6 +1,6 @@
-"""Writes the tables of codes in `docs/reference/errors.md` from the comments in the two `errors.py`, and from nothing else.
+"""Writes the lists of error codes in `docs/reference/errors.md` from the comments in the two `errors.py`.
 
-`python tests/make_codes.py` writes them again; `test_codes.py` checks that they are what it would write.
+`python tests/make_codes.py` writes them again. `test_codes.py` checks that the page is current.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/reference/errors.md"
 FILES = {
-    "the client and of the generator": "sdk/loadgen_sdk/errors.py",
-    "the generator alone": "loadgen/core/errors.py",
+    "the SDK and of all commands": "sdk/loadgen_sdk/errors.py",
+    "the commands only": "loadgen/core/errors.py",
 }
 BEGIN = "<!-- codes: made by tests/make_codes.py from the comments in the two errors.py -->"
 END = "<!-- end of the codes -->"
@@ -35,7 +35,7 @@ def _table(file: str) -> str:
 def tables() -> str:
     lines = [BEGIN]
     for whose, file in FILES.items():
-        lines += ["", f"Codes of {whose}:"]
+        lines += ["", f"### Codes of {whose}"]
         for match in LINE.finditer(_table(file)):
             group, code, meaning = match.groups()
             lines += ["", f"**{group}**", ""] if group else [f"- `{code}`: {meaning}"]

@@ -1,6 +1,6 @@
-"""Writes the table of servers in `docs/reference/servers.md` from their rows, and from nothing else.
+"""Writes the table of servers in `docs/reference/servers.md` from the rows of the server profiles.
 
-`python tests/make_servers.py` writes it again; `sdk/test_wire_formats.py` checks that it is what it would write.
+`python tests/make_servers.py` writes it again. `sdk/test_wire_formats.py` checks that it is current.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ BEGIN = "<!-- servers: made by tests/make_servers.py from the rows of sdk/loadge
 END = "<!-- end of the servers -->"
 HEAD = (
     "`--server`",
-    "is",
-    "exact length",
-    "unknown field",
-    "unknown model",
-    "cached tokens in usage",
-    "own timing",
+    "server",
+    "fields that force the length",
+    "response to an unknown field",
+    "response to an unknown model",
+    "reports cached tokens",
+    "reports its own timing",
 )
 
 

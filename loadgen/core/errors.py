@@ -31,58 +31,58 @@ def most_severe(exit_codes: Iterable[int]) -> int:
 
 Code = Literal[
     SdkCode,
-    # options and values
-    "no_effect",  # would change nothing here: leave it out, or add what it goes with
-    "unordered",  # numbers or instants that must ascend do not
-    "too_large",  # more rows, bytes, levels or values than are read or planned
-    "too_few",  # fewer requests, runs or results than the question needs
-    "unset_variable",  # an environment variable that is named is not set
-    "secret",  # what looks like a secret would be stored
-    "more_faults",  # no more were looked for in this file
-    # workloads
-    "no_load",  # nothing says what load to send
-    "endless",  # a load or drawn number without upper end
-    "no_slo",  # nothing says when a request or task is good
-    "over_context",  # most requests exceed the model's context
-    "cycle",  # things wait for each other, or one refers to itself
-    # files and folders
-    "missing_file",  # no such file or folder
-    "file_exists",  # something there would be written over
-    "folder_in_use",  # another command works in the folder
-    "empty_file",  # a file without rows, targets, or what else is looked for
-    "wrong_format",  # a file of another kind
-    "wrong_encoding",  # no text in UTF-8
-    "invalid_syntax",  # no valid YAML, JSON or CSV
-    "damaged_file",  # the right kind, but cut off or damaged
-    "changed_file",  # not as it was when written or checked
-    "unsafe_file",  # an archive or pickle that may do more than give data: not unpacked
-    "newer_version",  # written by a newer loadgen
-    "not_downloaded",  # a data set that is not here and could not be fetched
-    # results
-    "no_result",  # no result of the kind asked for in the folder
-    "no_records",  # the result kept its summary only
-    "no_figure",  # the result lacks a figure that is needed
-    "unsound",  # the result is not a valid measurement
-    "ambiguous",  # several fit where one is needed
-    "mismatch",  # two that do not belong together: result and profile, folder and command
-    "already_decided",  # more load would not change the verdict
-    "not_signed",  # there is no signature, or none could be made
-    # prices
-    "no_exchange_rate",  # a price in another currency without an exchange rate
-    "sample_prices",  # a sample, not an offer
-    "over_budget",  # what comes next would cost more than --max-cost
-    # this host and its cluster
-    "host_refused",  # the operating system refused a file or folder
-    "cannot_listen",  # the address to listen on is taken, or not of this host
-    "unusable_source",  # nothing can be sent from the local address given
-    "no_cluster",  # no Ray cluster answers at the address
-    "cluster_in_use",  # another command loads from the cluster
-    "node_lost",  # no node of the cluster is left to send
-    "nodes_differ",  # nodes differ in a file or version
-    "process_failed",  # a worker or the simulated server did not start, or was lost before the load
-    # the target, beside the codes of the SDK
-    "targets_differ",  # targets of one run do not serve the same
-    "failed_check",  # a check before the load found a fault; `key` says which
+    # Options and values
+    "no_effect",  # An option has no effect here; omit it, or add the option that it needs.
+    "unordered",  # Numbers or times are not in ascending order.
+    "too_large",  # There are more rows, bytes, load points or values than allowed.
+    "too_few",  # There are too few requests, runs or results to answer the question.
+    "unset_variable",  # An environment variable that is used in a file is not set.
+    "secret",  # A value looks like a secret, which would be stored with the results.
+    "more_faults",  # The file has more errors; only the first ones are listed.
+    # Workloads
+    "no_load",  # The command specifies no load, that is, no rate or concurrency.
+    "endless",  # A load has no end, or a distribution has no upper bound.
+    "no_slo",  # The workload has no SLO, so no request or task can be judged.
+    "over_context",  # Most requests are longer than the context of the model.
+    "cycle",  # Steps wait for each other, or one refers to itself.
+    # Files and folders
+    "missing_file",  # A file or folder does not exist.
+    "file_exists",  # An existing file would be overwritten.
+    "folder_in_use",  # Another command is writing to this folder.
+    "empty_file",  # A file has no rows, targets or other content.
+    "wrong_format",  # A file has another format than expected.
+    "wrong_encoding",  # A file is not valid UTF-8 text.
+    "invalid_syntax",  # A file is not valid YAML, JSON or CSV.
+    "damaged_file",  # A file is truncated or damaged.
+    "changed_file",  # A file was changed after it was written or checked.
+    "unsafe_file",  # An archive or pickle could run code, so it is not opened.
+    "newer_version",  # A file was written by a newer version of loadgen.
+    "not_downloaded",  # A data set is not on this machine and could not be downloaded.
+    # Results
+    "no_result",  # The folder contains no result of the requested kind.
+    "no_records",  # The result has a summary only; the records of its requests were not kept.
+    "no_figure",  # The result lacks a metric that is needed.
+    "unsound",  # The result is not a valid measurement.
+    "ambiguous",  # Several results match where one is needed.
+    "mismatch",  # Two things do not belong together, for example a result and a profile.
+    "already_decided",  # More load would not change the verdict.
+    "not_signed",  # There is no signature, or none could be made.
+    # Prices
+    "no_exchange_rate",  # A price is in another currency, and the file has no exchange rate.
+    "sample_prices",  # The prices are sample prices, not an offer.
+    "over_budget",  # The next run would cost more than --max-cost.
+    # This host and its cluster
+    "host_refused",  # The operating system refused access to a file or folder.
+    "cannot_listen",  # The address to listen on is in use, or does not belong to this host.
+    "unusable_source",  # The local address of `sources` cannot be used for sending.
+    "no_cluster",  # No Ray cluster responds at the address.
+    "cluster_in_use",  # Another command is using the cluster.
+    "node_lost",  # No node of the cluster is left to send requests.
+    "nodes_differ",  # The nodes have different versions of a file or package.
+    "process_failed",  # A worker or the simulated server did not start, or ended before the load.
+    # The target
+    "targets_differ",  # The targets of a run do not serve the same model or API.
+    "failed_check",  # A check before the load failed; `key` names it.
 ]
 """What is wrong, for programs; docs/reference/errors.md is made from this table and from that of the SDK."""
 

@@ -55,44 +55,44 @@ KINDS = (
 
 
 Code = Literal[
-    # arguments
-    "missing_option",  # a flag, argument or file that is needed is not given
-    "conflict",  # two things given exclude each other
-    "wrong_type",  # a value of the wrong type
-    "invalid_value",  # a value that cannot be read as what belongs there
-    "unknown_name",  # not one of the known words: a metric, preset, stage, price
-    "out_of_range",  # a number, time or amount beyond its limits
-    "unsupported",  # right by itself, but not together, or not by this target
-    "unreadable_file",  # a file cannot be read
-    "unwritable_file",  # a file or folder cannot be written
-    "missing_value",  # a key or name without what belongs behind it
-    "missing_key",  # a file, row or mapping lacks a key or column
-    "unknown_key",  # a key that does not belong there
-    "duplicate",  # a name, key, target or term given twice
-    "no_price",  # no price for what was used
-    # this host
-    "not_installed",  # a package or program is missing (`key`)
-    "plugin_failed",  # another package's row could not be loaded, or raised; `key` is the package
-    "wrong_platform",  # not on this operating system or Python
-    "resource_limit",  # too few open files, ports, processors, or too little room
-    "event_loop",  # the call needs an event loop that is not there, or would block a running one
-    # the target
-    "invalid_url",  # no URL, or of a kind that is not spoken
-    "dns",  # the host's name cannot be resolved
-    "connect",  # nothing accepts a connection there
-    "tls",  # the handshake failed, or the certificate is not trusted
-    "proxy",  # the proxy refused, or does not answer
-    "timeout",  # no answer in time
-    "reset",  # the connection broke within the answer
-    "wrong_protocol",  # it does not speak HTTP/1.1
-    "invalid_answer",  # not what this API answers
-    "unauthorized",  # it refuses the key, or wants one: 401, 403, 407
-    "no_model",  # no model is named, by you or the server
-    "unknown_model",  # the server does not have it
-    "http_3xx",  # a redirect
-    "http_4xx",  # it refuses the request
-    "http_429",  # its rate limit is used up
-    "http_5xx",  # it failed, or is not ready
+    # Arguments
+    "missing_option",  # A required option, argument or file is missing.
+    "conflict",  # Two options or settings exclude each other.
+    "wrong_type",  # A value has the wrong type.
+    "invalid_value",  # A value cannot be parsed.
+    "unknown_name",  # A name is not known, for example of a metric, preset, stage or price.
+    "out_of_range",  # A number, time or amount is too small or too large.
+    "unsupported",  # A setting is valid, but not in this combination or for this target.
+    "unreadable_file",  # A file cannot be read.
+    "unwritable_file",  # A file or folder cannot be written.
+    "missing_value",  # A key or name has no value.
+    "missing_key",  # A file, row or mapping lacks a required key or column.
+    "unknown_key",  # A key is not known; the hint names the known ones.
+    "duplicate",  # A name, key, target or term occurs twice.
+    "no_price",  # The price file has no price for what was used.
+    # This host
+    "not_installed",  # A Python package or program is not installed; `key` names it.
+    "plugin_failed",  # A plug-in could not be loaded or raised an error; `key` names the package.
+    "wrong_platform",  # This operating system or Python version is not supported.
+    "resource_limit",  # The host has too few open files, ports, CPUs, or too little space.
+    "event_loop",  # The call needs a running event loop, or would block one.
+    # The target
+    "invalid_url",  # The URL is missing, malformed or has an unsupported scheme.
+    "dns",  # The host name cannot be resolved.
+    "connect",  # The server does not accept connections.
+    "tls",  # The TLS handshake failed, or the certificate is not trusted.
+    "proxy",  # The proxy refused the connection or does not respond.
+    "timeout",  # The server did not respond in time.
+    "reset",  # The connection was closed during the response.
+    "wrong_protocol",  # The server does not speak HTTP/1.1.
+    "invalid_answer",  # The response is not a valid response of this API.
+    "unauthorized",  # The server requires an API key or refuses it (401, 403 or 407).
+    "no_model",  # No model is specified, and the server does not list exactly one.
+    "unknown_model",  # The server does not have the requested model.
+    "http_3xx",  # The server responded with a redirect.
+    "http_4xx",  # The server refused the request.
+    "http_429",  # The rate limit of the server is exhausted.
+    "http_5xx",  # The server failed or is not ready.
 ]
 """What is wrong, for programs. Where a word is also one of KINDS, it means the same."""
 
