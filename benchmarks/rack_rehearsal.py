@@ -2,7 +2,7 @@
 
 `python benchmarks/rack_rehearsal.py`. Eighteen simulated endpoints, each a process with an address of its own in
 127.0.0.0/8, one of them slower than the others; load from three nodes of a Ray cluster. The commands are those of
-docs/cluster.md, "A rack, rehearsed": doctor, `mlperf server` as it should be, with one endpoint killed, with one node
+docs/guides/many-machines.md, "A rack, rehearsed": doctor, `mlperf server` as it should be, with one endpoint killed, with one node
 lost, with the two nodes that are left, then the bundle. Prints the log; ends with 1 where an exit code is another one
 than expected.
 Some three minutes at a rate that two cores carry; the smallest form has four endpoints, two load machines and

@@ -101,7 +101,7 @@ ROWS = {
         beside=("the engine alone", [*FLOORS, "engine", "3500", "10m"]),
     ),
     "size-rag": Row(
-        "size rag of docs/four-questions.md",
+        "size rag of the documentation",
         [*RAG.split(), *PRICES],
         ["search", "rag", *SEARCH],
         10,

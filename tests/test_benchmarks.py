@@ -34,7 +34,6 @@ SCRIPTS = {str(file.relative_to(FOLDER).with_suffix("")) for file in FOLDER.rglo
 SEEN = re.compile(r"\b(?:[0-9a-f]{7,12}|\d+\.\d+\.\d+)\+?, 20\d\d-\d\d-\d\d\b")
 # pages that only say what a script does
 WITHOUT_FIGURES = {
-    "report.md": {"dashboard"},
     "summary.md": {"causes"},
 }
 PAGES = [

@@ -287,11 +287,11 @@ def slower_preset(folder: Path) -> str:
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """The commands of docs/ci.md in their order, of which the first makes a result of its own."""
+    """The commands of docs/guides/ci.md in their order, of which the first makes a result of its own."""
     monkeypatch.chdir(tmp_path)
     lines = [
         line.strip()
-        for line in (ROOT / "docs/ci.md").read_text().splitlines()
+        for line in (ROOT / "docs/guides/ci.md").read_text().splitlines()
         if line.startswith("    loadgen ")
     ]
     return [tuple(shlex.split(line)[1:]) for line in lines]

@@ -96,10 +96,9 @@ def _read_workload(text: str, folder: Path) -> None:
         missing["requests"] = {"steps": {"plan": SIMPLE_REQUESTS}}
     if not keys & {"stages", "trace"}:
         missing["stages"] = SIMPLE_STAGES
+    added = {key: value for key, value in missing.items() if key not in keys}
     file = folder / "workload.yaml"
-    file.write_text(
-        text + yaml.safe_dump({key: value for key, value in missing.items() if key not in keys})
-    )
+    file.write_text(text + yaml.safe_dump(added) if added else text)
     load_from_options(str(file), None, read_flags())
 
 

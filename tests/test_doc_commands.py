@@ -19,13 +19,14 @@ PLACEHOLDERS = {
     "LOAD": "40",
     "$START": "1",
     "TOKENIZER": "cl100k",
+    "Qwen/Qwen3-8B": "cl100k",
 }
 """What a reader puts in the place of a word, so that the command can be checked."""
 FILES_OF_PAGES = {
     "rack.yaml": "# rack.yaml",
     "targets.yaml": "# rack.yaml",
     "truth.yaml": "name: truth",
-    "promise.yaml": "name: rag-poc",
+    "poc.yaml": "# poc.yaml",
     "mine.yaml": "name: chatbot",
     "contract.yaml": "name: traffic",
 }

@@ -1,4 +1,4 @@
-"""What docs/cluster.md tells people to type, typed on this machine: plain Ray, the rack, and the script for Slurm.
+"""What docs/guides/many-machines.md tells people to type, typed on this machine: plain Ray, the rack, and the script for Slurm.
 
 `pytest -m kills -n 0 tests/cluster/test_cluster_page.py`: a minute and a half. Of a line only addresses, rates and
 lengths are changed, and `ray start` gets `--block`: `ray stop` would end every Ray of this machine.
@@ -29,7 +29,7 @@ from servers import shared
 
 pytestmark = [pytest.mark.optional, pytest.mark.kills, pytest.mark.processes]
 
-PAGE = (places.ROOT / "docs/cluster.md").read_text("utf-8")
+PAGE = (places.ROOT / "docs/guides/many-machines.md").read_text("utf-8")
 SMALL = "--object-store-memory=80000000"
 SHORTER = {"500": "8", "3500": "8", "5m": "3s", "10m": "3s", "12": "4", "16": "2"}
 SCRIPTS = {

@@ -115,12 +115,11 @@ def test_a_level_that_was_shortened_is_not_extended(tmp_path: Path) -> None:
 
 
 @pytest.mark.commands
-@pytest.mark.parametrize("page", ["tutorial.md", "four-questions.md"])
-def test_the_contract_of_a_page_ends_decided(page: str, tmp_path: Path) -> None:
-    text = (places.ROOT / "docs" / page).read_text("utf-8")
-    (contract,) = re.findall(r"(?m)^```yaml\n(name: rag-poc\n[\s\S]*?)^```", text)
-    (tmp_path / "promise.yaml").write_text(contract)
-    assert exits("validate", tmp_path / "promise.yaml", *SIM, "-o", tmp_path / "poc") == 0
+def test_the_contract_of_the_guide_passes(tmp_path: Path) -> None:
+    text = (places.ROOT / "docs" / "guides" / "proof-of-concept.md").read_text("utf-8")
+    (contract,) = re.findall(r"(?m)^```yaml\n(# poc.yaml\n[\s\S]*?)^```", text)
+    (tmp_path / "poc.yaml").write_text(contract)
+    assert exits("validate", tmp_path / "poc.yaml", *SIM, "-o", tmp_path / "poc") == 0
     assert read_verdict(tmp_path / "poc")["verdict"] == "PASS"
 
 

@@ -1,4 +1,4 @@
-"""Every example of docs/reference/sdk.md runs, against the embedded endpoint."""
+"""Every example of docs/reference/sdk.md and of the guide to the SDK runs, against the embedded endpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from loadgen.pytest_plugin import NotValid
 from loadgen.sim.server.options import Options
 
 PAGE = places.ROOT / "docs/reference/sdk.md"
-EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL)
+GUIDE = places.ROOT / "docs/guides/sdk-in-an-application.md"
+EXAMPLES = [
+    example
+    for page in (PAGE, GUIDE)
+    for example in re.findall(r"(?m)^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL)
+]
 
 
 @pytest.fixture(scope="module")
@@ -94,4 +99,4 @@ def test_the_examples_are_typed_for_pyright(tmp_path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 12
+    assert len(EXAMPLES) == 18

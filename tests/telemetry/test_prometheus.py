@@ -90,7 +90,10 @@ def test_dashboard_and_documentation_name_what_is_exported(tmp_path: Path) -> No
     queries = re.findall(r"loadgen_\w+", (DOCS / "grafana.json").read_text("utf-8"))
     assert set(queries) and set(queries) <= exported
     table = (
-        (DOCS / "report.md").read_text("utf-8").partition("| metric | is |")[2].partition("\n\n")[0]
+        (DOCS / "reference" / "monitoring.md")
+        .read_text("utf-8")
+        .partition("| metric | meaning |")[2]
+        .partition("\n\n")[0]
     )
     named = re.findall(r"`(loadgen_[\w{,}]+)", table)
     said = {name for text in named for name in braces(text)}
