@@ -1,4 +1,4 @@
-"""Writes the lists of keys in `docs/reference/workload-file.md` and of terms in `docs/reference/contract-file.md` from their schemas.
+"""Writes the lists of keys and of terms in pages of `docs/reference/` from their schemas.
 
 What a key takes and its default are those of its field; what it is, the comment at the field. `python
 tests/make_keys.py` writes them again; `test_make_keys.py` checks that they are what it would write.
@@ -33,7 +33,7 @@ TABLES: dict[str, tuple[type[Part], ...]] = {
     "classes": (request_classes.RequestClass,),
     "stages": (stages.Stage,),
 }
-"""The lists of workload-file.md, each of the keys of these parts."""
+"""The lists of keys, and the parts of a workload file whose keys each list contains."""
 KINDS = {  # how the JSON Schema of a value shows what it is
     "FixedTokens": "length",
     "FixedDuration": "delay",
@@ -186,7 +186,12 @@ def page(name: str) -> str:
     return text
 
 
-PAGES = ("reference/workload-file.md", "reference/contract-file.md")
+PAGES = (
+    "reference/workload-file.md",
+    "reference/agent-tasks.md",
+    "reference/data-sets.md",
+    "reference/contract-file.md",
+)
 
 if __name__ == "__main__":
     for one in PAGES:
