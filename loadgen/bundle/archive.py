@@ -1,9 +1,9 @@
-"""Reads and writes the file of a bundle: a ZIP archive with a result folder and file hashes.
+"""Read and write the file of a bundle: a ZIP archive with a result directory and file hashes.
 
     bundle.json       what the bundle is (`Manifest`)
     SHA256SUMS        the hash of every other file, as `sha256sum -c SHA256SUMS` reads it
     SHA256SUMS.sig    the signature of SHA256SUMS, if the bundle is signed (`signature.py`)
-    result/           the result folder as its command left it, without `Manifest.left_out`
+    result/           the result as its command wrote it, without `Manifest.omitted_files`
 
 Nothing in a bundle is trusted. Names, sizes and the number of files are checked before anything is
 unpacked.
@@ -40,29 +40,34 @@ RESERVED_BYTES = 1 << 28
 COPY_BYTES = 1 << 20
 
 _ENCRYPTED_FLAG = 1
-_SOURCE_HINT = "give the file that `loadgen bundle` or `--bundle` has written"
+_SOURCE_HINT = "use a file written by `loadgen bundle` or by `--bundle`"
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"created": "made", "omitted_files": "left_out"},
+):
     """The content of `bundle.json`.
 
     Attributes:
         schema: Version of the format.
         kind: Kind of the result, such as "run" or "search".
-        name: Name of the result folder.
-        made: When the bundle was made, in ISO 8601.
+        name: Name of the directory of the result.
+        created: When the bundle was made, in ISO 8601.
         version: Version of loadgen that made the bundle.
         content: True if texts of prompts and responses were requested.
-        left_out: Files of the folder that are not in the bundle, and why.
+        omitted_files: Files of the directory that are not in the bundle, and why.
     """
 
     schema: int = SCHEMA
     kind: str
     name: str
-    made: str
+    created: str
     version: str
     content: bool = False
-    left_out: dict[str, str] = {}
+    omitted_files: dict[str, str] = {}
 
 
 def write_archive(path: Path, files: dict[str, Path | bytes]) -> None:
@@ -127,10 +132,9 @@ def unpack_archive(path: Path, folder: Path) -> Manifest:
         bundle = shlex.quote(f"{path.name}.zip")
         raise UserError(
             "wrong_format",
-            "a folder, not a bundle",
+            "a directory, not a bundle",
             str(path),
-            f"if it is a result: loadgen bundle {shlex.quote(str(path))} -o {bundle}, and then "
-            f"loadgen verify {bundle}",
+            f"to bundle a result: loadgen bundle {shlex.quote(str(path))} -o {bundle}",
         ) from None
     except OSError as error:
         raise UserError(
@@ -142,7 +146,7 @@ def unpack_archive(path: Path, folder: Path) -> Manifest:
     except Exception as error:
         # zipfile and zlib raise many kinds of errors for a damaged archive.
         raise UserError(
-            "wrong_format", f"not a bundle, or a damaged one: {error}", str(path), _SOURCE_HINT
+            "wrong_format", f"not a bundle, or damaged: {error}", str(path), _SOURCE_HINT
         ) from None
     return manifest
 
@@ -155,12 +159,12 @@ def _checked_entries(
     names = [entry.filename for entry in entries]
     if MANIFEST not in names:
         raise UserError(
-            "wrong_format", f"not a bundle: there is no {MANIFEST} in it", str(path), _SOURCE_HINT
+            "wrong_format", f"not a bundle: it has no {MANIFEST}", str(path), _SOURCE_HINT
         )
     if len(names) > MAX_FILES:
         raise UserError(
             "too_large",
-            f"{len(names):,} files: more than a bundle has ({MAX_FILES:,})",
+            f"{len(names):,} files; a bundle has at most {MAX_FILES:,}",
             str(path),
             _SOURCE_HINT,
         )
@@ -169,7 +173,7 @@ def _checked_entries(
         if unsafe_reason:
             raise UserError(
                 "unsafe_file",
-                f"{unsafe_reason}: {entry.filename!r}; nothing was unpacked",
+                f"unsafe entry {entry.filename!r}: {unsafe_reason}; nothing was unpacked",
                 str(path),
                 _SOURCE_HINT,
             )
@@ -177,7 +181,7 @@ def _checked_entries(
     if count > 1:
         raise UserError(
             "unsafe_file",
-            f"two files of one name: {most_common_name!r}; nothing was unpacked",
+            f"more than one file is named {most_common_name!r}; nothing was unpacked",
             str(path),
             _SOURCE_HINT,
         )
@@ -199,31 +203,31 @@ def _check_size(unpacked_bytes: int, path: Path, free_bytes: int) -> None:
             f"it would unpack to {format.size(unpacked_bytes)}, {expansion:,.0f} times its size; "
             "nothing was unpacked",
             str(path),
-            "no bundle is like that",
+            "do not trust this file",
         )
     if unpacked_bytes > free_bytes - RESERVED_BYTES:
         raise UserError(
             "resource_limit",
-            f"it unpacks to {format.size(unpacked_bytes)}, and {format.size(free_bytes)} of the "
-            "disk are free",
+            f"needs {format.size(unpacked_bytes)} of disk space; "
+            f"{format.size(free_bytes)} are free",
             str(path),
-            "TMPDIR=/a/larger/disk loadgen verify ...",
+            "set TMPDIR to a directory on a larger disk",
         )
 
 
 def _find_unsafe_reason(entry: zipfile.ZipInfo) -> str:
     """Return why an entry may not be unpacked, or "" if it may."""
     if not _is_safe_name(entry.filename):
-        return "a name that leads out of the folder"
+        return "a path outside the directory"
     file_type = stat.S_IFMT(entry.external_attr >> 16)
     if file_type not in (0, stat.S_IFREG):
-        return "a link or device, not a file"
+        return "not a regular file"
     top, *below = PurePosixPath(entry.filename).parts
     is_result_file = top == RESULT and bool(below)
     if not is_result_file and (below or top not in (MANIFEST, SUMS, SIGNATURE)):
-        return "a file that no bundle has"
+        return "not part of a bundle"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        return "a file compressed as in no bundle"
+        return "unsupported compression"
     if entry.flag_bits & _ENCRYPTED_FLAG:
         return "an encrypted file"
     return ""

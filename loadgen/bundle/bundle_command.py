@@ -1,4 +1,4 @@
-"""`loadgen bundle`: writes a result and its raw data into one file that others can check."""
+"""The command `loadgen bundle`: write a result and its raw data into one file."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ def bundle(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Folder of a run, repeats, a sweep, a search, a validation, answers.",
+            help="Folder of a run, repeats, a sweep, a search, a validation or answers.",
             autocompletion=completion.complete_result,
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write: poc.zip.")
+        Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, such as poc.zip.")
     ],
     sign: Annotated[
         Path | None,
         typer.Option(
             "--sign",
             metavar="FILE",
-            help="A private key of OpenSSH: sign what is in it (ssh-keygen -Y sign).",
+            help="Sign the bundle with this private OpenSSH key.",
         ),
     ] = None,
     keep_content: Annotated[
         bool,
         typer.Option(
             "--keep-content",
-            help="Also the texts of prompts and answers, where the folder has them.",
+            help="Include the texts of prompts and responses.",
         ),
     ] = False,
 ) -> int:
-    """Write a result with its records, contract, prices, facts and hashes into one file; `loadgen
-    verify` checks it.
+    """Write a result and its raw data into one file, which others can check.
 
-    Exit: 0, 2 not a result, or one that was changed since.
+    The file has the records, contract, prices and hashes of the result, so that `loadgen verify`
+    can recompute every number in it.
+
+    Exit: 0, 2 not a result, or its files were changed.
 
     Example: loadgen bundle results/poc -o poc.zip
     """
@@ -54,7 +56,7 @@ def bundle(
 def write_and_report(
     folder: Path, out: Path, sign: Path | None = None, *, keep_content: bool = False
 ) -> None:
-    """Write a bundle and print what is in it.
+    """Write a bundle and print its size and the files that it omits.
 
     Args:
         folder: The folder of the result.
@@ -67,8 +69,8 @@ def write_and_report(
     manifest = write_bundle(folder, out, key=sign, content=keep_content)
     signed = "signed" if sign is not None else "not signed"
     say(
-        f"bundle of {manifest.kind} {manifest.name}: {out}, {format.size(out.stat().st_size)}, "
-        f"{signed}"
+        f"Bundle: {out} ({manifest.kind} {manifest.name}, "
+        f"{format.size(out.stat().st_size)}, {signed})"
     )
-    for name, reason in manifest.left_out.items():
-        say(f"left out: {name} ({reason})")
+    for name, reason in manifest.omitted_files.items():
+        say(f"Omitted: {name} ({reason})")

@@ -1,4 +1,4 @@
-"""Writes the bundle of a result folder."""
+"""Write the bundle of a result directory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from loadgen.core.results.files import refuse_links
 NAMED_CHANGES = 5
 """Changed files that an error message names."""
 
-PAGE_REASON = "a page: `loadgen report` makes it from what is here"
-TEXT_REASON = "texts of prompts or answers: --keep-content puts them in"
+PAGE_REASON = "a page, which `loadgen report` can write again"
+TEXT_REASON = "texts of prompts or responses; --keep-content includes them"
 
 
 def write_bundle(
@@ -41,26 +41,26 @@ def write_bundle(
     if out.exists():
         raise UserError(
             "file_exists",
-            "this file exists",
+            "the file exists already",
             f"--out {out}",
-            "give another name: evidence is not written over",
+            "choose another name",
         )
     files: dict[str, Path | bytes] = {}
-    left_out: dict[str, str] = {}
+    omitted_files: dict[str, str] = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = file.relative_to(folder).as_posix()
-        reason = _why_left_out(file, content)
+        reason = _omission_reason(file, content)
         if reason:
-            left_out[name] = reason
+            omitted_files[name] = reason
         else:
             files[f"{RESULT}/{name}"] = file
     manifest = Manifest(
         kind=kind.bundled_as or kind.name,
         name=folder.resolve().name,
-        made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         version=loadgen_version(),
         content=content,
-        left_out=left_out,
+        omitted_files=omitted_files,
     )
     files[MANIFEST] = format.document(manifest)
     lines = [f"{_sha256(file_content)}  {name}\n" for name, file_content in files.items()]
@@ -83,13 +83,13 @@ def _check_unchanged(folder: Path) -> None:
         named = [f"{name} ({change})" for name, change in list(changes.items())[:NAMED_CHANGES]]
         raise UserError(
             "changed_file",
-            f"the folder is not as it was written: {', '.join(named)}",
+            f"files were changed after they were written: {', '.join(named)}",
             str(folder),
-            "bundle the folder as its command left it",
+            "bundle the original result",
         )
 
 
-def _why_left_out(file: Path, content: bool) -> str:
+def _omission_reason(file: Path, content: bool) -> str:
     """Return why a file is not part of the bundle, or "" if it is."""
     if derived_files.has_texts(file) and not content:
         return TEXT_REASON

@@ -1,4 +1,4 @@
-"""Regenerates every derived file of a result folder from its raw data. Reads files and writes none.
+"""Regenerate every derived file of a result directory from its raw data, without writing any.
 
 Raw data are the records, `run.json`, the contract and its prices, and the requests of each trial.
 Derived is what follows from them: `summary.json`, `verdict.json`, pages, log files, the result of
@@ -33,9 +33,9 @@ def bundled_kind(folder: Path) -> ResultKind:
     if other_kind is not None and other_kind.markers:
         raise UserError(
             "unsupported",
-            f"nothing here could be made again: {other_kind.name}",
+            f"a result that cannot be recomputed from raw data: {other_kind.name}",
             str(folder),
-            "bundle the results that it rests on",
+            "bundle the results that it is based on",
         )
     raise result_kinds.no_result(folder)
 
@@ -85,7 +85,7 @@ def _regenerate_result(kind: ResultKind, marker: Path, folder: Path) -> Iterator
         for file in result_kinds.regenerated_files(kind, marker.parent):
             yield replace(file, name=(prefix / file.name).as_posix())
     except CombinedError as error:
-        reasons = [fault.what for fault in error.faults]
+        reasons = [single_error.what for single_error in error.faults]
         yield _damaged(prefix / marker.name, "; ".join(reasons))
     except Exception as error:
         # The files may be somebody else's, and damaged ones can raise anything.

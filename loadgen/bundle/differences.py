@@ -1,4 +1,4 @@
-"""Compares a stored file with the same file regenerated: what differs, and where. Pure."""
+"""Compare a stored file with the same file regenerated from raw data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 RELATIVE_TOLERANCE = 1e-9
 """Sums may differ in their last digits between two kinds of CPU."""
 ABSOLUTE_TOLERANCE = 1e-12
-SHOWN_CHARACTERS = 200
+EXCERPT_CHARACTERS = 200
 CONTEXT_CHARACTERS = 40
 """Characters that are shown before the first change in a line."""
 
@@ -22,31 +22,38 @@ MismatchCode = Literal[
 ]
 
 
-class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
+class Mismatch(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"location": "at", "regenerated": "again", "description": "what"},
+):
     """A place of a file where the stored content differs from the regenerated one.
 
     Attributes:
         file: The file.
-        at: The path of keys in JSON, or the line. Empty for the file as a whole.
+        location: The path of keys in JSON, or the line. Empty for the file as a whole.
         stored: The stored content, or "".
-        again: The regenerated content, or "".
+        regenerated: The regenerated content, or "".
         code: What kind of mismatch it is.
-        what: The code as text.
+        description: The code as text, such as "is missing".
     """
 
     file: str
-    at: str = ""
+    location: str = ""
     stored: str = ""
-    again: str = ""
+    regenerated: str = ""
     code: MismatchCode = "differs"
-    what: str = "differs"
+    description: str = "differs"
 
     @property
     def text(self) -> str:
         """The mismatch as a sentence."""
-        location = f"{self.file}: {self.at}" if self.at else self.file
-        values = f": {self.stored} stored, {self.again} made again" if self.again else ""
-        return f"{location} {self.what}{values}"
+        place = f"{self.file}: {self.location}" if self.location else self.file
+        text = f"{place} {self.description}"
+        if self.regenerated:
+            text += f": stored {self.stored}, reproduced {self.regenerated}"
+        return text
 
 
 class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,35 +62,42 @@ class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         same: The number of values or lines that are equal.
         differences: The places that differ.
-        left: The places that were not compared.
+        not_compared: The places that were not compared.
     """
 
     same: int
     differences: tuple[Mismatch, ...]
-    left: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
 
 def compare_file(
-    file: str, stored: bytes, again: bytes, *, leave: tuple[str, ...] = (), older: bool = False
+    file: str,
+    stored: bytes,
+    regenerated: bytes,
+    *,
+    ignored: tuple[str, ...] = (),
+    is_other_version: bool = False,
 ) -> FileComparison:
     """Compare the stored content of a file with the regenerated one.
 
     Args:
         file: The name of the file.
         stored: The stored content.
-        again: The regenerated content.
-        leave: Patterns of places in JSON that are not compared.
-        older: True if another version wrote the stored content. Missing fields are accepted then,
-            and sentences are not compared, because each version words its own.
+        regenerated: The regenerated content.
+        ignored: Patterns of places in JSON that are not compared.
+        is_other_version: True if another version wrote the stored content. Missing fields are then
+            accepted, and sentences are not compared, because each version words its own.
     """
     if not file.endswith((".json", ".jsonl")):
-        return _compare_lines(file, stored, again)
+        return _compare_lines(file, stored, regenerated)
     try:
-        documents = list(zip(_parse(file, stored), _parse(file, again), strict=True))
+        documents = list(zip(_parse(file, stored), _parse(file, regenerated), strict=True))
     except ValueError:
-        mismatch = Mismatch(file=file, code="not_json", what="is no JSON, or of another length")
+        mismatch = Mismatch(
+            file=file, code="not_json", description="is not JSON, or has another length"
+        )
         return FileComparison(same=0, differences=(mismatch,))
-    comparer = _JsonComparer(file, leave, older)
+    comparer = _JsonComparer(file, ignored, is_other_version)
     for number, (stored_document, new_document) in enumerate(documents, 1):
         location = f"line {number}" if file.endswith(".jsonl") else ""
         comparer.compare(location, stored_document, new_document)
@@ -96,10 +110,10 @@ def _parse(file: str, data: bytes) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-def _compare_lines(file: str, stored: bytes, again: bytes) -> FileComparison:
+def _compare_lines(file: str, stored: bytes, regenerated: bytes) -> FileComparison:
     """Compare two texts line by line. A line that only one of them has differs from nothing."""
     stored_lines = stored.decode("utf-8", "replace").splitlines()
-    new_lines = again.decode("utf-8", "replace").splitlines()
+    new_lines = regenerated.decode("utf-8", "replace").splitlines()
     same = 0
     differences = []
     for number, (stored_line, new_line) in enumerate(zip_longest(stored_lines, new_lines), 1):
@@ -110,9 +124,9 @@ def _compare_lines(file: str, stored: bytes, again: bytes) -> FileComparison:
         differences.append(
             Mismatch(
                 file=file,
-                at=f"line {number}",
+                location=f"line {number}",
                 stored=_excerpt(stored_line, start),
-                again=_excerpt(new_line, start),
+                regenerated=_excerpt(new_line, start),
             )
         )
     return FileComparison(same=same, differences=tuple(differences))
@@ -129,14 +143,14 @@ def _excerpt_start(first: str, second: str) -> int:
 
 
 def _excerpt(value: Any, start: int = 0) -> str:
-    """Return a part of a value as text, with dots for what is left out."""
+    """Return a part of a value as text. Dots stand for what is not shown."""
     if value is None:
-        text = "nothing"
+        text = "(nothing)"
     elif isinstance(value, str):
         text = value
     else:
         text = json.dumps(value, ensure_ascii=False)
-    end = start + SHOWN_CHARACTERS
+    end = start + EXCERPT_CHARACTERS
     before = "..." if start else ""
     after = "..." if end < len(text) else ""
     return f"{before}{text[start:end]}{after}"
@@ -145,61 +159,76 @@ def _excerpt(value: Any, start: int = 0) -> str:
 class _JsonComparer:
     """Walks through two JSON values side by side."""
 
-    def __init__(self, file: str, leave: tuple[str, ...], older: bool) -> None:
+    def __init__(self, file: str, ignored: tuple[str, ...], is_other_version: bool) -> None:
         self._file = file
-        self._leave = leave
-        self._older = older
+        self._ignored = ignored
+        self._is_other_version = is_other_version
         self._same = 0
         self._differences: list[Mismatch] = []
-        self._left: dict[str, None] = {}
+        self._not_compared: dict[str, None] = {}  # a set that keeps its order
 
     def result(self) -> FileComparison:
-        """Return what was found so far."""
+        """Return the comparison of all values so far."""
         return FileComparison(
-            same=self._same, differences=tuple(self._differences), left=tuple(self._left)
+            same=self._same,
+            differences=tuple(self._differences),
+            not_compared=tuple(self._not_compared),
         )
 
-    def compare(self, path: str, stored: Any, again: Any) -> None:
+    def compare(self, path: str, stored: Any, regenerated: Any) -> None:
         """Compare two values at a path of keys."""
-        if self._is_left(path):
-            self._left[path] = None
-        elif isinstance(stored, dict) and isinstance(again, dict):
-            self._compare_mappings(path, stored, again)
-        elif isinstance(stored, list) and isinstance(again, list) and len(stored) == len(again):
-            for index, (stored_item, new_item) in enumerate(zip(stored, again, strict=True)):
+        if self._is_ignored(path):
+            self._not_compared[path] = None
+        elif isinstance(stored, dict) and isinstance(regenerated, dict):
+            self._compare_mappings(path, stored, regenerated)
+        elif _are_lists_of_equal_length(stored, regenerated):
+            for index, (stored_item, new_item) in enumerate(zip(stored, regenerated, strict=True)):
                 self.compare(f"{path}[{index}]", stored_item, new_item)
-        elif _is_equal(stored, again):
+        elif _is_equal(stored, regenerated):
             self._same += 1
-        elif self._older and _is_sentence(stored) and _is_sentence(again):
-            self._left[path] = None
+        elif self._is_other_version and _is_sentence(stored) and _is_sentence(regenerated):
+            self._not_compared[path] = None
         else:
             self._differences.append(
-                Mismatch(file=self._file, at=path, stored=_excerpt(stored), again=_excerpt(again))
+                Mismatch(
+                    file=self._file,
+                    location=path,
+                    stored=_excerpt(stored),
+                    regenerated=_excerpt(regenerated),
+                )
             )
 
-    def _compare_mappings(self, path: str, stored: dict[str, Any], again: dict[str, Any]) -> None:
+    def _compare_mappings(
+        self, path: str, stored: dict[str, Any], regenerated: dict[str, Any]
+    ) -> None:
         """Compare the values of two JSON objects, and note keys that only one of them has.
 
         An older version did not write all fields, so a missing one is accepted there. A field that
         was not regenerated is always a mismatch, because somebody may have added it.
         """
-        for key in dict.fromkeys((*again, *stored)):
+        for key in dict.fromkeys((*regenerated, *stored)):
             key_path = f"{path}.{key}" if path else key
-            if key in stored and key in again:
-                self.compare(key_path, stored[key], again[key])
-            elif key in again:
-                if not self._older:
+            if key in stored and key in regenerated:
+                self.compare(key_path, stored[key], regenerated[key])
+            elif key in regenerated:
+                if not self._is_other_version:
                     self._add_mismatch(key_path, "missing", "is missing")
-            elif self._is_left(key_path):
-                self._left[key_path] = None
+            elif self._is_ignored(key_path):
+                self._not_compared[key_path] = None
             else:
-                self._add_mismatch(key_path, "extra", "is a field that nothing gives")
+                self._add_mismatch(key_path, "extra", "does not follow from the raw data")
 
-    def _add_mismatch(self, path: str, code: MismatchCode, what: str) -> None:
-        self._differences.append(Mismatch(file=self._file, at=path, code=code, what=what))
+    def _add_mismatch(self, path: str, code: MismatchCode, description: str) -> None:
+        self._differences.append(
+            Mismatch(file=self._file, location=path, code=code, description=description)
+        )
 
-    def _is_left(self, path: str) -> bool:
-        return any(fnmatchcase(path, pattern) for pattern in self._leave)
+    def _is_ignored(self, path: str) -> bool:
+        return any(fnmatchcase(path, pattern) for pattern in self._ignored)
+
+
+def _are_lists_of_equal_length(first: Any, second: Any) -> bool:
+    return isinstance(first, list) and isinstance(second, list) and len(first) == len(second)
 
 
 def _is_sentence(value: Any) -> bool:

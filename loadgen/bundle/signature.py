@@ -1,4 +1,4 @@
-"""Signs bundles and checks their signatures with `ssh-keygen -Y`, so with keys that people have.
+"""Sign bundles and check their signatures with `ssh-keygen -Y`, because people have such keys.
 
 SHA256SUMS is signed, and with it every file. A signature says that the holder of a key vouches for
 these bytes. It does not say that a measurement was made well, or by whom.
@@ -14,7 +14,7 @@ from pathlib import Path
 from loadgen.core.errors import UserError
 
 NAMESPACE = "loadgen-bundle"
-_INSTALL_HINT = "ssh-keygen (OpenSSH 8.2 or later) signs and checks: install openssh-client"
+_INSTALL_HINT = "install openssh-client (8.2 or later)"
 
 
 def sign(key: Path, data: bytes) -> bytes:
@@ -30,9 +30,9 @@ def sign(key: Path, data: bytes) -> bytes:
     if not key.is_file():
         raise UserError(
             "missing_file",
-            "no such key",
+            "no such file",
             f"--sign {key}",
-            "make one: ssh-keygen -t ed25519 -f poc.key",
+            "to create a key: ssh-keygen -t ed25519 -f poc.key",
         )
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
         file = Path(folder) / "data"
@@ -42,9 +42,9 @@ def sign(key: Path, data: bytes) -> bytes:
         if process.returncode:
             raise UserError(
                 "not_signed",
-                f"ssh-keygen did not sign: {_last_line(process)}",
+                f"ssh-keygen failed: {_last_line(process)}",
                 f"--sign {key}",
-                "a private key of OpenSSH",
+                "use a private OpenSSH key",
             )
         return file.with_name("data.sig").read_bytes()
 
@@ -76,9 +76,9 @@ def is_signed_by(public_key: Path, signature: bytes, data: bytes) -> bool:
     except (OSError, ValueError):
         raise UserError(
             "missing_file",
-            "no public key",
+            "not a public key",
             f"--signed-by {public_key}",
-            "the .pub file of the key, as the other side has published it",
+            "use the .pub file that the signer has published",
         ) from None
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
         allowed_signers = Path(folder) / "allowed"
@@ -109,7 +109,7 @@ def _run_ssh_keygen(
     except FileNotFoundError:
         raise UserError(
             "not_installed",
-            "ssh-keygen is not installed here",
+            "ssh-keygen is not installed",
             option,
             _INSTALL_HINT,
             key="ssh-keygen",

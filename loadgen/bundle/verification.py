@@ -1,7 +1,7 @@
-"""Checks a bundle: every hash, the signature, and every derived file, which is regenerated.
+"""Check a bundle: every hash, the signature, and every derived file, which is regenerated.
 
-No network is used. A hash protects against accident. Only a signature protects against somebody who
-makes the whole bundle anew.
+No network is used. Hashes show accidental changes. Only a signature shows that someone has changed
+the records and written all files that follow from them again.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from loadgen.result_kinds import RegeneratedFile
 SignatureState = Literal["none", "broken", "other key", "some key", "given key"]
 
 _HASH_MISMATCHES: dict[str, tuple[MismatchCode, str]] = {
-    "changed": ("changed", "is changed: its hash is another one"),
-    "gone": ("missing", "is gone"),
+    "changed": ("changed", "has another hash than listed"),
+    "gone": ("missing", "is missing"),
     "unlisted": ("unlisted", "is not in the list of hashes"),
 }
 
 
-class CheckedFile(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedFile(msgspec.Struct, frozen=True, kw_only=True, rename={"not_derivable": "given"}):
     """A derived file that was regenerated and compared.
 
     Attributes:
@@ -49,17 +49,23 @@ class CheckedFile(msgspec.Struct, frozen=True, kw_only=True):
         basis: What it was regenerated from.
         same: The number of values or lines that are equal.
         differs: The number of values or lines that differ.
-        given: The number of values that no raw data give, such as what a trial was asked for.
+        not_derivable: The number of values that do not follow from raw data, such as the load of a
+            trial.
     """
 
     file: str
     basis: str
     same: int = 0
     differs: int = 0
-    given: int = 0
+    not_derivable: int = 0
 
 
-class Verification(msgspec.Struct, frozen=True, kw_only=True):
+class Verification(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"reproduced": "made", "skipped": "not_made"},
+):
     """The result of `loadgen verify`.
 
     Attributes:
@@ -69,8 +75,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
         verified: "all" if every derived file was reproduced, "part" if those were that can be
             regenerated here, and "no" if something differs.
         files: The number of files in the bundle.
-        made: The derived files that were regenerated.
-        not_made: Derived files that cannot be regenerated, and why.
+        reproduced: The derived files that were regenerated.
+        skipped: Files that cannot be regenerated, and why.
         differences: The places that differ.
         signature: Whether the bundle is signed, and by whom.
         signed_by: The key of the signature.
@@ -81,8 +87,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     verified: Literal["all", "part", "no"]
     files: int
-    made: tuple[CheckedFile, ...]
-    not_made: dict[str, str]
+    reproduced: tuple[CheckedFile, ...]
+    skipped: dict[str, str]
     differences: tuple[Mismatch, ...]
     signature: SignatureState
     signed_by: str = ""
@@ -114,13 +120,18 @@ def verify_bundle(
         kind_name = kind.bundled_as or kind.name
         if manifest.kind != kind_name:
             differences.append(
-                Mismatch(file=MANIFEST, at="kind", stored=manifest.kind, again=kind_name)
+                Mismatch(
+                    file=MANIFEST,
+                    location="kind",
+                    stored=manifest.kind,
+                    regenerated=kind_name,
+                )
             )
         checker = _DerivedFileChecker(folder, manifest)
         checker.check_all()
         file_count = sum(1 for file in root.rglob("*") if file.is_file())
     differences += checker.differences
-    verified: Literal["all", "part", "no"] = "part" if checker.not_made else "all"
+    verified: Literal["all", "part", "no"] = "part" if checker.skipped else "all"
     if differences or signature_check.state in ("broken", "other key"):
         verified = "no"
     return Verification(
@@ -128,8 +139,8 @@ def verify_bundle(
         manifest=manifest,
         verified=verified,
         files=file_count,
-        made=tuple(checker.checked),
-        not_made=checker.not_made,
+        reproduced=tuple(checker.checked),
+        skipped=checker.skipped,
         differences=tuple(differences),
         signature=signature_check.state,
         signed_by=signature_check.key,
@@ -139,20 +150,20 @@ def verify_bundle(
 def _check_hashes(root: Path) -> list[Mismatch]:
     """Return the files that differ from SHA256SUMS, are not listed in it, or are missing."""
     if checksums.read(root) is None:
-        what = "is missing: nothing vouches for any file"
-        return [Mismatch(file=SUMS, code="no_hashes", what=what)]
+        description = "is missing, so no hash can be checked"
+        return [Mismatch(file=SUMS, code="no_hashes", description=description)]
     problems = dict(checksums.changed(root))
     problems.update(dict.fromkeys(checksums.unlisted(root), "unlisted"))
     problems.pop(SIGNATURE, None)
     mismatches = []
     for name, problem in problems.items():
-        code, what = _HASH_MISMATCHES[problem]
-        mismatches.append(Mismatch(file=name, code=code, what=what))
+        code, description = _HASH_MISMATCHES[problem]
+        mismatches.append(Mismatch(file=name, code=code, description=description))
     return mismatches
 
 
 class _SignatureCheck(NamedTuple):
-    """What a signature is worth, and the key that made it."""
+    """Whether a signature is valid, and the key that made it."""
 
     state: SignatureState
     key: str = ""
@@ -175,7 +186,7 @@ def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
                 "not_signed",
                 "the bundle is not signed",
                 f"--signed-by {signed_by}",
-                "ask for one that is",
+                "request a signed bundle, or verify it without --signed-by",
             )
         return _SignatureCheck("none")
     signed = file.read_bytes()
@@ -196,7 +207,7 @@ class _DerivedFileChecker:
 
     Attributes:
         checked: The files that were regenerated and compared.
-        not_made: Files that cannot be regenerated, and why.
+        skipped: Files that cannot be regenerated, and why.
         differences: The places that differ.
     """
 
@@ -205,7 +216,7 @@ class _DerivedFileChecker:
         self._version = manifest.version
         self._is_other_version = manifest.version != loadgen_version()
         self.checked: list[CheckedFile] = []
-        self.not_made: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
         self.differences: list[Mismatch] = []
 
     def check_all(self) -> None:
@@ -222,15 +233,15 @@ class _DerivedFileChecker:
         stored = self._folder / file.name
         name = f"{RESULT}/{file.name}"
         if file.damaged:
-            what = f"cannot be made again: {file.basis}"
-            self.differences.append(Mismatch(file=name, code="not_remade", what=what))
+            description = f"cannot be reproduced: {file.basis}"
+            self.differences.append(Mismatch(file=name, code="not_remade", description=description))
         elif file.data is None:
-            self.not_made[file.name] = file.basis
+            self.skipped[file.name] = file.basis
         elif self._is_other_version and not file.name.endswith((".json", ".jsonl")):
-            reason = f"another version of loadgen ({self._version}) has worded it"
-            self.not_made[file.name] = reason
+            reason = f"written by another version of loadgen ({self._version})"
+            self.skipped[file.name] = reason
         elif not stored.is_file():
-            self.differences.append(Mismatch(file=name, code="missing", what="is missing"))
+            self.differences.append(Mismatch(file=name, code="missing", description="is missing"))
         else:
             self._compare(name, stored, file, file.data)
 
@@ -242,14 +253,14 @@ class _DerivedFileChecker:
         """
         plugin_metrics = _metrics_of_missing_plugins(stored)
         for path, package in plugin_metrics.items():
-            reason = f"defined by {package}, which is not loaded here: --plugins"
-            self.not_made[f"{file.name}: {path}"] = reason
+            reason = f"defined by {package}, which is not loaded; use --plugins"
+            self.skipped[f"{file.name}: {path}"] = reason
         comparison = compare_file(
             name,
             stored.read_bytes(),
             data,
-            leave=(*file.leave, *plugin_metrics),
-            older=self._is_other_version,
+            ignored=(*file.leave, *plugin_metrics),
+            is_other_version=self._is_other_version,
         )
         self.checked.append(
             CheckedFile(
@@ -257,20 +268,20 @@ class _DerivedFileChecker:
                 basis=file.basis,
                 same=comparison.same,
                 differs=len(comparison.differences),
-                given=len(set(comparison.left) - plugin_metrics.keys()),
+                not_derivable=len(set(comparison.not_compared) - plugin_metrics.keys()),
             )
         )
         self.differences += comparison.differences
 
     def _find_other_files(self) -> None:
         """Note the files that are neither raw data nor regenerated."""
-        known = {checked.file for checked in self.checked} | self.not_made.keys()
+        known = {checked.file for checked in self.checked} | self.skipped.keys()
         known |= {mismatch.file.removeprefix(f"{RESULT}/") for mismatch in self.differences}
         for path in sorted(self._folder.rglob("*")):
             name = path.relative_to(self._folder).as_posix()
             if not path.is_file() or name in known or derived_files.is_raw(PurePosixPath(name)):
                 continue
-            self.not_made[name] = "nothing here makes it: its hash alone was looked at"
+            self.skipped[name] = "not a file of loadgen; only its hash was checked"
 
 
 def _metrics_of_missing_plugins(file: Path) -> dict[str, str]:

@@ -1,73 +1,130 @@
-"""Renders the result of `loadgen verify`. Pure."""
+"""Render the result of `loadgen verify`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
+from loadgen.bundle.differences import Mismatch
 from loadgen.bundle.verification import Verification
 from loadgen.core import format
-from loadgen.render.section import Kind, Paragraph, Report, Table, section
+from loadgen.render.section import Kind, Paragraph, Report, Section, Table, section
 
-SHOWN_DIFFERENCES = 20
-"""Differences in the report. All are in the JSON."""
+MAX_DIFFERENCES = 20
+"""Differences in the full report. JSON has all of them."""
+
+MAX_BRIEF_ROWS = 5
+"""Rows of a kind, such as differences, in the brief report."""
 
 _KINDS: dict[str, Kind] = {"all": "good", "part": "warn", "no": "bad"}
-_ANSWERS = {
-    "all": "VERIFIED: what was kept gives all that is said",
-    "part": (
-        "VERIFIED IN PART: what could be made again is as it was said; what was not is named above"
-    ),
-    "no": "NOT VERIFIED: see above",
-}
 _SIGNATURES = {
-    "none": (
-        "none: this check guards against accident, not against forgery. Whoever changes a record "
-        "can make all that follows from it anew, hashes included"
-    ),
-    "broken": "BROKEN: it does not fit the files",
-    "other key": "of another key than the one given: {key}",
-    "some key": "sound, by {key}; whose key that is was not asked (--signed-by KEY.pub)",
-    "given key": "sound, by the key given: {key}",
+    "none": "none. Anyone who changes a record can also recompute the results and the hashes.",
+    "broken": "INVALID. The signature does not match the files.",
+    "other key": "INVALID. The bundle is signed with another key: {key}.",
+    "some key": "valid, with the key {key}. To check whose key it is, use --signed-by KEY.pub.",
+    "given key": "valid, with the expected key {key}.",
 }
 
 
 def report(verification: Verification) -> Report:
     """Return the report of a verification."""
-    manifest = verification.manifest
-    verified = verification.verified
+    result = Paragraph(_describe_result(verification), _KINDS[verification.verified])
+    rows = [
+        *_differences(verification, MAX_DIFFERENCES),
+        ("hashes", f"{format.counted(verification.files, 'file')} checked"),
+        ("reproduced", _describe_sources(verification)),
+        *_values_without_raw_data(verification),
+        *(("not checked", f"{name}: {reason}") for name, reason in verification.skipped.items()),
+        *_omitted_files(verification),
+        ("signature", _describe_signature(verification)),
+    ]
     return Report(
-        title=(
-            f"{verification.bundle}: {manifest.kind} {manifest.name}, by loadgen "
-            f"{manifest.version}, {manifest.made}"
-        ),
+        title=_describe_bundle(verification),
         generated_by="loadgen verify",
-        headline=[Paragraph(_ANSWERS[verified], _KINDS[verified])],
-        headline_last=True,
-        sections=[section("", Table(("checked", ""), list(_rows(verification)), "prose"))],
+        headline=[result],
+        sections=[section("", Table(("check", "result"), rows, "prose"))],
+        brief=_brief_sections(verification, result),
     )
 
 
-def _rows(verification: Verification) -> Iterator[tuple[str, str]]:
-    yield "hashes", f"of {format.counted(verification.files, 'file')}"
-    checked = verification.made
-    same = sum(file.same for file in checked)
-    counts = Counter(file.basis for file in checked)
-    sources = ", ".join(f"{count} from {basis}" for basis, count in counts.items()) or "none"
-    yield "made again", f"{same:,} values and lines of {len(checked)} files: {sources}"
-    given = sum(file.given for file in checked)
-    if given:
-        yield (
-            "as stored",
-            f"{given:,} values that nothing kept gives, like what a trial was asked",
-        )
-    for name, reason in verification.not_made.items():
-        yield "not made", f"{name}: {reason}"
-    for name, reason in verification.manifest.left_out.items():
-        yield "left out", f"{name}: {reason}"
-    for difference in verification.differences[:SHOWN_DIFFERENCES]:
+def _brief_sections(verification: Verification, result: Paragraph) -> list[Section]:
+    """Return the result, its most important reasons, the bundle and the signature."""
+    rows = [*_differences(verification, MAX_BRIEF_ROWS), *_first_skipped(verification)]
+    rows += [
+        ("bundle", _describe_bundle(verification)),
+        ("signature", _describe_signature(verification)),
+    ]
+    return [section("", result), section("", Table(("", ""), rows, "prose"))]
+
+
+def _describe_result(verification: Verification) -> str:
+    """Return the result in one sentence."""
+    values = format.counted(sum(file.same for file in verification.reproduced), "value")
+    if verification.verified == "all":
+        return f"VERIFIED: all {values} were reproduced from the raw records."
+    if verification.verified == "part":
+        skipped = format.counted(len(verification.skipped), "file")
+        return f"VERIFIED IN PART: {values} were reproduced; {skipped} could not be checked."
+    if not verification.differences:
+        return "NOT VERIFIED: the signature is not valid."
+    count = format.counted(len(verification.differences), "difference")
+    return f"NOT VERIFIED: {count} from the raw records; {values} were reproduced."
+
+
+def _describe_bundle(verification: Verification) -> str:
+    """Return the file and the result in it, and when and by which version it was written."""
+    manifest = verification.manifest
+    return (
+        f"{verification.bundle}: {manifest.kind} {manifest.name}, generated by loadgen "
+        f"{manifest.version}, {manifest.created}"
+    )
+
+
+def _describe_sources(verification: Verification) -> str:
+    """Return how many values were reproduced, and from which raw data."""
+    files = verification.reproduced
+    values = sum(file.same for file in files)
+    counts = Counter(file.basis for file in files)
+    sources = ", ".join(f"{count} from {basis}" for basis, count in counts.items())
+    text = f"{values:,} values and lines of {format.counted(len(files), 'file')}"
+    return f"{text}: {sources}" if sources else text
+
+
+def _describe_signature(verification: Verification) -> str:
+    return _SIGNATURES[verification.signature].format(key=verification.signed_by)
+
+
+def _differences(verification: Verification, limit: int) -> Iterator[tuple[str, str]]:
+    """Yield a row for each of the first differences, and one that counts the others."""
+    differences: tuple[Mismatch, ...] = verification.differences
+    for difference in differences[:limit]:
         yield "DIFFERS", difference.text
-    hidden = len(verification.differences) - SHOWN_DIFFERENCES
-    if hidden > 0:
-        yield "", f"and {hidden:,} more: --json has all"
-    yield "signature", _SIGNATURES[verification.signature].format(key=verification.signed_by)
+    hidden_count = len(differences) - limit
+    if hidden_count > 0:
+        yield "", f"and {hidden_count:,} more (--json has all)"
+
+
+def _first_skipped(verification: Verification) -> Iterator[tuple[str, str]]:
+    """Yield a row for each of the first files that were not checked, and one for the others."""
+    skipped = list(verification.skipped.items())
+    for name, reason in skipped[:MAX_BRIEF_ROWS]:
+        yield "not checked", f"{name}: {reason}"
+    hidden_count = len(skipped) - MAX_BRIEF_ROWS
+    if hidden_count > 0:
+        yield "", f"and {hidden_count:,} more (--full lists them)"
+
+
+def _values_without_raw_data(verification: Verification) -> Iterator[tuple[str, str]]:
+    """Yield a row if some values do not follow from raw data."""
+    count = sum(file.not_derivable for file in verification.reproduced)
+    if count:
+        yield (
+            "not derivable",
+            f"{count:,} values that do not follow from records, such as the load of a trial",
+        )
+
+
+def _omitted_files(verification: Verification) -> Iterator[tuple[str, str]]:
+    """Yield a row for each file that `loadgen bundle` did not include."""
+    for name, reason in verification.manifest.omitted_files.items():
+        yield "omitted", f"{name}: {reason}"

@@ -1,4 +1,4 @@
-"""`loadgen verify`: checks a bundle and regenerates every number in it from its records."""
+"""The command `loadgen verify`: check a bundle and recompute every number in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from loadgen.cli.options import PluginsOption
+from loadgen.cli.options import FullOption, PluginsOption
 from loadgen.cli.output import print_answer
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND
 
@@ -15,24 +15,28 @@ EXIT_CODES = {"all": OK, "part": UNSOUND, "no": SLO_MISSED}
 
 
 def verify(
-    bundle: Annotated[Path, typer.Argument(help="A file of `loadgen bundle` or `--bundle`.")],
+    bundle: Annotated[
+        Path, typer.Argument(help="File written by `loadgen bundle` or by --bundle.")
+    ],
     signed_by: Annotated[
         Path | None,
         typer.Option(
-            "--signed-by", metavar="FILE", help="The public key (.pub) that must have signed it."
+            "--signed-by", metavar="FILE", help="Public key (.pub) that must have signed it."
         ),
     ] = None,
     with_plugins: PluginsOption = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", rich_help_panel="Output", help="Print what was checked as JSON."),
+        typer.Option("--json", rich_help_panel="Output", help="Print the result as JSON."),
     ] = False,
+    full: FullOption = False,
 ) -> int:
-    """Make every summary, figure, interval and verdict of a bundle again from what was kept, and
-    name what differs.
+    """Recompute every number and verdict of a bundle from its records, and list differences.
 
-    No network. Exit: 0 all of it comes out again, 1 something differs, 2 not a bundle or one of a
-    newer version, 3 some of it cannot be made again here, as it says.
+    It uses no network.
+
+    Exit: 0 everything was reproduced, 1 something differs, 2 not a bundle, or one of a newer
+    version, 3 some files could not be checked here.
 
     Example: loadgen verify poc.zip
     """
@@ -40,5 +44,5 @@ def verify(
     from loadgen.bundle.verification_text import report
 
     verification = verify_bundle(bundle, signed_by=signed_by, with_plugins=with_plugins)
-    print_answer(verification, report(verification), as_json=as_json)
+    print_answer(verification, report(verification), as_json=as_json, full=full)
     return EXIT_CODES[verification.verified]

@@ -409,10 +409,10 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
         "result/answers/answers.json",
         "result/verdict.json",
     }
-    assert write_bundle(tmp_path / "kept", tmp_path / "a.zip").left_out.keys() == {"texts.jsonl"}
+    assert write_bundle(tmp_path / "kept", tmp_path / "a.zip").omitted_files.keys() == {"texts.jsonl"}
     write_bundle(tmp_path / "kept", tmp_path / "b.zip", content=True)
     whole = verify_bundle(tmp_path / "b.zip")
-    assert whole.verified == "all" and {one.file for one in whole.made} == {
+    assert whole.verified == "all" and {one.file for one in whole.reproduced} == {
         "answers.json",
         "scores.jsonl",
     }

@@ -125,12 +125,12 @@ def test_every_derived_file_comes_out_again(
     made: Path, tmp_path: Path, kind: str, files: set[str]
 ) -> None:
     found = verify_bundle(bundled(made / kind, tmp_path))
-    assert (found.verified, found.differences, found.not_made) == ("all", (), {})
-    assert files <= {one.file for one in found.made} and all(one.same for one in found.made)
-    assert found.manifest.kind == ("run" if kind == "mlperf" else kind)
-    assert "against accident, not against forgery" in " ".join(
-        as_text.render(report(found)).split()
+    assert (found.verified, found.differences, found.skipped) == ("all", (), {})
+    assert files <= {one.file for one in found.reproduced} and all(
+        one.same for one in found.reproduced
     )
+    assert found.manifest.kind == ("run" if kind == "mlperf" else kind)
+    assert as_text.render(report(found)).startswith("VERIFIED: all ")
 
 
 # -- a change is found and named ---------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_changed_value_or_sentence_is_named_though_its_hash_is_listed_anew(
 ) -> None:
     found = verify_bundle(changed(bundled(made / kind, tmp_path), f"result/{name}", change))
     assert found.verified == "no"
-    named = [(one.file, one.at) for one in found.differences]
+    named = [(one.file, one.location) for one in found.differences]
     assert any(file == f"result/{name}" and place.startswith(at) for file, place in named), named
 
 
@@ -231,7 +231,7 @@ def test_a_changed_byte_is_named(
     )
     assert exits("verify", path) == 1
     told = " ".join(capsys.readouterr().out.split())
-    assert f"{name} is changed: its hash is another one" in told and "NOT VERIFIED" in told
+    assert f"{name} has another hash" in told and "NOT VERIFIED" in told
 
 
 @pytest.mark.processes
@@ -240,7 +240,7 @@ def test_records_of_another_run_do_not_give_the_figures(made: Path, tmp_path: Pa
     path = changed(
         bundled(made / "run", tmp_path), "result/requests/requests.parquet", lambda _: other
     )
-    assert any(one.at.startswith("ttft_ms") for one in verify_bundle(path).differences)
+    assert any(one.location.startswith("ttft_ms") for one in verify_bundle(path).differences)
 
 
 @pytest.mark.processes
@@ -268,7 +268,7 @@ def test_a_page_that_nothing_makes_is_named(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "run", folder)
     (folder / "praise.html").write_text("VALID, and the fastest")
     found = verify_bundle(bundled(folder, tmp_path))
-    assert found.verified == "part" and list(found.not_made) == ["praise.html"]
+    assert found.verified == "part" and list(found.skipped) == ["praise.html"]
     shutil.copytree(made / "search", folder := tmp_path / "search")
     (folder / "SHA256SUMS").unlink()
     capacity = json.loads((made / "sweep" / "capacity.json").read_text())
@@ -293,7 +293,7 @@ def test_no_text_of_a_prompt_goes_in_unless_asked_for(made: Path, tmp_path: Path
             assert (
                 any(b"secret question" in found.read(name) for name in found.namelist()) is content
             )
-        assert ("mlperf_requests.jsonl" in manifest.left_out) is not content
+        assert ("mlperf_requests.jsonl" in manifest.omitted_files) is not content
         assert verify_bundle(path).verified == "all"
 
 
@@ -353,14 +353,14 @@ def hostile(
 @pytest.mark.parametrize(
     ("entries", "mode", "what"),
     [
-        ([("../../evil", b"x")], 0o644, "leads out of the folder"),
-        ([("result/../../evil", b"x")], 0o644, "leads out of the folder"),
-        ([("/etc/evil", b"x")], 0o644, "leads out of the folder"),
-        ([("result\\..\\evil", b"x")], 0o644, "leads out of the folder"),
-        ([("C:/evil", b"x")], 0o644, "leads out of the folder"),
-        ([("result/link", b"/etc/passwd")], 0o120777, "a link or device"),
-        ([("setup.py", b"x")], 0o644, "a file that no bundle has"),
-        ([("result/run.json", b"{}"), ("result/run.json", b"[]")], 0o644, "two files of one name"),
+        ([("../../evil", b"x")], 0o644, "outside the directory"),
+        ([("result/../../evil", b"x")], 0o644, "outside the directory"),
+        ([("/etc/evil", b"x")], 0o644, "outside the directory"),
+        ([("result\\..\\evil", b"x")], 0o644, "outside the directory"),
+        ([("C:/evil", b"x")], 0o644, "outside the directory"),
+        ([("result/link", b"/etc/passwd")], 0o120777, "not a regular file"),
+        ([("setup.py", b"x")], 0o644, "not part of a bundle"),
+        ([("result/run.json", b"{}"), ("result/run.json", b"[]")], 0o644, "more than one file"),
     ],
 )
 def test_names_that_lead_elsewhere(
@@ -406,8 +406,8 @@ def zipped(name: bytes, method: int) -> bytes:
             zipped(b"result/\xc3\xa9", zipfile.ZIP_STORED).replace(b"\xc3\xa9", b"\xff\xa9"),
             "can't decode byte 0xff",
         ),
-        (zipped(b"result/a", zipfile.ZIP_LZMA), "compressed as in no bundle"),
-        (zipped(b"result/a", zipfile.ZIP_BZIP2), "compressed as in no bundle"),
+        (zipped(b"result/a", zipfile.ZIP_LZMA), "unsupported compression"),
+        (zipped(b"result/a", zipfile.ZIP_BZIP2), "unsupported compression"),
         (
             zipped(b"result/a", zipfile.ZIP_STORED).replace(b"result/a", b"\0esult/a"),
             "not a bundle",
@@ -453,16 +453,19 @@ def test_sentences_of_another_version_are_its_own_and_its_values_are_not() -> No
         b'{"a": 1.0, "why": "too few requests", "code": "few"}',
         b'{"a": 1, "why": "few", "code": "few"}',
     )
-    assert [one.at for one in compare_file("x.json", stored, again).differences] == ["why"]
+    assert [one.location for one in compare_file("x.json", stored, again).differences] == ["why"]
     longer = again.replace(b'"few", "code"', b'"there are too few", "code"').replace(
         b"}", b', "more": 2}'
     )
-    assert compare_file("x.json", stored, longer, older=True).differences == ()
-    assert [one.at for one in compare_file("x.json", stored, longer).differences] == ["why", "more"]
+    assert compare_file("x.json", stored, longer, is_other_version=True).differences == ()
+    assert [one.location for one in compare_file("x.json", stored, longer).differences] == [
+        "why",
+        "more",
+    ]
     other = compare_file(
-        "x.json", stored, again.replace(b": 1", b": 1.001"), older=True
+        "x.json", stored, again.replace(b": 1", b": 1.001"), is_other_version=True
     ).differences
-    assert {one.at for one in other} == {"a", "why"}
+    assert {one.location for one in other} == {"a", "why"}
 
 
 # -- signatures --------------------------------------------------------------------------------------------------------
@@ -487,7 +490,7 @@ def test_a_signature_is_that_of_a_key(made: Path, tmp_path: Path, keys: tuple[Pa
     assert (found.verified, found.signature) == ("all", "some key") and found.signed_by.startswith(
         "ED25519 SHA256:"
     )
-    assert "whose key that is was not asked" in " ".join(as_text.render(report(found)).split())
+    assert "--signed-by KEY.pub" in as_text.render(report(found))
     given = verify_bundle(path, signed_by=own.with_suffix(".pub"))
     assert (given.verified, given.signature) == ("all", "given key")
     wrong = verify_bundle(path, signed_by=other.with_suffix(".pub"))
