@@ -1,4 +1,4 @@
-"""Reads and writes the files of scored answers: the result, the scores, and texts if kept."""
+"""Read and write the files of scored answers: the result, the scores, and the texts if stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE = "answers.json"
 SCORES = "scores.jsonl"
 TEXTS = "texts.jsonl"
 _Row = TypeVar("_Row")
-_DAMAGED_HINT = "take the folder as it was handed over"
+_DAMAGED_HINT = "use the folder as `loadgen answers` has written it"
 
 
 class AnswerTexts(AnswerKey, frozen=True, kw_only=True):

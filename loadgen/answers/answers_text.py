@@ -1,4 +1,4 @@
-"""Renders the result of `loadgen answers`. Pure."""
+"""Render the result of `loadgen answers`."""
 
 from __future__ import annotations
 
@@ -31,30 +31,46 @@ NEUTRAL_COLOR = "c1"
 def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
     """Return the report of a result. `failures` are the first reasons why requests failed."""
     prompts = format.counted(result.prompts, "prompt")
+    title = f"{result.dataset}: {prompts}, temperature 0"
+    verdict: list[Paragraph] = []
+    brief_heading = section("", title)
+    if result.loss is not None:
+        verdict_kind = VERDICT_KINDS[result.verdict]
+        verdict = [Paragraph(_describe_verdict(result), verdict_kind, large=True)]
+        brief_heading = section("", *verdict)
     other = f"{result.against_model} at {result.against}" if result.against else ""
-    warned = []
+    overview = section(
+        "",
+        named_facts(A=f"{result.model} at {result.url}", B=other),
+        Bullets([*_missing_responses(result, prompts), *result.notes], "warn"),
+        Bullets(failures),
+    )
+    notices = []
     if result.simulated:
-        warned.append(simulated_notice("texts are random words, not those of a real server"))
+        notices.append(simulated_notice("texts are random words, not those of a real server"))
     return Report(
-        title=f"{result.dataset}: {prompts}, greedy",
+        title=title,
         generated_by="loadgen answers",
-        notices=warned,
-        headline=[
-            Paragraph(sentence, VERDICT_KINDS[result.verdict], large=True)
-            for sentence in _answers(result)
-        ],
+        notices=notices,
+        headline=verdict,
         headline_last=True,
         sections=[
-            section(
-                "",
-                named_facts(A=f"{result.model} at {result.url}", B=other),
-                Bullets([*_missing_answers(result, prompts), *result.notes], "warn"),
-                Bullets(failures),
-            ),
+            overview,
             *(_group_section(group, result) for group in result.parts),
             section("", Paragraph(_describe_intervals(result), "soft")),
         ],
+        brief=[brief_heading, overview, *_brief_scores(result)],
     )
+
+
+def _brief_scores(result: AnswersResult) -> Iterator[Section]:
+    """Yield the scores of all prompts, and a line about what else the full report has."""
+    all_prompts = result.parts[0]
+    yield _group_section(all_prompts, result, is_only_group=True)
+    class_count = len(result.parts) - 1
+    if class_count:
+        classes = format.counted(class_count, "class", "classes")
+        yield section("", f"--full prints the scores of {classes} and the method of the intervals.")
 
 
 def headline(result: AnswersResult) -> str:
@@ -74,63 +90,66 @@ def outcome(result: AnswersResult) -> str:
         return VERDICTS[result.verdict]
     scores = result.parts[0].scores or result.parts[0].alike
     if not scores:
-        return "nothing was scored"
+        return "no scores"
     return f"{NAMES[scores[0].metric]} {_format_score(scores[0])}"
 
 
-def _answers(result: AnswersResult) -> Iterator[str]:
-    """Yield the verdict, if a loss was allowed."""
-    if result.loss is None:
-        return
+def _describe_verdict(result: AnswersResult) -> str:
+    """Return the verdict on the allowed loss as a sentence."""
+    assert result.loss is not None
     allowed = f"{result.loss * 100:g} %"
-    verdict = result.verdict
     if not result.parts[0].changes:
-        yield "UNDECIDED: no row has a reference, so nothing says whose answer is right"
-    elif verdict is None:
-        missing = ", and answers that did not come" if result.failed else ""
-        yield f"UNDECIDED: more prompts are needed{missing}"
-    elif verdict:
-        yield f"PASS: every score of A is within {allowed} of B's"
-    else:
-        yield f"FAIL: a score of A is more than {allowed} below B's"
+        return "UNDECIDED: no row has a reference to score responses against."
+    if result.verdict is None:
+        reason = "too few prompts"
+        if result.failed:
+            reason += ", and failed requests"
+        return f"UNDECIDED: {reason} to tell whether A loses at most {allowed}."
+    if result.verdict:
+        return f"PASS: every score of A is at most {allowed} below that of B."
+    return f"FAIL: a score of A is more than {allowed} below that of B."
 
 
-def _missing_answers(result: AnswersResult, prompts: str) -> Iterator[str]:
+def _missing_responses(result: AnswersResult, prompts: str) -> Iterator[str]:
+    """Yield a warning for each endpoint that did not respond to all prompts."""
     if result.failed:
-        yield f"{result.failed:,} of {prompts} had no answer of A: they score 0"
+        yield f"A failed on {result.failed:,} of {prompts}, which score 0"
     if result.failed_against:
-        yield f"{result.failed_against:,} of {prompts} had no answer of B: they are not compared"
+        yield f"B failed on {result.failed_against:,} of {prompts}, which are not compared"
 
 
-def _group_section(group: ScoredGroup, result: AnswersResult) -> Section:
-    name = f"class {group.group}" if group.group else "all prompts"
-    similarity = [
+def _group_section(
+    group: ScoredGroup, result: AnswersResult, *, is_only_group: bool = False
+) -> Section:
+    """Return the scores of a class of prompts, as a table and for a page also as bars."""
+    heading = "Scores"
+    if len(result.parts) > 1 and not is_only_group:
+        heading = f"class {group.group}" if group.group else "all prompts"
+    similarity_rows = [
         [NAMES[score.metric], format.count(score.count), _format_score(score)]
         for score in group.alike
     ]
-    nothing = ""
-    if not group.scores and not similarity:
-        nothing = (
-            "nothing to score: no row has a reference, and there is no second endpoint (--against)"
-        )
+    empty_text = ""
+    if not group.scores and not similarity_rows:
+        empty_text = "No scores: no row has a reference, and there is no second endpoint."
     return section(
-        name if len(result.parts) > 1 else "Scores",
+        heading,
         _ratio_bars(group, result) if result.against else _score_bars(group),
         _score_table(group, result),
-        Table(("A and B", "prompts", "mean"), similarity),
-        nothing,
+        Table(("A compared with B", "prompts", "mean"), similarity_rows),
+        empty_text,
     )
 
 
 def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
-    """Return the table of scores, with those of the other endpoint if there is one."""
+    """Return the table of scores, with those of endpoint B if there is one."""
     other_scores = {score.metric: score for score in group.other}
     ratios = {ratio.metric: ratio for ratio in group.changes}
     head = ["score", "prompts", "A"]
     if result.against:
-        head += ["B", "A over B"]
+        head += ["B", "A / B"]
     if result.against and result.loss is not None:
-        head.append(f"within {result.loss * 100:g} %")
+        head.append(f"loss at most {result.loss * 100:g} %")
     rows = []
     for score in group.scores:
         row = [NAMES[score.metric], format.count(score.count), _format_score(score)]
@@ -164,7 +183,7 @@ def _ratio_bars(group: ScoredGroup, result: AnswersResult) -> Bars:
     title = "Scores of A, in % of those of B"
     if result.loss is not None:
         line = 100 * (1 - result.loss)
-        title += f": at least {line:g} %, the dotted line"
+        title += f" (dotted line: the limit of {line:g} %)"
     return Bars(rows=rows, title=title if rows else "", low=0.0, line=line, unit=" %")
 
 
@@ -175,9 +194,9 @@ class _PercentBar(NamedTuple):
     whisker: tuple[float, float] | None
 
 
-def _percent_bar(share: float, low: float | None, high: float | None, color: str) -> _PercentBar:
+def _percent_bar(fraction: float, low: float | None, high: float | None, color: str) -> _PercentBar:
     """Return a bar from zero for a fraction, with its interval as a whisker."""
-    percent = 100 * share
+    percent = 100 * fraction
     whisker = None if low is None or high is None else (100 * low, 100 * high)
     return _PercentBar([(0.0, percent, color, f"{percent:.1f} %")], whisker)
 
@@ -206,8 +225,9 @@ def _format_ratio(ratio: ScoreRatio | None) -> str:
 
 
 def _describe_intervals(result: AnswersResult) -> str:
+    """Return how the intervals were computed."""
     return (
-        f"{result.level * 100:g} % intervals: of shares Wilson's, of means Student's, of A over B "
-        "Fieller's of pairs; at least as wide as what so few prompts may not have met. ~: too few "
-        "answers."
+        f"{result.level * 100:g} % confidence intervals: Wilson for fractions, Student for means, "
+        "Fieller for paired ratios, widened for rare responses that these prompts may have missed. "
+        "~: too few responses for an interval."
     )

@@ -1,8 +1,9 @@
-"""`loadgen answers`: whether answers are right, or as right as those of another endpoint."""
+"""The command `loadgen answers`: score the responses of one endpoint or two."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,24 +12,79 @@ from msgspec.structs import replace
 
 from loadgen.cli.invocation import Invocation
 from loadgen.cli.option_parsers import parse_option, read_key_file
-from loadgen.cli.options import TARGET_OPTIONS, add_options
+from loadgen.cli.options import TARGET_OPTIONS, FullOption, add_options
 from loadgen.cli.output import print_answer
 from loadgen.core import units
 from loadgen.core.errors import UserError
 
 if TYPE_CHECKING:
+    from loadgen.answers.scoring_run import ScoringOptions
     from loadgen.core.execution.plan import Settings
 
 PROGRESS_STEP = 10
-"""Prompts after which progress is shown again."""
+"""Progress is printed after so many prompts."""
 
 AgainstModel = Annotated[
-    str | None, typer.Option("--against-model", metavar="NAME", help="The model of endpoint B.")
+    str | None, typer.Option("--against-model", metavar="NAME", help="Model of endpoint B.")
 ]
 AgainstKey = Annotated[
     Path | None,
-    typer.Option("--against-key-file", metavar="FILE", help="A file with the key of endpoint B."),
+    typer.Option("--against-key-file", metavar="FILE", help="File with the API key of endpoint B."),
 ]
+_WITHIN_EXAMPLE = "for example --against URL --within 1%"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonArguments:
+    """The options that name endpoint B and the loss that is allowed."""
+
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="URL", help="Endpoint B, which gets the same prompts."),
+    ] = None
+    against_model: AgainstModel = None
+    against_key_file: AgainstKey = None
+    within: Annotated[
+        str | None,
+        typer.Option(
+            "--within",
+            metavar="PERCENT",
+            help="Scores of A may be this much lower than those of B, such as 1%. Else exit 1.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringArguments:
+    """The options that say which prompts are sent, how, and what is stored."""
+
+    rows: Annotated[
+        int | None, typer.Option("--rows", metavar="N", min=1, help="Use only the first N rows.")
+    ] = None
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            "-c", "--concurrency", metavar="N", min=1, max=1000, help="Requests in flight."
+        ),
+    ] = 8
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "--output-tokens",
+            metavar="N",
+            min=1,
+            help="Limit of a response whose row has none.",
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Folder for answers.json."),
+    ] = None
+    keep_content: Annotated[
+        bool,
+        typer.Option("--keep-content", help="Also store the texts of the responses."),
+    ] = False
 
 
 @add_options(
@@ -40,80 +96,41 @@ def answers(
     invocation: Invocation,
     dataset: Annotated[
         Path,
-        typer.Argument(help="JSONL: prompt or messages, and reference, choices, class if known."),
+        typer.Argument(
+            help="JSONL file: prompt or messages, and optionally reference, choices and class."
+        ),
     ],
-    against: Annotated[
-        str | None,
-        typer.Option("--against", metavar="URL", help="Endpoint B: the same prompts to it."),
-    ] = None,
-    against_model: AgainstModel = None,
-    against_key_file: AgainstKey = None,
-    within: Annotated[
-        str | None,
-        typer.Option(
-            "--within",
-            metavar="SHARE",
-            help="A may score so much less than B: 1%. Exit 1 where it is more.",
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option("--rows", metavar="N", min=1, help="Only the first so many rows.")
-    ] = None,
-    lanes: Annotated[
-        int,
-        typer.Option("-c", "--concurrency", metavar="N", min=1, max=1000, help="Asked at once."),
-    ] = 8,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            "--output-tokens",
-            metavar="N",
-            min=1,
-            help="Of an answer, where its row does not say.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Folder for answers.json.")
-    ] = None,
-    keep_content: Annotated[
-        bool,
-        typer.Option("--keep-content", help="Store the texts of the answers too, in the folder."),
-    ] = False,
+    comparison: ComparisonArguments,
+    scoring: ScoringArguments,
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON.")
     ] = False,
+    full: FullOption = False,
 ) -> int:
-    """Score answers against references, and against another endpoint's answers to the same prompts (FP4 against BF16).
+    """Score responses against references and against those of another endpoint.
 
-    Sends each prompt once, greedily (temperature 0). Scores: ROUGE-1, -2, -L as MLPerf's, exact match, right choice,
-    valid JSON; of two endpoints also how alike their answers are. Texts are stored only with --keep-content.
+    For example, compare a model in FP4 with the same model in BF16. Each prompt is sent once, with
+    temperature 0. Scores: ROUGE-1, -2 and -L as in MLPerf, exact match, right choice, valid JSON,
+    and the similarity of the responses of two endpoints.
 
-    Exit: 0, 1 beyond --within, 2 wrong usage or data set, 3 not reachable,
-    4 --within is undecided.
+    Exit: 0, 1 the loss exceeds --within, 2 wrong usage or data set, 3 not reachable, 4 too few
+    prompts to decide --within.
 
-    Example: loadgen answers questions.jsonl --url http://HOST:8000 --against http://OTHER:8000 --within 1%
+    Example: loadgen answers questions.jsonl --url http://HOST:8000 --against http://OTHER:8000
+    --within 1%
     """
     from loadgen.answers.answers_text import report
     from loadgen.answers.comparison import exit_code
-    from loadgen.answers.completions import SendOptions
     from loadgen.answers.questions import read_questions
-    from loadgen.answers.scoring_run import ScoringOptions, run_scoring
+    from loadgen.answers.scoring_run import run_scoring
     from loadgen.core.execution.backend import serving
 
-    settings = invocation.settings(needs_text="answers are scored as texts")
+    settings = invocation.settings(needs_text="responses are scored as texts")
     _check_target(settings)
-    loss = _parse_loss(within, against)
-    if keep_content and out is None:
-        raise UserError("missing_option", "the texts need a folder", "--keep-content", "-o FOLDER")
-    questions = read_questions(dataset, rows)
-    second = other_endpoint(settings, against, against_model, against_key_file)
-    options = ScoringOptions(
-        SendOptions(lanes, max_tokens),
-        out=out,
-        keep_texts=keep_content,
-        loss=loss,
-        simulated=settings.backend.simulated,
+    options = _scoring_options(comparison, scoring, settings)
+    questions = read_questions(dataset, scoring.rows)
+    second = other_endpoint(
+        settings, comparison.against, comparison.against_model, comparison.against_key_file
     )
     with serving(settings) as served:
         try:
@@ -123,43 +140,76 @@ def answers(
                 served,
                 second,
                 options,
-                lambda name, done: show_progress(name, done, len(questions)),
+                lambda endpoint, done: show_progress(endpoint, done, len(questions)),
             )
         except OSError as error:
             raise UserError(
-                "unwritable_file", f"cannot be written: {error.strerror}", f"--out {out}"
+                "unwritable_file", f"cannot be written: {error.strerror}", f"--out {scoring.out}"
             ) from None
-    print_answer(scored.result, report(scored.result, scored.failures), as_json=as_json)
+    print_answer(scored.result, report(scored.result, scored.failures), as_json=as_json, full=full)
     return exit_code(scored.result)
 
 
+def _scoring_options(
+    comparison: ComparisonArguments, scoring: ScoringArguments, settings: Settings
+) -> ScoringOptions:
+    """Return the options of a scoring run.
+
+    Raises:
+        UserError: An option has no effect or an invalid value.
+    """
+    from loadgen.answers.completions import SendOptions
+    from loadgen.answers.scoring_run import ScoringOptions
+
+    loss = _parse_loss(comparison.within, comparison.against)
+    if scoring.keep_content and scoring.out is None:
+        raise UserError("missing_option", "needs a folder for the texts", "--keep-content", "--out")
+    return ScoringOptions(
+        SendOptions(scoring.concurrency, scoring.max_tokens),
+        out=scoring.out,
+        keep_texts=scoring.keep_content,
+        loss=loss,
+        simulated=settings.backend.simulated,
+    )
+
+
 def _check_target(settings: Settings) -> None:
+    """Check that there is one endpoint which generates text.
+
+    Raises:
+        UserError: It is a simulation in virtual time, or there are several endpoints.
+    """
     if settings.virtual:
         raise UserError(
             "unsupported",
-            "a simulation in virtual time generates no texts to score",
+            "a simulation in virtual time generates no text to score",
             f"--url {settings.url}",
-            "start a simulated server with loadgen sim, and give its URL: random words",
+            "start a simulated server with loadgen sim and use its URL",
         )
     if settings.targets:
         raise UserError(
             "unsupported",
-            "this command asks one endpoint over HTTP",
+            "answers takes one endpoint",
             "--url",
-            "--against is the second one",
+            "use --against for the second one",
         )
 
 
 def _parse_loss(within: str | None, against: str | None) -> float | None:
-    """Return the allowed loss as a fraction, or None if no loss is given."""
+    """Return the allowed loss as a fraction, or None if no loss is specified.
+
+    Raises:
+        UserError: It is not a fraction, or there is no endpoint B.
+    """
     loss = parse_option("--within", within, units.share)
     if loss is None:
         return None
     if against is None:
-        hint = "--against URL --within 1%"
-        raise UserError("no_effect", "a share of B's scores, and there is no B", "--within", hint)
+        raise UserError("no_effect", "needs an endpoint B", "--within", _WITHIN_EXAMPLE)
     if not 0 <= loss < 1:
-        raise UserError("out_of_range", "not a share", "--within", "--against URL --within 1%")
+        raise UserError(
+            "out_of_range", "must be at least 0% and below 100%", "--within", _WITHIN_EXAMPLE
+        )
     return loss
 
 
@@ -175,14 +225,12 @@ def other_endpoint(
         key_file: A file with the key of endpoint B, or None for the key of endpoint A.
 
     Raises:
-        UserError: A model or key is given without a URL, or the file cannot be read.
+        UserError: There is a model or a key but no URL, or the file cannot be read.
     """
     if url is None:
         if model is not None or key_file is not None:
-            flag = "--against-model" if model is not None else "--against-key-file"
-            raise UserError(
-                "no_effect", "of endpoint B, and there is none", flag, "add --against URL"
-            )
+            option = "--against-model" if model is not None else "--against-key-file"
+            raise UserError("no_effect", "needs an endpoint B", option, "add --against URL")
         return None
     try:
         key = settings.api_key if key_file is None else read_key_file(key_file)
@@ -193,8 +241,8 @@ def other_endpoint(
     return replace(settings, url=url, model=model, api_key=key, server="auto")
 
 
-def show_progress(name: str, done: int, count: int) -> None:
-    """Show on a terminal how many prompts are done."""
+def show_progress(endpoint: str, done: int, count: int) -> None:
+    """Show on a terminal how many responses of an endpoint have arrived."""
     is_last = done == count
     if sys.stderr.isatty() and (is_last or done % PROGRESS_STEP == 0):
-        print(f"\r{name}: {done:,} of {count:,}", end="\n" if is_last else "", file=sys.stderr)
+        print(f"\r{endpoint}: {done:,} of {count:,}", end="\n" if is_last else "", file=sys.stderr)

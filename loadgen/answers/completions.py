@@ -1,4 +1,4 @@
-"""Sends questions to endpoints, greedily and a few at a time. Nothing is timed."""
+"""Send questions to endpoints at temperature 0, a few at a time. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -153,10 +153,10 @@ def check_same_tokenizer(first: Settings, second: Settings, questions: Sequence[
         return
     raise UserError(
         "mismatch",
-        f"prompts are token ids, and the tokenizers differ: one text is {first_tokens} tokens "
-        f"here, {second_tokens} there",
+        f"prompts are token ids, but the tokenizers differ: A counts {first_tokens} tokens in a "
+        f"text, B counts {second_tokens}",
         f"{redacted_url(first)} and {redacted_url(second)}",
-        "give the prompts as texts: the ids of one tokenizer are other words in another",
+        "write the prompts as texts",
     )
 
 
@@ -182,9 +182,9 @@ def describe_token_difference(first: Completions, second: Completions) -> str:
     total_a = sum(count_a for count_a, _ in counts)
     total_b = sum(count_b for _, count_b in counts)
     return (
-        f"A and B count the same {len(counts):,} prompts as {total_a:,} and {total_b:,} tokens: "
-        "another tokenizer or chat template. A limit of output tokens cuts their answers at "
-        "different places: judge by scores, not by equality"
+        f"A counts {total_a:,} tokens in {len(counts):,} prompts and B counts {total_b:,}, so they "
+        "have another tokenizer or chat template. Compare scores, not equality, because a limit of "
+        "output tokens cuts responses at different places"
     )
 
 

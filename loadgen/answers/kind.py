@@ -10,7 +10,7 @@ from loadgen.answers.comparison import AnswersResult, exit_code
 from loadgen.core import format
 from loadgen.result_kinds import ListRow, RegeneratedFile, ResultFunctions
 
-GIVEN_FIELDS = (
+FIELDS_NOT_FROM_SCORES = (
     "dataset*",
     "version",
     "url",
@@ -29,8 +29,8 @@ def load(folder: Path) -> AnswersResult:
     return answer_files.read_result(folder)
 
 
-def code(result: AnswersResult, strict: bool) -> int:
-    """Return the exit code of a result."""
+def code(result: AnswersResult, strict: bool) -> int:  # noqa: ARG001 - as the other kinds
+    """Return the exit code of a result. Too few prompts always have a code of their own."""
     return exit_code(result)
 
 
@@ -52,7 +52,7 @@ def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
         answer_files.FILE,
         regenerated[answer_files.FILE],
         "the scores of every prompt",
-        GIVEN_FIELDS,
+        FIELDS_NOT_FROM_SCORES,
     )
     if answer_files.SCORES in regenerated:
         scores = regenerated[answer_files.SCORES]

@@ -1,4 +1,4 @@
-"""Reads questions: rows of a JSONL file, with what is known of the right answer."""
+"""Read questions: rows of a JSONL file, with their right answers if known."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _parse_reference(row: dict[str, Any]) -> str | None:
         if not isinstance(reference, str):
             raise BadRow(
                 "wrong_type",
-                f"{key} is no text",
-                "the right answer as a text; of a choice its letter",
+                f"{key} must be a text",
+                "use the right answer, or the letter of a choice",
                 key,
             )
         return reference

@@ -1,6 +1,4 @@
-"""Scores one answer: against a reference, by its form, and against the answer of another endpoint.
-
-Pure.
+"""Score an answer: against a reference, by its form, and against the answer of another endpoint.
 
 ROUGE is that of the package `rouge_score` with stemming, which MLPerf's accuracy check of Llama 2
 70B uses through `evaluate` (mlcommons/inference, language/llama2-70b/evaluate-accuracy.py). Edit
@@ -23,9 +21,9 @@ NAMES = {
     "exact": "exact match",
     "choice": "right choice",
     "json": "valid JSON",
-    "equal": "equal answers",
-    "agreement": "tokens until they differ",
-    "agreement_share": "share of the answer until they differ",
+    "equal": "equal responses",
+    "agreement": "tokens before first difference",
+    "agreement_share": "fraction before first difference",
     "similarity": "edit similarity",
 }
 """The names of the scores. All are from 0 to 1, except `agreement`, which is a number of tokens."""

@@ -1,4 +1,4 @@
-"""Sends questions to one endpoint or two, scores the answers, and writes the result."""
+"""Send questions to one endpoint or two, score the answers, and write the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loadgen merge`: make one run of the parts that `loadgen run --shard` has written."""
+"""The command `loadgen merge`: merge the parts of a run that was divided with --shard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loadgen.cli import completion
-from loadgen.cli.options import StrictOption
+from loadgen.cli.options import FullOption, StrictOption
 from loadgen.cli.output import print_report, say
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def merge(
     parts: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of the parts, one for each --shard.",
+            help="Folders of the parts, one per --shard.",
             autocompletion=completion.complete_result,
         ),
     ],
@@ -28,13 +28,13 @@ def merge(
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the merged run.")
     ],
     strict: StrictOption = False,
+    full: FullOption = False,
 ) -> int:
-    """Make one run of the parts of a run that was divided with --shard.
+    """Merge the parts of a run that was divided with `loadgen run --shard`.
 
-    A part that is missing or was killed is named; its requests are recorded as lost, and the run is
-    not valid. Parts of different runs are refused.
+    The requests of a part that is missing or was killed count as lost, which makes the run INVALID.
 
-    Exit: that of loadgen run for the merged run, 2 for parts that do not belong together.
+    Exit: as `loadgen run`; 2 for parts of different runs.
 
     Example: loadgen merge results/part-1 results/part-2 -o results/whole
     """
@@ -45,20 +45,20 @@ def merge(
     from loadgen.shards.parts import locate_parts, read_parts
 
     check_no_results(out)
-    found = read_parts(parts)
-    for position in locate_parts(found):
+    run_parts = read_parts(parts)
+    for position in locate_parts(run_parts):
         say(_describe(position))
-    with new_run_folder(out, found[0].manifest.workload, datetime.now().astimezone()) as folder:
-        summary = merge_parts(found, folder)
-    print_report(text.report(summary))
-    say(f"results in {folder}")
+    started_at = datetime.now().astimezone()
+    with new_run_folder(out, run_parts[0].manifest.workload, started_at) as folder:
+        summary = merge_parts(run_parts, folder)
+    print_report(text.report(summary), full=full)
+    say(f"Results: {folder}")
     return exit_code(summary, strict=strict)
 
 
 def _describe(position: PartPosition) -> str:
-    """Return one line about a part: where it ran, when it started, how it ended."""
+    """Return a line such as "part 1 of 3 on node-a: finished, started 2.1 ms late"."""
     if position.part is None:
         return f"{position.name}: missing"
     host = position.part.manifest.host.name
-    start = f"started {position.delay_ms:,.1f} ms after the common start"
-    return f"{position.name} on {host}: {start}, {position.state}"
+    return f"{position.name} on {host}: {position.state}, started {position.delay_ms:,.1f} ms late"

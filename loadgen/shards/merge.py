@@ -1,4 +1,4 @@
-"""Merges the parts of a run into the folder of one ordinary run. Does IO.
+"""Merge the parts of a run into the directory of one ordinary run.
 
 Every part counts time from its own start. The merged run counts from the common start, so all times
 of a part that started late are moved by its delay.
@@ -28,47 +28,47 @@ from loadgen.shards.records import find_lost_slots, record_tables
 NS_PER_S = 1e9
 
 
-def merge_parts(parts: Sequence[RunPart], folder: Path) -> Summary:
-    """Write the merged run of several parts into a folder, and return its summary.
+def merge_parts(parts: Sequence[RunPart], run_dir: Path) -> Summary:
+    """Write the merged run of several parts into a directory, and return its summary.
 
     A slot is one planned request. The slots of missing parts, and those that a killed part did not
     record, get records with the status `lost`, so that the summary counts them as failures.
 
     Args:
         parts: The parts that exist, ordered by their index.
-        folder: The folder of the merged run, which exists and is empty.
+        run_dir: The directory of the merged run, which exists and is empty.
     """
     positions = locate_parts(parts)
     # Every part stores the schedule of the whole run.
-    schedule = shard_schedule.read(parts[0].folder)
+    schedule = shard_schedule.read(parts[0].run_dir)
     lost = list(find_lost_slots(positions, schedule))
-    (folder / "requests").mkdir()
-    (folder / "flows").mkdir()
-    parquet.write(folder / "requests" / store.MERGED, record_tables(positions, lost))
+    (run_dir / "requests").mkdir()
+    (run_dir / "flows").mkdir()
+    parquet.write(run_dir / "requests" / store.MERGED, record_tables(positions, lost))
     for position in positions:
         if position.part is not None:
-            _copy_event_timelines(position, position.part, folder)
-    _write_worker_samples(positions, folder)
-    _write_server_metrics(positions, folder)
-    manifest = merge_manifests(positions, lost, folder.name)
-    write_manifest(folder, manifest)
-    summary = run_folder.summary(folder)
-    store.replace(folder / "summary.json", dump_summary(summary))
-    checksums.write(folder)
+            _copy_event_timelines(position, position.part, run_dir)
+    _write_worker_samples(positions, run_dir)
+    _write_server_metrics(positions, run_dir)
+    manifest = merge_manifests(positions, lost, run_dir.name)
+    write_manifest(run_dir, manifest)
+    summary = run_folder.summary(run_dir)
+    store.replace(run_dir / "summary.json", dump_summary(summary))
+    checksums.write(run_dir)
     return summary
 
 
-def _copy_event_timelines(position: PartPosition, part: RunPart, folder: Path) -> None:
+def _copy_event_timelines(position: PartPosition, part: RunPart, run_dir: Path) -> None:
     """Copy the histograms and event timelines of a part's workers into the merged run.
 
     The file of a worker is named after its number, such as `w0.heat`. Each part numbers
     its workers from 0, so the numbers are moved behind those of the earlier parts.
     """
-    for path in sorted((part.folder / "flows").glob("w*.*")):
+    for path in sorted((part.run_dir / "flows").glob("w*.*")):
         worker_text, _, file_type = path.name.removeprefix("w").partition(".")
         worker = int(worker_text) + position.first_worker
         shifted = _shift_event_times(path.read_bytes(), file_type, position.delay_ns)
-        store.replace(folder / "flows" / f"w{worker}.{file_type}", shifted)
+        store.replace(run_dir / "flows" / f"w{worker}.{file_type}", shifted)
 
 
 def _shift_event_times(data: bytes, file_type: str, delay_ns: int) -> bytes:
@@ -104,21 +104,21 @@ def _shift_heat_records(data: bytes, delay_ns: int) -> bytes:
     return records.tobytes()
 
 
-def _write_worker_samples(positions: Sequence[PartPosition], folder: Path) -> None:
+def _write_worker_samples(positions: Sequence[PartPosition], run_dir: Path) -> None:
     """Write the samples that every worker took of its own load, once a second."""
     samples: list[WorkerSample] = []
     for position in positions:
         if position.part is None:
             continue
         delay_s = position.delay_ns / NS_PER_S
-        for sample in store.read_lightly(position.part.folder).seconds:
+        for sample in store.read_lightly(position.part.run_dir).seconds:
             worker = sample.worker + position.first_worker
             samples.append(replace(sample, t_s=sample.t_s + delay_s, worker=worker))
     samples.sort(key=lambda sample: (sample.t_s, sample.worker))
-    store.replace(folder / "seconds.jsonl", _encode_lines(samples))
+    store.replace(run_dir / "seconds.jsonl", _encode_lines(samples))
 
 
-def _write_server_metrics(positions: Sequence[PartPosition], folder: Path) -> None:
+def _write_server_metrics(positions: Sequence[PartPosition], run_dir: Path) -> None:
     """Write the samples of the servers' metrics pages, if there are any.
 
     All parts read the same counters of the same server. The samples of a page are therefore taken
@@ -132,14 +132,14 @@ def _write_server_metrics(positions: Sequence[PartPosition], folder: Path) -> No
         delay_s = position.delay_ns / NS_PER_S
         new_samples = [
             replace(sample, t_s=sample.t_s + delay_s)
-            for sample in store.server(position.part.folder)
+            for sample in store.server(position.part.run_dir)
             if sample.page not in copied_pages
         ]
         copied_pages.update(sample.page for sample in new_samples)
         samples += new_samples
     if samples:
         samples.sort(key=lambda sample: sample.t_s)
-        store.replace(folder / series.FILE, _encode_lines(samples))
+        store.replace(run_dir / series.FILE, _encode_lines(samples))
 
 
 def _encode_lines(samples: Sequence[msgspec.Struct]) -> bytes:

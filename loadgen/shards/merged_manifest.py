@@ -1,4 +1,4 @@
-"""Builds the manifest of a merged run from those of its parts. Pure."""
+"""Build the manifest of a merged run from those of its parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ DIGEST_BITS = 128
 def merge_manifests(
     positions: Sequence[PartPosition], lost: Sequence[LostSlots], run_id: str
 ) -> RunManifest:
-    """Return the manifest of the run that these parts make."""
+    """Return the manifest of the merged run.
+
+    Args:
+        positions: All parts of the run, missing ones as well.
+        lost: The slots without a record.
+        run_id: The name of the merged run.
+    """
     parts = [position.part for position in positions if position.part is not None]
     manifests = [part.manifest for part in parts]
     earliest = min(parts, key=lambda part: part.shard.start_delay_ms or 0.0)
@@ -32,8 +38,8 @@ def merge_manifests(
         run=run_id,
         started=earliest.manifest.started,
         ended=max(manifest.ended for manifest in manifests),
-        state=_merged_state(manifests),
-        command=_command_of_whole_run(first.command),
+        state=_merge_states(manifests),
+        command=_remove_shard_options(first.command),
         stages=parts[0].shard.stages,
         workers=sum(position.workers for position in positions),
         host=replace(first.host, hot_path=max(manifest.host.hot_path for manifest in manifests)),
@@ -41,17 +47,17 @@ def merge_manifests(
         note_codes={
             note: code for manifest in manifests for note, code in manifest.note_codes.items()
         },
-        cluster=_cluster(positions),
+        cluster=_describe_cluster(positions),
         shard=None,
-        parts=tuple(map(_merged_part, positions)),
-        fingerprints=_merged_fingerprints(parts, is_complete=not lost),
+        parts=tuple(map(_describe_part, positions)),
+        fingerprints=_merge_fingerprints(parts, is_complete=not lost),
     )
     for code, values in _warnings(positions, lost):
         manifest = add_notes(manifest, reasons.make_note(code, values))
     return manifest
 
 
-def _merged_state(manifests: Sequence[RunManifest]) -> str:
+def _merge_states(manifests: Sequence[RunManifest]) -> str:
     """Return `finished`, unless a part ended in another way, such as by a signal.
 
     The state of a killed part is still `running`. It does not count here, because a warning and
@@ -63,22 +69,22 @@ def _merged_state(manifests: Sequence[RunManifest]) -> str:
     return "finished"
 
 
-def _command_of_whole_run(command: Sequence[str]) -> tuple[str, ...]:
+def _remove_shard_options(command: Sequence[str]) -> tuple[str, ...]:
     """Return the command line of a part without the options that make it a part.
 
     An option and its value can be two arguments or one (`--shard=1/3`).
     """
-    whole_run_command = []
+    remaining_arguments = []
     arguments = iter(command)
     for argument in arguments:
         if argument in ("--shard", "--start-at"):
             next(arguments, None)  # Skip the value.
         elif not argument.startswith(("--shard=", "--start-at=")):
-            whole_run_command.append(argument)
-    return tuple(whole_run_command)
+            remaining_arguments.append(argument)
+    return tuple(remaining_arguments)
 
 
-def _merged_fingerprints(parts: Sequence[RunPart], *, is_complete: bool) -> Fingerprints:
+def _merge_fingerprints(parts: Sequence[RunPart], *, is_complete: bool) -> Fingerprints:
     """Return the fingerprints of the run; those of prompts and bodies only if nothing is lost."""
     fingerprints = parts[0].manifest.fingerprints
     if not is_complete:
@@ -104,7 +110,7 @@ def _sum_of_digests(totals: Sequence[str]) -> int:
     return sum(int(total, 16) for total in totals) % (1 << DIGEST_BITS)
 
 
-def _cluster(positions: Sequence[PartPosition]) -> Cluster:
+def _describe_cluster(positions: Sequence[PartPosition]) -> Cluster:
     """Return where the workers of all parts ran, as for the nodes of a Ray cluster.
 
     Each part counts as a node. No part started later than the largest delay, which therefore bounds
@@ -134,7 +140,7 @@ def _place_worker(position: PartPosition, worker_in_part: int) -> Placed:
     )
 
 
-def _merged_part(position: PartPosition) -> MergedPart:
+def _describe_part(position: PartPosition) -> MergedPart:
     """Return the facts about a part that the manifest of the merged run stores."""
     if position.part is None:
         return MergedPart(index=position.index, state=position.state)

@@ -1,4 +1,4 @@
-"""Reads the folders of the parts of a run, and checks that they belong to the same run."""
+"""Read the parts of a run from their directories, and check that they belong to the same run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import RunManifest, ShardPart, StagePlan, decode_manifest
 
 WORKERS_OF_MISSING_PART = 1
-HINT = "a part is the folder of one loadgen run --shard"
+HINT = "give the folders that loadgen run --shard has written"
 
 
 @dataclass(frozen=True)
 class RunPart:
-    """One part of a run: its folder, its manifest, and which part it is."""
+    """One part of a run: its directory, its manifest, and which part it is."""
 
-    folder: Path
+    run_dir: Path
     manifest: RunManifest
     shard: ShardPart
 
@@ -100,17 +100,18 @@ def locate_parts(parts: Sequence[RunPart]) -> list[PartPosition]:
     return positions
 
 
-def read_parts(folders: Sequence[Path]) -> list[RunPart]:
-    """Return the parts in these folders, ordered by their index.
+def read_parts(run_dirs: Sequence[Path]) -> list[RunPart]:
+    """Return the parts in these directories, ordered by their index.
 
     Raises:
-        CombinedError: A folder has no part, a part is given twice, or parts are of different runs.
+        CombinedError: A directory has no part, two have the same part, or the parts are of
+            different runs.
     """
     errors: list[LoadgenError] = []
     parts: list[RunPart] = []
-    for folder in folders:
+    for run_dir in run_dirs:
         with collecting(errors):
-            parts.append(read_part(folder))
+            parts.append(read_part(run_dir))
     if not errors:
         parts.sort(key=lambda part: part.shard.index)
         errors = [*_find_differences(parts), *_find_duplicates(parts)]
@@ -119,22 +120,22 @@ def read_parts(folders: Sequence[Path]) -> list[RunPart]:
     return parts
 
 
-def read_part(folder: Path) -> RunPart:
-    """Return the part in a folder.
+def read_part(run_dir: Path) -> RunPart:
+    """Return the part in a directory.
 
     Raises:
         UserError: There is no part in it.
     """
-    if not folder.is_dir():
-        raise nothing_there(folder, HINT)
-    refuse_links(folder)
-    path = folder / "run.json"
+    if not run_dir.is_dir():
+        raise nothing_there(run_dir, HINT)
+    refuse_links(run_dir)
+    path = run_dir / "run.json"
     if not path.is_file():
-        raise UserError("no_result", "there is no run in this folder", str(folder), HINT)
+        raise UserError("no_result", "no run in this folder", str(run_dir), HINT)
     manifest = decode_manifest(path.read_bytes(), str(path))
     if manifest.shard is None:
-        raise UserError("wrong_format", "a whole run, not a part of one", str(folder), HINT)
-    return RunPart(folder, manifest, manifest.shard)
+        raise UserError("wrong_format", "a complete run, not a part of one", str(run_dir), HINT)
+    return RunPart(run_dir, manifest, manifest.shard)
 
 
 COMPARED: dict[str, Callable[[RunPart], object]] = {
@@ -172,23 +173,23 @@ def _find_differences(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
         if differing:
             yield UserError(
                 "mismatch",
-                f"not a part of the same run as {first.folder}: another {', '.join(differing)}",
-                str(part.folder),
-                "the same command with the same --seed and --start-at for every part",
+                f"part of another run than {first.run_dir}: it differs in {', '.join(differing)}",
+                str(part.run_dir),
+                "start every part with the same options, --seed and --start-at",
             )
 
 
 def _find_duplicates(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
     """Yield an error for each part with the index of an earlier one."""
-    folder_by_index: dict[int, Path] = {}
+    run_dir_by_index: dict[int, Path] = {}
     for part in parts:
-        first_folder = folder_by_index.get(part.shard.index)
-        if first_folder is None:
-            folder_by_index[part.shard.index] = part.folder
+        earlier_run_dir = run_dir_by_index.get(part.shard.index)
+        if earlier_run_dir is None:
+            run_dir_by_index[part.shard.index] = part.run_dir
         else:
             yield UserError(
                 "duplicate",
-                f"part {part.shard.index} of {part.shard.count} is given twice",
-                str(part.folder),
-                f"give one of them; the other is {first_folder}",
+                f"part {part.shard.index} of {part.shard.count} is there twice",
+                str(part.run_dir),
+                f"remove it or {earlier_run_dir}",
             )

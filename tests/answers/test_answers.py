@@ -252,7 +252,7 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
         Completions("m", ["x", "y"], tokens, [], [None, None])
         for tokens in ([10, 20], [12, 21], [None, 20])
     ]
-    assert "30 and 33 tokens" in describe_token_difference(asked[0], asked[1])
+    assert describe_token_difference(asked[0], asked[1]).startswith("A counts 30 ")
     assert (
         describe_token_difference(asked[0], asked[2])
         == ""
@@ -269,7 +269,7 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
         check_same_tokenizer(*ends, [_question("text")])
         with refused(UserError, "mismatch") as caught:
             check_same_tokenizer(*ends, ids)
-        assert "30 tokens here, 41 there" in caught.value.what
+        assert "A counts 30 tokens" in caught.value.what
 
 
 @pytest.mark.parametrize("url", ["foo", "http://127.0.0.1:9", "http://h:99999"])
@@ -409,7 +409,9 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
         "result/answers/answers.json",
         "result/verdict.json",
     }
-    assert write_bundle(tmp_path / "kept", tmp_path / "a.zip").omitted_files.keys() == {"texts.jsonl"}
+    assert write_bundle(tmp_path / "kept", tmp_path / "a.zip").omitted_files.keys() == {
+        "texts.jsonl"
+    }
     write_bundle(tmp_path / "kept", tmp_path / "b.zip", content=True)
     whole = verify_bundle(tmp_path / "b.zip")
     assert whole.verified == "all" and {one.file for one in whole.reproduced} == {

@@ -225,7 +225,7 @@ def test_parts_of_different_runs_are_refused(tmp_path: Path) -> None:
         (parts[1] / "run.json").write_bytes(encode_manifest(changed))
         with refused(CombinedError, "mismatch", where=str(parts[1])) as caught:
             read_parts(parts)
-        assert f"another {name}" in str(caught.value)
+        assert name in str(caught.value)
 
 
 @pytest.mark.processes
