@@ -30,7 +30,7 @@ def merge(
     strict: StrictOption = False,
     full: FullOption = False,
 ) -> int:
-    """Merge the parts of a run that was divided with `loadgen run --shard`.
+    """Merge the parts of a run that was divided with --shard.
 
     The requests of a part that is missing or was killed count as lost, which makes the run INVALID.
 
